@@ -1,0 +1,32 @@
+"""Memory-saving recurrent, attention and output-layer operations for PyTorch.
+
+Tensors are batch-first: B batch, T time steps, S source positions, H hidden, A attention size, E value size,
+V vocabulary. Each function takes `implementation="auto"` or a name, and checks its arguments; README.md of
+each op gives its mathematics.
+"""
+
+from __future__ import annotations
+
+from econmt_ops.additive_attention import additive_attention
+from econmt_ops.attentional_lstm import attentional_lstm
+from econmt_ops.dropout import dropout_mask
+from econmt_ops.linear import linear
+from econmt_ops.linear_cross_entropy import linear_cross_entropy
+from econmt_ops.linear_recurrence import linear_recurrence
+from econmt_ops.lstm import bidirectional_lstm, lstm
+from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
+
+__all__ = [
+    "AttentionalLSTMState",
+    "AttentionalLSTMWeights",
+    "LSTMState",
+    "LSTMWeights",
+    "additive_attention",
+    "attentional_lstm",
+    "bidirectional_lstm",
+    "dropout_mask",
+    "linear",
+    "linear_cross_entropy",
+    "linear_recurrence",
+    "lstm",
+]

@@ -1,0 +1,35 @@
+"""Which layer the running code belongs to, so that a ledger can say whose feature maps it sees.
+
+``with layer("attention"):`` names the code inside; scopes nest and the innermost wins. It costs two list
+operations, touches no tensor, and is left out of a graph that torch.compile traces.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+
+_scopes: list[str] = []
+
+
+def current_layer() -> str:
+    """The innermost layer name, or ``other`` outside of all scopes."""
+    return _scopes[-1] if _scopes else "other"
+
+
+class layer:  # noqa: N801 - read as a statement: with layer("encoder"):
+    """Context manager that names the layer of the code inside."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        if not torch.compiler.is_compiling():
+            _scopes.append(self.name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not torch.compiler.is_compiling():
+            _scopes.pop()

@@ -1,0 +1,68 @@
+"""Additive (MLP) attention of all queries to all keys."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from econmt_ops.checks import Shapes
+from econmt_ops.precision import compute_dtype, explicit_casts
+from econmt_ops.select import implementations, resolve
+
+_IMPLEMENTATIONS = implementations(__name__, "additive_attention")
+
+
+def additive_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    score_weight: Tensor,
+    *,
+    lengths: Tensor | None,
+    layer_norm: tuple[Tensor, Tensor] | None = None,
+    implementation: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Attends from every query to every key (Bahdanau, Cho and Bengio 2015, equation 6 and appendix A.1.2).
+
+    `e_ts = score_weight . tanh(query_t + keys_s)`, `weights_t = softmax over s < length of e_t`, `context_t =
+    sum_s weights_ts values_s`.
+
+    Args:
+        query: (B, T, A), already projected.
+        keys: (B, S, A), already projected, with the bias if there is one.
+        values: (B, S, E).
+        score_weight: (A,).
+        lengths: (B,) int64, on the CPU or the device: what lies at or past a row's length has no influence;
+            None: all rows are S long.
+        layer_norm: (gain (A,), bias (A,)) of the layer normalisation, with epsilon 1e-5, applied to query +
+            keys before tanh; None: there is none.
+        implementation: "auto" or the name of one.
+
+    Returns:
+        context (B, T, E) and weights (B, T, S); both are 0 for rows of length 0.
+
+    Raises:
+        ValueError: shapes or types do not fit, or the implementation is unknown.
+    """
+    function = resolve("additive_attention", implementation, _IMPLEMENTATIONS)
+    check = Shapes("additive_attention")
+    check("query", query, "B T A")
+    check("keys", keys, "B S A")
+    check("values", values, "B S E")
+    check("score_weight", score_weight, "A")
+    if layer_norm is not None:
+        check("layer_norm gain", layer_norm[0], "A")
+        check("layer_norm bias", layer_norm[1], "A")
+    if lengths is not None:
+        check.indices("lengths", lengths, "B")
+    dtype = compute_dtype(query)
+    norm = None if layer_norm is None else (layer_norm[0].to(dtype), layer_norm[1].to(dtype))
+    with explicit_casts(query):
+        result: tuple[Tensor, Tensor] = function(
+            query.to(dtype),
+            keys.to(dtype),
+            values.to(dtype),
+            score_weight.to(dtype),
+            lengths=lengths,
+            layer_norm=norm,
+        )
+    return result

@@ -1,0 +1,64 @@
+"""Additive attention in plain PyTorch, differentiated by autograd: the definition that other implementations
+are held to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops.masking import padding_mask, zero_padding
+from econmt_ops.precision import accumulate_dtype
+
+LAYER_NORM_EPSILON = 1e-5
+
+
+def additive_scores(
+    query: Tensor, keys: Tensor, score_weight: Tensor, layer_norm: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Returns score_weight . tanh(query_t + keys_s), (B, T, S), from query (B, T, A), keys (B, S, A) and
+    score_weight (A,)."""
+    hidden = query.unsqueeze(2) + keys.unsqueeze(1)
+    if layer_norm is not None:
+        hidden = functional.layer_norm(hidden, hidden.shape[-1:], *layer_norm, eps=LAYER_NORM_EPSILON)
+    # In place: what tanh reads is needed by nobody else, and this tensor is the largest of all, B T S A
+    # values.
+    return torch.matmul(hidden.tanh_(), score_weight)
+
+
+def attend(scores: Tensor, values: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Turns scores into attention weights and the context.
+
+    Args:
+        scores: (B, T, S).
+        values: (B, S, E), finite at padded positions.
+        padding: (B, S), True at padded positions, or None.
+
+    Returns:
+        context (B, T, E) and weights (B, T, S) in the type of `values`; rows without any position have zeros
+        in both.
+    """
+    scores = scores.to(accumulate_dtype(values.dtype))
+    if padding is not None:
+        # The lowest finite number rather than -inf: a row without any position would otherwise give NaN.
+        scores = scores.masked_fill(padding.unsqueeze(1), torch.finfo(scores.dtype).min)
+    weights = torch.softmax(scores, 2)
+    if padding is not None:
+        weights = weights.masked_fill(padding.unsqueeze(1), 0.0)
+    weights = weights.to(values.dtype)
+    return torch.bmm(weights, values), weights
+
+
+def additive_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    score_weight: Tensor,
+    *,
+    lengths: Tensor | None,
+    layer_norm: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """See `econmt_ops.additive_attention`; all arguments are given, checked and cast."""
+    padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+    scores = additive_scores(query, zero_padding(keys, padding), score_weight, layer_norm)
+    return attend(scores, zero_padding(values, padding), padding)

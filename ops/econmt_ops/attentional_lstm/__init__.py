@@ -1,0 +1,158 @@
+"""A stack of LSTM layers that attends to a source: the whole loop of an attentional decoder."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from econmt_ops.checks import Shapes, check_dropout
+from econmt_ops.lstm import cast_layers, check_layers, prepare_state
+from econmt_ops.precision import compute_dtype, explicit_casts
+from econmt_ops.select import implementations, resolve
+from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights
+
+_IMPLEMENTATIONS = implementations(__name__, "attentional_lstm")
+
+
+def _check(
+    inputs: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    weights: AttentionalLSTMWeights,
+    lengths: Tensor | None,
+    input_feeding: bool,
+    layer_norm: tuple[Tensor, Tensor] | None,
+    scale: float,
+) -> Shapes:
+    check = Shapes("attentional_lstm")
+    check("inputs", inputs, "B T I")
+    bottom = "I"
+    if input_feeding and weights.layers and weights.layers[0].hidden.dim() == 2:
+        check.sizes["H"] = weights.layers[0].hidden.shape[1]
+        check.sizes["I+H"] = check.sizes["I"] + check.sizes["H"]
+        bottom = "I+H"
+    check_layers(check, weights.layers, bottom)
+    if weights.query is None:
+        check.sizes["A"] = check.sizes["H"]
+    else:
+        check("weights.query", weights.query, "A H")
+    check("keys", keys, "B S A")
+    check("values", values, "B S E")
+    check.sizes["H+E"] = check.sizes["H"] + check.sizes["E"]
+    check("weights.combine", weights.combine, "H H+E")
+    if weights.combine_bias is not None:
+        check("weights.combine_bias", weights.combine_bias, "H")
+    if weights.score is None:
+        if layer_norm is not None:
+            raise ValueError(
+                "attentional_lstm: layer_norm is for additive attention, but weights.score is None"
+            )
+    else:
+        check("weights.score", weights.score, "A")
+        if scale != 1.0:
+            raise ValueError(
+                f"attentional_lstm: scale is for dot attention, with weights.score it must be 1, got {scale}"
+            )
+    if layer_norm is not None:
+        check("layer_norm gain", layer_norm[0], "A")
+        check("layer_norm bias", layer_norm[1], "A")
+    if lengths is not None:
+        check.indices("lengths", lengths, "B")
+    return check
+
+
+def _cast(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLSTMWeights:
+    return AttentionalLSTMWeights(
+        cast_layers(weights.layers, dtype),
+        None if weights.query is None else weights.query.to(dtype),
+        None if weights.score is None else weights.score.to(dtype),
+        weights.combine.to(dtype),
+        None if weights.combine_bias is None else weights.combine_bias.to(dtype),
+    )
+
+
+def attentional_lstm(
+    inputs: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    weights: AttentionalLSTMWeights,
+    *,
+    lengths: Tensor | None,
+    state: AttentionalLSTMState | None = None,
+    input_feeding: bool = True,
+    residual: bool = False,
+    dropout: float = 0.0,
+    dropout_seed: int | None = None,
+    variational: bool = False,
+    layer_norm: tuple[Tensor, Tensor] | None = None,
+    scale: float = 1.0,
+    implementation: str = "auto",
+) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
+    """Runs a stack of LSTM layers with attention after its top and, if wanted, input feeding (Luong, Pham and
+    Manning 2015, section 3).
+
+    In step t the stack reads `[inputs_t ; o_{t-1}]`, its top layer gives h_t, the attention of `query h_t` to
+    the keys gives the context, and
+    `o_t = tanh(combine [h_t ; context_t] + combine_bias)`. The scores are `score . tanh(query h_t + keys_s)`,
+    or `scale * (query h_t) . keys_s`
+    when `weights.score` is None. README.md beside this file gives the details.
+
+    A call with T steps equals T calls with one step each, every one given the state of the one before; with
+    dropout only if `variational`.
+
+    Args:
+        inputs: (B, T, I).
+        keys: (B, S, A), already projected, with the bias if there is one.
+        values: (B, S, E).
+        weights: see `AttentionalLSTMWeights`.
+        lengths: (B,) int64, of the keys, on the CPU or the device: what lies at or past a row's length has no
+            influence; None: all rows are S long.
+        state: the state that an earlier call returned; zeros if None.
+        input_feeding: whether the bottom layer reads o of the step before beside its input.
+        residual: the output of each layer but the bottom one is h plus what the layer has read; the state
+            stays h.
+        dropout: the probability with which values of what the upper layers read are dropped, before the
+            residual sum is taken.
+        dropout_seed: the seed of the dropout masks, required when dropout is not 0.
+        variational: one mask a row and layer for all time steps (Gal and Ghahramani 2016) instead of one mask
+            a step.
+        layer_norm: (gain (A,), bias (A,)) of the layer normalisation applied to query + keys before tanh;
+            None: there is none.
+        scale: of dot attention; 1 for additive attention.
+        implementation: "auto" or the name of one.
+
+    Returns:
+        outputs o (B, T, H); the attention weights (B, T, S), zero for rows of length 0; and the state after
+        the last step.
+
+    Raises:
+        ValueError: shapes or types do not fit, the implementation is unknown, or dropout has no seed.
+    """
+    function = resolve("attentional_lstm", implementation, _IMPLEMENTATIONS)
+    weights = weights._replace(layers=tuple(weights.layers))
+    check = _check(inputs, keys, values, weights, lengths, input_feeding, layer_norm, scale)
+    check_dropout("attentional_lstm", dropout, dropout_seed)
+    dtype = compute_dtype(inputs)
+    layers = prepare_state(check, None if state is None else state.layers, len(weights.layers), inputs, dtype)
+    if state is None:
+        output = layers[0][0]
+    else:
+        check("state.output", state.output, "B H")
+        output = state.output.to(dtype)
+    with explicit_casts(inputs):
+        result: tuple[Tensor, Tensor, AttentionalLSTMState] = function(
+            inputs.to(dtype),
+            keys.to(dtype),
+            values.to(dtype),
+            _cast(weights, dtype),
+            lengths=lengths,
+            state=AttentionalLSTMState(layers, output),
+            input_feeding=input_feeding,
+            residual=residual,
+            dropout=dropout,
+            dropout_seed=dropout_seed,
+            variational=variational,
+            layer_norm=None if layer_norm is None else (layer_norm[0].to(dtype), layer_norm[1].to(dtype)),
+            scale=scale,
+        )
+    return result

@@ -1,0 +1,101 @@
+"""Validation of shapes and types, with messages that say what was expected and what came."""
+
+from __future__ import annotations
+
+from torch import Tensor, device, int64
+
+
+class Shapes:
+    """Checks the arguments of one call, learning the sizes from the first tensor that names them.
+
+    >>> check = Shapes("additive_attention")
+    >>> check("query", query, "B T A")
+    >>> check("keys", keys, "B S A")    # B and A must now agree with query
+    """
+
+    def __init__(self, op: str, **sizes: int) -> None:
+        self.op = op
+        self.sizes = sizes
+        self._device: device | None = None
+
+    def __call__(self, name: str, tensor: Tensor, shape: str) -> None:
+        """Checks one floating point tensor.
+
+        Args:
+            name: the argument's name, for the message.
+            tensor: the argument.
+            shape: the sizes by name, separated by blanks ("B T 4H"); a number before a name multiplies it,
+                "1" stands for itself.
+
+        Raises:
+            ValueError: the number of dimensions, a size, the type or the device does not fit.
+        """
+        if not tensor.is_floating_point():
+            raise ValueError(f"{self.op}: {name} must be a floating point tensor, got {tensor.dtype}")
+        self.check_size(name, tensor, shape)
+        if self._device is None:
+            self._device = tensor.device
+        elif tensor.device != self._device:
+            raise ValueError(
+                f"{self.op}: {name} is on {tensor.device}, the arguments before it on {self._device}"
+            )
+
+    def check_size(self, name: str, tensor: Tensor, shape: str) -> None:
+        """Checks the sizes alone; see `__call__`."""
+        letters = shape.split()
+        fits = tensor.dim() == len(letters)
+        if fits:
+            for letter, size in zip(letters, tensor.shape):
+                expected = self._expected(letter)
+                if expected is None:
+                    self.sizes[letter] = size
+                elif expected != size:
+                    fits = False
+        if not fits:
+            known = ", ".join(f"{letter}={size}" for letter, size in self.sizes.items())
+            wanted = f"({', '.join(letters)}{',' if len(letters) == 1 else ''})"
+            raise ValueError(
+                f"{self.op}: {name} must be {wanted}{f' with {known}' if known else ''}, got {tuple(tensor.shape)}"
+            )
+
+    def indices(self, name: str, tensor: Tensor, shape: str) -> None:
+        """Checks an int64 tensor, which may lie on another device.
+
+        Raises:
+            ValueError: the type or a size does not fit.
+        """
+        if tensor.dtype != int64:
+            raise ValueError(f"{self.op}: {name} must be an int64 tensor, got {tensor.dtype}")
+        self.check_size(name, tensor, shape)
+
+    def same(self, name: str, size: int, expected: int) -> None:
+        """Checks one number against another.
+
+        Raises:
+            ValueError: they differ.
+        """
+        if size != expected:
+            raise ValueError(f"{self.op}: {name} must be {expected}, got {size}")
+
+    def _expected(self, letter: str) -> int | None:
+        if letter in self.sizes:
+            return self.sizes[letter]
+        digits = letter.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+        if not digits:
+            return None
+        rest = letter[len(digits) :]
+        if not rest:
+            return int(digits)
+        return int(digits) * self.sizes[rest] if rest in self.sizes else None
+
+
+def check_dropout(op: str, dropout: float, seed: int | None) -> None:
+    """Checks a dropout probability and its seed.
+
+    Raises:
+        ValueError: the probability is not in [0, 1), or it is not zero and there is no seed.
+    """
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"{op}: dropout must be at least 0 and less than 1, got {dropout}")
+    if dropout > 0.0 and seed is None:
+        raise ValueError(f"{op}: dropout {dropout} needs dropout_seed, an int")

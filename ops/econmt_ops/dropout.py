@@ -1,0 +1,74 @@
+"""Dropout made from a seed, so that the backward pass can make the same mask again instead of keeping it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_MASK_64 = (1 << 64) - 1
+
+
+def derive_seed(seed: int, index: int) -> int:
+    """Returns the seed of the index-th mask of a call: splitmix64, so that neighbouring seeds and indices
+    give unrelated masks."""
+    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK_64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return (z ^ (z >> 31)) >> 1
+
+
+def keep_mask(shape: Sequence[int], p: float, seed: int, device: torch.device) -> Tensor:
+    """Returns a bool tensor that is True, with probability 1 - p, where a value is kept.
+
+    The same arguments give the same mask, on the same kind of device; the values that dropout is applied to
+    may have any type.
+
+    Args:
+        shape: of the mask.
+        p: the probability that a value is dropped, in [0, 1).
+        seed: any 64-bit int.
+        device: where the mask is made; the generators of different kinds of devices give different masks.
+    """
+    mask = torch.empty(tuple(shape), device=device, dtype=torch.bool)
+    if device.type == "meta":
+        return mask
+    return mask.bernoulli_(1.0 - p, generator=torch.Generator(device=device).manual_seed(seed))
+
+
+def dropout_mask(
+    shape: Sequence[int], p: float, seed: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Returns the mask to multiply with: 1 / (1 - p) where a value is kept, 0 where it is dropped. See
+    `keep_mask`."""
+    return keep_mask(shape, p, seed, device).to(dtype).mul_(1.0 / (1.0 - p))
+
+
+def apply_dropout(values: Tensor, keep: Tensor | None, p: float) -> Tensor:
+    """Returns `values` scaled by 1 / (1 - p) where `keep` is True, 0 elsewhere; `values` itself if `keep` is
+    None."""
+    return values if keep is None else torch.where(keep, values * (1.0 / (1.0 - p)), 0.0)
+
+
+def layer_keep_masks(
+    layers: int,
+    batch: int,
+    steps: int,
+    hidden: int,
+    p: float,
+    seed: int | None,
+    variational: bool,
+    device: torch.device,
+) -> list[Tensor | None]:
+    """Returns the masks on the inputs of all layers of a stack: None for the bottom one, (B, T, H) or,
+    variational, (B, 1, H) for the others.
+
+    Layer k (counted from 0) draws from `derive_seed(seed, k)`; masks are indexed by position, whichever way
+    the stack walks.
+    """
+    if p == 0.0:
+        return [None] * layers
+    assert seed is not None
+    shape = (batch, 1 if variational else steps, hidden)
+    return [None] + [keep_mask(shape, p, derive_seed(seed, layer), device) for layer in range(1, layers)]

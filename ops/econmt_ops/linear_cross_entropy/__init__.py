@@ -1,0 +1,72 @@
+"""The output layer and its loss in one."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from econmt_ops.checks import Shapes
+from econmt_ops.precision import compute_dtype, explicit_casts
+from econmt_ops.select import implementations, resolve
+
+_IMPLEMENTATIONS = implementations(__name__, "linear_cross_entropy")
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    implementation: str = "auto",
+) -> Tensor:
+    """Computes the cross entropy of a linear layer's softmax, as `cross_entropy(linear(hidden, weight, bias),
+    targets, ...)` of torch.
+
+    Args:
+        hidden: (N, H).
+        weight: (V, H).
+        targets: (N,) int64, each in [0, V) or `ignore_index`.
+        bias: (V,) or None.
+        label_smoothing: the share, in [0, 1], of the target distribution that is spread evenly over all V
+            (Szegedy et al. 2016).
+        ignore_index: rows with this target have loss 0, give no gradient and do not count.
+        reduction: "mean" over the rows that count, "sum", or "none".
+        implementation: "auto" or the name of one.
+
+    Returns:
+        The loss in float32, or in float64 for float64 `hidden`: a scalar, or (N,) for "none". As in torch,
+        "mean" is NaN when no row counts,
+        "sum" is then 0.
+
+    Raises:
+        ValueError: shapes or types do not fit, or the reduction or the implementation is unknown.
+    """
+    function = resolve("linear_cross_entropy", implementation, _IMPLEMENTATIONS)
+    if reduction not in _REDUCTIONS:
+        raise ValueError(
+            f"linear_cross_entropy: unknown reduction {reduction!r}; available: {', '.join(_REDUCTIONS)}"
+        )
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"linear_cross_entropy: label_smoothing must be from 0 to 1, got {label_smoothing}")
+    check = Shapes("linear_cross_entropy")
+    check("hidden", hidden, "N H")
+    check("weight", weight, "V H")
+    check.indices("targets", targets, "N")
+    if bias is not None:
+        check("bias", bias, "V")
+    dtype = compute_dtype(hidden)
+    with explicit_casts(hidden):
+        loss: Tensor = function(
+            hidden.to(dtype),
+            weight.to(dtype),
+            targets,
+            bias=None if bias is None else bias.to(dtype),
+            label_smoothing=label_smoothing,
+            ignore_index=ignore_index,
+            reduction=reduction,
+        )
+    return loss

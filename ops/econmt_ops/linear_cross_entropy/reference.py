@@ -1,0 +1,26 @@
+"""The output layer and its loss in plain PyTorch, differentiated by autograd: the definition that other
+implementations are held to."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops.precision import accumulate_dtype
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None,
+    label_smoothing: float,
+    ignore_index: int,
+    reduction: str,
+) -> Tensor:
+    """See `econmt_ops.linear_cross_entropy`; all arguments are given, checked and cast."""
+    logits = functional.linear(hidden, weight, bias).to(accumulate_dtype(hidden.dtype))
+    return functional.cross_entropy(
+        logits, targets, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
+    )

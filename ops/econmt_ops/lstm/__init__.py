@@ -1,0 +1,180 @@
+"""A stack of LSTM layers, in one direction or in both."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from econmt_ops.checks import Shapes, check_dropout
+from econmt_ops.precision import accumulate_dtype, compute_dtype, explicit_casts
+from econmt_ops.select import implementations, resolve
+from econmt_ops.weights import LSTMState, LSTMWeights
+
+_IMPLEMENTATIONS = implementations(__name__, "lstm")
+_BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")
+
+
+def check_layers(check: Shapes, layers: tuple[LSTMWeights, ...], bottom: str) -> None:
+    """Checks the weights of a stack of layers whose sizes B, T, ... `check` already knows.
+
+    Args:
+        check: learns H from the bottom layer.
+        layers: bottom first.
+        bottom: the size of what the bottom layer reads, as in `Shapes`.
+
+    Raises:
+        ValueError: there is no layer, or a weight does not fit.
+    """
+    if not layers:
+        raise ValueError(f"{check.op}: layers is empty, at least one is needed")
+    for number, layer in enumerate(layers):
+        _check_layer(check, f"layers[{number}]", layer, bottom if number == 0 else "H")
+
+
+def _check_layer(check: Shapes, name: str, layer: LSTMWeights, size: str) -> None:
+    if "H" not in check.sizes and layer.hidden.dim() == 2:
+        check.sizes["H"] = layer.hidden.shape[1]
+    check(f"{name}.hidden", layer.hidden, "4H H")
+    check(f"{name}.input", layer.input, f"4H {size}")
+    check(f"{name}.bias", layer.bias, "4H")
+
+
+def prepare_state(
+    check: Shapes, state: LSTMState | None, count: int, like: Tensor, dtype: torch.dtype
+) -> LSTMState:
+    """Returns the state a stack starts from: `state` checked and cast, or zeros; h in the compute type
+    `dtype`, c in the accumulate type.
+
+    Raises:
+        ValueError: the state is not one (h, c), each (B, H), a layer.
+    """
+    batch, hidden = check.sizes["B"], check.sizes["H"]
+    exact = accumulate_dtype(dtype)
+    if state is None:
+        h, c = like.new_zeros(batch, hidden, dtype=dtype), like.new_zeros(batch, hidden, dtype=exact)
+        return ((h, c),) * count
+    if len(state) != count:
+        raise ValueError(f"{check.op}: state must hold (h, c) of {count} layers, got {len(state)}")
+    for number, (h, c) in enumerate(state):
+        check(f"state[{number}] h", h, "B H")
+        check(f"state[{number}] c", c, "B H")
+    return tuple((h.to(dtype), c.to(exact)) for h, c in state)
+
+
+def cast_layers(layers: tuple[LSTMWeights, ...], dtype: torch.dtype) -> tuple[LSTMWeights, ...]:
+    """Returns the weights in `dtype`."""
+    return tuple(LSTMWeights(*(weight.to(dtype) for weight in layer)) for layer in layers)
+
+
+def lstm(
+    inputs: Tensor,
+    layers: tuple[LSTMWeights, ...],
+    *,
+    state: LSTMState | None = None,
+    lengths: Tensor | None = None,
+    reverse: bool = False,
+    residual: bool = False,
+    dropout: float = 0.0,
+    dropout_seed: int | None = None,
+    variational: bool = False,
+    implementation: str = "auto",
+) -> tuple[Tensor, LSTMState]:
+    """Runs a stack of LSTM layers over a batch of sequences (Hochreiter and Schmidhuber 1997, with a forget
+    gate).
+
+    A layer computes `i, f, u = sigmoid(.), g = tanh(.)` of `W x_t + U h_{t-1} + b`, then `c_t = f c_{t-1} + i
+    g` and `h_t = u tanh(c_t)`.
+    README.md beside this file gives the details.
+
+    Args:
+        inputs: (B, T, I).
+        layers: the weights, bottom first: input (4H, I), in the upper layers (4H, H), hidden (4H, H), bias
+            (4H,); gate order i, f, g, o.
+        state: (h, c) of every layer, bottom first, each (B, H); zeros if None.
+        lengths: (B,) int64, on the CPU or the device: what lies at or past a row's length has no influence;
+            None: all rows are T long.
+        reverse: walk each row from its own last position to its first.
+        residual: the output of each layer but the bottom one is h plus what the layer has read; the state
+            stays h.
+        dropout: the probability with which values of what the upper layers read are dropped, before the
+            residual sum is taken.
+        dropout_seed: the seed of the dropout masks, required when dropout is not 0.
+        variational: one mask a row and layer for all time steps (Gal and Ghahramani 2016) instead of one mask
+            a step.
+        implementation: "auto" or the name of one.
+
+    Returns:
+        The outputs of the top layer, (B, T, H), zero at or past a row's length; and the state after the last
+        step of every row, as `state`;
+        past a row's length the state is carried through unchanged. c is float32, or float64 for float64
+        inputs.
+
+    Raises:
+        ValueError: shapes or types do not fit, the implementation is unknown, or dropout has no seed.
+    """
+    function = resolve("lstm", implementation, _IMPLEMENTATIONS)
+    check = Shapes("lstm")
+    check("inputs", inputs, "B T I")
+    layers = tuple(layers)
+    check_layers(check, layers, "I")
+    if lengths is not None:
+        check.indices("lengths", lengths, "B")
+    check_dropout("lstm", dropout, dropout_seed)
+    dtype = compute_dtype(inputs)
+    start = prepare_state(check, state, len(layers), inputs, dtype)
+    with explicit_casts(inputs):
+        result: tuple[Tensor, LSTMState] = function(
+            inputs.to(dtype),
+            cast_layers(layers, dtype),
+            state=start,
+            lengths=lengths,
+            reverse=reverse,
+            residual=residual,
+            dropout=dropout,
+            dropout_seed=dropout_seed,
+            variational=variational,
+        )
+    return result
+
+
+def bidirectional_lstm(
+    inputs: Tensor,
+    forward: LSTMWeights,
+    backward: LSTMWeights,
+    *,
+    lengths: Tensor | None = None,
+    implementation: str = "auto",
+) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+    """Runs one LSTM layer over a batch of sequences in both directions (Schuster and Paliwal 1997), from zero
+    states.
+
+    Args:
+        inputs: (B, T, I).
+        forward: the weights of the direction from the first to the last position: input (4H, I), hidden (4H,
+            H), bias (4H,).
+        backward: the weights of the direction from each row's own last position to the first.
+        lengths: (B,) int64, on the CPU or the device: what lies at or past a row's length has no influence;
+            None: all rows are T long.
+        implementation: "auto" or the name of one.
+
+    Returns:
+        outputs (B, T, 2H), forward then backward, zero at or past a row's length; and ((h, c) forward, (h, c)
+        backward), each (B, H), after
+        the last step of each direction. c is float32, or float64 for float64 inputs.
+
+    Raises:
+        ValueError: shapes or types do not fit, or the implementation is unknown.
+    """
+    function = resolve("bidirectional_lstm", implementation, _BIDIRECTIONAL)
+    check = Shapes("bidirectional_lstm")
+    check("inputs", inputs, "B T I")
+    _check_layer(check, "forward", forward, "I")
+    _check_layer(check, "backward", backward, "I")
+    if lengths is not None:
+        check.indices("lengths", lengths, "B")
+    dtype = compute_dtype(inputs)
+    with explicit_casts(inputs):
+        result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = function(
+            inputs.to(dtype), *cast_layers((forward, backward), dtype), lengths=lengths
+        )
+    return result

@@ -1,0 +1,190 @@
+"""The LSTM in plain PyTorch, differentiated by autograd: the definition that other implementations are held
+to.
+
+For float32 and float64 the layer is torch's own LSTM (oneDNN on the CPU, cuDNN on the GPU), which beat both a
+loop of fused steps and packed sequences in forward plus backward time at every size measured. It knows no
+lengths, so it is shown a *closed gate column*: one more input, 1 at padded positions, whose weights shut the
+input and output gates and open the forget gate. There c is carried through exactly and h is exactly 0.
+torch's LSTM keeps c in the type of the inputs, so in bfloat16 and float16 the layer is a loop with c in
+float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.masking import padding_mask, reverse_rows, zero_padding
+from econmt_ops.weights import LSTMState, LSTMWeights
+
+_CLOSED = 1e4
+"""What the gates read at padded positions; sigmoid(-1e4) is 0 and sigmoid(1e4) is 1 in every floating point
+type, and both slopes are 0."""
+
+_STEPWISE = (torch.bfloat16, torch.float16)
+"""The types in which a layer is a loop of steps."""
+
+_COLUMNS = 8
+"""How many input columns the closed gates take: one would do, eight keep rows aligned for the matrix
+units."""
+
+
+def lstm_cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Computes one step from the gates before their nonlinearities.
+
+    Args:
+        gates: (B, 4H), the sum of all products and the bias, in the compute type.
+        c: (B, H), in the accumulate type.
+
+    Returns:
+        h in the compute type and c in the accumulate type, each (B, H).
+    """
+    i, f, g, o = gates.to(c.dtype).chunk(4, 1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return (torch.sigmoid(o) * torch.tanh(c)).to(gates.dtype), c
+
+
+def last_outputs(outputs: Tensor, h: Tensor, lengths: Tensor) -> Tensor:
+    """Returns the output at each row's last position, or `h` (B, H) for empty rows; outputs (B, T, H)."""
+    lengths = lengths.to(outputs.device, non_blocking=True).unsqueeze(1)
+    index = lengths.clamp(1, outputs.shape[1]).sub(1).unsqueeze(2).expand(-1, 1, outputs.shape[2])
+    return torch.where(lengths > 0, outputs.gather(1, index).squeeze(1), h)
+
+
+def _closed_gates(layer: LSTMWeights) -> Tensor:
+    """Returns what the gates i, f, g, o of padded positions read, (4H,)."""
+    pattern = layer.bias.new_tensor([-_CLOSED, _CLOSED, 0.0, -_CLOSED])
+    return pattern.repeat_interleave(layer.hidden.shape[1])
+
+
+def _padding_columns(inputs: Tensor, padding: Tensor) -> Tensor:
+    """Returns inputs (B, T, I + 8) that tell torch's LSTM where the padding (B, T) is; inputs (B, T, I) must
+    be finite there."""
+    return torch.cat([inputs, functional.pad(padding.unsqueeze(2).to(inputs.dtype), (0, _COLUMNS - 1))], 2)
+
+
+def _closing_weight(layer: LSTMWeights) -> Tensor:
+    """Returns the input weight (4H, I + 8) with which torch's LSTM carries its state through padded
+    positions."""
+    return torch.cat([layer.input, functional.pad(_closed_gates(layer).unsqueeze(1), (0, _COLUMNS - 1))], 1)
+
+
+def torch_lstm(
+    inputs: Tensor, weights: list[Tensor], h: Tensor, c: Tensor, bidirectional: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Calls torch's LSTM for one layer.
+
+    Args:
+        inputs: (B, T, I).
+        weights: input (4H, I), hidden (4H, H) and bias (4H,), then those of the other direction if
+            bidirectional.
+        h: (D, B, H) with D directions.
+        c: (D, B, H).
+        bidirectional: whether there are two directions.
+
+    Returns:
+        outputs (B, T, D H), and h and c after the last step, each (D, B, H).
+    """
+    no_bias = torch.zeros_like(weights[2])
+    flat = [tensor for k in range(0, len(weights), 3) for tensor in (*weights[k : k + 3], no_bias)]
+    return torch.lstm(inputs, (h, c), flat, True, 1, 0.0, True, bidirectional, True)
+
+
+def _layer_by_torch(
+    inputs: Tensor, layer: LSTMWeights, h: Tensor, c: Tensor, padding: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    weight = layer.input
+    if padding is not None:
+        inputs, weight = _padding_columns(inputs, padding), _closing_weight(layer)
+    outputs, last_h, last_c = torch_lstm(
+        inputs, [weight, layer.hidden, layer.bias], h.unsqueeze(0), c.unsqueeze(0)
+    )
+    return outputs, last_h.squeeze(0), last_c.squeeze(0)
+
+
+def _layer_by_steps(
+    inputs: Tensor, layer: LSTMWeights, h: Tensor, c: Tensor, padding: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    products = functional.linear(inputs, layer.input, layer.bias)
+    if padding is not None:
+        products = torch.where(padding.unsqueeze(2), _closed_gates(layer), products)
+    hidden = layer.hidden.t()
+    outputs = []
+    for product in products.unbind(1):
+        h, c = lstm_cell(torch.addmm(product, h, hidden), c)
+        outputs.append(h)
+    return torch.stack(outputs, 1), h, c
+
+
+def lstm(
+    inputs: Tensor,
+    layers: tuple[LSTMWeights, ...],
+    *,
+    state: LSTMState,
+    lengths: Tensor | None,
+    reverse: bool,
+    residual: bool,
+    dropout: float,
+    dropout_seed: int | None,
+    variational: bool,
+) -> tuple[Tensor, LSTMState]:
+    """See `econmt_ops.lstm`; all arguments are given, checked and cast."""
+    batch, steps, _ = inputs.shape
+    device = inputs.device
+    run_layer = _layer_by_steps if inputs.dtype in _STEPWISE else _layer_by_torch
+    padding = None if lengths is None else padding_mask(lengths, steps, device)
+    masks = layer_keep_masks(
+        len(layers), batch, steps, layers[0].hidden.shape[1], dropout, dropout_seed, variational, device
+    )
+    outputs = zero_padding(inputs, padding)
+    if reverse:
+        outputs = reverse_rows(outputs, lengths)
+    last: list[tuple[Tensor, Tensor]] = []
+    for number, (layer, (h, c), mask) in enumerate(zip(layers, state, masks)):
+        if mask is not None and reverse and not variational:
+            mask = reverse_rows(mask, lengths)
+        layer_inputs = apply_dropout(outputs, mask, dropout)
+        outputs, last_h, last_c = run_layer(layer_inputs, layer, h, c, padding)
+        last.append((last_h if lengths is None else last_outputs(outputs, h, lengths), last_c))
+        if residual and number > 0:
+            outputs = outputs + layer_inputs
+    return reverse_rows(outputs, lengths) if reverse else outputs, tuple(last)
+
+
+def bidirectional_lstm(
+    inputs: Tensor, forward: LSTMWeights, backward: LSTMWeights, *, lengths: Tensor | None
+) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+    """See `econmt_ops.bidirectional_lstm`; all arguments are checked and cast."""
+    batch, steps, _ = inputs.shape
+    hidden = forward.hidden.shape[1]
+    if inputs.dtype in _STEPWISE:
+        h, c = inputs.new_zeros(batch, hidden), inputs.new_zeros(batch, hidden, dtype=torch.float32)
+        both = [
+            lstm(
+                inputs,
+                (layer,),
+                state=((h, c),),
+                lengths=lengths,
+                reverse=reverse,
+                residual=False,
+                dropout=0.0,
+                dropout_seed=None,
+                variational=False,
+            )
+            for layer, reverse in ((forward, False), (backward, True))
+        ]
+        return torch.cat([outputs for outputs, _ in both], 2), (both[0][1][0], both[1][1][0])
+    weights = [forward.input, backward.input]
+    if lengths is not None:
+        # Closed gates serve the backward direction too: it starts in the padding and carries its zero state
+        # to the row's last position.
+        padding = padding_mask(lengths, steps, inputs.device)
+        inputs = _padding_columns(zero_padding(inputs, padding), padding)
+        weights = [_closing_weight(forward), _closing_weight(backward)]
+    zeros = inputs.new_zeros(2, batch, hidden)
+    flat = [weights[0], forward.hidden, forward.bias, weights[1], backward.hidden, backward.bias]
+    outputs, last_h, last_c = torch_lstm(inputs, flat, zeros, zeros, bidirectional=True)
+    forward_h = last_h[0] if lengths is None else last_outputs(outputs[:, :, :hidden], zeros[0], lengths)
+    return outputs, ((forward_h, last_c[0]), (last_h[1], last_c[1]))
