@@ -45,7 +45,7 @@ class Shapes:
         letters = shape.split()
         fits = tensor.dim() == len(letters)
         if fits:
-            for letter, size in zip(letters, tensor.shape):
+            for letter, size in zip(letters, tensor.shape, strict=True):
                 expected = self._expected(letter)
                 if expected is None:
                     self.sizes[letter] = size
@@ -58,6 +58,15 @@ class Shapes:
                 f"{self.op}: {name} must be {wanted}{f' with {known}' if known else ''}, got {tuple(tensor.shape)}"
             )
 
+    def not_empty(self, name: str, tensor: Tensor) -> None:
+        """Checks that the second dimension, the positions, is not empty.
+
+        Raises:
+            ValueError: it is.
+        """
+        if tensor.shape[1] == 0:
+            raise ValueError(f"{self.op}: {name} must have at least one position, got {tuple(tensor.shape)}")
+
     def indices(self, name: str, tensor: Tensor, shape: str) -> None:
         """Checks an int64 tensor, which may lie on another device.
 
@@ -67,15 +76,6 @@ class Shapes:
         if tensor.dtype != int64:
             raise ValueError(f"{self.op}: {name} must be an int64 tensor, got {tensor.dtype}")
         self.check_size(name, tensor, shape)
-
-    def same(self, name: str, size: int, expected: int) -> None:
-        """Checks one number against another.
-
-        Raises:
-            ValueError: they differ.
-        """
-        if size != expected:
-            raise ValueError(f"{self.op}: {name} must be {expected}, got {size}")
 
     def _expected(self, letter: str) -> int | None:
         if letter in self.sizes:

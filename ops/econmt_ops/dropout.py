@@ -11,8 +11,10 @@ _MASK_64 = (1 << 64) - 1
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """Returns the seed of the index-th mask of a call: splitmix64, so that neighbouring seeds and indices
-    give unrelated masks."""
+    """Returns the seed of the index-th mask of a call.
+
+    By splitmix64 (Steele, Lea and Flood 2014), so that neighbouring seeds and indices give unrelated masks.
+    """
     z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK_64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
@@ -40,14 +42,12 @@ def keep_mask(shape: Sequence[int], p: float, seed: int, device: torch.device) -
 def dropout_mask(
     shape: Sequence[int], p: float, seed: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Returns the mask to multiply with: 1 / (1 - p) where a value is kept, 0 where it is dropped. See
-    `keep_mask`."""
+    """Returns the mask to multiply with: 1 / (1 - p) where `keep_mask` keeps a value, else 0."""
     return keep_mask(shape, p, seed, device).to(dtype).mul_(1.0 / (1.0 - p))
 
 
 def apply_dropout(values: Tensor, keep: Tensor | None, p: float) -> Tensor:
-    """Returns `values` scaled by 1 / (1 - p) where `keep` is True, 0 elsewhere; `values` itself if `keep` is
-    None."""
+    """Returns values / (1 - p) where `keep` is True, 0 elsewhere; `values` itself if it is None."""
     return values if keep is None else torch.where(keep, values * (1.0 / (1.0 - p)), 0.0)
 
 
@@ -61,11 +61,11 @@ def layer_keep_masks(
     variational: bool,
     device: torch.device,
 ) -> list[Tensor | None]:
-    """Returns the masks on the inputs of all layers of a stack: None for the bottom one, (B, T, H) or,
-    variational, (B, 1, H) for the others.
+    """Returns the keep masks on what the layers of a stack read.
 
+        None for the bottom one; for the others (B, T, H) or, if variational, (B, 1, H).
     Layer k (counted from 0) draws from `derive_seed(seed, k)`; masks are indexed by position, whichever way
-    the stack walks.
+        the stack walks.
     """
     if p == 0.0:
         return [None] * layers

@@ -18,14 +18,12 @@ def padding_mask(lengths: Tensor, positions: int, device: torch.device) -> Tenso
 
 
 def zero_padding(tensor: Tensor, padding: Tensor | None) -> Tensor:
-    """Returns `tensor` (B, N, D) with zeros where `padding` (B, N) is True, whatever was there, NaN
-    included."""
+    """Returns `tensor` (B, N, D) with zeros, even for NaN, where `padding` (B, N) is True."""
     return tensor if padding is None else tensor.masked_fill(padding.unsqueeze(-1), 0.0)
 
 
 def reverse_rows(tensor: Tensor, lengths: Tensor | None) -> Tensor:
-    """Reverses each row of `tensor` (B, T, D) within its own length; positions past it stay. Its own
-    inverse."""
+    """Reverses each row of `tensor` (B, T, D) within its own length; it is its own inverse."""
     if lengths is None:
         return tensor.flip(1)
     position = torch.arange(tensor.shape[1], device=tensor.device)

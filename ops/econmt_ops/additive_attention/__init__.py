@@ -48,6 +48,7 @@ def additive_attention(
     check("query", query, "B T A")
     check("keys", keys, "B S A")
     check("values", values, "B S E")
+    check.not_empty("keys", keys)
     check("score_weight", score_weight, "A")
     if layer_norm is not None:
         check("layer_norm gain", layer_norm[0], "A")

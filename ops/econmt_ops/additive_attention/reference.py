@@ -1,5 +1,4 @@
-"""Additive attention in plain PyTorch, differentiated by autograd: the definition that other implementations
-are held to."""
+"""Additive attention in plain PyTorch: the definition that other implementations are held to."""
 
 from __future__ import annotations
 
@@ -16,8 +15,14 @@ LAYER_NORM_EPSILON = 1e-5
 def additive_scores(
     query: Tensor, keys: Tensor, score_weight: Tensor, layer_norm: tuple[Tensor, Tensor] | None
 ) -> Tensor:
-    """Returns score_weight . tanh(query_t + keys_s), (B, T, S), from query (B, T, A), keys (B, S, A) and
-    score_weight (A,)."""
+    """Returns score_weight . tanh(query_t + keys_s), (B, T, S).
+
+    Args:
+        query: (B, T, A).
+        keys: (B, S, A), finite at padded positions.
+        score_weight: (A,).
+        layer_norm: (gain (A,), bias (A,)) or None.
+    """
     hidden = query.unsqueeze(2) + keys.unsqueeze(1)
     if layer_norm is not None:
         hidden = functional.layer_norm(hidden, hidden.shape[-1:], *layer_norm, eps=LAYER_NORM_EPSILON)

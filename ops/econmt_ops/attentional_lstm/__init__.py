@@ -26,6 +26,7 @@ def _check(
 ) -> Shapes:
     check = Shapes("attentional_lstm")
     check("inputs", inputs, "B T I")
+    check.not_empty("inputs", inputs)
     bottom = "I"
     if input_feeding and weights.layers and weights.layers[0].hidden.dim() == 2:
         check.sizes["H"] = weights.layers[0].hidden.shape[1]
@@ -38,6 +39,7 @@ def _check(
         check("weights.query", weights.query, "A H")
     check("keys", keys, "B S A")
     check("values", values, "B S E")
+    check.not_empty("keys", keys)
     check.sizes["H+E"] = check.sizes["H"] + check.sizes["E"]
     check("weights.combine", weights.combine, "H H+E")
     if weights.combine_bias is not None:
@@ -88,14 +90,12 @@ def attentional_lstm(
     scale: float = 1.0,
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-    """Runs a stack of LSTM layers with attention after its top and, if wanted, input feeding (Luong, Pham and
-    Manning 2015, section 3).
+    """Runs a stack of LSTM layers with attention after its top and, if wanted, input feeding.
 
-    In step t the stack reads `[inputs_t ; o_{t-1}]`, its top layer gives h_t, the attention of `query h_t` to
-    the keys gives the context, and
-    `o_t = tanh(combine [h_t ; context_t] + combine_bias)`. The scores are `score . tanh(query h_t + keys_s)`,
-    or `scale * (query h_t) . keys_s`
-    when `weights.score` is None. README.md beside this file gives the details.
+    In step t the stack reads `[inputs_t ; o_{t-1}]`, h_t is the output of its top layer, the attention of
+    `query h_t` to the keys gives the context, and `o_t = tanh(combine [h_t ; context_t] + combine_bias)`. The
+    scores are `score . tanh(query h_t + keys_s)` or, when `weights.score` is None, `scale * (query h_t) . keys_s`
+    (Luong, Pham and Manning 2015, section 3). README.md beside this file gives the details.
 
     A call with T steps equals T calls with one step each, every one given the state of the one before; with
     dropout only if `variational`.

@@ -1,5 +1,4 @@
-"""The attentional LSTM in plain PyTorch, differentiated by autograd: the definition that other
-implementations are held to.
+"""The attentional LSTM in plain PyTorch: the definition that other implementations are held to.
 
 Without input feeding nothing of the attention is recurrent, so the stack runs whole, then the attention of
 all steps at once.
@@ -20,8 +19,10 @@ from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights
 
 
 class _Attention:
-    """From h of the top layer to o, for any number of steps; what does not depend on the step is done
-    once."""
+    """From h of the top layer to o, for any number of steps.
+
+    What does not depend on the step is done once, here.
+    """
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ def _fed_steps(
         h, c = lstm_cell(torch.addmm(product, torch.cat([fed, h], 1), bottom_recurrent), c)
         layers[0] = h, c
         read = h
-        for number, (layer, weight) in enumerate(zip(upper, upper_weights), start=1):
+        for number, (layer, weight) in enumerate(zip(upper, upper_weights, strict=True), start=1):
             mask = masks[number]
             if mask is not None:
                 read = apply_dropout(read, mask[:, min(step, mask.shape[1] - 1)], dropout)

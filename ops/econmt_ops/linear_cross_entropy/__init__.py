@@ -23,8 +23,9 @@ def linear_cross_entropy(
     reduction: str = "mean",
     implementation: str = "auto",
 ) -> Tensor:
-    """Computes the cross entropy of a linear layer's softmax, as `cross_entropy(linear(hidden, weight, bias),
-    targets, ...)` of torch.
+    """Computes a linear layer and the cross entropy of its softmax.
+
+    The same as `cross_entropy(linear(hidden, weight, bias), targets, ...)` of `torch.nn.functional`.
 
     Args:
         hidden: (N, H).

@@ -1,5 +1,4 @@
-"""The output layer and its loss in plain PyTorch, differentiated by autograd: the definition that other
-implementations are held to."""
+"""The output layer and its loss in plain PyTorch: the definition that other implementations are held to."""
 
 from __future__ import annotations
 

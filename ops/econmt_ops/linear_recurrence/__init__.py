@@ -41,6 +41,7 @@ def linear_recurrence(
     check = Shapes("linear_recurrence")
     check("decay", decay, "B T H")
     check("inputs", inputs, "B T H")
+    check.not_empty("inputs", inputs)
     if initial is not None:
         check("initial", initial, "B H")
     exact = accumulate_dtype(inputs.dtype)

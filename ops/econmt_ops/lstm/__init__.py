@@ -15,10 +15,10 @@ _BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")
 
 
 def check_layers(check: Shapes, layers: tuple[LSTMWeights, ...], bottom: str) -> None:
-    """Checks the weights of a stack of layers whose sizes B, T, ... `check` already knows.
+    """Checks the weights of a stack of layers.
 
     Args:
-        check: learns H from the bottom layer.
+        check: knows the size of what the bottom layer reads; learns H.
         layers: bottom first.
         bottom: the size of what the bottom layer reads, as in `Shapes`.
 
@@ -42,8 +42,14 @@ def _check_layer(check: Shapes, name: str, layer: LSTMWeights, size: str) -> Non
 def prepare_state(
     check: Shapes, state: LSTMState | None, count: int, like: Tensor, dtype: torch.dtype
 ) -> LSTMState:
-    """Returns the state a stack starts from: `state` checked and cast, or zeros; h in the compute type
-    `dtype`, c in the accumulate type.
+    """Returns the state a stack starts from: `state` checked and cast, or zeros.
+
+    Args:
+        check: knows B and H.
+        state: (h, c) of every layer, or None.
+        count: the number of layers.
+        like: a tensor on the device of the state.
+        dtype: the compute type, that of h; c has the accumulate type.
 
     Raises:
         ValueError: the state is not one (h, c), each (B, H), a layer.
@@ -79,12 +85,11 @@ def lstm(
     variational: bool = False,
     implementation: str = "auto",
 ) -> tuple[Tensor, LSTMState]:
-    """Runs a stack of LSTM layers over a batch of sequences (Hochreiter and Schmidhuber 1997, with a forget
-    gate).
+    """Runs a stack of LSTM layers over a batch of sequences.
 
-    A layer computes `i, f, u = sigmoid(.), g = tanh(.)` of `W x_t + U h_{t-1} + b`, then `c_t = f c_{t-1} + i
-    g` and `h_t = u tanh(c_t)`.
-    README.md beside this file gives the details.
+    A layer (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000) computes from
+    `W x_t + U h_{t-1} + b` the gates `i, f, u = sigmoid(.)` and `g = tanh(.)`, then `c_t = f c_{t-1} + i g` and
+    `h_t = u tanh(c_t)`. README.md beside this file gives the details.
 
     Args:
         inputs: (B, T, I).
@@ -115,6 +120,7 @@ def lstm(
     function = resolve("lstm", implementation, _IMPLEMENTATIONS)
     check = Shapes("lstm")
     check("inputs", inputs, "B T I")
+    check.not_empty("inputs", inputs)
     layers = tuple(layers)
     check_layers(check, layers, "I")
     if lengths is not None:
@@ -145,8 +151,9 @@ def bidirectional_lstm(
     lengths: Tensor | None = None,
     implementation: str = "auto",
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """Runs one LSTM layer over a batch of sequences in both directions (Schuster and Paliwal 1997), from zero
-    states.
+    """Runs one LSTM layer over a batch of sequences in both directions, from zero states.
+
+    Schuster and Paliwal 1997; README.md beside this file gives the details.
 
     Args:
         inputs: (B, T, I).
@@ -168,6 +175,7 @@ def bidirectional_lstm(
     function = resolve("bidirectional_lstm", implementation, _BIDIRECTIONAL)
     check = Shapes("bidirectional_lstm")
     check("inputs", inputs, "B T I")
+    check.not_empty("inputs", inputs)
     _check_layer(check, "forward", forward, "I")
     _check_layer(check, "backward", backward, "I")
     if lengths is not None:
