@@ -1,0 +1,90 @@
+"""Attention: which source positions a decoder state looks at.
+
+Shapes: B batch, T target positions, S source positions, A attention size, H decoder size, E encoder size.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from econmt import recipe
+from econmt.model.layers import initialize_linear, initialize_matrix
+from econmt_ops import additive_attention
+
+
+class Attention(nn.Module):
+    """Additive (Bahdanau et al., 2015), dot, scaled dot or bilinear (Luong et al., 2015) attention.
+
+    The keys depend on the source alone and are made once a sentence by :meth:`keys`.
+
+    Attributes:
+        query: (A, H) projection of the decoder state, or None: the state itself is the query.
+        score: (A,) weights of the sum over tanh(query + key), or None: query and key are multiplied.
+        scale: factor of the product of query and key.
+    """
+
+    query: nn.Parameter | None
+    score: nn.Parameter | None
+
+    def __init__(self, config: recipe.Attention, encoder_size: int, decoder_size: int) -> None:
+        super().__init__()
+        self.key: nn.Linear | None = None
+        self.query = None
+        self.score = None
+        self.gain: nn.Parameter | None = None
+        self.shift: nn.Parameter | None = None
+        self.scale = 1.0
+        if config.type == "additive":
+            self.key = nn.Linear(encoder_size, config.size)
+            self.query = nn.Parameter(torch.empty(config.size, decoder_size))
+            self.score = nn.Parameter(torch.empty(config.size))
+            if config.layer_norm:
+                self.gain = nn.Parameter(torch.ones(config.size))
+                self.shift = nn.Parameter(torch.zeros(config.size))
+        elif config.type == "bilinear":
+            self.key = nn.Linear(encoder_size, decoder_size, bias=False)
+        elif config.type == "scaled_dot":
+            self.scale = 1.0 / math.sqrt(decoder_size)
+
+    @property
+    def layer_norm(self) -> tuple[Tensor, Tensor] | None:
+        """Gain and bias of the layer normalisation, each (A,), or None."""
+        if self.gain is None or self.shift is None:
+            return None
+        return self.gain, self.shift
+
+    def keys(self, values: Tensor) -> Tensor:
+        """Keys (B, S, A or H) of the encoder's outputs ``values`` (B, S, E)."""
+        return values if self.key is None else self.key(values)
+
+    def forward(self, states: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Look at the source from all decoder states at once.
+
+        Args:
+            states: (B, T, H) decoder states. keys: (B, S, A or H). values: (B, S, E). lengths: (B,).
+
+        Returns:
+            The contexts (B, T, E) and the attention weights (B, T, S).
+        """
+        if self.score is not None and self.query is not None:
+            query = nn.functional.linear(states, self.query)
+            return additive_attention(
+                query, keys, values, self.score, lengths=lengths, layer_norm=self.layer_norm
+            )
+        scores = torch.matmul(states, keys.transpose(1, 2)).float() * self.scale
+        positions = torch.arange(keys.shape[1], device=keys.device)
+        padding = positions[None, :] >= lengths[:, None]
+        weights = torch.softmax(scores.masked_fill(padding[:, None, :], -torch.inf), dim=-1)
+        return torch.matmul(weights.to(values.dtype), values), weights
+
+    def initialize(self, init: recipe.Initialization) -> None:
+        """Draw first values of all parameters."""
+        if self.key is not None:
+            initialize_linear(self.key, init)
+        if self.query is not None:
+            initialize_matrix(self.query, init)
+        if self.score is not None:
+            initialize_matrix(self.score[None, :], init)

@@ -1,0 +1,168 @@
+"""Decoders: stacks of LSTM layers over the target, looking at the source through attention.
+
+Shapes: B batch, T target positions, S source positions, I embedding size, H decoder size, E encoder size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from econmt import recipe
+from econmt.model.attention import Attention
+from econmt.model.layers import LSTMLayer, SeededDropout, draw_seed, initialize_linear, weights_of
+from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, attentional_lstm, lstm
+from econmt_ops.accounting import layer as account
+
+
+class Memory(NamedTuple):
+    """What the decoder knows of the source: keys (B, S, A), values (B, S, E), lengths (B,)."""
+
+    keys: Tensor
+    values: Tensor
+    lengths: Tensor
+
+
+class Recurrent(NamedTuple):
+    """The decoder's state between two steps: one (h, c), each (B, H), a layer, and the attentional vector o (B, H)."""
+
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    output: Tensor
+
+
+class Decoder(nn.Module, ABC):
+    """What both decoders share: the layers, the attention and the combination of state and context.
+
+    o_t = tanh(combine [h_t ; context_t]) is the attentional hidden vector (Luong et al., 2015, equation 5).
+    """
+
+    def __init__(
+        self,
+        config: recipe.Decoder,
+        attention: recipe.Attention,
+        input_size: int,
+        encoder_size: int,
+        dropout: recipe.Dropout,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.attention = Attention(attention, encoder_size, config.size)
+        self.dropout = SeededDropout(dropout.layers, dropout.variational)
+        self.layers = nn.ModuleList(
+            LSTMLayer(width, config.size) for width in self._input_widths(input_size, encoder_size)
+        )
+        self.combine = nn.Linear(config.size + encoder_size, config.size)
+        self.start: nn.Linear | None = None
+        if config.state_init != "zero":
+            self.start = nn.Linear(encoder_size, 2 * config.layers * config.size)
+
+    @abstractmethod
+    def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:
+        """Input width of every layer, bottom first."""
+
+    @abstractmethod
+    def forward(self, inputs: Tensor, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
+        """Run over target embeddings.
+
+        Args:
+            inputs: (B, T, I) target embeddings. memory: the source. state: where the rows stand.
+
+        Returns:
+            The attentional hidden vectors (B, T, H), the attention (B, T, S) and the state after the last position.
+        """
+
+    def initial_state(self, summary: Tensor) -> Recurrent:
+        """First state of each row from a ``summary`` (B, E) of its source: tanh of an affine map, or zero."""
+        batch, size = summary.shape[0], self.config.size
+        if self.start is None:
+            hidden = summary.new_zeros(batch, 2, len(self.layers), size)
+        else:
+            hidden = torch.tanh(self.start(summary)).view(batch, 2, len(self.layers), size)
+        # The cell state has float32 at least, whatever the precision of the products.
+        cells = hidden[:, 1].to(torch.promote_types(hidden.dtype, torch.float32))
+        layers = tuple((hidden[:, 0, layer], cells[:, layer]) for layer in range(len(self.layers)))
+        return Recurrent(layers, torch.zeros_like(hidden[:, 0, 0]))
+
+    def initialize(self, init: recipe.Initialization) -> None:
+        """Draw first values of all parameters."""
+        self.attention.initialize(init)
+        for layer in self.layers:
+            assert isinstance(layer, LSTMLayer)
+            layer.initialize(init)
+        initialize_linear(self.combine, init)
+        if self.start is not None:
+            initialize_linear(self.start, init)
+
+
+class InputFeedingDecoder(Decoder):
+    """Reads [inputs_t ; o_{t-1}]: attention is taken from the top layer and fed into the next step."""
+
+    def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:  # noqa: ARG002
+        return [input_size + self.config.size] + [self.config.size] * (self.config.layers - 1)
+
+    def forward(self, inputs: Tensor, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
+        """See :meth:`Decoder.forward`; the whole loop is one ``econmt_ops.attentional_lstm``."""
+        attention = self.attention
+        probability = self.dropout.probability if self.training else 0.0
+        weights = AttentionalLSTMWeights(
+            layers=weights_of(self.layers),
+            query=attention.query,
+            score=attention.score,
+            combine=self.combine.weight,
+            combine_bias=self.combine.bias,
+        )
+        outputs, alignment, after = attentional_lstm(
+            inputs,
+            memory.keys,
+            memory.values,
+            weights,
+            lengths=memory.lengths,
+            state=AttentionalLSTMState(state.layers, state.output),
+            input_feeding=True,
+            residual=self.config.residual,
+            dropout=probability,
+            dropout_seed=draw_seed() if probability > 0.0 else None,
+            variational=self.dropout.variational,
+            layer_norm=attention.layer_norm,
+            scale=attention.scale,
+        )
+        return outputs, alignment, Recurrent(after.layers, after.output)
+
+
+class ParallelDecoder(Decoder):
+    """GNMT style (Wu et al., 2016): attention from the bottom layer, its context read by the upper ones.
+
+    No step waits for an attentional vector, so each layer and the attention run over the whole target at once.
+    """
+
+    def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:
+        return [input_size] + [self.config.size + encoder_size] * (self.config.layers - 1)
+
+    def forward(self, inputs: Tensor, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
+        """See :meth:`Decoder.forward`."""
+        weights = weights_of(self.layers)
+        outputs, (after,) = lstm(inputs, weights[:1], state=state.layers[:1])
+        states = [after]
+        with account("attention"):
+            contexts, alignment = self.attention(outputs, memory.keys, memory.values, memory.lengths)
+        contexts = contexts.to(outputs.dtype)
+        for layer in range(1, len(weights)):
+            below = self.dropout(outputs)
+            joined = torch.cat([below, contexts], dim=-1)
+            outputs, (after,) = lstm(
+                joined, weights[layer : layer + 1], state=state.layers[layer : layer + 1]
+            )
+            if self.config.residual:
+                outputs = outputs + below
+            states.append(after)
+        combined = torch.tanh(self.combine(torch.cat([outputs, contexts], dim=-1)))
+        return combined, alignment, Recurrent(tuple(states), combined[:, -1])
+
+
+def make_decoder(config: recipe.Model, dropout: recipe.Dropout) -> Decoder:
+    """The decoder that the recipe's model section describes."""
+    kind = InputFeedingDecoder if config.decoder.input_feeding else ParallelDecoder
+    return kind(config.decoder, config.attention, config.embedding, config.encoder.size, dropout)

@@ -1,0 +1,94 @@
+"""The encoder: a stack of LSTM layers over the source sentence.
+
+Shapes: B batch, S source positions, I embedding size, E encoder size (the width of every layer's output).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from econmt import recipe
+from econmt.model.layers import LSTMLayer, SeededDropout, draw_seed, weights_of
+from econmt_ops import LSTMWeights, bidirectional_lstm, lstm
+
+
+class Encoder(nn.Module):
+    """Stacked LSTM whose bottom layer, or every layer, may read the source in both directions.
+
+    ``reverse_input`` makes the layers of one direction read from the end of the sentence; a layer of two directions
+    reads both ways in any case. Outputs stay at the positions of their words.
+    """
+
+    def __init__(self, config: recipe.Encoder, input_size: int, dropout: recipe.Dropout) -> None:
+        super().__init__()
+        self.config = config
+        self.dropout = SeededDropout(dropout.layers, dropout.variational)
+        both = {"none": 0, "bottom": 1, "all": config.layers}[config.bidirectional]
+        half = config.size // 2
+        self.forward_layers = nn.ModuleList()
+        self.backward_layers = nn.ModuleList()
+        self.upper_layers = nn.ModuleList()
+        for layer in range(config.layers):
+            width = input_size if layer == 0 else config.size
+            if layer < both:
+                self.forward_layers.append(LSTMLayer(width, half))
+                self.backward_layers.append(LSTMLayer(width, half))
+            else:
+                self.upper_layers.append(LSTMLayer(width, config.size))
+
+    def forward(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode a batch.
+
+        Args:
+            inputs: (B, S, I) source embeddings. lengths: (B,) words of each row.
+
+        Returns:
+            The outputs (B, S, E) of the top layer, zero past a row's length, and its last hidden state (B, E).
+        """
+        outputs, last = inputs, inputs[:, 0]
+        both_ways = zip(weights_of(self.forward_layers), weights_of(self.backward_layers), strict=True)
+        for layer, (ahead, back) in enumerate(both_ways):
+            below = outputs if layer == 0 else self.dropout(outputs)
+            outputs, states = bidirectional_lstm(below, ahead, back, lengths=lengths)
+            last = torch.cat([states[0][0], states[1][0]], dim=-1)
+            if self.config.residual and layer > 0:
+                outputs = outputs + below
+        stack = weights_of(self.upper_layers)
+        if not stack:
+            return self.dropout(outputs), last
+        if not len(self.forward_layers):
+            outputs, last = self._run(stack, outputs, lengths, residual=self.config.residual)
+        elif not self.config.residual:
+            outputs, last = self._run(stack, self.dropout(outputs), lengths, residual=False)
+        else:
+            # A stack adds its input from its second layer on; here the first one adds too.
+            for weights in stack:
+                below = self.dropout(outputs)
+                outputs, last = self._run((weights,), below, lengths, residual=False)
+                outputs = outputs + below
+        return self.dropout(outputs), last
+
+    def _run(
+        self, stack: tuple[LSTMWeights, ...], inputs: Tensor, lengths: Tensor, residual: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Layers of one direction: outputs (B, S, E) and the top layer's last hidden state (B, E)."""
+        probability = self.dropout.probability if self.training and len(stack) > 1 else 0.0
+        outputs, states = lstm(
+            inputs,
+            stack,
+            lengths=lengths,
+            reverse=self.config.reverse_input,
+            residual=residual,
+            dropout=probability,
+            dropout_seed=draw_seed() if probability > 0.0 else None,
+            variational=self.dropout.variational,
+        )
+        return outputs, states[-1][0]
+
+    def initialize(self, init: recipe.Initialization) -> None:
+        """Draw first values of all parameters."""
+        for layers in (self.forward_layers, self.backward_layers, self.upper_layers):
+            for layer in layers:
+                assert isinstance(layer, LSTMLayer)
+                layer.initialize(init)

@@ -1,0 +1,180 @@
+"""The translation model: embeddings, encoder, decoder and output layer.
+
+Shapes: B batch, S source positions, T target positions, V target vocabulary, D width of the output layer, N rows of
+a search (sentences times hypotheses).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from econmt import recipe
+from econmt.model.decoder import Memory, Recurrent, make_decoder
+from econmt.model.encoder import Encoder
+from econmt.model.layers import SeededDropout, initialize_embedding, initialize_linear, mean_of_valid
+from econmt_ops.accounting import layer
+
+
+class EncoderOutput(NamedTuple):
+    """A batch of encoded sentences.
+
+    Attributes:
+        memory: keys (B, S, A), values (B, S, E) and lengths (B,) for the attention.
+        summary: (B, E) what the decoder's first state is made from.
+    """
+
+    memory: Memory
+    summary: Tensor
+
+
+class DecoderState(NamedTuple):
+    """Where a search stands: N rows, each with its source and its recurrent state."""
+
+    memory: Memory
+    recurrent: Recurrent
+
+    def select(self, rows: Tensor) -> DecoderState:
+        """The rows with indices ``rows`` (M,) int64, in that order; repeats are allowed."""
+        return DecoderState(
+            Memory(*(part.index_select(0, rows) for part in self.memory)), self._recurrent(rows)
+        )
+
+    def reorder(self, rows: Tensor) -> DecoderState:
+        """As :meth:`select` where every new row has the source of the row it replaces: the source is not copied."""
+        return DecoderState(self.memory, self._recurrent(rows))
+
+    def _recurrent(self, rows: Tensor) -> Recurrent:
+        layers = tuple((h.index_select(0, rows), c.index_select(0, rows)) for h, c in self.recurrent.layers)
+        return Recurrent(layers, self.recurrent.output.index_select(0, rows))
+
+
+class TranslationModel(nn.Module):
+    """An attention-LSTM translation model.
+
+    Args:
+        config: the recipe's model section.
+        source_size: source vocabulary, special symbols counted.
+        target_size: target vocabulary V.
+        pad: the padding id; its embeddings get no gradient from positions that hold it.
+    """
+
+    def __init__(self, config: recipe.Model, source_size: int, target_size: int, pad: int = 0) -> None:
+        super().__init__()
+        dropout = config.dropouts
+        tying = config.weight_tying
+        if tying in ("src_trg", "src_trg_softmax") and source_size != target_size:
+            raise ValueError(
+                f"{tying} needs one vocabulary, got {source_size} source and {target_size} target entries"
+            )
+        self.config = config
+        self.source_size = source_size
+        self.target_size = target_size
+        self.source_embedding = nn.Embedding(source_size, config.embedding, padding_idx=pad)
+        self.target_embedding = nn.Embedding(target_size, config.embedding, padding_idx=pad)
+        if tying in ("src_trg", "src_trg_softmax"):
+            self.target_embedding.weight = self.source_embedding.weight
+        self.embedding_dropout = SeededDropout(dropout.embedding, dropout.variational)
+        self.encoder = Encoder(config.encoder, config.embedding, dropout)
+        self.decoder = make_decoder(config, dropout)
+        self.output_dropout = SeededDropout(dropout.output, dropout.variational)
+        tied = tying in ("trg_softmax", "src_trg_softmax")
+        # A tied output layer reads vectors as wide as an embedding; a decoder of another width is mapped to it.
+        self.readout: nn.Linear | None = None
+        if tied and config.decoder.size != config.embedding:
+            self.readout = nn.Linear(config.decoder.size, config.embedding)
+        self.output = nn.Linear(config.embedding if tied else config.decoder.size, target_size)
+        if tied:
+            self.output.weight = self.target_embedding.weight
+        self.initialize()
+
+    @property
+    def output_weight(self) -> Tensor:
+        """Weight (V, D) of the output layer."""
+        return self.output.weight
+
+    @property
+    def output_bias(self) -> Tensor:
+        """Bias (V,) of the output layer."""
+        return self.output.bias
+
+    def initialize(self) -> None:
+        """Draw first values of all parameters from torch's default generator."""
+        init = self.config.initialization
+        initialize_linear(self.output, init)
+        initialize_embedding(self.source_embedding.weight, init)
+        if self.target_embedding.weight is not self.source_embedding.weight:
+            initialize_embedding(self.target_embedding.weight, init)
+        if self.readout is not None:
+            initialize_linear(self.readout, init)
+        self.encoder.initialize(init)
+        self.decoder.initialize(init)
+
+    def encode(self, source: Tensor, lengths: Tensor) -> EncoderOutput:
+        """Encode sentences. source (B, S) int64 ids, lengths (B,) int64, each at least 1."""
+        with layer("embedding"):
+            embedded = self.embedding_dropout(self.source_embedding(source))
+        with layer("encoder"):
+            values, last = self.encoder(embedded, lengths)
+            summary = mean_of_valid(values, lengths) if self.config.decoder.state_init == "avg" else last
+        with layer("attention"):
+            keys = self.decoder.attention.keys(values)
+        return EncoderOutput(Memory(keys, values, lengths), summary)
+
+    def forward(self, source: Tensor, source_lengths: Tensor, target_input: Tensor) -> Tensor:
+        """Hidden vectors for the output layer under teacher forcing.
+
+        Args:
+            source: (B, S) int64 ids. source_lengths: (B,). target_input: (B, T) int64, the target after BOS.
+
+        Returns:
+            (B, T, D): ``econmt_ops.linear_cross_entropy`` with :attr:`output_weight` makes the loss of them.
+        """
+        encoded = self.encode(source, source_lengths)
+        with layer("embedding"):
+            embedded = self.embedding_dropout(self.target_embedding(target_input))
+        with layer("decoder"):
+            state = self.decoder.initial_state(encoded.summary)
+            outputs, _, _ = self.decoder(embedded, encoded.memory, state)
+        with layer("output"):
+            return self._read_out(self.output_dropout(outputs))
+
+    def initial_state(self, encoded: EncoderOutput) -> DecoderState:
+        """The state before the first target word, one row a sentence."""
+        return DecoderState(encoded.memory, self.decoder.initial_state(encoded.summary))
+
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, Tensor, DecoderState]:
+        """One step of a search.
+
+        Args:
+            tokens: (N,) int64, the word before. state: N rows.
+
+        Returns:
+            Log-probabilities of the next word (N, V) in float32, attention (N, S), and the state after the step.
+        """
+        embedded = self.embedding_dropout(self.target_embedding(tokens)[:, None])
+        outputs, attention, recurrent = self.decoder(embedded, state.memory, state.recurrent)
+        logits = self.output(self._read_out(self.output_dropout(outputs[:, 0])))
+        log_probabilities = torch.log_softmax(logits.float(), dim=-1)
+        return log_probabilities, attention[:, 0], DecoderState(state.memory, recurrent)
+
+    def _read_out(self, outputs: Tensor) -> Tensor:
+        return outputs if self.readout is None else self.readout(outputs)
+
+    def parameter_layers(self) -> dict[str, str]:
+        """The ledger's layer (embedding, encoder, attention, decoder, output) of every parameter name."""
+        layers = {}
+        for name, _ in self.named_parameters():
+            if name.startswith(("source_embedding", "target_embedding")):
+                layers[name] = "embedding"
+            elif name.startswith("encoder"):
+                layers[name] = "encoder"
+            elif name.startswith("decoder.attention"):
+                layers[name] = "attention"
+            elif name.startswith("decoder"):
+                layers[name] = "decoder"
+            else:
+                layers[name] = "output"
+        return layers

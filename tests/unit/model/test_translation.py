@@ -1,0 +1,288 @@
+"""The translation model: every combination of options, against properties that any of them must have."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt import recipe
+from econmt.model import TranslationModel
+from econmt_ops import linear_cross_entropy
+
+VOCABULARY = 13
+PAD, BOS, EOS = 0, 2, 3
+
+
+def make_config(**options: object) -> recipe.Model:
+    """A tiny model section; keys with a dot reach into sections."""
+    mapping: dict[str, dict[str, object] | object] = {
+        "embedding": 6,
+        "encoder": {"layers": 2, "size": 8},
+        "decoder": {"layers": 2, "size": 8},
+        "attention": {"size": 5},
+    }
+    for key, value in options.items():
+        section, _, name = key.partition("__")
+        if name:
+            part = mapping.setdefault(section, {})
+            assert isinstance(part, dict)
+            part[name] = value
+        else:
+            mapping[section] = value
+    return recipe.Model.model_validate(mapping)
+
+
+def make_model(config: recipe.Model, seed: int = 1) -> TranslationModel:
+    torch.manual_seed(seed)
+    return TranslationModel(config, VOCABULARY, VOCABULARY).double().eval()
+
+
+def make_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Three pairs of unlike lengths, padded: source, source lengths, target input, target output."""
+    source = torch.tensor([[4, 5, 6, 7, EOS], [8, EOS, PAD, PAD, PAD], [9, 10, 11, EOS, PAD]])
+    target = torch.tensor([[4, 9, 7, EOS], [12, EOS, PAD, PAD], [5, 5, EOS, PAD]])
+    start = torch.full((3, 1), BOS)
+    shifted = torch.where(target == EOS, PAD, target)[:, :-1]
+    return source, torch.tensor([5, 2, 4]), torch.cat([start, shifted], dim=1), target
+
+
+CORE = list(
+    itertools.product(
+        ("additive", "dot", "scaled_dot", "bilinear"),
+        (True, False),
+        ("none", "bottom", "all"),
+        (False, True),
+        ("last", "avg", "zero"),
+    )
+)
+TYING = ("none", "src_trg", "trg_softmax", "src_trg_softmax")
+
+
+def core_config(index: int) -> recipe.Model:
+    """Combination ``index`` of the options that change the computation; the others take turns."""
+    attention, feeding, bidirectional, residual, state_init = CORE[index]
+    return make_config(
+        attention__type=attention,
+        attention__layer_norm=attention == "additive" and index % 2 == 0,
+        decoder__input_feeding=feeding,
+        decoder__residual=residual,
+        decoder__state_init=state_init,
+        decoder__layers=1 + (index // 2) % 3,
+        encoder__layers=1 + (index // 3) % 3,
+        encoder__bidirectional=bidirectional,
+        encoder__residual=residual,
+        encoder__reverse_input=index % 5 == 0,
+        weight_tying=TYING[index % 4],
+        initialization={
+            "weights": ("xavier", "uniform")[index % 2],
+            "scale": 0.5,
+            "forget_bias": float(index % 3),
+        },
+        dropout={"embedding": 0.2, "layers": 0.3, "output": 0.1, "variational": index % 2 == 0},
+    )
+
+
+def sum_of_losses(model: TranslationModel) -> Tensor:
+    source, lengths, target_input, target_output = make_batch()
+    hidden = model(source, lengths, target_input)
+    return linear_cross_entropy(
+        hidden.flatten(0, 1),
+        model.output_weight,
+        target_output.flatten(),
+        bias=model.output_bias,
+        ignore_index=PAD,
+        reduction="sum",
+    )
+
+
+@pytest.mark.parametrize("index", range(len(CORE)), ids=lambda index: "-".join(map(str, CORE[index])))
+def test_every_combination(index: int) -> None:
+    """Rows do not see each other or padding, steps equal teacher forcing, every parameter gets a gradient."""
+    model = make_model(core_config(index))
+    source, lengths, target_input, target_output = make_batch()
+    together = model(source, lengths, target_input)
+    for row, (source_length, target_length) in enumerate(
+        zip(lengths, (target_output != PAD).sum(1), strict=True)
+    ):
+        alone = model(
+            source[row : row + 1, :source_length],
+            lengths[row : row + 1],
+            target_input[row : row + 1, :target_length],
+        )
+        torch.testing.assert_close(together[row : row + 1, :target_length], alone, rtol=1e-10, atol=1e-12)
+
+    expected = torch.log_softmax((together @ model.output_weight.T + model.output_bias).float(), dim=-1)
+    state = model.initial_state(model.encode(source, lengths))
+    for step in range(target_input.shape[1]):
+        log_probabilities, attention, state = model.step(target_input[:, step], state)
+        torch.testing.assert_close(log_probabilities, expected[:, step], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(attention.sum(1).double(), torch.ones(3).double(), rtol=1e-5, atol=1e-6)
+        assert attention[1, 2:].abs().max() == 0.0, "attention past the end of a source sentence"
+
+    model.train()
+    torch.manual_seed(7)
+    first = sum_of_losses(model)
+    first.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} got no gradient"
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.abs().max() > 0.0, f"the gradient of {name} is zero"
+    torch.manual_seed(7)
+    assert sum_of_losses(model) == first, "the same random state must drop the same units"
+    assert sum_of_losses(model) != first, "dropout is not active in training mode"
+
+
+def test_every_tying_and_width() -> None:
+    """Tied matrices are one storage, the readout appears where widths differ, and the names count each once."""
+    for tying, width in itertools.product(TYING, (6, 8)):
+        model = make_model(make_config(weight_tying=tying, embedding=width))
+        source, target = model.source_embedding.weight, model.target_embedding.weight
+        assert (source.data_ptr() == target.data_ptr()) == (tying in ("src_trg", "src_trg_softmax"))
+        assert (model.output_weight.data_ptr() == target.data_ptr()) == (
+            tying in ("trg_softmax", "src_trg_softmax")
+        )
+        assert (model.readout is not None) == (tying.endswith("softmax") and width == 6)
+        assert set(model.parameter_layers()) == {name for name, _ in model.named_parameters()}
+
+
+def test_tying_needs_one_vocabulary() -> None:
+    with pytest.raises(ValueError, match="13 source and 14 target"):
+        TranslationModel(make_config(weight_tying="src_trg"), 13, 14)
+
+
+def test_against_the_equations() -> None:
+    """One layer each way, additive attention and input feeding, written out word by word."""
+    model = make_model(make_config(encoder__layers=1, decoder__layers=1, encoder__bidirectional="none"))
+    source, lengths, target_input, target_output = make_batch()
+    hidden = model(source, lengths, target_input)
+
+    def cell(
+        x: Tensor, h: Tensor, c: Tensor, w_x: Tensor, w_h: Tensor, bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        i, f, g, o = (w_x @ x + w_h @ h + bias).split(8)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+    values = dict(model.named_parameters())
+    attention = model.decoder.attention
+    assert attention.query is not None
+    assert attention.score is not None
+    zero = torch.zeros(8, dtype=torch.float64)
+    for row in range(3):
+        h, c, states = zero, zero, []
+        prefix = "encoder.upper_layers.0."
+        encoder = [values[prefix + name] for name in ("input", "hidden", "bias")]
+        for word in source[row, : lengths[row]]:
+            h, c = cell(model.source_embedding.weight[word], h, c, *encoder)
+            states.append(h)
+        keys = [
+            values["decoder.attention.key.weight"] @ s + values["decoder.attention.key.bias"] for s in states
+        ]
+        start = torch.tanh(values["decoder.start.weight"] @ h + values["decoder.start.bias"])
+        h, c, o = start[:8], start[8:], zero
+        decoder = [values["decoder.layers.0." + name] for name in ("input", "hidden", "bias")]
+        for position, word in enumerate(target_input[row, : int((target_output[row] != PAD).sum())]):
+            h, c = cell(torch.cat([model.target_embedding.weight[word], o]), h, c, *decoder)
+            query = attention.query @ h
+            scores = torch.stack([attention.score @ torch.tanh(query + key) for key in keys])
+            weights = torch.exp(scores) / torch.exp(scores).sum()
+            context = sum((w * s for w, s in zip(weights, states, strict=True)), start=zero)
+            joined = torch.cat([h, context])
+            o = torch.tanh(values["decoder.combine.weight"] @ joined + values["decoder.combine.bias"])
+            torch.testing.assert_close(hidden[row, position], o, rtol=1e-9, atol=1e-11)
+
+
+def test_parallel_decoder_against_the_equations() -> None:
+    """GNMT style: the upper layer reads [h_bottom ; context], the residual adds h_bottom."""
+    config = make_config(decoder__input_feeding=False, decoder__residual=True, decoder__state_init="zero")
+    model = make_model(config)
+    source, lengths, target_input, _ = make_batch()
+    memory = model.encode(source, lengths).memory
+    embedded = model.target_embedding(target_input)
+
+    def run(layer: int, inputs: Tensor) -> Tensor:
+        module = model.decoder.layers[layer]
+        reference = torch.nn.LSTM(inputs.shape[-1], 8, batch_first=True).double()
+        reference.weight_ih_l0.data.copy_(module.input)
+        reference.weight_hh_l0.data.copy_(module.hidden)
+        reference.bias_ih_l0.data.copy_(module.bias)
+        torch.nn.init.zeros_(reference.bias_hh_l0)
+        return reference(inputs)[0]
+
+    bottom = run(0, embedded)
+    context, _ = model.decoder.attention(bottom, memory.keys, memory.values, memory.lengths)
+    top = run(1, torch.cat([bottom, context], dim=-1)) + bottom
+    expected = torch.tanh(model.decoder.combine(torch.cat([top, context], dim=-1)))
+    torch.testing.assert_close(model(source, lengths, target_input), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_encoder_residual_adds_each_upper_input() -> None:
+    """A residual stack over a bidirectional bottom adds from the second layer on."""
+    plain = make_model(make_config(encoder__layers=2))
+    residual = make_model(make_config(encoder__layers=2, encoder__residual=True))
+    bottom = make_model(make_config(encoder__layers=1))
+    source, lengths, _, _ = make_batch()
+    bottom.load_state_dict(
+        {name: value for name, value in plain.state_dict().items() if not name.startswith("encoder.upper")}
+    )
+    residual.load_state_dict(plain.state_dict())
+    below = bottom.encode(source, lengths).memory.values
+    difference = residual.encode(source, lengths).memory.values - plain.encode(source, lengths).memory.values
+    torch.testing.assert_close(difference, below, rtol=1e-9, atol=1e-11)
+
+
+def test_reverse_input_reads_from_the_end() -> None:
+    config = make_config(encoder__bidirectional="none", encoder__reverse_input=True)
+    backwards = make_model(config)
+    forwards = make_model(make_config(encoder__bidirectional="none"))
+    forwards.load_state_dict(backwards.state_dict())
+    ids, flipped = torch.tensor([[4, 5, 6]]), torch.tensor([[6, 5, 4]])
+    length = torch.tensor([3])
+    torch.testing.assert_close(
+        backwards.encode(ids, length).memory.values, forwards.encode(flipped, length).memory.values.flip(1)
+    )
+
+
+def test_bfloat16_is_near_float32() -> None:
+    """Autocast changes hidden vectors by rounding only, and keeps the cell state in float32."""
+    for feeding in (True, False):
+        model = make_model(make_config(decoder__input_feeding=feeding)).float()
+        source, lengths, target_input, _ = make_batch()
+        exact = model(source, lengths, target_input)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            near = model(source, lengths, target_input)
+            state = model.initial_state(model.encode(source, lengths))
+            _, _, after = model.step(target_input[:, 0], state)
+        torch.testing.assert_close(near.float(), exact, rtol=0.05, atol=0.03)
+        assert all(c.dtype == torch.float32 for _, c in after.recurrent.layers)
+
+
+def test_select_and_reorder_take_rows() -> None:
+    model = make_model(make_config())
+    source, lengths, target_input, _ = make_batch()
+    state = model.initial_state(model.encode(source, lengths))
+    _, _, state = model.step(target_input[:, 0], state)
+    rows = torch.tensor([2, 0, 0])
+    word = torch.tensor([5, 6, 7])
+    picked, _, _ = model.step(word, state.select(rows))
+    for position, row in enumerate(rows):
+        alone, _, _ = model.step(word[position : position + 1], state.select(row[None]))
+        torch.testing.assert_close(picked[position : position + 1], alone)
+    same_source = state.reorder(torch.tensor([0, 1, 2]))
+    assert same_source.memory.keys is state.memory.keys
+
+
+def test_a_step_of_training_lowers_the_loss() -> None:
+    model = make_model(make_config(weight_tying="trg_softmax"))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = sum_of_losses(model)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.05 * losses[0]
