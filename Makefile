@@ -1,0 +1,74 @@
+# make quickstart   installs econmt and trains a small translation model in a few minutes
+# make test         installs the test extras and runs every check
+#
+# Both make an environment in .venv the first time. To use another one:
+#   make test VENV=/path/to/venv         a virtual environment, made if it is missing
+#   make test VENV=none PYTHON=python3   that Python itself, no virtual environment
+# A torch that is already there is kept, whatever its version.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?=
+
+ifeq ($(VENV),none)
+  python := $(PYTHON)
+  state := build/make
+else
+  python := $(VENV)/bin/python
+  state := $(VENV)/make
+endif
+
+.PHONY: quickstart test lint format type unit docs clean
+
+quickstart: $(state)/installed
+	@start=$$(date +%s); \
+	$(python) -m econmt train recipes/quickstart.yaml && \
+	echo "quickstart took $$(($$(date +%s) - start)) s"
+
+test: lint type unit
+
+lint: $(state)/tested
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+
+format: $(state)/tested
+	$(python) -m ruff check --fix .
+	$(python) -m ruff format .
+
+type: $(state)/tested
+	$(python) -m mypy
+
+# Two workers with one thread each are quicker than one worker with two threads: most tests are too small for threads.
+unit: $(state)/tested
+	OMP_NUM_THREADS=1 $(python) -m pytest -n 2 $(PYTEST_ARGS)
+
+docs: $(state)/installed
+	$(python) scripts/make_recipe_reference.py
+
+clean:
+	rm -rf .venv build dist econmt.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# What was installed is remembered by these stamps, so that a second run starts at once.
+$(state)/installed: $(state)/constraints.txt pyproject.toml setup.py
+	$(python) -m pip install --quiet --constraint $(state)/constraints.txt --editable .
+	@touch $@
+
+$(state)/tested: $(state)/constraints.txt pyproject.toml setup.py
+	$(python) -m pip install --quiet --constraint $(state)/constraints.txt --editable '.[test]'
+	@touch $@ $(state)/installed
+
+# The tested versions, but for a torch that is there already.
+$(state)/constraints.txt: constraints.txt | $(state)
+	@torch=$$($(python) -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' 2>/dev/null); \
+	sed "s/^torch==.*/$${torch:-&}/" constraints.txt > $@
+
+$(state):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	{ echo "econmt needs Python 3.10 or newer; name one: make PYTHON=python3.12"; exit 1; }
+ifneq ($(VENV),none)
+	@test -x $(python) || $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	{ echo "$(PYTHON) cannot make virtual environments; install its venv package" \
+	"(Debian and Ubuntu: apt-get install python3-venv)"; exit 1; }
+	@test -x $(python) || $(PYTHON) -m venv $(VENV)
+endif
+	@mkdir -p $@

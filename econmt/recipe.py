@@ -1,0 +1,494 @@
+"""Recipes: the typed schema of one training run, whole.
+
+A recipe is a YAML file. ``load_recipe`` reads it, applies ``key.sub=value`` overrides and returns a frozen
+:class:`Recipe`; everything wrong with it is an :class:`~econmt.errors.InputError` that names the file, the line,
+the key and, for an unknown key, the nearest valid one. Field descriptions here are the reference documentation:
+``docs/recipes.md`` is generated from them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from econmt.errors import InputError
+from econmt.typed_yaml import dump_yaml, load_section
+
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, types are strict, values never change once loaded."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class SentencePieceSubwords(Section):
+    """Subwords learnt by SentencePiece from the raw training text."""
+
+    type: Literal["bpe", "unigram"] = Field("bpe", description="segmentation model")
+    size: int = Field(
+        8000, ge=16, description="number of subwords, special symbols included (of each side if separate)"
+    )
+    joint: bool = Field(True, description="one model for both languages; false: one a language")
+    dropout: float = Field(
+        0.0,
+        ge=0.0,
+        lt=1.0,
+        description="BPE-dropout: probability that a merge is skipped, drawn anew every epoch (bpe only)",
+    )
+    character_coverage: float = Field(
+        1.0,
+        gt=0.9,
+        le=1.0,
+        description="share of the characters that the subwords must cover (0.9995 for Chinese, Japanese)",
+    )
+
+    @model_validator(mode="after")
+    def _dropout_needs_bpe(self) -> SentencePieceSubwords:
+        if self.dropout > 0.0 and self.type != "bpe":
+            raise ValueError("dropout is BPE-dropout and needs type: bpe")
+        return self
+
+
+class WordSubwords(Section):
+    """No subwords: words between spaces, for text that is tokenised already."""
+
+    type: Literal["words"] = Field(description="whole words of pre-tokenised text")
+    source: Positive = Field(50000, description="most frequent source words kept; the others become <unk>")
+    target: Positive = Field(50000, description="most frequent target words kept; the others become <unk>")
+
+
+def _subword_type(value: Any) -> str:
+    return str(value.get("type", "bpe") if isinstance(value, dict) else getattr(value, "type", "bpe"))
+
+
+Subwords = Annotated[
+    Union[
+        Annotated[SentencePieceSubwords, Tag("bpe")],
+        Annotated[SentencePieceSubwords, Tag("unigram")],
+        Annotated[WordSubwords, Tag("words")],
+    ],
+    Discriminator(_subword_type),
+]
+
+
+class Data(Section):
+    """Where the text is and how it becomes token ids."""
+
+    source: str = Field(description="source language: the suffix of its files", min_length=1)
+    target: str = Field(description="target language: the suffix of its files", min_length=1)
+    train: list[str] = Field(
+        min_length=1,
+        description="prefixes of the training text: PREFIX.<source> and PREFIX.<target>, each also .gz, or one "
+        "tab-separated file PREFIX.tsv(.gz) with source and target; looked up beside the recipe, in --data-dir / "
+        "ECONMT_DATA, in the cache, then in the catalog of known data sets",
+    )
+    valid: str = Field(description="prefix of the validation text")
+    test: str | None = Field(
+        None, description="prefix of a test text, translated and scored when training ends"
+    )
+    subwords: Subwords = Field(
+        default_factory=SentencePieceSubwords, description="how text is cut into tokens"
+    )
+    max_length: Positive = Field(
+        100, description="training pairs with more tokens than this on a side are left out"
+    )
+    empty_lines: Literal["error", "skip"] = Field(
+        "error",
+        description="a training pair with an empty side: stop with its line number, or leave the pair out",
+    )
+    prepared: str | None = Field(
+        None, description="folder of the prepared token store; null: prepared/ in the model folder"
+    )
+
+
+class Encoder(Section):
+    """A stack of LSTM layers over the source."""
+
+    cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
+    layers: Positive = Field(1, description="number of layers")
+    size: Positive = Field(
+        512,
+        description="width of every layer's output; a bidirectional layer has half of it in each direction",
+    )
+    bidirectional: Literal["none", "bottom", "all"] = Field(
+        "bottom", description="which layers read the source in both directions"
+    )
+    residual: bool = Field(
+        False, description="add each layer's input to its output, from the second layer on"
+    )
+    reverse_input: bool = Field(False, description="read the source backwards (Sutskever et al., 2014)")
+
+    @model_validator(mode="after")
+    def _two_directions_halve(self) -> Encoder:
+        if self.bidirectional != "none" and self.size % 2:
+            raise ValueError(
+                f"size {self.size} must be even: a bidirectional layer has half of it in each direction"
+            )
+        return self
+
+
+class Decoder(Section):
+    """A stack of LSTM layers over the target, with attention."""
+
+    cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
+    layers: Positive = Field(1, description="number of layers")
+    size: Positive = Field(512, description="width of every layer and of the attentional hidden vector")
+    input_feeding: bool = Field(
+        True,
+        description="feed the attentional hidden vector into the next step (Luong et al., 2015); false: GNMT style, "
+        "attention from the bottom layer, its context read by the upper ones, the whole target at once",
+    )
+    residual: bool = Field(
+        False, description="add each layer's input to its output, from the second layer on"
+    )
+    state_init: Literal["last", "avg", "zero"] = Field(
+        "last", description="first state from the encoder's last state, from the mean of its outputs, or zero"
+    )
+
+
+class Attention(Section):
+    """How a decoder state is compared with the encoder's outputs."""
+
+    type: Literal["additive", "dot", "scaled_dot", "bilinear"] = Field(
+        "additive",
+        description="additive: w . tanh(q + k) (Bahdanau et al., 2015); dot: h . v; "
+        "scaled_dot: h . v / sqrt(size of h); bilinear: h . W v (Luong et al., 2015)",
+    )
+    size: Positive = Field(
+        512, description="width of the comparison (additive only; the others use the decoder's size)"
+    )
+    layer_norm: bool = Field(False, description="layer normalisation of q + k before tanh (additive only)")
+
+    @model_validator(mode="after")
+    def _norm_needs_additive(self) -> Attention:
+        if self.layer_norm and self.type != "additive":
+            raise ValueError(f"layer_norm needs type: additive, not {self.type}")
+        return self
+
+
+class Dropout(Section):
+    """Where units are dropped in training."""
+
+    embedding: Probability = Field(0.0, description="on source and target embeddings")
+    layers: Probability = Field(0.0, description="between recurrent layers and on the encoder's outputs")
+    output: Probability = Field(0.0, description="on the attentional hidden vector, before the output layer")
+    variational: bool = Field(
+        False, description="one mask a sentence for all its positions (Gal and Ghahramani, 2016)"
+    )
+
+
+def _dropout_kind(value: Any) -> str:
+    return "section" if isinstance(value, (dict, Dropout)) else "number"
+
+
+DropoutChoice = Annotated[
+    Union[Annotated[Probability, Tag("number")], Annotated[Dropout, Tag("section")]],
+    Discriminator(_dropout_kind),
+]
+
+
+class Initialization(Section):
+    """First values of the parameters."""
+
+    weights: Literal["uniform", "xavier"] = Field(
+        "xavier",
+        description="uniform in [-scale, scale], or uniform by fan-in and fan-out (Glorot and Bengio, 2010)",
+    )
+    scale: float = Field(0.1, gt=0.0, description="half width of the uniform distribution (uniform only)")
+    forget_bias: float = Field(0.0, description="first value of the forget gates' bias")
+
+
+class Model(Section):
+    """The attention-LSTM translation model."""
+
+    embedding: Positive = Field(512, description="width of source and target embeddings")
+    encoder: Encoder = Field(default_factory=Encoder, description="the encoder")
+    decoder: Decoder = Field(default_factory=Decoder, description="the decoder")
+    attention: Attention = Field(default_factory=Attention, description="the attention")
+    dropout: DropoutChoice = Field(
+        0.0, description="one probability everywhere, or a section with one a place"
+    )
+    weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
+        "none", description="which of source embedding, target embedding and output layer share one matrix"
+    )
+    initialization: Initialization = Field(
+        default_factory=Initialization, description="first values of the parameters"
+    )
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Model:
+        if self.attention.type in ("dot", "scaled_dot") and self.encoder.size != self.decoder.size:
+            raise ValueError(
+                f"attention.type {self.attention.type} needs encoder.size ({self.encoder.size}) equal to decoder.size "
+                f"({self.decoder.size}); use bilinear or additive otherwise"
+            )
+        return self
+
+    @property
+    def dropouts(self) -> Dropout:
+        """The dropout section, also where the recipe gives one probability for all places."""
+        if isinstance(self.dropout, Dropout):
+            return self.dropout
+        return Dropout(embedding=self.dropout, layers=self.dropout, output=self.dropout)
+
+
+class BatchSize(Section):
+    """How many sentences go into one update."""
+
+    type: Literal["sentence", "word"] = Field(
+        "sentence", description="count sentences, or padded target tokens"
+    )
+    size: Positive = Field(64, description="sentences, or target tokens, a batch")
+
+
+class Optimizer(Section):
+    """The optimizer."""
+
+    name: Literal["adam", "adamw", "sgd"] = Field("adam", description="algorithm")
+    learning_rate: float = Field(3.0e-4, gt=0.0, description="learning rate after warm-up")
+    betas: tuple[float, float] = Field(
+        (0.9, 0.999), description="decay of Adam's first and second moment", strict=False
+    )
+    eps: float = Field(1.0e-8, gt=0.0, description="Adam's epsilon")
+    weight_decay: float = Field(
+        0.0, ge=0.0, description="L2 penalty (adam, sgd) or decoupled weight decay (adamw)"
+    )
+    momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd only)")
+
+    @model_validator(mode="after")
+    def _betas_in_range(self) -> Optimizer:
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas {list(self.betas)} must be at least 0 and less than 1")
+        return self
+
+
+class Schedule(Section):
+    """How the learning rate changes."""
+
+    name: Literal["constant", "inverse-sqrt", "plateau-reduce"] = Field(
+        "constant",
+        description="constant; inverse-sqrt: falls with the square root of updates after warm-up; plateau-reduce: "
+        "multiplied by reduce_factor when the early-stopping metric stalls, going back to the best parameters and "
+        "optimizer state",
+    )
+    warmup: int = Field(0, ge=0, description="updates over which the rate rises linearly from zero")
+    reduce_factor: float = Field(0.7, gt=0.0, lt=1.0, description="factor of one reduction (plateau-reduce)")
+    reduce_num_not_improved: Positive = Field(
+        3, description="checkpoints without improvement before a reduction (plateau-reduce)"
+    )
+
+    @model_validator(mode="after")
+    def _inverse_sqrt_needs_warmup(self) -> Schedule:
+        if self.name == "inverse-sqrt" and self.warmup == 0:
+            raise ValueError("name: inverse-sqrt needs warmup of at least 1 update")
+        return self
+
+
+class GradientClipping(Section):
+    """Bound on the gradient."""
+
+    type: Literal["norm", "value", "none"] = Field(
+        "norm", description="global norm, each value, or no clipping"
+    )
+    threshold: float = Field(1.0, gt=0.0, description="largest norm or value")
+
+
+class EarlyStopping(Section):
+    """When training has learnt enough."""
+
+    metric: Literal["perplexity", "bleu"] = Field(
+        "perplexity", description="what decides which checkpoint is best"
+    )
+    max_num_checkpoint_not_improved: Positive | None = Field(
+        8, description="stop after this many checkpoints without improvement; null: never"
+    )
+
+
+class Training(Section):
+    """How the parameters are learnt."""
+
+    batch: BatchSize = Field(default_factory=BatchSize, description="how many sentences go into one update")
+    bucket_width: Positive = Field(
+        8, description="lengths are rounded up to multiples of this; pairs of like shape share batches"
+    )
+    update_interval: Positive = Field(1, description="batches whose gradients are added up before one update")
+    optimizer: Optimizer = Field(default_factory=Optimizer, description="the optimizer")
+    schedule: Schedule = Field(default_factory=Schedule, description="how the learning rate changes")
+    gradient_clipping: GradientClipping = Field(
+        default_factory=GradientClipping, description="bound on the gradient"
+    )
+    label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="of products and feature maps; weights, optimizer, cell state and softmax stay float32. auto: "
+        "bfloat16 on a GPU that has it, else float32",
+    )
+    max_updates: Positive | None = Field(None, description="stop after this many updates")
+    max_epochs: Positive | None = Field(None, description="stop after this many passes over the data")
+    max_tokens: Positive | None = Field(None, description="stop after this many target tokens")
+    max_seconds: Positive | None = Field(
+        None, description="stop after this much training time, over all runs"
+    )
+    checkpoint_interval: Positive = Field(500, description="updates between checkpoints: validate, save")
+    decode_and_evaluate: int = Field(
+        -1, ge=-1, description="validation sentences translated at a checkpoint for BLEU; -1: all, 0: none"
+    )
+    early_stopping: EarlyStopping = Field(
+        default_factory=EarlyStopping, description="when training has learnt enough"
+    )
+    keep_last_params: Positive = Field(3, description="newest parameter files kept, beside the best")
+    seed: int = Field(
+        1, ge=0, lt=2**31, description="of initial parameters, dropout and the order of the data"
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
+    threads: Positive | None = Field(None, description="CPU threads; null: as many as there are cores")
+    log_interval: Positive = Field(50, description="updates between lines of the log")
+
+    @model_validator(mode="after")
+    def _it_ends(self) -> Training:
+        limits = (self.max_updates, self.max_epochs, self.max_tokens, self.max_seconds)
+        if (
+            all(limit is None for limit in limits)
+            and self.early_stopping.max_num_checkpoint_not_improved is None
+        ):
+            raise ValueError(
+                "the run would never end: give max_updates, max_epochs, max_tokens, max_seconds or "
+                "early_stopping.max_num_checkpoint_not_improved"
+            )
+        if self.early_stopping.metric == "bleu" and self.decode_and_evaluate == 0:
+            raise ValueError("early_stopping.metric bleu needs decode_and_evaluate other than 0")
+        return self
+
+
+class Decoding(Section):
+    """How validation, and by default ``econmt translate``, searches for a translation."""
+
+    beam_size: Positive = Field(5, description="hypotheses kept at each step; 1 is greedy search")
+    length_penalty_alpha: float = Field(
+        1.0, ge=0.0, description="scores are divided by ((beta + length) / (beta + 1)) ** alpha"
+    )
+    length_penalty_beta: float = Field(0.0, ge=0.0, description="see length_penalty_alpha")
+    max_output_factor: float = Field(
+        2.0, gt=0.0, description="longest output: this times the source length, plus 10"
+    )
+    batch_size: Positive = Field(64, description="sentences translated together")
+
+
+class Recipe(Section):
+    """One training run, whole."""
+
+    name: str = Field(description="name of the run", min_length=1)
+    output: str = Field(description="model folder; the same command again resumes from it", min_length=1)
+    data: Data = Field(description="where the text is and how it becomes token ids")
+    model: Model = Field(default_factory=Model, description="the translation model")
+    training: Training = Field(description="how the parameters are learnt")
+    decoding: Decoding = Field(default_factory=Decoding, description="how translations are searched for")
+
+    @model_validator(mode="after")
+    def _tying_fits(self) -> Recipe:
+        words = self.data.subwords
+        shared = self.model.weight_tying in ("src_trg", "src_trg_softmax")
+        if shared and (isinstance(words, WordSubwords) or not words.joint):
+            raise ValueError(
+                f"model.weight_tying {self.model.weight_tying} shares the source embedding and needs "
+                "data.subwords.joint: true"
+            )
+        return self
+
+
+def model_folder(recipe: Recipe) -> Path:
+    """The folder of the recipe's run, relative to the working directory."""
+    return Path(recipe.output)
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that come with econmt, by name; from a checkout or from an installed wheel."""
+    package = Path(__file__).parent
+    installed, checkout = package / "_recipes", package.parent / "recipes"
+    return {
+        file.stem: file for file in sorted((installed if installed.is_dir() else checkout).glob("*.yaml"))
+    }
+
+
+def find_recipe(name: Path | str) -> Path:
+    """The file of a recipe given by path or by shipped name.
+
+    Raises:
+        InputError: there is no such file and no such name; the message lists the names.
+    """
+    path, shipped = Path(name), shipped_recipes()
+    if path.is_file():
+        return path
+    if str(name) in shipped:
+        return shipped[str(name)]
+    if path.is_dir():
+        raise InputError(f"{path}: a folder; a recipe is a YAML file")
+    near = difflib.get_close_matches(path.stem, shipped, n=1)
+    advice = (
+        f"did you mean the shipped recipe {near[0]}?" if near else f"shipped recipes: {', '.join(shipped)}"
+    )
+    raise InputError(f"{path}: no such recipe; {advice}")
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+    """Reads a recipe given by path or by shipped name and applies ``key.sub=value`` overrides.
+
+    Raises:
+        InputError: one line for each thing that is wrong, each naming file and line (or the override) and the key.
+    """
+    file = find_recipe(path)
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InputError(f"{file}:{line}: not valid UTF-8; save the recipe as UTF-8 text") from None
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}") from None
+    return load_section(Recipe, text, str(file), overrides)
+
+
+def parse_recipe(text: str, where: str) -> Recipe:
+    """Reads a recipe from text, for example a model folder's ``recipe.yaml``; ``where`` is what errors call it."""
+    return load_section(Recipe, text, where)
+
+
+def recipe_text(recipe: Recipe, *, changed_only: bool = False) -> str:
+    """The resolved recipe as YAML in the schema's order; :func:`parse_recipe` reads it back unchanged.
+
+    Args:
+        recipe: what to write.
+        changed_only: leave out what equals the defaults.
+    """
+    return dump_yaml(_changed(recipe) if changed_only else recipe.model_dump(mode="json"))
+
+
+def _changed(section: BaseModel) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if field.is_required() or value != field.get_default(call_default_factory=True):
+            values[name] = _changed(value) if isinstance(value, Section) else value
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def differing_keys(old: Recipe, new: Recipe) -> list[tuple[str, object, object]]:
+    """Where two recipes differ: dotted key, old value, new value; None where a recipe lacks the key."""
+    before, after = dict(_leaves(old)), dict(_leaves(new))
+    keys = [*before, *(key for key in after if key not in before)]
+    return [(k, before.get(k), after.get(k)) for k in keys if before.get(k) != after.get(k)]
+
+
+def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

@@ -1,0 +1,322 @@
+"""YAML text to a checked, typed section, with errors that name file, line and key.
+
+Knows nothing of recipes: :func:`load_section` works for any pydantic model that forbids unknown keys. YAML is read by
+the rules of version 1.2 (only ``true`` and ``false`` are booleans, so ``no`` is Norwegian; ``3e-4`` is a number), a
+key given twice is an error, and tags that would make objects are refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, Tag, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from econmt.errors import InputError
+
+SectionType = TypeVar("SectionType", bound=BaseModel)
+Path = tuple[Union[str, int], ...]
+Places = dict[Path, str]
+
+_SCALARS = {
+    "tag:yaml.org,2002:null": (r"~|null|Null|NULL|", "~nN"),
+    "tag:yaml.org,2002:bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "tag:yaml.org,2002:int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "tag:yaml.org,2002:float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+}
+
+
+class _Reader(yaml.SafeLoader):
+    """The safe loader with the scalars of YAML 1.2."""
+
+
+class _Writer(yaml.SafeDumper):
+    """The safe dumper that quotes what :class:`_Reader` would not read back as text."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+        """Indents lists inside mappings too."""
+        super().increase_indent(flow, False)
+
+
+def _integer(_: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    bases = {"0o": 8, "0x": 16}
+    return int(node.value, bases.get(node.value[:2], 10))
+
+
+_Reader.yaml_implicit_resolvers = {}
+_Writer.yaml_implicit_resolvers = {}
+for _tag, (_pattern, _first) in _SCALARS.items():
+    for _kind in (_Reader, _Writer):
+        _kind.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
+        if _tag.endswith("null"):
+            _kind.add_implicit_resolver(_tag, re.compile("^$"), [""])
+_Reader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+def dump_yaml(value: Any) -> str:
+    """The YAML text of plain data, keys in their own order; :func:`load_section` reads it back unchanged."""
+    return yaml.dump(
+        value, Dumper=_Writer, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10**6
+    )
+
+
+def load_section(
+    kind: type[SectionType], text: str, where: str, overrides: Sequence[str] = ()
+) -> SectionType:
+    """Reads ``text``, applies ``key.sub=value`` overrides and checks the result against ``kind``.
+
+    Args:
+        kind: the pydantic model to make.
+        text: YAML with a mapping on top.
+        where: what to call the text in errors, usually its file.
+        overrides: command-line arguments, applied in order; a value is read as YAML.
+
+    Raises:
+        InputError: one line for each thing that is wrong, each with its place and key.
+    """
+    tree, places = _read(text, where)
+    if not isinstance(tree, dict):
+        found = "the file is empty" if tree is None else f"found {_describe(tree)} at the top"
+        raise InputError(f"{where}:1: expected keys and values ({', '.join(kind.model_fields)}), {found}")
+    for argument in overrides:
+        _override(tree, places, argument)
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as failure:
+        lines = [_explain(kind, error, places) for error in failure.errors(include_url=False)]
+        raise InputError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _read(text: str, where: str) -> tuple[Any, Places]:
+    """The plain data of a YAML text and, for every path into it, the place that an error should name."""
+    reader = _Reader(text.removeprefix("\ufeff")) if "\0" not in text else None
+    if reader is None:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise InputError(f"{where}:{line}: not valid YAML: a NUL byte")
+    places: Places = {(): f"{where}:1"}
+    try:
+        node = reader.get_single_node()
+        return (None if node is None else _plain(reader, node, (), places, where)), places
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = " ".join(str(error.problem or error.context).split())
+        raise InputError(f"{where}:{mark.line + 1 if mark else 1}: not valid YAML: {problem}") from None
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        raise InputError(f"{where}:{line}: not valid YAML: {error.reason}") from None
+    except RecursionError:
+        raise InputError(f"{where}:1: not valid YAML: nested too deeply") from None
+    finally:
+        reader.dispose()
+
+
+def _plain(reader: _Reader, node: yaml.Node, path: Path, places: Places, where: str) -> Any:
+    line = node.start_mark.line + 1
+    if path not in places:
+        places[path] = f"{where}:{line}"
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(reader, item, (*path, i), places, where) for i, item in enumerate(node.value)]
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise InputError(f"{where}:{line}: a key must be a word, not a list or a section")
+            key = str(key_node.value)
+            inner = (*path, key)
+            if key in mapping:
+                raise InputError(f"{where}:{line}: {dotted(inner)}: given twice; first at {places[inner]}")
+            places[inner] = f"{where}:{line}"
+            mapping[key] = _plain(reader, value_node, inner, places, where)
+        return mapping
+    if node.tag not in _SCALARS and node.tag != "tag:yaml.org,2002:str":
+        raise InputError(f"{where}:{line}: {dotted(path)}: the tag {node.tag} is not allowed in a recipe")
+    try:
+        return reader.construct_object(node)
+    except ValueError as error:
+        raise InputError(f"{where}:{line}: {dotted(path)}: {error}") from None
+
+
+def _override(tree: dict[str, Any], places: Places, argument: str) -> None:
+    """Sets what ``key.sub=value`` says in ``tree`` and makes errors below that key name the argument."""
+    where = f"override {argument!r}"
+    key, equals, text = argument.partition("=")
+    names = key.split(".")
+    if not equals or not all(names):
+        raise InputError(f"{where}: expected key=value, for example training.batch.size=32")
+    value, inner_places = _read(text, where)
+    section = tree
+    for depth, name in enumerate(names[:-1], start=1):
+        path = tuple(names[:depth])
+        inner = section.get(name)
+        if inner is None:
+            inner = section[name] = {}
+            places[path] = where
+        if not isinstance(inner, dict):
+            raise InputError(
+                f"{where}: {dotted(path)} is {_describe(inner)} in {places[path]}, not a section; replace it with "
+                f"{dotted(path)}={{{'.'.join(names[depth:])}: ...}}"
+            )
+        section = inner
+    section[names[-1]] = value
+    whole: Path = tuple(names)
+    for old in [old for old in places if old[: len(whole)] == whole]:
+        del places[old]
+    for inner_path in inner_places:
+        places[(*whole, *inner_path)] = where
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """A path as people write it: ``data.train[0]``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The choices of a type: the members of a union without None, each with its tag, or the type alone."""
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(member for member in get_args(annotation) if member is not type(None))
+    return (annotation,)
+
+
+def section_kinds(annotation: Any) -> list[type[BaseModel]]:
+    """The sections that a type allows, each once."""
+    bare = [get_args(m)[0] if get_origin(m) is Annotated else m for m in members(annotation)]
+    return list(dict.fromkeys(m for m in bare if isinstance(m, type) and issubclass(m, BaseModel)))
+
+
+def _locate(kind: type[BaseModel], location: Sequence[str | int]) -> tuple[Path, list[type[BaseModel]]]:
+    """pydantic's location without the tags of unions, and the sections that hold its last part."""
+    path: list[str | int] = []
+    current: Any = kind
+    owners: list[type[BaseModel]] = [kind]
+    for part in location:
+        choices = members(current)
+        if len(choices) > 1:
+            current = next((get_args(c)[0] for c in choices if _tag_of(c) == part), None)
+            continue
+        (current,) = choices
+        if get_origin(current) is Annotated:
+            current = get_args(current)[0]
+        path.append(part)
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            owners = [current]
+            field = current.model_fields.get(str(part))
+            current = field.annotation if field is not None else None
+        else:
+            current = (*get_args(current), None)[0]
+    return tuple(path), owners
+
+
+def _tag_of(choice: Any) -> str | None:
+    return next((item.tag for item in get_args(choice)[1:] if isinstance(item, Tag)), None)
+
+
+def _explain(kind: type[BaseModel], error: ErrorDetails, places: Places) -> str:
+    """One line for one of pydantic's errors."""
+    path, owners = _locate(kind, error["loc"])
+    context = error.get("ctx", {})
+    if error["type"] == "union_tag_invalid":
+        path = (*path, "type")
+        error = {**error, "type": "literal_error", "input": context["tag"]}
+        context = {"expected": context["expected_tags"]}
+    place = next(places[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in places)
+    where = f"{place}: {dotted(path)}" if path else place
+    if error["type"] == "missing":
+        field = owners[0].model_fields[str(path[-1])]
+        return f"{where}: missing; {field.description}"
+    if error["type"] == "extra_forbidden":
+        return f"{where}: unknown key; {_advice(kind, path, owners)}"
+    return f"{where}: {_complaint(error, context)}"
+
+
+def _advice(kind: type[BaseModel], path: Path, owners: list[type[BaseModel]]) -> str:
+    """What to write in place of an unknown key."""
+    wrong = str(path[-1])
+    valid = [name for owner in owners for name in owner.model_fields]
+    near = difflib.get_close_matches(wrong.lower(), valid, n=1)
+    if near:
+        return f"did you mean {dotted((*path[:-1], near[0]))}?"
+    elsewhere = [key for key in all_keys(kind) if key.rpartition(".")[2] == wrong]
+    if elsewhere:
+        return f"did you mean {' or '.join(elsewhere)}?"
+    return f"valid keys {'in ' + dotted(path[:-1]) if path[:-1] else 'here'}: {', '.join(valid)}"
+
+
+def all_keys(kind: type[BaseModel]) -> list[str]:
+    """The dotted keys of a section and of all sections in it."""
+    return [key for key, _, _ in walk(kind)]
+
+
+def walk(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel], FieldInfo]]:
+    """Every key below a section, in order: dotted key, the section that holds it, its field."""
+    for name, field in kind.model_fields.items():
+        yield prefix + name, kind, field
+        for inner in section_kinds(field.annotation):
+            yield from walk(inner, f"{prefix}{name}.")
+
+
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "model_type": "a section (keys and values)",
+    "model_attributes_type": "a section (keys and values)",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+
+
+def _complaint(error: ErrorDetails, context: dict[str, Any]) -> str:
+    """What was expected and what was found."""
+    name, found = error["type"], _describe(error["input"])
+    if name in _EXPECTED:
+        return f"expected {_EXPECTED[name]}, found {found}"
+    if name in _BOUNDS:
+        words, key = _BOUNDS[name]
+        return f"must be {words} {context[key]}, found {found}"
+    if name == "literal_error":
+        choices = re.findall(r"'([^']*)'", str(context["expected"]))
+        near = difflib.get_close_matches(str(error["input"]), choices, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"must be one of {', '.join(choices)}, found {found}{hint}"
+    if name == "value_error":
+        return str(context["error"])
+    if name in ("too_short", "string_too_short"):
+        return f"must not be empty, found {found}"
+    return f"{error['msg']}, found {found}"
+
+
+def _describe(value: Any) -> str:
+    """A value as the user sees it in the file."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f"the text {value if len(value) <= 40 else value[:37] + '...'!r}"
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    return str(value)
