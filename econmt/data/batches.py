@@ -1,0 +1,339 @@
+"""Batches: padded tensors of sentence pairs of like length, in an order that follows from (seed, epoch) alone.
+
+An epoch is planned as a table with one row a batch, which depends only on how many pairs each bucket has: every
+bucket gives as many full batches of its own shape as it can, and what remains of all buckets is put together,
+in the order of their shapes, into batches of mixed shape, so that small data does not train on tiny batches. An
+epoch then shuffles the pairs inside each bucket and the rows of the table. Tensors are padded to the bucket's shape
+(a multiple of the bucket width on each side), so that few shapes occur; a mixed batch is padded to the longest of
+its buckets.
+
+Over several ranks the table is the same and each batch is divided: rank r of R takes its rows r, r + R, r + 2R, ...
+The recipe's batch size is therefore that of one update over all ranks, whatever their number.
+
+With BPE-dropout a pair is cut anew in every epoch, from a generator seeded by (seed, epoch, pair): neither the
+batch, the rank nor the history matters, so a resumed run sees what an uninterrupted one sees. Buckets are then made
+for the longer cut (see :func:`dropout_capacity`), and a cut that would not fit its bucket is drawn again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from econmt.data.bpe_dropout import BpeDropout, dropout_capacity
+from econmt.data.buckets import Buckets, assign_buckets
+from econmt.data.store import PreparedData
+from econmt.data.subwords import BOS, EOS, PAD
+from econmt.data.token_store import IntArray, TokenStore
+from econmt.recipe import BatchSize
+
+_RELEASE_PAIRS = 2048
+"""Mapped pages are given back after this many pairs: a touched place maps up to 64 KiB around it."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded sentence pairs; B rows, S source positions, T target positions, all tensors int64."""
+
+    source: torch.Tensor
+    """(B, S): tokens, ``</s>``, padding."""
+    source_lengths: torch.Tensor
+    """(B,): ``</s>`` counted."""
+    target_input: torch.Tensor
+    """(B, T): ``<s>``, tokens, padding."""
+    target_output: torch.Tensor
+    """(B, T): tokens, ``</s>``, padding."""
+    target_lengths: torch.Tensor
+    """(B,): ``</s>`` counted; 0 in the row that stands in where a rank has no pair of a batch."""
+    indices: torch.Tensor
+    """(B,): index of each pair in its store; -1 in a row that stands in."""
+    source_tokens: int
+    """Sum of ``source_lengths`` over real pairs: tokens that are not padding."""
+    target_tokens: int
+    """Sum of ``target_lengths``: target tokens that are not padding."""
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch with all tensors on ``device``."""
+        return Batch(
+            source=self.source.to(device, non_blocking=True),
+            source_lengths=self.source_lengths.to(device, non_blocking=True),
+            target_input=self.target_input.to(device, non_blocking=True),
+            target_output=self.target_output.to(device, non_blocking=True),
+            target_lengths=self.target_lengths.to(device, non_blocking=True),
+            indices=self.indices.to(device, non_blocking=True),
+            source_tokens=self.source_tokens,
+            target_tokens=self.target_tokens,
+        )
+
+
+def pad_batch(
+    indices: IntArray,
+    source: IntArray,
+    source_lengths: IntArray,
+    target: IntArray,
+    target_lengths: IntArray,
+    shape: tuple[int, int],
+) -> Batch:
+    """Make a batch from ids without sentence marks.
+
+    Args:
+        indices: (B,).
+        source: (B, at least the longest row) ids; what lies past a row's length is not read.
+        source_lengths: (B,), ``</s>`` not counted.
+        target: as ``source``.
+        target_lengths: as ``source_lengths``.
+        shape: source and target positions of the result; each side has room for ``</s>``.
+    """
+    rows = len(indices)
+    padded_source = _with_end(source, source_lengths, shape[0])
+    target_output = _with_end(target, target_lengths, shape[1])
+    target_input = np.full((rows, shape[1]), PAD, dtype=np.int64)
+    target_input[:, 1:] = np.where(target_output[:, :-1] == EOS, PAD, target_output[:, :-1])
+    target_input[:, 0] = BOS
+    return Batch(
+        source=torch.from_numpy(padded_source),
+        source_lengths=torch.from_numpy(source_lengths.astype(np.int64) + 1),
+        target_input=torch.from_numpy(target_input),
+        target_output=torch.from_numpy(target_output),
+        target_lengths=torch.from_numpy(target_lengths.astype(np.int64) + 1),
+        indices=torch.from_numpy(indices.astype(np.int64)),
+        source_tokens=int(source_lengths.sum()) + rows,
+        target_tokens=int(target_lengths.sum()) + rows,
+    )
+
+
+def _with_end(ids: IntArray, lengths: IntArray, width: int) -> npt.NDArray[np.int64]:
+    """Copy rows into a (B, width) array, ``</s>`` after each, padding after that."""
+    padded = np.full((len(lengths), width), PAD, dtype=np.int64)
+    columns = np.arange(ids.shape[1])
+    inside = columns < lengths[:, None]
+    padded[:, : ids.shape[1]][inside[:, :width]] = ids[inside]
+    padded[np.arange(len(lengths)), lengths] = EOS
+    return padded
+
+
+def _stand_in(shape: tuple[int, int]) -> Batch:
+    """One row without a pair, for a rank to which a short batch gives none: its loss counts no token."""
+    nothing = np.zeros(1, dtype=np.int64)
+    batch = pad_batch(
+        nothing - 1, np.zeros((1, 0), np.int64), nothing, np.zeros((1, 0), np.int64), nothing, shape
+    )
+    batch.target_output.fill_(PAD)
+    batch.target_lengths.zero_()
+    return Batch(
+        source=batch.source,
+        source_lengths=batch.source_lengths,
+        target_input=batch.target_input,
+        target_output=batch.target_output,
+        target_lengths=batch.target_lengths,
+        indices=batch.indices,
+        source_tokens=0,
+        target_tokens=0,
+    )
+
+
+class EpochTable(NamedTuple):
+    """The batches of an epoch, before shuffling. P batches."""
+
+    starts: npt.NDArray[np.int64]
+    """(P,): first place of each batch in the order of pairs; places from N on are in the list of remainders."""
+    rows: npt.NDArray[np.int64]
+    """(P,): pairs in each batch."""
+    shapes: npt.NDArray[np.int64]
+    """(P, 2): source and target positions of each batch."""
+    remainders: npt.NDArray[np.int64]
+    """(R,): places, in the order of pairs, of those that do not fill a batch of their bucket."""
+
+
+def rows_of_batch(batch: BatchSize, target_positions: int) -> int:
+    """Rows of a full batch with ``target_positions`` padded target positions: at least one."""
+    return batch.size if batch.type == "sentence" else max(1, batch.size // target_positions)
+
+
+def plan_epoch(buckets: Buckets, batch: BatchSize) -> EpochTable:
+    """Divide buckets into full batches, and the remainders of all buckets into batches of mixed shape."""
+    pairs = len(buckets.order)
+    starts: list[int] = []
+    rows: list[int] = []
+    shapes: list[tuple[int, int]] = []
+    remainders: list[int] = []
+    mixed_start, mixed_source, mixed_target = 0, 0, 0
+    for first, count, (source, target) in zip(
+        buckets.starts.tolist(), buckets.counts.tolist(), buckets.shapes.tolist(), strict=True
+    ):
+        full = rows_of_batch(batch, target)
+        whole = count // full
+        starts += range(first, first + whole * full, full)
+        rows += [full] * whole
+        shapes += [(source, target)] * whole
+        for place in range(first + whole * full, first + count):
+            # Buckets come by rising target length, so the newest pair has the longest target of its batch.
+            if len(remainders) - mixed_start >= full:
+                starts.append(pairs + mixed_start)
+                rows.append(len(remainders) - mixed_start)
+                shapes.append((mixed_source, mixed_target))
+                mixed_start, mixed_source = len(remainders), 0
+            remainders.append(place)
+            mixed_source, mixed_target = max(mixed_source, source), target
+    if len(remainders) > mixed_start:
+        starts.append(pairs + mixed_start)
+        rows.append(len(remainders) - mixed_start)
+        shapes.append((mixed_source, mixed_target))
+    return EpochTable(
+        np.array(starts, dtype=np.int64),
+        np.array(rows, dtype=np.int64),
+        np.array(shapes, dtype=np.int64).reshape(-1, 2),
+        np.array(remainders, dtype=np.int64),
+    )
+
+
+class BatchIterator:
+    """An endless stream of batches, epoch after epoch; the same (seed, epoch, position) gives the same batch."""
+
+    def __init__(
+        self,
+        data: TokenStore | PreparedData,
+        batch: BatchSize,
+        bucket_width: int,
+        seed: int,
+        *,
+        max_length: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Plan the epochs.
+
+        Args:
+            data: prepared data, of which the training split is read, with BPE-dropout if its recipe asks for it; or
+                a token store, without.
+            batch: how many pairs an update takes, over all ranks.
+            bucket_width: lengths are rounded up to multiples of this.
+            seed: of the order and of BPE-dropout.
+            max_length: no side of a pair is longer than this many tokens, BPE-dropout or not.
+            rank: which share of each batch this process takes.
+            world_size: number of ranks.
+        """
+        assert 0 <= rank < world_size
+        self._store = data.train if isinstance(data, PreparedData) else data
+        assert len(self._store) > 0, "an empty store is refused when it is made"
+        self._dropout: BpeDropout | None = None
+        capacity: IntArray | None = None
+        if isinstance(data, PreparedData) and data.subword_dropout > 0.0:
+            self._dropout = BpeDropout(data.vocabularies, data.subword_dropout)
+            capacity = dropout_capacity(data.subword_dropout, max_length)
+        buckets = assign_buckets(
+            self._store.source_lengths, self._store.target_lengths, bucket_width, capacity
+        )
+        self._buckets, self._width, self._seed = buckets, bucket_width, seed
+        self._table = plan_epoch(buckets, batch)
+        self._rank, self._world_size = rank, world_size
+        self._epoch, self._position = 0, 0
+        self._shuffled_epoch = -1
+        self._order = buckets.order.copy()
+        self._permutation = np.zeros(0, dtype=np.int64)
+        self._since_release = 0
+        self._store.release()
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch, from 0."""
+        return self._epoch
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Number of batches in an epoch: the same in each, and on each rank."""
+        return len(self._table.rows)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the stream stands; JSON-able."""
+        return {"epoch": self._epoch, "position": self._position, "batches_per_epoch": self.batches_per_epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go to where :meth:`state_dict` was taken.
+
+        If an epoch has another number of batches now (another batch size was asked for), the stream goes on at the
+        same share of the epoch.
+        """
+        then, now = int(state["batches_per_epoch"]), self.batches_per_epoch
+        position = int(state["position"])
+        self._epoch = int(state["epoch"])
+        self._position = position if then == now else min(position * now // then, now - 1)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        self._shuffle()
+        row = int(self._permutation[self._position])
+        batch = self._build(self._pairs_of(row, self._order), self._shape_of(row), self._epoch)
+        self._position += 1
+        if self._position == self.batches_per_epoch:
+            self._epoch, self._position = self._epoch + 1, 0
+        return batch
+
+    def worst_batch(self) -> Batch:
+        """The batch that needs the most memory: the most rows x source x target positions of any in an epoch."""
+        volume = self._table.rows * self._table.shapes[:, 0] * self._table.shapes[:, 1]
+        positions = self._table.rows * self._table.shapes.sum(axis=1)
+        row = int(np.lexsort((positions, volume))[-1])
+        indices = self._pairs_of(row, self._buckets.order)[self._rank :: self._world_size]
+        if not len(indices):
+            return _stand_in(self._shape_of(row))
+        return pad_batch(indices, *self._store.gather(indices), self._shape_of(row))
+
+    def _shape_of(self, row: int) -> tuple[int, int]:
+        return int(self._table.shapes[row, 0]), int(self._table.shapes[row, 1])
+
+    def _pairs_of(self, row: int, order: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        start, end = int(self._table.starts[row]), int(self._table.starts[row] + self._table.rows[row])
+        pairs = len(order)
+        if start < pairs:
+            return order[start:end]
+        return order[self._table.remainders[start - pairs : end - pairs]]
+
+    def _shuffle(self) -> None:
+        """Bring pairs and batches into the order of the current epoch."""
+        if self._shuffled_epoch == self._epoch:
+            return
+        draw = np.random.Generator(np.random.PCG64([self._seed, self._epoch]))
+        np.copyto(self._order, self._buckets.order)
+        for start, count in zip(self._buckets.starts.tolist(), self._buckets.counts.tolist(), strict=True):
+            draw.shuffle(self._order[start : start + count])
+        self._permutation = draw.permutation(self.batches_per_epoch)
+        self._shuffled_epoch = self._epoch
+
+    def _build(self, pairs: npt.NDArray[np.int32], shape: tuple[int, int], epoch: int) -> Batch:
+        indices = pairs[self._rank :: self._world_size]
+        if not len(indices):
+            return _stand_in(shape)
+        self._since_release += len(indices)
+        if self._since_release > _RELEASE_PAIRS:
+            self._store.release()
+            self._since_release = 0
+        source, source_lengths, target, target_lengths = self._store.gather(indices)
+        if self._dropout is not None:
+            source, source_lengths, target, target_lengths = self._dropout.resample(
+                indices, source, source_lengths, target, target_lengths, shape, (self._seed, epoch)
+            )
+            longest = (int(source_lengths.max()), int(target_lengths.max()))
+            shape = (
+                longest[0] // self._width * self._width + self._width,
+                longest[1] // self._width * self._width + self._width,
+            )
+        return pad_batch(indices, source, source_lengths, target, target_lengths, shape)
+
+
+def valid_batches(store: TokenStore, batch_size: int) -> Iterator[Batch]:
+    """Every pair once, without shuffling, pairs of like length together, padded to the longest of the batch."""
+    order = np.lexsort((store.source_lengths, store.target_lengths))
+    for first in range(0, len(order), batch_size):
+        indices = order[first : first + batch_size]
+        source, source_lengths, target, target_lengths = store.gather(indices)
+        shape = (int(source_lengths.max()) + 1, int(target_lengths.max()) + 1)
+        yield pad_batch(indices, source, source_lengths, target, target_lengths, shape)
+    store.release()

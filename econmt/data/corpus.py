@@ -1,0 +1,220 @@
+"""Parallel text: where its files are looked up, and how they are read, line by line and strictly."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+
+from econmt.data import catalog
+from econmt.data.files import data_cache
+from econmt.errors import InputError
+
+BYTE_ORDER_MARK = "\ufeff"
+
+
+class Corpus(NamedTuple):
+    """The files of one parallel text."""
+
+    source: Path
+    """Source side, or the tab-separated file with both."""
+    target: Path | None
+    """Target side; None: ``source`` is tab-separated."""
+
+    @property
+    def files(self) -> list[Path]:
+        """One or two files."""
+        return [self.source] if self.target is None else [self.source, self.target]
+
+
+def search_path(recipe_folder: Path | None, data_dir: Path | None) -> list[Path]:
+    """Folders in which a prefix of the recipe is looked up, first match wins.
+
+    Beside the recipe, its parent folder, ``--data-dir``, ``$ECONMT_DATA``, the working directory, the cache.
+
+    Raises:
+        InputError: ``data_dir`` is given and is no folder.
+    """
+    if data_dir is not None and not data_dir.is_dir():
+        raise InputError(f"--data-dir {data_dir}: no such folder")
+    places: list[Path] = []
+    if recipe_folder is not None:
+        places += [recipe_folder, recipe_folder / ".."]
+    if data_dir is not None:
+        places.append(data_dir)
+    if os.environ.get("ECONMT_DATA"):
+        places.append(Path(os.environ["ECONMT_DATA"]))
+    places += [Path.cwd(), data_cache()]
+    unique: dict[Path, None] = {}
+    for place in places:
+        unique.setdefault(place.resolve())
+    return list(unique)
+
+
+def find_corpus(prefix: str, source: str, target: str, search: Sequence[Path], progress: bool) -> Corpus:
+    """Find ``PREFIX.<source>`` with ``PREFIX.<target>`` (each also ``.gz``), or ``PREFIX.tsv`` (also ``.gz``).
+
+    Args:
+        prefix: path without the language suffix; relative ones are tried in each folder of ``search``.
+        source: source language, the suffix of its file.
+        target: target language.
+        search: folders to look in, see :func:`search_path`.
+        progress: show a bar if the catalog has to download.
+
+    Raises:
+        InputError: the text is nowhere; the message names every place.
+    """
+    stem = Path(prefix).expanduser()
+    bases = [stem] if stem.is_absolute() else [folder / stem for folder in search]
+    halves: list[str] = []
+    for base in bases:
+        found_source, found_target = _existing(base, source), _existing(base, target)
+        if found_source is not None and found_target is not None:
+            return Corpus(found_source, found_target)
+        both = _existing(base, "tsv")
+        if both is not None:
+            return Corpus(both, None)
+        if found_source is not None or found_target is not None:
+            present, absent = (found_source, target) if found_source is not None else (found_target, source)
+            halves.append(f"{present} is there but {base.name}.{absent}(.gz) is not")
+    fetched = catalog.fetch_pair(prefix, source, target, progress)
+    if fetched is not None:
+        return Corpus(*fetched)
+    raise InputError(
+        _not_found(
+            prefix, f"{prefix}.{source}(.gz) with {prefix}.{target}(.gz), or {prefix}.tsv(.gz)", bases, halves
+        )
+    )
+
+
+def find_text(name: str, search: Sequence[Path], progress: bool) -> Path:
+    """Find one monolingual file such as ``wikitext-2/train.txt``, plain or ``.gz``; as :func:`find_corpus`.
+
+    Raises:
+        InputError: the file is nowhere; the message names every place.
+    """
+    stem = Path(name).expanduser()
+    bases = [stem] if stem.is_absolute() else [folder / stem for folder in search]
+    for base in bases:
+        for candidate in (base, base.with_name(base.name + ".gz")):
+            if candidate.is_file():
+                return candidate
+    fetched = catalog.fetch_file(name, progress)
+    if fetched is not None:
+        return fetched
+    raise InputError(_not_found(name, f"{name}(.gz)", bases, []))
+
+
+def _existing(base: Path, suffix: str) -> Path | None:
+    for ending in (f".{suffix}", f".{suffix}.gz"):
+        candidate = base.with_name(base.name + ending)
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _not_found(prefix: str, wanted: str, bases: Sequence[Path], halves: Sequence[str]) -> str:
+    folders = dict.fromkeys(base.parent for base in bases)
+    looked = ", ".join(str(folder) if folder.is_dir() else f"{folder} (no such folder)" for folder in folders)
+    half = "".join(f" {sentence};" for sentence in halves)
+    return f"text {prefix} not found: looked for {wanted} in {looked};{half} {catalog.why_not(prefix)}"
+
+
+def read_lines(path: Path, *, allow_empty: bool = False) -> Iterator[str]:
+    """Stream the lines of a text file (gzip if its name ends in ``.gz``), without their line ends.
+
+    Only ``\\n`` ends a line, with a ``\\r`` before it if there is one; every other character belongs to the text.
+    A byte order mark at the start of the file is dropped.
+
+    Raises:
+        InputError: missing or unreadable file, invalid UTF-8, a NUL byte, a corrupt gzip file, or no line at all
+            (unless ``allow_empty``); the message names file and line.
+    """
+    number = 0
+    try:
+        with _open(path) as stream:
+            for number, raw in enumerate(stream, start=1):
+                yield _decode(raw, path, number)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"{path}: corrupt gzip file after line {number} ({error}); fetch it again"
+        ) from error
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{path}: is a folder, not a text file") from error
+    except PermissionError as error:
+        raise InputError(f"{path}: no permission to read") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot read after line {number}: {error.strerror or error}") from error
+    if number == 0 and not allow_empty:
+        raise InputError(f"{path}: the file is empty")
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.name.endswith(".gz"):
+        return cast("IO[bytes]", gzip.open(path, "rb"))
+    return path.open("rb")
+
+
+def _decode(raw: bytes, path: Path, number: int) -> str:
+    if raw.endswith(b"\n"):
+        raw = raw[:-2] if raw.endswith(b"\r\n") else raw[:-1]
+    try:
+        line = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}:{number}: not valid UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}); "
+            "convert the file to UTF-8"
+        ) from error
+    if "\0" in line:
+        raise InputError(
+            f"{path}:{number}: NUL byte at column {line.index(chr(0)) + 1}; is this a text file?"
+        )
+    if number == 1 and line.startswith(BYTE_ORDER_MARK):
+        line = line[1:]
+    return line
+
+
+def read_pairs(corpus: Corpus) -> Iterator[tuple[str, str]]:
+    """Stream the sentence pairs of a corpus; nothing but the current line is held in memory.
+
+    Raises:
+        InputError: as :func:`read_lines`; the two sides differ in their number of lines; a tab-separated line
+            has not exactly two columns.
+    """
+    if corpus.target is None:
+        yield from _read_table(corpus.source)
+        return
+    source_lines, target_lines = read_lines(corpus.source), read_lines(corpus.target)
+    count = 0
+    for source in source_lines:
+        target = next(target_lines, None)
+        if target is None:
+            longer = count + 1 + sum(1 for _ in source_lines)
+            raise InputError(_different(corpus.source, longer, corpus.target, count))
+        yield source, target
+        count += 1
+    rest = sum(1 for _ in target_lines)
+    if rest:
+        raise InputError(_different(corpus.source, count, corpus.target, count + rest))
+
+
+def _different(source: Path, source_count: int, target: Path, target_count: int) -> str:
+    return (
+        f"{source} has {source_count} lines but {target} has {target_count}; "
+        "line n of one must be the translation of line n of the other"
+    )
+
+
+def _read_table(path: Path) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(read_lines(path), start=1):
+        columns = line.split("\t")
+        if len(columns) != 2:
+            raise InputError(
+                f"{path}:{number}: {len(columns)} tab-separated columns; expected two, the source and its translation"
+            )
+        yield columns[0], columns[1]

@@ -1,0 +1,324 @@
+"""Vocabularies: text to ids and back, by SentencePiece subwords or by whole words.
+
+Text is brought to Unicode NFC first, so that composed and decomposed spellings of a letter are one; nothing else
+about it is changed (SentencePiece's ``identity`` rule, not its default ``nmt_nfkc``, which rewrites full-width
+letters, ligatures and the like). Runs of spaces become one, spaces at the ends of a line go. Characters that the
+training text does not have become ``<unk>``: byte fallback is off, its 256 entries would crowd out small
+vocabularies and no model learns to write unseen characters byte by byte from a few million words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import sentencepiece
+
+from econmt.data.files import notice, write_atomically
+from econmt.errors import InputError
+from econmt.recipe import Data, SentencePieceSubwords, WordSubwords
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
+
+JOINT_FILE = "subwords.model"
+SUBWORD_FILES = ("subwords.source.model", "subwords.target.model")
+WORD_FILES = ("vocab.source.txt", "vocab.target.txt")
+
+SAMPLE_PAIRS = 1_000_000
+"""Subwords are learnt from at most this many pairs, drawn evenly from the whole text."""
+
+# SentencePiece adds up counts thread by thread, so the number of threads is part of the result: it is fixed.
+_TRAINING_THREADS = 4
+_LONGEST_SENTENCE_BYTES = 1 << 16
+
+
+class Vocabulary(Protocol):
+    """Text to ids and back. Ids 0 to 3 are ``<pad>``, ``<unk>``, ``<s>`` and ``</s>``."""
+
+    @property
+    def size(self) -> int:
+        """Number of ids, special ones counted."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a line of raw text, without ``<s>`` and ``</s>``."""
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """:meth:`encode` for many lines at once."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Raw text of ids; padding and sentence marks are left out, unknown ids read ``<unk>``."""
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The token of each id as it is written in the vocabulary (subwords mark a space before them by U+2581)."""
+
+
+class SentencePieceVocabulary:
+    """Subwords of a SentencePiece model."""
+
+    def __init__(self, model: bytes, where: str) -> None:
+        """Load a serialised model.
+
+        Raises:
+            InputError: ``model`` is no SentencePiece model, or its special ids are not those of this module.
+        """
+        self.model = model
+        self.processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self.processor.LoadFromSerializedProto(model)
+            special = (
+                tuple(self.processor.IdToPiece(i) for i in range(4))
+                if self.processor.GetPieceSize() > 4
+                else ()
+            )
+        except (RuntimeError, IndexError, OSError) as error:
+            raise InputError(f"{where}: not a SentencePiece model, or damaged") from error
+        if special != SPECIAL_TOKENS:
+            raise InputError(
+                f"{where}: not a subword model made by econmt (its first ids are {list(special)})"
+            )
+        self._size = int(self.processor.GetPieceSize())
+
+    @property
+    def size(self) -> int:
+        """Number of ids, special ones counted."""
+        return self._size
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a line of raw text."""
+        return list(self.processor.EncodeAsIds(unicodedata.normalize("NFC", text)))
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """:meth:`encode` for many lines at once, on several threads."""
+        normalised = [unicodedata.normalize("NFC", text) for text in texts]
+        return list(self.processor.EncodeAsIds(normalised)) if normalised else []
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Raw text of ids."""
+        return str(self.processor.DecodeIds([int(i) for i in ids]))
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The piece of each id."""
+        return [str(self.processor.IdToPiece(int(i))) for i in ids]
+
+
+class WordVocabulary:
+    """Whole words between spaces."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """``words``: every token by id, the four special ones first."""
+        self._words = list(words)
+        self._ids = {word: i for i, word in enumerate(self._words)}
+        for word in SPECIAL_TOKENS:
+            self._ids[word] = UNK
+
+    @property
+    def size(self) -> int:
+        """Number of ids, special ones counted."""
+        return len(self._words)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a line of tokenised text."""
+        ids = self._ids
+        return [ids.get(word, UNK) for word in split_words(text)]
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """:meth:`encode` for many lines."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The words, joined by spaces."""
+        return " ".join(self._words[i] for i in ids if i not in (PAD, BOS, EOS))
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The word of each id."""
+        return [self._words[i] for i in ids]
+
+
+class Vocabularies(NamedTuple):
+    """The vocabularies of both sides; one and the same object when joint."""
+
+    source: Vocabulary
+    target: Vocabulary
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a line of tokenised text: what stands between spaces, in NFC."""
+    return [word for word in unicodedata.normalize("NFC", text).split(" ") if word]
+
+
+def train_vocabularies(
+    data: Data, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
+) -> Vocabularies:
+    """Learn the vocabularies of a recipe from its training text and write them into ``folder``.
+
+    The same text and settings give the same files, byte for byte. Writes ``subwords.model`` (joint),
+    ``subwords.source.model`` and ``subwords.target.model``, or ``vocab.source.txt`` and ``vocab.target.txt``.
+
+    Args:
+        data: the recipe's data section.
+        pairs_factory: opens the training text; called more than once, each time from the start.
+        folder: where the files go; made if need be.
+
+    Raises:
+        InputError: the text is unusable, or ``data.subwords.size`` is smaller than its alphabet.
+    """
+    if isinstance(data.subwords, WordSubwords):
+        _train_words(data.subwords, pairs_factory, folder)
+    else:
+        _train_subwords(data.subwords, pairs_factory, folder)
+    return load_vocabularies(folder)
+
+
+def _train_words(
+    settings: WordSubwords, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
+) -> None:
+    counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for pair in pairs_factory():
+        for counter, text in zip(counts, pair, strict=True):
+            counter.update(split_words(text))
+    for name, counter, limit in zip(WORD_FILES, counts, (settings.source, settings.target), strict=True):
+        for word in SPECIAL_TOKENS:
+            del counter[word]
+        ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+        words = [*SPECIAL_TOKENS, *(word for word, _ in ranked[: max(0, limit - len(SPECIAL_TOKENS))])]
+        write_atomically(folder / name, "".join(word + "\n" for word in words).encode())
+
+
+def _train_subwords(
+    settings: SentencePieceSubwords, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
+) -> None:
+    # The first pass also shows every fault of the text, before SentencePiece hides it in an error of its own.
+    count = sum(1 for _ in pairs_factory())
+    sides: list[tuple[str, tuple[int, ...]]]
+    sides = [(JOINT_FILE, (0, 1))] if settings.joint else [(SUBWORD_FILES[0], (0,)), (SUBWORD_FILES[1], (1,))]
+    for name, columns in sides:
+        sentences = (
+            unicodedata.normalize("NFC", pair[column])
+            for pair in sample_pairs(pairs_factory(), count, SAMPLE_PAIRS)
+            for column in columns
+            if pair[column].strip()
+        )
+        write_atomically(folder / name, _train_model(settings, sentences))
+
+
+def sample_pairs(pairs: Iterator[tuple[str, str]], count: int, limit: int) -> Iterator[tuple[str, str]]:
+    """Yield ``limit`` of ``count`` pairs in their order, each subset equally likely, always the same one.
+
+    Selection sampling (Knuth, The Art of Computer Programming 2, algorithm 3.4.2 S): nothing is held in memory.
+    """
+    if count <= limit:
+        yield from pairs
+        return
+    draw = random.Random(count)
+    wanted = limit
+    for left, pair in zip(range(count, 0, -1), pairs, strict=False):
+        if draw.random() * left < wanted:
+            yield pair
+            wanted -= 1
+
+
+def _train_model(settings: SentencePieceSubwords, sentences: Iterator[str]) -> bytes:
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.Train(
+            sentence_iterator=sentences,
+            model_writer=model,
+            model_type=settings.type,
+            vocab_size=settings.size,
+            character_coverage=settings.character_coverage,
+            hard_vocab_limit=False,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            unk_surface=SPECIAL_TOKENS[UNK],
+            normalization_rule_name="identity",
+            max_sentence_length=_LONGEST_SENTENCE_BYTES,
+            num_threads=_TRAINING_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        text = str(error)
+        needed = re.search(r"smaller than required_chars\. \d+ vs (\d+)", text)
+        if needed:
+            raise InputError(
+                f"data.subwords.size {settings.size} is too small: the training text needs at least {needed[1]} "
+                "(its characters and the special symbols); raise it or lower data.subwords.character_coverage"
+            ) from error
+        if "sentences_.empty()" in text:
+            raise InputError("the training text has no line from which subwords could be learnt") from error
+        raise InputError(
+            f"SentencePiece cannot learn subwords from the training text: {text.splitlines()[0]}"
+        ) from error
+    size = SentencePieceVocabulary(model.getvalue(), "the new subword model").size
+    if size < settings.size:
+        notice(
+            f"the training text supports only {size} subwords, not data.subwords.size {settings.size}; taking {size}"
+        )
+    return model.getvalue()
+
+
+def vocabulary_files(folder: Path) -> list[Path]:
+    """The vocabulary files in ``folder``: one, two, or none."""
+    for names in ((JOINT_FILE,), SUBWORD_FILES, WORD_FILES):
+        paths = [folder / name for name in names]
+        if all(path.is_file() for path in paths):
+            return paths
+    return []
+
+
+def load_vocabularies(folder: Path) -> Vocabularies:
+    """Load the vocabularies that :func:`train_vocabularies` wrote.
+
+    Raises:
+        InputError: they are absent or damaged.
+    """
+    files = vocabulary_files(folder)
+    if not files:
+        raise InputError(
+            f"{folder}: no vocabulary ({JOINT_FILE}, {' and '.join(SUBWORD_FILES)}, or {' and '.join(WORD_FILES)})"
+        )
+    loaded = [_load(path) for path in files]
+    return Vocabularies(loaded[0], loaded[-1])
+
+
+def _load(path: Path) -> Vocabulary:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}") from error
+    if path.name.endswith(".model"):
+        return SentencePieceVocabulary(content, str(path))
+    try:
+        words = content.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: the vocabulary is not valid UTF-8") from error
+    if words[-1] != "" or tuple(words[:4]) != SPECIAL_TOKENS or len(set(words)) != len(words):
+        raise InputError(
+            f"{path}: damaged vocabulary; expected one word a line, {' '.join(SPECIAL_TOKENS)} first, none twice"
+        )
+    return WordVocabulary(words[:-1])
+
+
+def fingerprint(folder: Path) -> str:
+    """SHA-256 over the names and contents of the vocabulary files in ``folder``.
+
+    Raises:
+        InputError: there are none.
+    """
+    files = vocabulary_files(folder)
+    if not files:
+        raise InputError(f"{folder}: no vocabulary files")
+    digest = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
