@@ -1,0 +1,147 @@
+"""``econmt train``: train a model from a recipe, or go on where it stopped."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from econmt.data.batches import BatchIterator
+from econmt.data.buckets import assign_buckets
+from econmt.data.corpus import search_path
+from econmt.data.store import PreparedData, prepare
+from econmt.memory.report import table as ledger_table
+from econmt.recipe import Recipe, find_recipe, load_recipe
+from econmt.training.folder import ModelFolder
+from econmt.training.interrupts import Interrupted
+from econmt.training.results import Results
+from econmt.training.run import first_model, run_recipe
+from econmt.training.state import seed_everything
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="Recipe: a YAML file or a shipped name.", show_default=False)],
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Keys to change, e.g. training.seed=2.", show_default=False
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--data-dir", help="Folder with the text, looked at first.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--output", "-o", help="Model folder, instead of the recipe's.", show_default=False),
+    ] = None,
+    device: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--device", help="auto, cpu, cuda or cuda:N, instead of the recipe's.", show_default=False
+        ),
+    ] = None,
+    overwrite_output: Annotated[
+        bool,
+        typer.Option("--overwrite-output", "--fresh", help="Start anew; the folder's run is lost."),
+    ] = False,
+    resume_with_changes: Annotated[
+        bool, typer.Option("--resume-with-changes", help="Go on although the recipe has changed.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Prepare the text, say what would be trained, and leave.")
+    ] = False,
+) -> None:
+    """Train a model from a recipe. The same command again goes on where training stopped, however it stopped.
+
+    \b
+    Example:
+      econmt train multi30k training.batch.size=128 --output runs/m1
+    """
+    changes = list(overrides or [])
+    changes += [f"output={output}"] if output is not None else []
+    changes += [f"training.device={device}"] if device is not None else []
+    loaded = load_recipe(recipe, changes)
+    search = search_path(find_recipe(recipe).parent, data_dir)
+    talk = Console(stderr=True, highlight=False)
+    results = Console(highlight=False)
+    if not results.is_terminal:
+        results = Console(highlight=False, width=120)
+    if dry_run:
+        _describe(loaded, _prepare(loaded, search, talk), results)
+        return
+    try:
+        outcome = run_recipe(
+            loaded,
+            search,
+            console=talk,
+            overwrite_output=overwrite_output,
+            resume_with_changes=resume_with_changes,
+        )
+    except Interrupted as interrupted:
+        talk.print(f"econmt: {interrupted}", soft_wrap=True, markup=False)
+        raise typer.Exit(interrupted.exit_code) from interrupted
+    if outcome.results is None:
+        result = outcome.training
+        print(
+            f"{loaded.output}: finished at update {result.update} ({result.reason}), best checkpoint "
+            f"{result.best_update}; nothing to do"
+        )
+        return
+    _print_results(outcome.results, results)
+
+
+def _print_results(found: Results, console: Console) -> None:
+    """The results of a run, on standard output."""
+    for number, sample in enumerate(found.samples, 1):
+        print(f"source {number}:      {sample.source}")
+        print(f"translation {number}: {sample.translation}")
+        print(f"reference {number}:   {sample.reference}")
+    console.print(ledger_table(found.ledger))
+    for picture in found.pictures:
+        print(f"picture: {picture}")
+    if not math.isnan(found.bleu):
+        print(f"{found.corpus} BLEU {found.bleu:.2f} of checkpoint {found.best_update} ({found.signature})")
+
+
+def _prepare(recipe: Recipe, search: list[Path], console: Console) -> PreparedData:
+    folder = ModelFolder(recipe.output)
+    folder.create()
+    store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
+    return prepare(recipe, store, search, show_progress=console.is_terminal)
+
+
+def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
+    """What would be trained: the model by layer, the vocabulary, the batches by shape."""
+    seed_everything(recipe.training.seed)
+    model = first_model(recipe, prepared)
+    print(model)
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    table = Table(title=f"parameters: {sum(sizes.values()):,}")
+    table.add_column("layer")
+    table.add_column("parameters", justify="right")
+    layers = model.parameter_layers()
+    for layer in dict.fromkeys(layers.values()):
+        table.add_row(layer, f"{sum(sizes[name] for name, its in layers.items() if its == layer):,}")
+    console.print(table)
+    source, target = prepared.vocabularies
+    shared = " (one for both)" if source is target else ""
+    print(f"vocabulary: {source.size:,} source, {target.size:,} target{shared}")
+    training = recipe.training
+    batches = BatchIterator(
+        prepared, training.batch, training.bucket_width, training.seed, max_length=recipe.data.max_length
+    )
+    print(f"{len(prepared.train):,} pairs in {batches.batches_per_epoch:,} batches an epoch")
+    buckets = Table(title="buckets")
+    for column in ("source positions", "target positions", "pairs"):
+        buckets.add_column(column, justify="right")
+    found = assign_buckets(
+        prepared.train.source_lengths, prepared.train.target_lengths, training.bucket_width
+    )
+    for (source_width, target_width), pairs in zip(found.shapes.tolist(), found.counts.tolist(), strict=True):
+        buckets.add_row(str(source_width), str(target_width), f"{pairs:,}")
+    console.print(buckets)

@@ -1,0 +1,1 @@
+"""Training: the objective, optimizers and schedules, checkpoints, validation, the trainer."""

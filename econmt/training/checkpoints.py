@@ -1,0 +1,381 @@
+"""Checkpoints: written so that a crash at any moment is harmless, read with every check, nothing ever executed.
+
+The order of a checkpoint of update U:
+
+1. ``params.U.safetensors`` and ``hypotheses.U``, each under a temporary name, synced, renamed;
+2. ``training_state/U.tmp/`` with the state and the optimizer's tensors, synced, renamed to ``training_state/U``:
+   this rename is the commit;
+3. what follows from the committed state: ``params.best.safetensors``, ``metrics.tsv``, old files removed.
+
+A crash before the commit leaves the checkpoint before; :func:`recover` removes the debris. A crash after it leaves
+step 3 to :func:`recover`, which does it again; doing it twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from econmt.data.files import sync_folder
+from econmt.data.subwords import Vocabularies, fingerprint, load_vocabularies
+from econmt.errors import InputError, TrainingError
+from econmt.model import TranslationModel
+from econmt.recipe import Model, Recipe, parse_recipe
+from econmt.training.files import FORMAT, read_metadata, read_tensors, write_tensors, write_text
+from econmt.training.folder import Commit, ModelFolder, remove
+from econmt.training.state import TrainingState
+
+
+class LoadedModel(NamedTuple):
+    """A trained model, in evaluation mode, and what turns text into its ids and back."""
+
+    model: TranslationModel
+    vocabularies: Vocabularies
+    recipe: Recipe
+
+
+class Saved(NamedTuple):
+    """A run as it was saved: parameters and optimizer tensors by name, the optimizer's name, and the rest."""
+
+    state: TrainingState
+    parameters: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    optimizer_name: str
+
+
+def parameters_metadata(model: TranslationModel, update: int, vocabulary: str) -> dict[str, str]:
+    """What a parameter file says about itself: format, update, fingerprint of the vocabulary, the model's sizes."""
+    sizes = {"source_size": model.source_size, "target_size": model.target_size}
+    description = json.dumps({**model.config.model_dump(mode="json"), **sizes}, sort_keys=True)
+    return {"format": FORMAT, "update": str(update), "vocabulary": vocabulary, "model": description}
+
+
+def named_parameters(model: TranslationModel) -> dict[str, torch.nn.Parameter]:
+    """Parameters by name; a matrix shared between layers comes once."""
+    return dict(model.named_parameters())
+
+
+def save_checkpoint(
+    folder: ModelFolder,
+    state: TrainingState,
+    model: TranslationModel,
+    optimizer: Mapping[str, Tensor],
+    optimizer_name: str,
+    hypotheses: Sequence[str] | None,
+) -> None:
+    """Saves the parameters and, unless a plateau made training go back, the state to go on from.
+
+    Args:
+        folder: where.
+        state: with the checkpoint's row of metrics in it.
+        model: the parameters that were validated.
+        optimizer: the tensors to go on with, see :func:`~econmt.training.optimizers.optimizer_tensors`.
+        optimizer_name: whose tensors they are.
+        hypotheses: translations of the validation text, if there are any.
+
+    Raises:
+        OSError: if the disk is full; the checkpoint before is untouched.
+    """
+    metadata = parameters_metadata(model, state.update, state.vocabulary)
+    write_tensors(folder.parameters(state.update), named_parameters(model), metadata)
+    if hypotheses is not None:
+        write_text(folder.hypotheses(state.update), "".join(line + "\n" for line in hypotheses))
+    _commit(
+        folder, Commit(state.update, True), state, optimizer, {**metadata, "optimizer": optimizer_name}, {}
+    )
+
+
+def save_interrupted(
+    folder: ModelFolder,
+    state: TrainingState,
+    model: TranslationModel,
+    optimizer: Mapping[str, Tensor],
+    optimizer_name: str,
+) -> None:
+    """Saves the state between two checkpoints: parameters lie beside it, no parameter file and no metrics are added."""
+    metadata = parameters_metadata(model, state.update, state.vocabulary)
+    extra = {"params.safetensors": (named_parameters(model), metadata)}
+    _commit(
+        folder,
+        Commit(state.update, False),
+        state,
+        optimizer,
+        {**metadata, "optimizer": optimizer_name},
+        extra,
+    )
+
+
+def _commit(
+    folder: ModelFolder,
+    commit: Commit,
+    state: TrainingState,
+    optimizer: Mapping[str, Tensor],
+    optimizer_metadata: Mapping[str, str],
+    extra: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, str]]],
+) -> None:
+    final = folder.state(commit)
+    temporary = final.with_name(final.name + ".tmp")
+    remove(temporary)
+    temporary.mkdir(parents=True)
+    write_tensors(temporary / "optimizer.safetensors", optimizer, optimizer_metadata)
+    for name, (tensors, metadata) in extra.items():
+        write_tensors(temporary / name, tensors, metadata)
+    write_text(temporary / "state.json", state.to_json())
+    sync_folder(temporary)
+    temporary.rename(final)
+    sync_folder(folder.states)
+
+
+def settle(folder: ModelFolder, state: TrainingState, keep_last: int, keep_best_state: bool) -> None:
+    """Makes everything follow from the newest committed state: best parameters, metrics, and what is kept.
+
+    Args:
+        folder: where.
+        state: the newest committed state.
+        keep_last: how many of the newest parameter files are kept, beside the best.
+        keep_best_state: whether the optimizer state of the best checkpoint is kept too.
+    """
+    if state.best_update and not _same_file(folder.parameters(state.best_update), folder.best):
+        _link(folder.parameters(state.best_update), folder.best)
+    if state.metrics:
+        write_text(folder.metrics, state.metrics_text())
+    newest = folder.commits()[-1]
+    states = {newest, Commit(state.best_update, True)} if keep_best_state else {newest}
+    for commit in folder.commits():
+        if commit not in states:
+            _remove_state(folder.state(commit))
+    checkpoints = [int(row["update"]) for row in state.metrics]
+    kept = {*checkpoints[-keep_last:], state.best_update, state.parameters_from}
+    for files in (folder.numbered_parameters(), folder.numbered_hypotheses()):
+        for update, path in files.items():
+            if update not in kept:
+                path.unlink(missing_ok=True)
+
+
+def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Commit | None:
+    """Puts the folder in order after a crash at any moment; the newest saved state, None if there is none.
+
+    Raises:
+        InputError: if the state cannot be read.
+    """
+    for path in folder.temporaries():
+        remove(path)
+    commits = folder.commits()
+    if not commits:
+        for path in (*folder.numbered_parameters().values(), *folder.numbered_hypotheses().values()):
+            path.unlink(missing_ok=True)
+        return None
+    settle(folder, load_state(folder, commits[-1]), keep_last, keep_best_state)
+    return commits[-1]
+
+
+def load_state(folder: ModelFolder, commit: Commit) -> TrainingState:
+    """The training state of a commit, without parameters and optimizer.
+
+    Raises:
+        InputError: if it is broken.
+    """
+    path = folder.state(commit) / "state.json"
+    try:
+        return TrainingState.from_json(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); start anew with --overwrite-output") from error
+
+
+def load_saved(folder: ModelFolder, commit: Commit) -> Saved:
+    """Everything of a commit.
+
+    Raises:
+        InputError: if a file is absent, broken, or of another model's vocabulary.
+    """
+    state = load_state(folder, commit)
+    beside = folder.state(commit) / "params.safetensors"
+    parameters_path = folder.parameters(state.parameters_from) if commit.is_checkpoint else beside
+    optimizer_path = folder.state(commit) / "optimizer.safetensors"
+    parameters, metadata = read_tensors(parameters_path)
+    optimizer, optimizer_metadata = read_tensors(optimizer_path)
+    for found, path in ((metadata, parameters_path), (optimizer_metadata, optimizer_path)):
+        check_vocabulary(found, state.vocabulary, path)
+    return Saved(state, parameters, optimizer, optimizer_metadata.get("optimizer", ""))
+
+
+def check_vocabulary(metadata: Mapping[str, str], expected: str, path: Path) -> None:
+    """Raises InputError if a file's parameters were learnt with another vocabulary."""
+    if metadata.get("vocabulary") != expected:
+        raise InputError(
+            f"{path}: its vocabulary is another one (fingerprint {metadata.get('vocabulary', 'none')[:12]}, here "
+            f"{expected[:12]}); put back the vocabulary files that it was trained with"
+        )
+
+
+def load_parameters(model: TranslationModel, tensors: Mapping[str, Tensor], where: Path | str) -> None:
+    """Copies tensors into a model's parameters.
+
+    Raises:
+        InputError: naming the file and the first parameter that is missing, unknown, or of another shape.
+    """
+    parameters = named_parameters(model)
+    for name in [*parameters, *tensors]:
+        if name not in tensors or name not in parameters:
+            state = "has no parameter" if name not in tensors else "has a parameter unknown to the model,"
+            raise InputError(
+                f"{where}: {state} '{name}'; it belongs to another model than the recipe describes"
+            )
+        if tensors[name].shape != parameters[name].shape:
+            raise InputError(
+                f"{where}: parameter '{name}' has shape {tuple(tensors[name].shape)}, the recipe's model "
+                f"{tuple(parameters[name].shape)}; it belongs to another model than the recipe describes"
+            )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+
+def load_model(
+    folder: Path | str, which: str | int | Path = "best", device: torch.device | str = "cpu"
+) -> LoadedModel:
+    """A trained model from its folder.
+
+    Args:
+        folder: a model folder, or a lean export of one.
+        which: "best", "last", the update of a checkpoint, or the path of a parameter file.
+        device: where the parameters go.
+
+    Raises:
+        InputError: naming the file, if something is absent, broken, or does not belong together.
+    """
+    home = ModelFolder(folder)
+    if not home.path.is_dir():
+        raise InputError(f"{home.path}: no such model folder; give the folder that econmt train wrote")
+    try:
+        recipe = parse_recipe(home.recipe.read_text(encoding="utf-8"), str(home.recipe))
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{home.path}: no recipe.yaml, so not a model folder; give what econmt train wrote"
+        ) from error
+    path = parameter_file(home, which)
+    tensors, metadata = read_tensors(path)
+    check_vocabulary(metadata, fingerprint(home.path), path)
+    check_model(metadata, recipe.model, path)
+    vocabularies = load_vocabularies(home.path)
+    model = TranslationModel(recipe.model, vocabularies.source.size, vocabularies.target.size)
+    load_parameters(model, tensors, path)
+    return LoadedModel(model.to(device).eval(), vocabularies, recipe)
+
+
+def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:
+    """The parameter file that "best", "last", an update or a path means.
+
+    Raises:
+        InputError: if there is none.
+    """
+    if isinstance(which, Path):
+        return which
+    numbered = folder.numbered_parameters()
+    if which == "best":
+        path: Path | None = folder.best
+    elif which == "last":
+        path = numbered[max(numbered)] if numbered else None
+    elif str(which).isdigit():
+        path = folder.parameters(int(which))
+    else:
+        raise InputError(f"checkpoint '{which}': give best, last or the number of an update")
+    if path is None or not path.exists():
+        held = ", ".join(str(update) for update in sorted(numbered)) or "none"
+        raise InputError(f"{folder.path}: no checkpoint '{which}' (checkpoints of updates: {held})")
+    return path
+
+
+def check_model(metadata: Mapping[str, str], model: Model, path: Path) -> None:
+    """Raises InputError if a file's parameters belong to another kind of model; dropout and first values may differ."""
+    theirs = json.loads(metadata["model"]) if "model" in metadata else {}
+    ours = model.model_dump(mode="json")
+    for key in sorted(set(ours) & set(theirs) - {"dropout", "initialization"}):
+        if ours[key] != theirs[key]:
+            raise InputError(
+                f"{path}: was trained with model.{key} {_short(theirs[key])}, the recipe says {_short(ours[key])}; "
+                "put back the recipe.yaml that it was trained with"
+            )
+
+
+def export_model(folder: Path | str, destination: Path | str) -> Path:
+    """Copies what translation needs, the best parameters, recipe and vocabulary, and none of the training state.
+
+    Returns:
+        The destination.
+
+    Raises:
+        InputError: if the folder holds no model or the destination cannot be written or holds one already.
+    """
+    home, target = ModelFolder(folder), ModelFolder(destination)
+    load_model(home.path)
+    if target.best.exists() or target.recipe.exists():
+        raise InputError(f"{target.path}: holds a model already; give a new folder")
+    vocabulary = [path for path in home.path.iterdir() if path.name.startswith(("subwords.", "vocab."))]
+    try:
+        target.path.mkdir(parents=True, exist_ok=True)
+        for path in (home.recipe, *sorted(vocabulary), home.best):
+            shutil.copyfile(path, target.path / path.name)
+    except OSError as error:
+        raise InputError(
+            f"{target.path}: cannot be written ({error.strerror}); give another folder"
+        ) from error
+    return target.path
+
+
+@contextlib.contextmanager
+def saving(folder: ModelFolder, update: int, last: int) -> Iterator[None]:
+    """Turns a failure to write into one line that says what is whole.
+
+    Raises:
+        TrainingError: naming the update and the last good checkpoint.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        good = f"the checkpoint of update {last} is whole" if last else "there is no earlier one"
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise TrainingError(
+            f"{folder.path}: cannot save the checkpoint of update {update} ({reason}); {good}: free some space and run "
+            "the same command again to go on"
+        ) from error
+
+
+def _remove_state(path: Path) -> None:
+    # Renamed first, so that a crash never leaves half a state under a good name.
+    going = path.with_name(path.name + ".tmp")
+    remove(going)
+    path.rename(going)
+    remove(going)
+
+
+def _same_file(source: Path, link: Path) -> bool:
+    if not link.exists():
+        return False
+    return source.samefile(link) or read_metadata(source) == read_metadata(link)
+
+
+def _link(source: Path, link: Path) -> None:
+    temporary = link.with_name(link.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+    temporary.replace(link)
+    sync_folder(link.parent)
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value) if not isinstance(value, str) else value

@@ -1,0 +1,88 @@
+"""Where a run computes and in which precision."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from econmt.errors import InputError
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that a recipe or an option names: auto, cpu, cuda or cuda:N.
+
+    Raises:
+        InputError: if there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device '{name}': unknown; give auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device '{name}': not supported; give auto, cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            found = f"{count} GPUs" if count else "no GPU"
+            raise InputError(f"device '{name}': torch sees {found} here; give device cpu or auto")
+    return device
+
+
+def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
+    """The dtype of products and feature maps: auto is bfloat16 on a GPU that has it in hardware, else float32."""
+    if precision == "bfloat16":
+        return torch.bfloat16
+    has_it = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.bfloat16 if precision == "auto" and has_it else torch.float32
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
+    """The context in which the model runs: parameters stay float32, products are made in ``dtype``."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+@contextlib.contextmanager
+def reproducible(device: torch.device, threads: int | None) -> Iterator[None]:
+    """Deterministic algorithms on the CPU, where they cost nothing, and the recipe's number of threads.
+
+    On a GPU, scattered additions (the gradient of an embedding) stay as fast as they are, so two runs there agree to
+    rounding only.
+    """
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        torch.get_num_threads(),
+    )
+    if device.type == "cpu":
+        # A fill of every new tensor is what would cost.
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = (
+            False  # a fill of every new tensor is what would cost
+        )
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = before[2]  # type: ignore[attr-defined]
+        if threads is not None:
+            torch.set_num_threads(before[3])
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the most that tensors took on the GPU, or the largest resident set of the process on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":  # no such call there
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,61 @@
+"""SIGTERM and Ctrl-C: training finishes the running update, saves and leaves."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from econmt.errors import EconmtError
+
+_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+class Interrupted(EconmtError):  # noqa: N818  not an error
+    """Training left because it was told to; everything is saved and the message says how to go on."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Interrupts:
+    """While active, the first SIGTERM or Ctrl-C is only remembered; the second leaves at once."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():  # elsewhere python allows no handlers
+            for number in _EXIT_CODES:
+                self._before[number] = signal.signal(number, self._receive)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    @property
+    def pending(self) -> bool:
+        """Whether to leave."""
+        return self.received is not None
+
+    @property
+    def name(self) -> str:
+        """What to call the signal in a message."""
+        return "Ctrl-C" if self.received == signal.SIGINT else "SIGTERM"
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that shells expect after the signal."""
+        assert self.received is not None
+        return _EXIT_CODES[self.received]
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)

@@ -1,0 +1,169 @@
+"""What a finished run leaves for a person: test BLEU, sample translations, pictures, and where the bytes went."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from econmt.data.batches import BatchIterator
+from econmt.data.store import PreparedData
+from econmt.decoding.pictures import draw_attention
+from econmt.decoding.translator import Translation, Translator
+from econmt.evaluation.metrics import bleu
+from econmt.memory.ledger import Ledger, measure_step
+from econmt.recipe import Recipe
+from econmt.training.checkpoints import load_model, load_saved, load_state, named_parameters
+from econmt.training.devices import autocast
+from econmt.training.files import write_text
+from econmt.training.folder import ModelFolder
+from econmt.training.objective import loss_of_batch
+from econmt.training.optimizers import load_optimizer_tensors, make_optimizer
+from econmt.training.pictures import draw_learning_curve
+
+SAMPLES = 3
+READABLE_TOKENS = range(4, 25)
+"""Source tokens of a sentence whose attention is worth a picture."""
+
+
+class Sample(NamedTuple):
+    """A sentence, its translation and its reference."""
+
+    source: str
+    translation: str
+    reference: str
+
+
+class Results(NamedTuple):
+    """Of the best checkpoint. ``corpus`` is "test" if the recipe has a test text, else "validation"."""
+
+    best_update: int
+    corpus: str
+    bleu: float
+    signature: str
+    samples: list[Sample]
+    pictures: list[Path]
+    ledger: Ledger
+
+
+def are_complete(folder: ModelFolder, recipe: Recipe, update: int) -> bool:
+    """Whether the results of a run that ended at ``update`` are there."""
+    if not folder.results.is_file():
+        return False
+    found = json.loads(folder.results.read_text(encoding="utf-8"))
+    return bool(found["update"] == update and found["test"] == recipe.data.test)
+
+
+def make_results(
+    recipe: Recipe, folder: ModelFolder, prepared: PreparedData, device: torch.device, precision: torch.dtype
+) -> Results:
+    """Translates with the best parameters, draws, measures, and notes in results.json that it is done.
+
+    Raises:
+        InputError: if the folder holds no checkpoint, or one that cannot be read.
+        OSError: if the disk is full.
+    """
+    commit = folder.commits()[-1]
+    state = load_state(folder, commit)
+    loaded = load_model(folder.path, "best", device)
+    translator = Translator(
+        [loaded.model],
+        loaded.vocabularies,
+        recipe.decoding,
+        device,
+        precision,
+        max_length=recipe.data.max_length,
+    )
+    score, signature = float("nan"), ""
+    if prepared.test is not None:
+        corpus, sources, references = "test", prepared.test_source, prepared.test_target
+        translations = list(translator.translate(sources))
+        hypotheses = [translation.text for translation in translations]
+        write_text(folder.test_hypotheses, "".join(line + "\n" for line in hypotheses))
+        measured = bleu(hypotheses, references)
+        score, signature = measured.value, measured.signature
+    else:
+        corpus, sources, references = "validation", prepared.valid_source[:100], prepared.valid_target[:100]
+        translations = list(translator.translate(sources))
+        row = next(row for row in state.metrics if row["update"] == state.best_update)
+        score, signature = row["bleu"], state.signature
+    samples = [
+        Sample(*three) for three in zip(sources, (t.text for t in translations), references, strict=True)
+    ]
+    result = Results(
+        best_update=state.best_update,
+        corpus=corpus,
+        bleu=score,
+        signature=signature,
+        samples=samples[:SAMPLES],
+        pictures=_draw(folder, state.metrics, state.best_update, translations, sources, translator),
+        ledger=_measure(recipe, folder, prepared, device, precision),
+    )
+    record = {
+        "update": state.update,
+        "best_update": state.best_update,
+        "test": recipe.data.test,
+        "corpus": corpus,
+        "bleu": score,
+        "signature": signature,
+        "pictures": [str(path.relative_to(folder.path)) for path in result.pictures],
+    }
+    write_text(folder.results, json.dumps(record, indent=1) + "\n")
+    return result
+
+
+def _draw(
+    folder: ModelFolder,
+    metrics: list[dict[str, float]],
+    best_update: int,
+    translations: list[Translation],
+    sources: list[str],
+    translator: Translator,
+) -> list[Path]:
+    curve = folder.pictures / "learning_curve.png"
+    draw_learning_curve(metrics, best_update, curve)
+    lengths = {index: len(t.source_tokens) for index, t in enumerate(translations) if t.tokens}
+    if not lengths:
+        return [curve]
+    # The longest of the readable ones shows most reordering; without one, the shortest can be read best.
+    readable = [index for index, length in lengths.items() if length in READABLE_TOKENS]
+    chosen = max(readable, key=lengths.__getitem__) if readable else min(lengths, key=lengths.__getitem__)
+    watching = Translator(
+        translator.models,
+        translator.vocabularies,
+        replace(translator.options, attention=True),
+        translator.device,
+        translator.precision,
+        max_length=translator.max_length,
+    )
+    (translation,) = watching.translate([sources[chosen]])
+    assert translation.attention is not None
+    picture = folder.pictures / "attention.png"
+    draw_attention(translation.attention, translation.source_tokens, translation.tokens, picture)
+    return [curve, picture]
+
+
+def _measure(
+    recipe: Recipe, folder: ModelFolder, prepared: PreparedData, device: torch.device, precision: torch.dtype
+) -> Ledger:
+    """The bytes of a training step on the largest batch."""
+    training = recipe.training
+    model = load_model(folder.path, "best", device).model.train()
+    parameters = named_parameters(model)
+    optimizer = make_optimizer(parameters, training.optimizer)
+    saved = load_saved(folder, folder.commits()[-1])
+    if saved.optimizer_name == training.optimizer.name:
+        load_optimizer_tensors(optimizer, parameters, saved.optimizer, str(folder.path))
+    batches = BatchIterator(
+        prepared, training.batch, training.bucket_width, training.seed, max_length=recipe.data.max_length
+    )
+    batch = batches.worst_batch().to(device)
+
+    def loss() -> torch.Tensor:
+        with autocast(device, precision):
+            return loss_of_batch(model, batch, training.label_smoothing)[0]
+
+    return measure_step(model, loss, optimizer, batch.target_tokens)

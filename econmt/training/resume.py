@@ -1,0 +1,73 @@
+"""Whether a run in a folder may go on under a recipe, and from where."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from econmt.errors import InputError
+from econmt.recipe import Recipe, differing_keys, parse_recipe
+from econmt.training.checkpoints import recover
+from econmt.training.folder import Commit, ModelFolder
+
+FREE_KEYS = frozenset(
+    {
+        "name",
+        "output",
+        "data.test",
+        "data.prepared",
+        "training.max_updates",
+        "training.max_epochs",
+        "training.max_tokens",
+        "training.max_seconds",
+        "training.early_stopping.max_num_checkpoint_not_improved",
+        "training.keep_last_params",
+        "training.device",
+        "training.threads",
+        "training.log_interval",
+    }
+)
+"""Keys that may differ when a run goes on: they change when it ends or how it runs, not what it learns."""
+
+
+class Start(NamedTuple):
+    """Where a run starts: from a saved state, or anew if that is None.
+
+    ``changes`` names keys that differ from the recipe it began with, ``with_changes`` says to go on all the same.
+    """
+
+    commit: Commit | None = None
+    changes: tuple[str, ...] = ()
+    with_changes: bool = False
+
+
+def find_start(recipe: Recipe, folder: ModelFolder, *, resume_with_changes: bool) -> Start:
+    """Puts a folder in order and finds the state to go on from.
+
+    Raises:
+        InputError: if the folder's run has another recipe and ``resume_with_changes`` does not say to go on.
+    """
+    keep_best_state = recipe.training.schedule.name == "plateau-reduce"
+    commit = recover(folder, recipe.training.keep_last_params, keep_best_state)
+    if commit is None:
+        return Start()
+    try:
+        old = parse_recipe(folder.recipe.read_text(encoding="utf-8"), str(folder.recipe))
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{folder.path}: holds checkpoints but no recipe.yaml; put it back or start anew with --overwrite-output"
+        ) from error
+    changes = [
+        f"{key} {_shown(before)} -> {_shown(now)}"
+        for key, before, now in differing_keys(old, recipe)
+        if key not in FREE_KEYS
+    ]
+    if changes and not resume_with_changes:
+        raise InputError(
+            f"{folder.path}: was trained with another recipe: {'; '.join(changes)}; go on all the same with "
+            "--resume-with-changes, start anew with --overwrite-output, or give another output=DIR"
+        )
+    return Start(commit, tuple(changes), resume_with_changes)
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,178 @@
+"""A recipe from beginning to end: find where it stands, prepare its text, train, leave results."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from econmt.data.store import PreparedData, prepare
+from econmt.data.subwords import fingerprint
+from econmt.errors import InputError, TrainingError
+from econmt.model import TranslationModel
+from econmt.recipe import Recipe, recipe_text
+from econmt.training.checkpoints import load_state
+from econmt.training.devices import reproducible, resolve_device, resolve_precision
+from econmt.training.files import write_text
+from econmt.training.folder import ModelFolder
+from econmt.training.interrupts import Interrupts
+from econmt.training.limits import end_reason
+from econmt.training.progress import Progress
+from econmt.training.results import Results, are_complete, make_results
+from econmt.training.resume import Start, find_start
+from econmt.training.state import TrainingState, seed_everything
+from econmt.training.trainer import Trainer, TrainingResult
+
+
+class Outcome(NamedTuple):
+    """What a command did. ``results`` is None if the run was complete before."""
+
+    training: TrainingResult
+    results: Results | None
+
+
+def run_recipe(
+    recipe: Recipe,
+    search: Sequence[Path],
+    *,
+    console: Console,
+    overwrite_output: bool = False,
+    resume_with_changes: bool = False,
+) -> Outcome:
+    """Trains a recipe in its model folder, from the beginning or from where it stands.
+
+    Args:
+        recipe: the run.
+        search: folders in which its text is looked for.
+        console: where a person reads how it goes.
+        overwrite_output: start anew, whatever is in the folder.
+        resume_with_changes: go on although the recipe differs from the one the run began with.
+
+    Raises:
+        InputError: if something that the user gave cannot be used.
+        TrainingError: if training had to stop.
+        Interrupted: after SIGTERM or Ctrl-C, with everything saved.
+    """
+    device = resolve_device(recipe.training.device)
+    precision = resolve_precision(recipe.training.precision, device)
+    folder = ModelFolder(recipe.output)
+    folder.create()
+    with folder.locked():
+        if overwrite_output:
+            folder.clear()
+            folder.create()
+        start = find_start(recipe, folder, resume_with_changes=resume_with_changes)
+        if start.commit is not None:
+            state = load_state(folder, start.commit)
+            reason = end_reason(recipe.training, state, state.data["epoch"])
+            ended = reason is not None and state.last_checkpoint == state.update
+            if ended and are_complete(folder, recipe, state.update):
+                assert reason is not None
+                result = TrainingResult(reason, state.update, state.best_update, state.metrics, False)
+                return Outcome(result, None)
+        with reproducible(device, recipe.training.threads):
+            store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
+            prepared = prepare(recipe, store, search, show_progress=console.is_terminal)
+            result = train(recipe, folder, prepared, start=start, console=console)
+            return Outcome(result, make_results(recipe, folder, prepared, device, precision))
+
+
+def train(
+    recipe: Recipe, folder: ModelFolder, prepared: PreparedData, *, start: Start, console: Console
+) -> TrainingResult:
+    """Trains prepared text until a limit; the folder must be this process's alone.
+
+    Args:
+        recipe: the run.
+        folder: its model folder, in order (see :func:`~econmt.training.resume.find_start`).
+        prepared: its text as ids.
+        start: from where.
+        console: where a person reads how it goes.
+
+    Raises:
+        TrainingError: if the loss is not finite, or memory or the disk are full.
+        Interrupted: after SIGTERM or Ctrl-C, with everything saved.
+    """
+    trainer, notes = make_trainer(recipe, folder, prepared, start)
+    try:
+        write_text(folder.recipe, recipe_text(recipe))
+        interrupts = Interrupts()
+        progress = Progress(folder.log, folder.tensorboard, console, trainer.state.update)
+        with interrupts, progress:
+            for note in notes:
+                progress.note(note)
+            result = trainer.run(progress, interrupts)
+            progress.note(f"training ended: {result.reason}; best checkpoint {result.best_update}")
+            return result
+    except OSError as error:
+        raise TrainingError(
+            f"{folder.path}: cannot be written ({error.strerror or error}); the last checkpoint is whole: free some "
+            "space and run the same command again to go on"
+        ) from error
+
+
+def make_trainer(
+    recipe: Recipe, folder: ModelFolder, prepared: PreparedData, start: Start
+) -> tuple[Trainer, list[str]]:
+    """A trainer at its start, and what a person should know about it, one line each."""
+    device = resolve_device(recipe.training.device)
+    precision = resolve_precision(recipe.training.precision, device)
+    seed_everything(recipe.training.seed)
+    model = first_model(recipe, prepared)
+    for path in prepared.vocabulary_files:
+        _copy(path, folder.path / path.name, start)
+    state = TrainingState(vocabulary=fingerprint(folder.path), text=text_fingerprint(prepared))
+    trainer = Trainer(recipe, folder, prepared, model.to(device), state, device, precision)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    notes = [
+        f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} pairs, {trainer.batches.batches_per_epoch:,} "
+        f"batches an epoch, {device}, {str(precision).removeprefix('torch.')}, folder {folder.path}"
+    ]
+    if start.commit is not None:
+        notes += trainer.load(start.commit)
+        notes += [f"going on with a changed recipe: {change}" for change in start.changes]
+        if trainer.state.text != state.text:
+            if not start.with_changes:
+                raise InputError(
+                    f"{folder.path}: the run began with other text (a training or validation file has changed); put it "
+                    "back, go on all the same with --resume-with-changes, or start anew with --overwrite-output"
+                )
+            notes.append("going on with changed text")
+            trainer.state.text = state.text
+        notes.append(f"going on from update {trainer.state.update}")
+    return trainer, notes
+
+
+def first_model(recipe: Recipe, prepared: PreparedData) -> TranslationModel:
+    """The model on the CPU with the first parameters that the generator gives."""
+    vocabularies = prepared.vocabularies
+    return TranslationModel(recipe.model, vocabularies.source.size, vocabularies.target.size)
+
+
+def text_fingerprint(prepared: PreparedData) -> str:
+    """Tells prepared texts apart: by their counts, and by the lines that validation compares with."""
+    counts = {key: value for key, value in prepared.statistics.items() if key not in ("seconds", "test")}
+    digest = hashlib.sha256(json.dumps(counts, sort_keys=True).encode())
+    for line in (*prepared.valid_source, *prepared.valid_target):
+        digest.update(line.encode("utf-8") + b"\n")
+    return digest.hexdigest()
+
+
+def _copy(source: Path, destination: Path, start: Start) -> None:
+    """Puts a vocabulary file into the model folder; a run that goes on must find the one it began with."""
+    content = source.read_bytes()
+    if destination.exists() and destination.read_bytes() == content:
+        return
+    if start.commit is not None:
+        raise InputError(
+            f"{destination}: the run began with another vocabulary than the prepared text has ({source}); put back the "
+            "text it began with, or start anew with --overwrite-output"
+        )
+    temporary = destination.with_name(destination.name + ".tmp")
+    shutil.copyfile(source, temporary)
+    temporary.replace(destination)

@@ -1,0 +1,61 @@
+"""How the learning rate changes over the updates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from econmt import recipe
+
+
+class Schedule:
+    """The learning rate of each update.
+
+    constant keeps the recipe's rate; inverse-sqrt multiplies it by sqrt(warmup / update) after the warm-up (Vaswani et
+    al., 2017, up to the constant); plateau-reduce multiplies it by ``reduce_factor`` whenever
+    ``reduce_num_not_improved`` checkpoints in a row brought no improvement. All of them rise linearly from zero over
+    the first ``warmup`` updates.
+    """
+
+    def __init__(self, config: recipe.Schedule, learning_rate: float) -> None:
+        self._config = config
+        self._base = learning_rate
+        self.factor = 1.0
+        self.num_not_improved = 0
+
+    def learning_rate(self, update: int) -> float:
+        """The rate of an update, counted from 1."""
+        assert update >= 1, update
+        warmup = self._config.warmup
+        rate = self._base * self.factor
+        if update < warmup:
+            return rate * update / warmup
+        if self._config.name == "inverse-sqrt":
+            return rate * math.sqrt(warmup / update)
+        return rate
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether a reduction goes back to the best parameters, so that their optimizer state must be kept."""
+        return self._config.name == "plateau-reduce"
+
+    def checkpoint(self, improved: bool) -> bool:
+        """Takes note of a checkpoint; True if the rate was reduced and training must go back to the best one."""
+        if not self.goes_back:
+            return False
+        self.num_not_improved = 0 if improved else self.num_not_improved + 1
+        if self.num_not_improved < self._config.reduce_num_not_improved:
+            return False
+        self.num_not_improved = 0
+        self.factor *= self._config.reduce_factor
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a later run needs to go on, as JSON values."""
+        return {"name": self._config.name, "factor": self.factor, "num_not_improved": self.num_not_improved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a state; the state of a schedule of another name is left aside."""
+        if state["name"] == self._config.name:
+            self.factor = float(state["factor"])
+            self.num_not_improved = int(state["num_not_improved"])

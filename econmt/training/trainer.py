@@ -1,0 +1,394 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+from econmt.data.batches import Batch, BatchIterator
+from econmt.data.store import PreparedData
+from econmt.errors import TrainingError
+from econmt.model import TranslationModel
+from econmt.recipe import Recipe
+from econmt.training.checkpoints import (
+    Saved,
+    load_parameters,
+    load_saved,
+    named_parameters,
+    save_checkpoint,
+    save_interrupted,
+    saving,
+    settle,
+)
+from econmt.training.devices import autocast, peak_memory
+from econmt.training.files import read_tensors
+from econmt.training.folder import Commit, ModelFolder
+from econmt.training.interrupts import Interrupted, Interrupts
+from econmt.training.limits import end_reason, seconds_left
+from econmt.training.objective import loss_of_batch
+from econmt.training.optimizers import (
+    load_optimizer_tensors,
+    make_optimizer,
+    optimizer_tensors,
+    set_learning_rate,
+)
+from econmt.training.progress import Figures, Progress
+from econmt.training.readings import Reading, Readings
+from econmt.training.schedules import Schedule
+from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
+from econmt.training.validation import Abandoned, Validation, validate
+
+
+class TrainingResult(NamedTuple):
+    """How a run ended: why, and its best checkpoint."""
+
+    reason: str
+    update: int
+    best_update: int
+    metrics: list[dict[str, float]]
+    went_on: bool
+    """False if the run had come to its end before and nothing was done."""
+
+
+class Trainer:
+    """One process of one run.
+
+    Args:
+        recipe: the run.
+        folder: its model folder, in order.
+        prepared: its text as ids.
+        model: with first parameters, on the device.
+        state: where it stands; a new one or a saved one's.
+        device: where it computes.
+        precision: dtype of products and feature maps.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: ModelFolder,
+        prepared: PreparedData,
+        model: TranslationModel,
+        state: TrainingState,
+        device: torch.device,
+        precision: torch.dtype,
+    ) -> None:
+        training = recipe.training
+        self.recipe = recipe
+        self.folder = folder
+        self.prepared = prepared
+        self.model = model
+        self.state = state
+        self.device = device
+        self.precision = precision
+        self.parameters = named_parameters(model)
+        self.optimizer = make_optimizer(self.parameters, training.optimizer)
+        self.schedule = Schedule(training.schedule, training.optimizer.learning_rate)
+        self.batches = BatchIterator(
+            prepared, training.batch, training.bucket_width, training.seed, max_length=recipe.data.max_length
+        )
+        self._readings = Readings(device)
+        self._last = Reading(0, 0.0, 0.0, 0, ())
+        self._saved = state.update
+        self._clock = time.monotonic()
+
+    # ------------------------------------------------------------------ going on
+
+    def load(self, commit: Commit) -> list[str]:
+        """Goes on from a saved state; returns what could not be taken over, in words."""
+        saved = load_saved(self.folder, commit)
+        where = str(self.folder.state(commit))
+        notes = []
+        self.state = saved.state
+        self._saved = saved.state.update
+        load_parameters(self.model, saved.parameters, where)
+        if saved.optimizer_name == self.recipe.training.optimizer.name:
+            load_optimizer_tensors(self.optimizer, self.parameters, saved.optimizer, where)
+        else:
+            notes.append(f"the optimizer was {saved.optimizer_name}: its state is left aside")
+        self.schedule.load_state_dict(saved.state.schedule)
+        self.batches.load_state_dict(saved.state.data)
+        restore_random_states(saved.state.random)
+        return notes
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
+        """Trains until a limit, early stopping or an interruption.
+
+        Raises:
+            Interrupted: after SIGTERM or Ctrl-C, with everything saved.
+            TrainingError: if the loss is not finite, or memory or the disk are full.
+        """
+        self.model.train()
+        self._clock = time.monotonic()
+        while True:
+            if interrupts.pending:
+                self._leave(interrupts)
+            reason = end_reason(self.recipe.training, self.state, self.batches.epoch)
+            if self._checkpoint_due(reason):
+                self._checkpoint(progress, interrupts)
+            elif reason is not None:
+                return TrainingResult(
+                    reason, self.state.update, self.state.best_update, self.state.metrics, True
+                )
+            else:
+                self._update(progress)
+
+    def _checkpoint_due(self, reason: str | None) -> bool:
+        state = self.state
+        on_time = state.update % self.recipe.training.checkpoint_interval == 0 or reason is not None
+        return state.update > state.last_checkpoint and on_time
+
+    def _update(self, progress: Progress) -> None:
+        """One update of the parameters, from ``update_interval`` batches."""
+        training = self.recipe.training
+        began = time.monotonic()
+        update = self.state.update + 1
+        batches = [next(self.batches) for _ in range(training.update_interval)]
+        tokens = sum(batch.target_tokens for batch in batches)
+        set_learning_rate(self.optimizer, self.schedule.learning_rate(update))
+        loss, norm = self.gradient(batches, tokens)
+        indices = [batch.indices.numpy() for batch in batches]
+        for reading in self._readings.submit(update, loss, norm, tokens, indices):
+            self._count(reading)
+        self.optimizer.step()
+        self.state.update = update
+        self.state.target_tokens += tokens
+        for meter in (self.state.since_log, self.state.since_checkpoint):
+            meter.tokens += tokens
+            meter.seconds += time.monotonic() - began
+        self._tick()
+        if update % training.log_interval == 0:
+            self._flush()
+            progress.updates(self._figures(update))
+            self.state.since_log = Meter()
+        else:
+            progress.live(self._figures(update))
+
+    def gradient(self, batches: list[Batch], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Leaves the clipped gradient of the loss a token in the parameters.
+
+        Args:
+            batches: whose losses are added up.
+            tokens: target tokens of all of them.
+
+        Returns:
+            The summed loss and the norm of the gradient before clipping, scalars on the device.
+        """
+        training = self.recipe.training
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            try:
+                with autocast(self.device, self.precision):
+                    loss, _ = loss_of_batch(self.model, batch.to(self.device), training.label_smoothing)
+                (loss / tokens).backward()  # type: ignore[no-untyped-call]
+            except torch.cuda.OutOfMemoryError as error:
+                raise TrainingError(self._out_of_memory(batch)) from error
+            total = total + loss.detach()
+        clipping = training.gradient_clipping
+        limit = clipping.threshold if clipping.type == "norm" else float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), limit)
+        if clipping.type == "value":
+            torch.nn.utils.clip_grad_value_(self.parameters.values(), clipping.threshold)
+        return total, norm
+
+    def _count(self, reading: Reading) -> None:
+        if not reading.finite:
+            raise TrainingError(self._not_finite(reading))
+        self._last = reading
+        self.state.since_log.loss += reading.loss
+        self.state.since_checkpoint.loss += reading.loss
+
+    def _flush(self) -> None:
+        for reading in self._readings.flush():
+            self._count(reading)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self.state.seconds += now - self._clock
+        self._clock = now
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _checkpoint(self, progress: Progress, interrupts: Interrupts) -> None:
+        """Validates and saves; nothing of it stays if an interruption cuts the validation short."""
+        self._flush()
+        try:
+            with _random_states_kept():
+                result = validate(
+                    self.model,
+                    self.prepared,
+                    self.recipe,
+                    self.device,
+                    self.precision,
+                    lambda: interrupts.pending,
+                )
+        except Abandoned:
+            return
+        state = self.state
+        improved = self._judge(result)
+        new_signature = result.signature != state.signature
+        state.signature = result.signature
+        self._tick()
+        state.metrics.append(self._row(result))
+        state.last_checkpoint = state.update
+        state.parameters_from = state.update
+        state.since_checkpoint = Meter()
+        goes_back = self.schedule.checkpoint(improved)
+        tensors = optimizer_tensors(self.optimizer, self.parameters)
+        best = None
+        if goes_back:
+            best = self._best(tensors)
+            tensors = best.optimizer
+            state.parameters_from = state.best_update
+        self._remember()
+        with saving(self.folder, state.update, self._saved):
+            name = self.recipe.training.optimizer.name
+            save_checkpoint(self.folder, state, self.model, tensors, name, result.hypotheses)
+            settle(self.folder, state, self.recipe.training.keep_last_params, self.schedule.goes_back)
+        self._saved = state.update
+        if best is not None:
+            load_parameters(self.model, best.parameters, self.folder.path)
+            load_optimizer_tensors(self.optimizer, self.parameters, best.optimizer, str(self.folder.path))
+        if new_signature:
+            progress.note(f"BLEU signature {result.signature}")
+        self._tell(progress, result, improved, goes_back)
+
+    def _best(self, current: dict[str, torch.Tensor]) -> Saved:
+        """The best checkpoint; with the ``current`` optimizer tensors if another schedule did not keep its own."""
+        commit = Commit(self.state.best_update, True)
+        if self.folder.state(commit).is_dir():
+            return load_saved(self.folder, commit)
+        parameters, _ = read_tensors(self.folder.parameters(self.state.best_update))
+        return Saved(self.state, parameters, current, self.recipe.training.optimizer.name)
+
+    def _judge(self, result: Validation) -> bool:
+        """Whether this checkpoint is the best so far; the first one always is."""
+        state = self.state
+        by_bleu = self.recipe.training.early_stopping.metric == "bleu"
+        score = result.bleu if by_bleu else result.perplexity
+        best = state.best_score
+        improved = best is None or (score > best if by_bleu else score < best)
+        if improved:
+            state.best_score, state.best_update, state.num_not_improved = score, state.update, 0
+        else:
+            state.num_not_improved += 1
+        return improved
+
+    def _row(self, result: Validation) -> dict[str, float]:
+        state = self.state
+        meter = state.since_checkpoint
+        return {
+            "update": state.update,
+            "seconds": state.seconds,
+            "target_tokens": state.target_tokens,
+            "train_loss": meter.loss / meter.tokens,
+            "valid_perplexity": result.perplexity,
+            "bleu": result.bleu,
+            "learning_rate": self.schedule.learning_rate(state.update),
+            "target_tokens_per_second": meter.tokens / max(meter.seconds, 1e-9),
+            "peak_memory_bytes": peak_memory(self.device),
+            "epoch": self.batches.epoch,
+            "gradient_norm": self._last.gradient_norm,
+        }
+
+    def _remember(self) -> None:
+        """Puts what lives outside of the state into it, before it is saved."""
+        self.state.schedule = self.schedule.state_dict()
+        self.state.data = self.batches.state_dict()
+        self.state.random = random_states()
+
+    def _tell(self, progress: Progress, result: Validation, improved: bool, goes_back: bool) -> None:
+        state = self.state
+        parts = [f"checkpoint {state.update}: validation perplexity {result.perplexity:.2f}"]
+        if result.signature:
+            parts.append(f"BLEU {result.bleu:.2f}")
+        best = "the best so far" if improved else f"best is checkpoint {state.best_update}"
+        parts.append(
+            best if improved or not goes_back else f"{best}; training goes back to it, learning rate reduced"
+        )
+        progress.note(", ".join(parts))
+        scalars = {"valid/perplexity": result.perplexity}
+        if result.signature:
+            scalars["valid/bleu"] = result.bleu
+        progress.scalars(scalars, state.update)
+
+    def _leave(self, interrupts: Interrupts) -> None:
+        """Saves between two checkpoints and leaves."""
+        state = self.state
+        self._flush()
+        self._tick()
+        if state.update > self._saved:
+            self._remember()
+            with saving(self.folder, state.update, self._saved):
+                name = self.recipe.training.optimizer.name
+                tensors = optimizer_tensors(self.optimizer, self.parameters)
+                save_interrupted(self.folder, state, self.model, tensors, name)
+                settle(self.folder, state, self.recipe.training.keep_last_params, self.schedule.goes_back)
+        what = f"saved at update {state.update}" if state.update else "nothing was learnt yet"
+        raise Interrupted(
+            f"{interrupts.name}: {what} in {self.folder.path}; the same command again goes on",
+            interrupts.exit_code,
+        )
+
+    # ------------------------------------------------------------------ words
+
+    def _figures(self, update: int) -> Figures:
+        meter = self.state.since_log
+        pace = meter.tokens / max(meter.seconds, 1e-9)
+        return Figures(
+            update=update,
+            epoch=self.batches.epoch,
+            loss=meter.loss / meter.tokens,
+            learning_rate=self.schedule.learning_rate(update),
+            gradient_norm=self._last.gradient_norm,
+            tokens_per_second=pace,
+            memory=peak_memory(self.device),
+            left=self._seconds_left(update),
+        )
+
+    def _seconds_left(self, update: int) -> float | None:
+        per_update = self.state.seconds / update
+        epochs = update * self.recipe.training.update_interval / self.batches.batches_per_epoch
+        return seconds_left(self.recipe.training, self.state, epochs, per_update)
+
+    def _not_finite(self, reading: Reading) -> str:
+        what = "loss" if reading.loss != reading.loss or abs(reading.loss) == float("inf") else "gradient"
+        lines = [self.prepared.train.location(int(i)) for indices in reading.indices for i in indices]
+        shown = ", ".join(lines[:8]) + (f" and {len(lines) - 8} more" if len(lines) > 8 else "")
+        good = (
+            f"the last good checkpoint is update {self._saved}"
+            if self._saved
+            else "there is no checkpoint yet"
+        )
+        return (
+            f"the {what} is not finite at update {reading.update}, pairs {shown}; {good}: lower "
+            "training.optimizer.learning_rate or training.gradient_clipping.threshold"
+        )
+
+    def _out_of_memory(self, batch: Batch) -> str:
+        size, target = batch.target_output.shape
+        good = (
+            f"the last good checkpoint is update {self._saved}"
+            if self._saved
+            else "there is no checkpoint yet"
+        )
+        return (
+            f"no memory left on {self.device} for a batch of {size} pairs, {batch.source.size(1)} source and {target} "
+            f"target positions; {good}: lower training.batch.size and raise training.update_interval"
+        )
+
+
+@contextmanager
+def _random_states_kept() -> Iterator[None]:
+    states = random_states()
+    try:
+        yield
+    finally:
+        restore_random_states(states)

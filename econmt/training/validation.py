@@ -1,0 +1,127 @@
+"""Validation: perplexity, and translations made by the very code of ``econmt translate``, with their BLEU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt.data.batches import valid_batches
+from econmt.data.store import PreparedData
+from econmt.data.token_store import TokenStore
+from econmt.decoding.translator import Translator
+from econmt.evaluation.metrics import bleu
+from econmt.model import DecoderState, TranslationModel
+from econmt.recipe import Recipe
+from econmt.training.devices import autocast
+from econmt.training.objective import loss_of_batch
+from econmt.training.progress import perplexity as perplexity_of
+
+
+class Abandoned(Exception):  # noqa: N818  not an error
+    """Validation was left because the run has to end now."""
+
+
+class Validation(NamedTuple):
+    """What a checkpoint is judged by; without translations BLEU is not a number and the signature empty."""
+
+    perplexity: float
+    bleu: float
+    signature: str
+    hypotheses: list[str] | None
+
+
+def validate(
+    model: TranslationModel,
+    prepared: PreparedData,
+    recipe: Recipe,
+    device: torch.device,
+    precision: torch.dtype,
+    stop: Callable[[], bool],
+) -> Validation:
+    """Perplexity of the validation text and, if the recipe wants it, translations and BLEU.
+
+    Args:
+        model: is put into evaluation mode and back into training mode.
+        prepared: with the validation text raw, so that BLEU compares detokenised text with it.
+        recipe: its decoding section, and how many sentences are translated.
+        device: of the model.
+        precision: as in training.
+        stop: asked often; True makes validation end at once.
+
+    Raises:
+        Abandoned: if ``stop`` said so.
+    """
+    model.eval()
+    try:
+        value = perplexity(model, prepared.valid, recipe.decoding.batch_size, device, precision, stop)
+        count = recipe.training.decode_and_evaluate
+        if count == 0:
+            return Validation(value, float("nan"), "", None)
+        count = len(prepared.valid_source) if count < 0 else count
+        hypotheses = translate(
+            model, prepared.valid_source[:count], prepared, recipe, device, precision, stop
+        )
+        score = bleu(hypotheses, prepared.valid_target[:count])
+        return Validation(value, score.value, score.signature, hypotheses)
+    finally:
+        model.train()
+
+
+def perplexity(
+    model: TranslationModel,
+    store: TokenStore,
+    batch_size: int,
+    device: torch.device,
+    precision: torch.dtype,
+    stop: Callable[[], bool],
+) -> float:
+    """Perplexity of a store's targets, end of sentence counted, without label smoothing."""
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    tokens = 0
+    with torch.no_grad(), autocast(device, precision):
+        for batch in valid_batches(store, batch_size):
+            if stop():
+                raise Abandoned
+            loss, _ = loss_of_batch(model, batch.to(device), 0.0)
+            total += loss
+            tokens += batch.target_tokens
+    return perplexity_of(total.item() / tokens)
+
+
+def translate(
+    model: TranslationModel,
+    lines: list[str],
+    prepared: PreparedData,
+    recipe: Recipe,
+    device: torch.device,
+    precision: torch.dtype,
+    stop: Callable[[], bool],
+) -> list[str]:
+    """Translations of raw lines, detokenised."""
+    translator = Translator(
+        [_Stoppable(model, stop)],
+        prepared.vocabularies,
+        recipe.decoding,
+        device,
+        precision,
+        max_length=recipe.data.max_length,
+    )
+    return [translation.text for translation in translator.translate(lines)]
+
+
+class _Stoppable:
+    """A model that leaves a search between two of its steps."""
+
+    def __init__(self, model: TranslationModel, stop: Callable[[], bool]) -> None:
+        self._model = model
+        self._stop = stop
+        self.encode = model.encode
+        self.initial_state = model.initial_state
+
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, Tensor, DecoderState]:
+        if self._stop():
+            raise Abandoned
+        return self._model.step(tokens, state)
