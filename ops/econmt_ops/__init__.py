@@ -14,13 +14,18 @@ from econmt_ops.linear import linear
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.linear_recurrence import linear_recurrence
 from econmt_ops.lstm import bidirectional_lstm, lstm
+from econmt_ops.modules import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
 from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
 
 __all__ = [
+    "LSTM",
+    "AdditiveAttention",
+    "AttentionalLSTM",
     "AttentionalLSTMState",
     "AttentionalLSTMWeights",
     "LSTMState",
     "LSTMWeights",
+    "LinearCrossEntropy",
     "additive_attention",
     "attentional_lstm",
     "bidirectional_lstm",

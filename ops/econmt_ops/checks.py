@@ -24,8 +24,8 @@ class Shapes:
         Args:
             name: the argument's name, for the message.
             tensor: the argument.
-            shape: the sizes by name, separated by blanks ("B T 4H"); a number before a name multiplies it,
-                "1" stands for itself.
+            shape: the sizes by name, separated by blanks ("B T H"); a number before a name that is known
+                already multiplies it ("4H").
 
         Raises:
             ValueError: the number of dimensions, a size, the type or the device does not fit.
@@ -43,20 +43,20 @@ class Shapes:
     def check_size(self, name: str, tensor: Tensor, shape: str) -> None:
         """Checks the sizes alone; see `__call__`."""
         letters = shape.split()
-        fits = tensor.dim() == len(letters)
-        if fits:
-            for letter, size in zip(letters, tensor.shape, strict=True):
-                expected = self._expected(letter)
-                if expected is None:
-                    self.sizes[letter] = size
-                elif expected != size:
-                    fits = False
-        if not fits:
-            known = ", ".join(f"{letter}={size}" for letter, size in self.sizes.items())
-            wanted = f"({', '.join(letters)}{',' if len(letters) == 1 else ''})"
+        expected = [self._expected(letter) for letter in letters]
+        sizes = tuple(tensor.shape)
+        if len(sizes) != len(letters) or any(
+            want is not None and want != size for want, size in zip(expected, sizes, strict=True)
+        ):
+            known = dict(zip(letters, expected, strict=True)).items()
+            hint = ", ".join(f"{letter}={want}" for letter, want in known if want is not None)
+            wanted = f"({letters[0]},)" if len(letters) == 1 else f"({', '.join(letters)})"
             raise ValueError(
-                f"{self.op}: {name} must be {wanted}{f' with {known}' if known else ''}, got {tuple(tensor.shape)}"
+                f"{self.op}: {name} must be {wanted}{f' with {hint}' if hint else ''}, got {sizes}"
             )
+        for letter, want, size in zip(letters, expected, sizes, strict=True):
+            if want is None:
+                self.sizes[letter] = size
 
     def not_empty(self, name: str, tensor: Tensor) -> None:
         """Checks that the second dimension, the positions, is not empty.
@@ -80,13 +80,9 @@ class Shapes:
     def _expected(self, letter: str) -> int | None:
         if letter in self.sizes:
             return self.sizes[letter]
-        digits = letter.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-        if not digits:
-            return None
-        rest = letter[len(digits) :]
-        if not rest:
-            return int(digits)
-        return int(digits) * self.sizes[rest] if rest in self.sizes else None
+        name = letter.lstrip("0123456789")
+        times = letter.removesuffix(name)
+        return int(times) * self.sizes[name] if times and name in self.sizes else None
 
 
 def check_dropout(op: str, dropout: float, seed: int | None) -> None:

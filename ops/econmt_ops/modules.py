@@ -1,0 +1,469 @@
+"""The ops as modules that own their weights, with the parameter names of `torch.nn` where it has them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from econmt_ops.additive_attention import additive_attention
+from econmt_ops.attentional_lstm import attentional_lstm
+from econmt_ops.dropout import apply_dropout, derive_seed, keep_mask
+from econmt_ops.linear_cross_entropy import linear_cross_entropy
+from econmt_ops.lstm import bidirectional_lstm, lstm
+from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
+
+
+def _dropout_seed(module: nn.Module, dropout: float, seed: int | None) -> tuple[float, int | None]:
+    """Returns the dropout that applies now and its seed, drawn from torch's generator if None."""
+    if not module.training or dropout == 0.0:
+        return 0.0, None
+    return dropout, int(torch.randint(1 << 62, ())) if seed is None else seed
+
+
+class LSTM(nn.Module):
+    """A batch-first drop-in for `torch.nn.LSTM`, with lengths, residual connections and variational dropout.
+
+    It has the parameters of `torch.nn.LSTM` (`weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`,
+    `..._l0_reverse`, ...), so either
+    loads the other's state dict, with equal results.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = True,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        residual: bool = False,
+        variational: bool = False,
+        implementation: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Makes the weights, uniform in ±1 / sqrt(hidden_size) as torch does.
+
+        Args:
+            input_size: I.
+            hidden_size: H.
+            num_layers: L; the upper layers read the outputs of the layer below, of both directions if
+                bidirectional.
+            bias: whether there are biases.
+            batch_first: must be True.
+            dropout: on what the upper layers read, while training.
+            bidirectional: whether each layer walks in both directions.
+            residual: add to the output of each upper layer what it has read.
+            variational: one dropout mask a row and layer for all time steps.
+            implementation: of the op.
+            device: of the weights.
+            dtype: of the weights.
+
+        Raises:
+            ValueError: batch_first is False.
+        """
+        super().__init__()
+        if not batch_first:
+            raise ValueError("LSTM: batch_first must be True, inputs are (B, T, I)")
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.bias = bias
+        self.dropout = dropout
+        self.bidirectional = bidirectional
+        self.residual = residual
+        self.variational = variational
+        self.implementation = implementation
+        directions = 2 if bidirectional else 1
+        for layer in range(num_layers):
+            for suffix in self._suffixes(layer):
+                size = input_size if layer == 0 else directions * hidden_size
+                shapes: dict[str, tuple[int, ...]] = {
+                    "weight_ih": (4 * hidden_size, size),
+                    "weight_hh": (4 * hidden_size, hidden_size),
+                }
+                if bias:
+                    shapes |= {"bias_ih": (4 * hidden_size,), "bias_hh": (4 * hidden_size,)}
+                for name, shape in shapes.items():
+                    weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+                    self.register_parameter(name + suffix, weight)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws new weights."""
+        bound = 1.0 / math.sqrt(self.hidden_size)
+        for weight in self.parameters():
+            nn.init.uniform_(weight, -bound, bound)
+
+    def layer_weights(self, layer: int, reverse: bool = False) -> LSTMWeights:
+        """Returns the weights of one layer in one direction, the two biases summed."""
+        suffix = self._suffixes(layer)[int(reverse)]
+        weight_ih: Tensor = getattr(self, "weight_ih" + suffix)
+        weight_hh: Tensor = getattr(self, "weight_hh" + suffix)
+        if not self.bias:
+            return LSTMWeights(weight_ih, weight_hh, weight_hh.new_zeros(weight_hh.shape[0]))
+        return LSTMWeights(
+            weight_ih, weight_hh, getattr(self, "bias_ih" + suffix) + getattr(self, "bias_hh" + suffix)
+        )
+
+    def forward(
+        self,
+        inputs: Tensor,
+        state: tuple[Tensor, Tensor] | None = None,
+        *,
+        lengths: Tensor | None = None,
+        dropout_seed: int | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Runs the stack.
+
+        Args:
+            inputs: (B, T, I).
+            state: (h, c), each (D L, B, H) with D directions, layer by layer as in `torch.nn.LSTM`; zeros if
+                None.
+            lengths: (B,) int64; None: all rows are T long.
+            dropout_seed: of the masks; drawn from torch's global generator if None.
+
+        Returns:
+            outputs (B, T, D H), zero at or past a row's length, and (h, c) after each row's last step, each
+            (D L, B, H).
+        """
+        if state is not None:
+            self._check_state(*state)
+        dropout, seed = _dropout_seed(self, self.dropout, dropout_seed)
+        if not self.bidirectional:
+            start = None if state is None else tuple(zip(*state, strict=True))
+            outputs, last = lstm(
+                inputs,
+                tuple(self.layer_weights(layer) for layer in range(self.num_layers)),
+                state=start,
+                lengths=lengths,
+                residual=self.residual,
+                dropout=dropout,
+                dropout_seed=seed,
+                variational=self.variational,
+                implementation=self.implementation,
+            )
+        else:
+            outputs, last = self._both_directions(inputs, state, lengths, dropout, seed)
+        return outputs, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
+
+    def extra_repr(self) -> str:
+        """Returns the sizes, and what differs from the defaults."""
+        text = f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
+        for name, default in {
+            "bias": True,
+            "dropout": 0.0,
+            "bidirectional": False,
+            "residual": False,
+            "variational": False,
+        }.items():
+            if getattr(self, name) != default:
+                text += f", {name}={getattr(self, name)}"
+        return text
+
+    def _suffixes(self, layer: int) -> tuple[str, ...]:
+        return (f"_l{layer}", f"_l{layer}_reverse") if self.bidirectional else (f"_l{layer}",)
+
+    def _check_state(self, h: Tensor, c: Tensor) -> None:
+        count = self.num_layers * (2 if self.bidirectional else 1)
+        for name, tensor in (("h", h), ("c", c)):
+            if tensor.dim() != 3 or tensor.shape[0] != count:
+                raise ValueError(
+                    f"LSTM: state {name} must be ({count}, B, {self.hidden_size}), got {tuple(tensor.shape)}"
+                )
+
+    def _both_directions(
+        self,
+        inputs: Tensor,
+        state: tuple[Tensor, Tensor] | None,
+        lengths: Tensor | None,
+        dropout: float,
+        seed: int | None,
+    ) -> tuple[Tensor, LSTMState]:
+        outputs = inputs
+        last: list[tuple[Tensor, Tensor]] = []
+        for layer in range(self.num_layers):
+            read = outputs
+            if layer > 0 and dropout > 0.0:
+                assert seed is not None
+                shape = (read.shape[0], 1 if self.variational else read.shape[1], read.shape[2])
+                read = apply_dropout(
+                    read, keep_mask(shape, dropout, derive_seed(seed, layer), read.device), dropout
+                )
+            weights = self.layer_weights(layer), self.layer_weights(layer, reverse=True)
+            if state is None:
+                outputs, states = bidirectional_lstm(
+                    read, *weights, lengths=lengths, implementation=self.implementation
+                )
+                last += states
+            else:
+                halves = []
+                for direction, weight in enumerate(weights):
+                    start = ((state[0][2 * layer + direction], state[1][2 * layer + direction]),)
+                    half, after = lstm(
+                        read,
+                        (weight,),
+                        state=start,
+                        lengths=lengths,
+                        reverse=bool(direction),
+                        implementation=self.implementation,
+                    )
+                    halves.append(half)
+                    last += after
+                outputs = torch.cat(halves, 2)
+            if self.residual and layer > 0:
+                outputs = outputs + read
+        return outputs, tuple(last)
+
+
+class AdditiveAttention(nn.Module):
+    """Additive attention with its projections (Bahdanau, Cho and Bengio 2015)."""
+
+    def __init__(
+        self,
+        query_size: int,
+        key_size: int,
+        attention_size: int,
+        *,
+        layer_norm: bool = False,
+        implementation: str = "auto",
+    ) -> None:
+        """Makes `query.weight`, `key.weight`, `key.bias`, `score` and, if wanted, `layer_norm.weight` and `.bias`.
+
+        Args:
+            query_size: of a query before its projection.
+            key_size: of a key before its projection.
+            attention_size: A.
+            layer_norm: whether query + keys is normalised before tanh.
+            implementation: of the op.
+        """
+        super().__init__()
+        self.query = nn.Linear(query_size, attention_size, bias=False)
+        self.key = nn.Linear(key_size, attention_size)
+        self.score = nn.Parameter(torch.empty(attention_size))
+        self.layer_norm = nn.LayerNorm(attention_size) if layer_norm else None
+        self.implementation = implementation
+        nn.init.uniform_(self.score, -1.0 / math.sqrt(attention_size), 1.0 / math.sqrt(attention_size))
+
+    def forward(
+        self, query: Tensor, keys: Tensor, values: Tensor | None = None, *, lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attends from every query to every key.
+
+        Args:
+            query: (B, T, query_size).
+            keys: (B, S, key_size).
+            values: (B, S, E); the keys themselves if None.
+            lengths: (B,) int64, of the keys; None: all rows are S long.
+
+        Returns:
+            context (B, T, E) and weights (B, T, S).
+        """
+        return additive_attention(
+            self.query(query),
+            self.key(keys),
+            keys if values is None else values,
+            self.score,
+            lengths=lengths,
+            layer_norm=_gain_and_bias(self.layer_norm),
+            implementation=self.implementation,
+        )
+
+
+class AttentionalLSTM(nn.Module):
+    """An attentional decoder: LSTM layers that attend to a memory (Luong, Pham and Manning 2015)."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        memory_size: int,
+        attention_size: int,
+        num_layers: int = 1,
+        *,
+        attention: str = "additive",
+        scale: float = 1.0,
+        input_feeding: bool = True,
+        residual: bool = False,
+        dropout: float = 0.0,
+        variational: bool = False,
+        layer_norm: bool = False,
+        implementation: str = "auto",
+    ) -> None:
+        """Makes `lstm` (an `LSTM`), `query.weight`, `key.weight`, `combine.weight` and `combine.bias`.
+
+        Additive attention adds `key.bias`, `score` and, if wanted, `layer_norm.weight` and `layer_norm.bias`.
+
+        Args:
+            input_size: I.
+            hidden_size: H.
+            memory_size: E, of the values.
+            attention_size: A, of the projected queries and keys.
+            num_layers: L.
+            attention: "additive" or "dot", of the projected query and key.
+            scale: of dot attention.
+            input_feeding: whether the bottom layer reads o of the step before.
+            residual: add to the output of each upper layer what it has read.
+            dropout: on what the upper layers read, while training.
+            variational: one dropout mask a row and layer for all time steps.
+            layer_norm: whether query + keys is normalised before tanh.
+            implementation: of the op.
+
+        Raises:
+            ValueError: the attention is unknown.
+        """
+        super().__init__()
+        if attention not in ("additive", "dot"):
+            raise ValueError(f"AttentionalLSTM: unknown attention {attention!r}; available: additive, dot")
+        additive = attention == "additive"
+        self.lstm = LSTM(input_size + hidden_size if input_feeding else input_size, hidden_size, num_layers)
+        self.query = nn.Linear(hidden_size, attention_size, bias=False)
+        self.key = nn.Linear(memory_size, attention_size, bias=additive)
+        self.score = nn.Parameter(torch.empty(attention_size)) if additive else None
+        self.layer_norm = nn.LayerNorm(attention_size) if layer_norm else None
+        self.combine = nn.Linear(hidden_size + memory_size, hidden_size)
+        self.scale = scale
+        self.input_feeding = input_feeding
+        self.residual = residual
+        self.dropout = dropout
+        self.variational = variational
+        self.implementation = implementation
+        if self.score is not None:
+            nn.init.uniform_(self.score, -1.0 / math.sqrt(attention_size), 1.0 / math.sqrt(attention_size))
+
+    def weights(self) -> AttentionalLSTMWeights:
+        """Returns the weights as `econmt_ops.attentional_lstm` takes them."""
+        layers = tuple(self.lstm.layer_weights(layer) for layer in range(self.lstm.num_layers))
+        return AttentionalLSTMWeights(
+            layers, self.query.weight, self.score, self.combine.weight, self.combine.bias
+        )
+
+    def forward(
+        self,
+        inputs: Tensor,
+        memory: Tensor,
+        state: AttentionalLSTMState | None = None,
+        *,
+        lengths: Tensor | None = None,
+        keys: Tensor | None = None,
+        dropout_seed: int | None = None,
+    ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
+        """Runs all steps.
+
+        Args:
+            inputs: (B, T, I).
+            memory: (B, S, E), the values.
+            state: what an earlier call returned; zeros if None.
+            lengths: (B,) int64, of the memory; None: all rows are S long.
+            keys: `self.key(memory)`, (B, S, A), for callers that run many steps one at a time; computed if
+                None.
+            dropout_seed: of the masks; drawn from torch's global generator if None.
+
+        Returns:
+            outputs (B, T, H), the attention weights (B, T, S) and the state after the last step.
+        """
+        dropout, seed = _dropout_seed(self, self.dropout, dropout_seed)
+        return attentional_lstm(
+            inputs,
+            self.key(memory) if keys is None else keys,
+            memory,
+            self.weights(),
+            lengths=lengths,
+            state=state,
+            input_feeding=self.input_feeding,
+            residual=self.residual,
+            dropout=dropout,
+            dropout_seed=seed,
+            variational=self.variational,
+            layer_norm=_gain_and_bias(self.layer_norm),
+            scale=self.scale,
+            implementation=self.implementation,
+        )
+
+
+class LinearCrossEntropy(nn.Module):
+    """`torch.nn.Linear` followed by `torch.nn.CrossEntropyLoss`, with the parameters of the former."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        implementation: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Makes `weight` and `bias`, uniform in ±1 / sqrt(in_features) as torch does.
+
+        Args:
+            in_features: H.
+            out_features: V.
+            bias: whether there is a bias.
+            label_smoothing: see `econmt_ops.linear_cross_entropy`.
+            ignore_index: the target of positions that do not count.
+            reduction: "mean", "sum" or "none".
+            implementation: of the op.
+            device: of the weights.
+            dtype: of the weights.
+        """
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.label_smoothing = label_smoothing
+        self.ignore_index = ignore_index
+        self.reduction = reduction
+        self.implementation = implementation
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws new weights."""
+        bound = 1.0 / math.sqrt(self.weight.shape[1])
+        for weight in self.parameters():
+            nn.init.uniform_(weight, -bound, bound)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns the linear layer's output (..., V) for hidden (..., H)."""
+        return functional.linear(hidden, self.weight, self.bias)
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Computes the loss.
+
+        Args:
+            hidden: (..., H).
+            targets: (...) int64.
+
+        Returns:
+            A scalar, or the shape of `targets` for the reduction "none".
+
+        Raises:
+            ValueError: the sizes before H are not those of `targets`.
+        """
+        if hidden.shape[:-1] != targets.shape:
+            raise ValueError(
+                "LinearCrossEntropy: hidden must be (..., H) with targets (...), "
+                f"got {tuple(hidden.shape)} and {tuple(targets.shape)}"
+            )
+        loss = linear_cross_entropy(
+            hidden.reshape(-1, hidden.shape[-1]),
+            self.weight,
+            targets.reshape(-1),
+            bias=self.bias,
+            label_smoothing=self.label_smoothing,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            implementation=self.implementation,
+        )
+        return loss.view(targets.shape) if self.reduction == "none" else loss
+
+
+def _gain_and_bias(layer_norm: nn.LayerNorm | None) -> tuple[Tensor, Tensor] | None:
+    return None if layer_norm is None else (layer_norm.weight, layer_norm.bias)
