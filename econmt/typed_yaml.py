@@ -33,10 +33,18 @@ _SCALARS = {
         "-+.0123456789",
     ),
 }
+_TAGS = {*_SCALARS, *(f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "map"))}
 
 
 class _Reader(yaml.SafeLoader):
-    """The safe loader with the scalars of YAML 1.2."""
+    """The safe loader with the scalars of YAML 1.2 and without aliases, which can make much of a little text."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """The next node; an alias of another node is an error."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", event.start_mark)
+        return super().compose_node(parent, index)
 
 
 class _Writer(yaml.SafeDumper):
@@ -98,12 +106,10 @@ def load_section(
 
 def _read(text: str, where: str) -> tuple[Any, Places]:
     """The plain data of a YAML text and, for every path into it, the place that an error should name."""
-    reader = _Reader(text.removeprefix("\ufeff")) if "\0" not in text else None
-    if reader is None:
-        line = text[: text.index("\0")].count("\n") + 1
-        raise InputError(f"{where}:{line}: not valid YAML: a NUL byte")
     places: Places = {(): f"{where}:1"}
+    text = text.removeprefix("\ufeff")
     try:
+        reader = _Reader(text)
         node = reader.get_single_node()
         return (None if node is None else _plain(reader, node, (), places, where)), places
     except yaml.MarkedYAMLError as error:
@@ -112,17 +118,19 @@ def _read(text: str, where: str) -> tuple[Any, Places]:
         raise InputError(f"{where}:{mark.line + 1 if mark else 1}: not valid YAML: {problem}") from None
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
-        raise InputError(f"{where}:{line}: not valid YAML: {error.reason}") from None
+        raise InputError(
+            f"{where}:{line}: not valid YAML: the character U+{error.character:04X} is not allowed"
+        ) from None
     except RecursionError:
         raise InputError(f"{where}:1: not valid YAML: nested too deeply") from None
-    finally:
-        reader.dispose()
 
 
 def _plain(reader: _Reader, node: yaml.Node, path: Path, places: Places, where: str) -> Any:
     line = node.start_mark.line + 1
     if path not in places:
         places[path] = f"{where}:{line}"
+    if node.tag not in _TAGS:
+        raise InputError(f"{where}:{line}: {dotted(path)}: the tag {node.tag} is not allowed in a recipe")
     if isinstance(node, yaml.SequenceNode):
         return [_plain(reader, item, (*path, i), places, where) for i, item in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
@@ -138,8 +146,6 @@ def _plain(reader: _Reader, node: yaml.Node, path: Path, places: Places, where: 
             places[inner] = f"{where}:{line}"
             mapping[key] = _plain(reader, value_node, inner, places, where)
         return mapping
-    if node.tag not in _SCALARS and node.tag != "tag:yaml.org,2002:str":
-        raise InputError(f"{where}:{line}: {dotted(path)}: the tag {node.tag} is not allowed in a recipe")
     try:
         return reader.construct_object(node)
     except ValueError as error:
@@ -245,18 +251,13 @@ def _advice(kind: type[BaseModel], path: Path, owners: list[type[BaseModel]]) ->
     """What to write in place of an unknown key."""
     wrong = str(path[-1])
     valid = [name for owner in owners for name in owner.model_fields]
-    near = difflib.get_close_matches(wrong.lower(), valid, n=1)
+    near = difflib.get_close_matches(wrong.lower(), valid, n=1, cutoff=0.65)
     if near:
         return f"did you mean {dotted((*path[:-1], near[0]))}?"
-    elsewhere = [key for key in all_keys(kind) if key.rpartition(".")[2] == wrong]
-    if elsewhere:
+    elsewhere = [key for key, _, _ in walk(kind) if key.rpartition(".")[2] == wrong and key != dotted(path)]
+    if 1 <= len(elsewhere) <= 2:  # more are no advice
         return f"did you mean {' or '.join(elsewhere)}?"
     return f"valid keys {'in ' + dotted(path[:-1]) if path[:-1] else 'here'}: {', '.join(valid)}"
-
-
-def all_keys(kind: type[BaseModel]) -> list[str]:
-    """The dotted keys of a section and of all sections in it."""
-    return [key for key, _, _ in walk(kind)]
 
 
 def walk(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel], FieldInfo]]:

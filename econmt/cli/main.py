@@ -7,7 +7,7 @@ torch. It holds a function of its own name, or several behind a ``typer.Typer`` 
 from __future__ import annotations
 
 import errno
-import importlib.util
+import importlib
 import os
 import sys
 import traceback
@@ -123,8 +123,6 @@ def _application(words: Sequence[str]) -> typer.Typer:
     app.callback()(_options)
     called = next((word for word in words if not word.startswith("-")), None)
     for verb, summary in VERBS.items():
-        if importlib.util.find_spec(f"econmt.cli.{verb}") is None:
-            continue
         if verb != called:
             app.command(verb, help=summary)(_nothing)
             continue

@@ -1,0 +1,82 @@
+"""What tests of every part share."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves out tests marked ``cuda`` where there is no CUDA device."""
+    marked = [item for item in items if item.get_closest_marker("cuda")]
+    if marked and not has_cuda():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def has_cuda() -> bool:
+    """Whether this machine has a CUDA device that torch can use."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+class RunEconmt(Protocol):
+    """The type of the fixture ``run_econmt``."""
+
+    def __call__(
+        self,
+        arguments: Sequence[str | Path],
+        input: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+def econmt_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a process that runs econmt from this checkout, quickly and without colours."""
+    fixed = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "ops")]),
+        "OMP_NUM_THREADS": "1",
+        "NO_COLOR": "1",
+        "COLUMNS": "120",
+    }
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("ECONMT_")}
+    return {**kept, **fixed, **(env or {})}
+
+
+@pytest.fixture
+def run_econmt(tmp_path: Path) -> RunEconmt:
+    """Runs ``econmt ARGUMENTS`` in its own process, in ``tmp_path`` unless told otherwise."""
+
+    def run(
+        arguments: Sequence[str | Path],
+        input: str | bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "econmt", *map(str, arguments)],
+            input=input.encode() if isinstance(input, str) else input,
+            env=econmt_environment(env),
+            cwd=cwd or tmp_path,
+            capture_output=True,
+            timeout=300,
+            check=False,
+        )
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+        )
+
+    return run

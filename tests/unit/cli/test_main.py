@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import ast
+import errno
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from econmt import __version__
+from econmt.cli import main as command
+from econmt.errors import InputError, TrainingError
+from tests.conftest import ROOT, RunEconmt, econmt_environment
+
+
+@pytest.fixture
+def run_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command line with a verb ``info`` that does what the test says."""
+
+    def run(action: Any, *arguments: str) -> tuple[int, str, str]:
+        module = ModuleType("econmt.cli.info")
+        module.info = lambda: action()  # type: ignore[attr-defined]
+        module.__spec__ = importlib.util.spec_from_loader("econmt.cli.info", None)
+        monkeypatch.setitem(sys.modules, "econmt.cli.info", module)
+        with pytest.raises(SystemExit) as left:
+            command.main(["info", *arguments])
+        output = capsys.readouterr()
+        return int(left.value.code or 0), output.out, output.err
+
+    return run
+
+
+def fails_with(error: BaseException) -> Any:
+    def action() -> None:
+        raise error
+
+    return action
+
+
+def test_a_verb_that_ends_well(run_verb: Any) -> None:
+    assert run_verb(lambda: print("results")) == (0, "results\n", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("text.en:3: not valid UTF-8"), 2, "text.en:3: not valid UTF-8"),
+        (TrainingError("the loss is not finite"), 1, "the loss is not finite"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "runs/x"),
+            1,
+            "runs/x: No space left on device; free some space and run the same command again",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "runs/x"),
+            1,
+            "runs/x: Permission denied; check the permissions",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "x"),
+            1,
+            "x: No such file or directory",
+        ),
+        (MemoryError(), 1, "out of memory; use smaller batches or a smaller model"),
+        (
+            ValueError("shapes (1, 2)\nand (3,)"),
+            70,
+            "this is a bug in econmt: ValueError: shapes (1, 2) and (3,) "
+            "(run the command again with --debug for the traceback)",
+        ),
+        (
+            AssertionError(),
+            70,
+            "this is a bug in econmt: AssertionError (run the command again with --debug for the traceback)",
+        ),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(run_verb: Any, error: Exception, code: int, line: str) -> None:
+    assert run_verb(fails_with(error)) == (code, "", f"econmt: error: {line}\n")
+
+
+def test_several_complaints_are_a_line_each(run_verb: Any) -> None:
+    assert run_verb(fails_with(InputError("one\ntwo")))[2] == "econmt: error: one\neconmt: error: two\n"
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_debug_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: int
+) -> None:
+    words = ["recipes", "show", "nosuch"]
+    words.insert(place * 3, "--debug")
+    with pytest.raises(SystemExit) as left:
+        command.main(words)
+    assert left.value.code == 2
+    output = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in output
+    assert output.splitlines()[-1].startswith("econmt: error: nosuch: no such recipe")
+
+
+def test_debug_after_two_dashes_is_an_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["recipes", "show", "--", "--debug"])
+    assert "--debug: no such recipe" in capsys.readouterr().err
+
+
+def test_interrupted_is_quiet(run_verb: Any) -> None:
+    assert run_verb(fails_with(KeyboardInterrupt())) == (130, "", "")
+
+
+def test_version(run_econmt: RunEconmt) -> None:
+    done = run_econmt(["--version"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"econmt {__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_every_verb(run_econmt: RunEconmt, arguments: list[str]) -> None:
+    done = run_econmt(arguments)
+    text = done.stdout + done.stderr
+    for verb, summary in command.VERBS.items():
+        assert f"  {verb} " in text
+        assert summary[:40] in text
+
+
+def test_every_verb_is_a_module_and_every_module_a_verb() -> None:
+    modules = {file.stem for file in Path(command.__file__).parent.glob("[a-z]*.py")}
+    assert modules - {"main"} >= set(command.VERBS)
+    for name in modules - {"main"} - set(command.VERBS):
+        tree = ast.parse((Path(command.__file__).parent / f"{name}.py").read_text())
+        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert name not in names, f"econmt/cli/{name}.py has a verb that main.py does not list"
+
+
+@pytest.mark.parametrize("verb", list(command.VERBS))
+def test_help_of_a_verb_shows_an_example(run_econmt: RunEconmt, verb: str) -> None:
+    done = run_econmt([verb, "--help"])
+    assert (done.returncode, done.stderr) == (0, "")
+    if verb == "recipes":
+        return
+    lines = done.stdout.splitlines()
+    assert any(line.strip().startswith(f"econmt {verb} ") for line in lines), done.stdout
+    assert any(line.strip().startswith("Example") for line in lines), done.stdout
+
+
+def test_an_unknown_verb_or_option_is_an_error(run_econmt: RunEconmt) -> None:
+    for arguments in (["trian"], ["recipes", "list", "--nosuch"], ["recipes", "show"]):
+        done = run_econmt(arguments)
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert "Traceback" not in done.stderr
+
+
+def test_help_and_recipes_do_not_load_torch() -> None:
+    for arguments in (["--help"], ["recipes", "list"]):
+        code = (
+            "import sys\n"
+            "from econmt.cli.main import main\n"
+            "try:\n"
+            f"    main({arguments})\n"
+            "except SystemExit:\n"
+            "    pass\n"
+            "print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=econmt_environment(), capture_output=True, text=True, check=True
+        )
+        assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    # The reader's end is closed before econmt starts, so the write fails for certain.
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.readline(); from econmt.cli.main import main; main(['recipes', 'list'])"],
+        env=econmt_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate("go\n", timeout=60)
+    assert errors == ""
+    assert process.returncode == 1
+
+
+def test_text_is_utf_8_whatever_the_locale(run_econmt: RunEconmt, tmp_path: Path) -> None:
+    text = "name: größer\noutput: o\ndata: {source: a, target: b, train: [c], valid: d}\ntraining: {}\n"
+    (tmp_path / "r.yaml").write_text(text, encoding="utf-8")
+    done = run_econmt(["recipes", "show", "r.yaml"], env={"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
+    assert done.stdout.startswith("name: größer\n")

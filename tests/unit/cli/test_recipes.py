@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from econmt.recipe import load_recipe, parse_recipe, shipped_recipes
+from tests.conftest import RunEconmt
+
+NAMES = {"quickstart", "iwslt", "multi30k", "tatoeba", "groundhog", "best"}
+
+
+def test_list_has_a_row_for_each_recipe(run_econmt: RunEconmt) -> None:
+    done = run_econmt(["recipes", "list"])
+    header, *rows = done.stdout.splitlines()
+    assert header.split() == ["name", "what", "data"]
+    assert {row.split()[0] for row in rows} == NAMES
+    row = next(row for row in rows if row.startswith("multi30k"))
+    assert "image captions" in row
+    assert row.endswith("en-de multi30k/train")
+
+
+def test_show_resolves_overrides(run_econmt: RunEconmt) -> None:
+    done = run_econmt(["recipes", "show", "iwslt", "training.batch.size=256"])
+    recipe = parse_recipe(done.stdout, "shown")
+    assert recipe == load_recipe("iwslt", ["training.batch.size=256"])
+    assert "threads: null" in done.stdout
+    changed = run_econmt(["recipes", "show", "iwslt", "training.batch.size=256", "--changed-only"]).stdout
+    assert parse_recipe(changed, "shown") == recipe
+    assert "threads" not in changed
+    assert len(changed.splitlines()) < len(done.stdout.splitlines())
+
+
+def test_show_complains_of_the_override(run_econmt: RunEconmt) -> None:
+    done = run_econmt(["recipes", "show", "iwslt", "training.batchsize=256"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "econmt: error: override 'training.batchsize=256': training.batchsize: unknown key; "
+        "did you mean training.batch?\n"
+    )
+
+
+def test_copy_keeps_the_comments_and_what_is_there(run_econmt: RunEconmt, tmp_path: Path) -> None:
+    done = run_econmt(["recipes", "copy", "tatoeba"])
+    assert done.stdout == "tatoeba.yaml\n"
+    assert (tmp_path / "tatoeba.yaml").read_bytes() == shipped_recipes()["tatoeba"].read_bytes()
+
+    (tmp_path / "mine.yaml").write_text("precious")
+    refused = run_econmt(["recipes", "copy", "tatoeba", "mine.yaml"])
+    assert refused.returncode == 2
+    assert "mine.yaml: exists already" in refused.stderr
+    assert (tmp_path / "mine.yaml").read_text() == "precious"
+    assert run_econmt(["recipes", "copy", "tatoeba", "mine.yaml", "--force"]).returncode == 0
+    assert (tmp_path / "mine.yaml").read_bytes() == shipped_recipes()["tatoeba"].read_bytes()
+
+    (tmp_path / "folder").mkdir()
+    assert run_econmt(["recipes", "copy", "best", "folder"]).stdout == "folder/best.yaml\n"
+    missing = run_econmt(["recipes", "copy", "best", "none/such.yaml"])
+    assert (missing.returncode, missing.stderr) == (2, "econmt: error: none: no such folder\n")
+
+
+def test_validate_tells_all_and_counts_in_its_exit_code(run_econmt: RunEconmt, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("name: 3\noutput: x\n")
+    done = run_econmt(["recipes", "validate", "best", "bad.yaml", "groundhog"])
+    assert done.returncode == 2
+    assert done.stdout.splitlines() == [
+        "best: ok (iwslt15-en-vi-best)",
+        "groundhog: ok (iwslt15-en-vi-groundhog)",
+    ]
+    assert done.stderr.splitlines() == [
+        "econmt: error: bad.yaml:1: name: expected text, found 3",
+        "econmt: error: bad.yaml:1: data: missing; where the text is and how it becomes token ids",
+        "econmt: error: bad.yaml:1: training: missing; how the parameters are learnt",
+    ]
+    assert run_econmt(["recipes", "validate", *shipped_recipes().values()]).returncode == 0
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_key_of_a_shipped_recipe_has_a_comment(name: str) -> None:
+    file = shipped_recipes()[name]
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert f"#   econmt train {name}" in lines
+    bare = [line for line in lines if re.match(r" *[a-z_]+:", line) and not re.search(r" # \S", line)]
+    assert bare == []
+    assert {"name", "output", "data", "model", "training", "decoding"} <= {
+        line.partition(":")[0] for line in lines
+    }
+
+
+def test_the_iwslt_recipe_is_the_model_of_the_paper() -> None:
+    recipe = load_recipe("iwslt")
+    model, training = recipe.model, recipe.training
+    assert (model.embedding, model.attention.type, model.attention.size) == (512, "additive", 512)
+    assert (model.encoder.layers, model.encoder.size, model.encoder.bidirectional) == (2, 512, "bottom")
+    assert (model.decoder.layers, model.decoder.size, model.decoder.input_feeding) == (2, 512, True)
+    assert (training.batch.type, training.batch.size, training.bucket_width) == ("sentence", 128, 10)
+    assert (training.optimizer.name, training.optimizer.learning_rate) == ("adam", 3e-4)
+    assert training.early_stopping.metric == "bleu"
+    assert training.early_stopping.max_num_checkpoint_not_improved == 5
+    assert recipe.data.subwords.model_dump() == {"type": "words", "source": 17191, "target": 7709}

@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from econmt.errors import InputError
+from econmt.recipe import (
+    Dropout,
+    Recipe,
+    SentencePieceSubwords,
+    WordSubwords,
+    differing_keys,
+    find_recipe,
+    load_recipe,
+    model_folder,
+    parse_recipe,
+    recipe_text,
+    shipped_recipes,
+)
+from econmt.typed_yaml import dump_yaml
+
+MINIMAL = """\
+name: small
+output: runs/small
+data:
+  source: en
+  target: no
+  train: [text/train]
+  valid: text/valid
+training:
+  max_updates: 10
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "mine.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def complaints(folder: Path, text: str, *overrides: str) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        load_recipe(write(folder, text), overrides)
+    return str(caught.value).replace(str(folder) + "/", "").splitlines()
+
+
+def test_defaults_and_values(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, MINIMAL))
+    assert recipe.data.target == "no"
+    assert recipe.training.max_updates == 10
+    assert recipe.model.encoder.size == 512
+    assert isinstance(recipe.data.subwords, SentencePieceSubwords)
+    assert recipe.data.subwords.type == "bpe"
+    assert model_folder(recipe) == Path("runs/small")
+
+
+def test_overrides_are_yaml_and_the_last_one_counts(tmp_path: Path) -> None:
+    recipe = load_recipe(
+        write(tmp_path, MINIMAL),
+        [
+            "training.optimizer.learning_rate=3e-4",
+            "training.batch.size=2",
+            "training.batch.size=32",
+            "data.train=[a/one, b/two]",
+            "model.attention={type: dot}",
+            "training.max_updates=null",
+            "training.max_epochs=3",
+            "name=with=sign",
+        ],
+    )
+    assert recipe.training.optimizer.learning_rate == 0.0003
+    assert recipe.training.batch.size == 32
+    assert recipe.data.train == ["a/one", "b/two"]
+    assert recipe.model.attention.type == "dot"
+    assert (recipe.training.max_updates, recipe.training.max_epochs) == (None, 3)
+    assert recipe.name == "with=sign"
+
+
+def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
+    file = write(tmp_path, MINIMAL)
+    words = load_recipe(file, ["data.subwords={type: words, source: 9}"]).data.subwords
+    assert isinstance(words, WordSubwords)
+    assert (words.source, words.target) == (9, 50000)
+    number = load_recipe(file, ["model.dropout=0.25"]).model
+    assert number.dropouts == Dropout(embedding=0.25, layers=0.25, output=0.25)
+    section = load_recipe(file, ["model.dropout.layers=0.5"]).model
+    assert section.dropouts == Dropout(layers=0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            ("  valid: text", "  max_lenght: 9\n  valid: text"),
+            "mine.yaml:7: data.max_lenght: unknown key; did you mean data.max_length?",
+        ),
+        (("  valid: text/valid\n", ""), "mine.yaml:3: data.valid: missing; prefix of the validation text"),
+        (
+            ("[text/train]", "text/train"),
+            "mine.yaml:6: data.train: expected a list, found the text 'text/train'",
+        ),
+        (("[text/train]", "[text/train, 3]"), "mine.yaml:6: data.train[1]: expected text, found 3"),
+        (("[text/train]", "[]"), "mine.yaml:6: data.train: must not be empty, found an empty list"),
+        (("source: en", "source: ''"), "mine.yaml:4: data.source: must not be empty, found the text ''"),
+        (("source: en", "source: 1.5"), "mine.yaml:4: data.source: expected text, found 1.5"),
+        (("updates: 10", "updates: 0"), "mine.yaml:9: training.max_updates: must be at least 1, found 0"),
+        (
+            ("updates: 10", "updates: 1.5"),
+            "mine.yaml:9: training.max_updates: expected a whole number, found 1.5",
+        ),
+        (
+            ("updates: 10", "updates: 1_000"),
+            "mine.yaml:9: training.max_updates: expected a whole number, found the text '1_000'",
+        ),
+        (
+            ("training:\n  max_updates: 10", "training: 3"),
+            "mine.yaml:8: training: expected a section (keys and values), found 3",
+        ),
+        (("name: small", "nmae: small\nname: x"), "mine.yaml:1: nmae: unknown key; did you mean name?"),
+        (
+            ("name: small", "learning_rate: 1\nname: x"),
+            "mine.yaml:1: learning_rate: unknown key; did you mean training.optimizer.learning_rate?",
+        ),
+        (
+            ("name: small", "zzz: 1\nname: x"),
+            "mine.yaml:1: zzz: unknown key; valid keys here: name, output, data, model, training, decoding",
+        ),
+        (
+            ("  max_updates: 10", "  batch: {type: token}\n  max_updates: 10"),
+            "mine.yaml:9: training.batch.type: must be one of sentence, word, found the text 'token'",
+        ),
+        (
+            ("  max_updates: 10", "  batch:\n    qqq: 1\n  max_updates: 10"),
+            "mine.yaml:10: training.batch.qqq: unknown key; valid keys in training.batch: type, size",
+        ),
+        (("name: small", "name: small\nname: x"), "mine.yaml:2: name: given twice; first at mine.yaml:1"),
+        (
+            ("  max_updates: 10", "  precision: bfloat\n  max_updates: 10"),
+            "mine.yaml:9: training.precision: must be one of auto, float32, bfloat16, found the text 'bfloat'; "
+            "did you mean bfloat16?",
+        ),
+    ],
+)
+def test_one_line_names_file_line_key_and_remedy(
+    tmp_path: Path, change: tuple[str, str], expected: str
+) -> None:
+    assert change[0] in MINIMAL
+    assert complaints(tmp_path, MINIMAL.replace(*change)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model.embeding=1", "model.embeding: unknown key; did you mean model.embedding?"),
+        ("modle.embedding=1", "modle: unknown key; did you mean model?"),
+        ("model.encoder.size=abc", "model.encoder.size: expected a whole number, found the text 'abc'"),
+        ("model.encoder.size=7", "model.encoder: size 7 must be even: a bidirectional layer has half of it in each direction"),
+        ("model.encoder.residual=yes", "model.encoder.residual: expected true or false, found the text 'yes'"),
+        ("model.embedding=true", "model.embedding: expected a whole number, found true"),
+        ("model.dropout=1", "model.dropout: must be less than 1.0, found 1"),
+        ("model.dropout={embeding: 0.1}", "model.dropout.embeding: unknown key; did you mean model.dropout.embedding?"),
+        ("model.dropout=high", "model.dropout: expected a number, found the text 'high'"),
+        ("training.optimizer.learning_rate=.inf", "training.optimizer.learning_rate: expected a finite number, found inf"),
+        ("training.optimizer.learning_rate=-1", "training.optimizer.learning_rate: must be more than 0.0, found -1"),
+        ("training.optimizer.betas=[0.9, 1.0]", "training.optimizer: betas [0.9, 1.0] must be at least 0 and less than 1"),
+        ("training.optimizer.betas=0.9", "training.optimizer.betas: expected a list, found 0.9"),
+        ("training.schedule.name=inverse-sqrt", "training.schedule: name: inverse-sqrt needs warmup of at least 1 update"),
+        (
+            "data.subwords.type=bp",
+            "data.subwords.type: must be one of bpe, unigram, words, found the text 'bp'; did you mean bpe?",
+        ),
+        ("data.subwords={type: words, size: 3}", "data.subwords.size: unknown key; valid keys in data.subwords: type, source, target"),
+        ("data.subwords={type: unigram, dropout: 0.1}", "data.subwords: dropout is BPE-dropout and needs type: bpe"),
+        ("data.subwords=[bpe]", "data.subwords: expected a section (keys and values), found a list"),
+        ("model.attention={type: dot, layer_norm: true}", "model.attention: layer_norm needs type: additive, not dot"),
+    ],
+)  # fmt: skip
+def test_an_override_is_named_in_its_errors(tmp_path: Path, override: str, expected: str) -> None:
+    assert complaints(tmp_path, MINIMAL, override) == [f"override {override!r}: {expected}"]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("training.batch.size", "expected key=value, for example training.batch.size=32"),
+        ("=3", "expected key=value, for example training.batch.size=32"),
+        ("training..size=3", "expected key=value, for example training.batch.size=32"),
+        ("data.train.first=3", "data.train is a list in mine.yaml:6, not a section; replace it with data.train={first: ...}"),
+        ("training.batch={size: 3", "not valid YAML"),
+    ],
+)  # fmt: skip
+def test_an_override_that_cannot_be_read(tmp_path: Path, override: str, expected: str) -> None:
+    (line,) = complaints(tmp_path, MINIMAL, override)
+    assert line.startswith(f"override {override!r}:")
+    assert expected in line
+
+
+def test_everything_wrong_is_told_at_once(tmp_path: Path) -> None:
+    lines = complaints(
+        tmp_path, MINIMAL.replace("source: en", "sorce: en"), "model.embedding=0", "training.seed=-1"
+    )
+    assert sorted(lines) == [
+        "mine.yaml:3: data.source: missing; source language: the suffix of its files",
+        "mine.yaml:4: data.sorce: unknown key; did you mean data.source?",
+        "override 'model.embedding=0': model.embedding: must be at least 1, found 0",
+        "override 'training.seed=-1': training.seed: must be at least 0, found -1",
+    ]
+
+
+def test_an_override_of_a_whole_section_takes_its_place_in_errors(tmp_path: Path) -> None:
+    text = MINIMAL + "  batch:\n    size: 4\n"
+    override = "training.batch={size: 0}"
+    assert complaints(tmp_path, text, override) == [
+        f"override {override!r}: training.batch.size: must be at least 1, found 0"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (["training.max_updates=null", "training.early_stopping.max_num_checkpoint_not_improved=null"], "never end"),
+        (["training.early_stopping.metric=bleu", "training.decode_and_evaluate=0"], "needs decode_and_evaluate other"),
+        (["model.attention.type=dot", "model.encoder.size=8"], "needs encoder.size (8) equal to decoder.size (512)"),
+        (["model.weight_tying=src_trg", "data.subwords.joint=false"], "needs data.subwords.joint: true"),
+        (["model.weight_tying=src_trg_softmax", "data.subwords={type: words}"], "needs data.subwords.joint: true"),
+    ],
+)  # fmt: skip
+def test_values_that_do_not_go_together(tmp_path: Path, changes: list[str], expected: str) -> None:
+    (line,) = complaints(tmp_path, MINIMAL, *changes)
+    assert expected in line
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes(b"name: x\noutput: \xe9\n")
+    with pytest.raises(InputError, match=r"latin\.yaml:2: not valid UTF-8"):
+        load_recipe(latin)
+    with pytest.raises(InputError, match=r"mine\.yaml: no such recipe; shipped recipes: best, .*tatoeba"):
+        load_recipe(tmp_path / "mine.yaml")
+    with pytest.raises(InputError, match=r"no such recipe; did you mean the shipped recipe multi30k\?"):
+        load_recipe("recipes/multi30.yaml")
+    with pytest.raises(InputError, match="a folder; a recipe is a YAML file"):
+        load_recipe(tmp_path)
+
+
+def test_find_recipe_prefers_a_file_to_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe("iwslt") == shipped_recipes()["iwslt"]
+    (tmp_path / "best").mkdir()
+    assert find_recipe("best") == shipped_recipes()["best"]
+    (tmp_path / "iwslt").write_text(MINIMAL)
+    assert find_recipe("iwslt") == Path("iwslt")
+
+
+def test_shipped_recipes_from_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "econmt"
+    (installed / "_recipes").mkdir(parents=True)
+    (installed / "_recipes" / "only.yaml").write_text(MINIMAL)
+    monkeypatch.setattr("econmt.recipe.__file__", str(installed / "recipe.py"))
+    assert shipped_recipes() == {"only": installed / "_recipes" / "only.yaml"}
+
+
+@pytest.mark.parametrize("name", sorted(shipped_recipes()))
+def test_text_of_a_recipe_reads_back(name: str) -> None:
+    recipe = load_recipe(name)
+    for changed_only in (False, True):
+        text = recipe_text(recipe, changed_only=changed_only)
+        assert parse_recipe(text, "again") == recipe
+    assert "state_init" in recipe_text(recipe)
+
+
+def test_changed_only_leaves_out_the_defaults(tmp_path: Path) -> None:
+    recipe = load_recipe(
+        write(tmp_path, MINIMAL), ["training.optimizer.betas=[0.9, 0.98]", "model.encoder.size=512"]
+    )
+    assert recipe_text(recipe, changed_only=True) == MINIMAL.replace(
+        "  target: no\n  train: [text/train]", "  target: no\n  train:\n    - text/train"
+    ).replace(
+        "  max_updates: 10", "  optimizer:\n    betas:\n      - 0.9\n      - 0.98\n  max_updates: 10"
+    )  # fmt: skip
+
+
+def test_differing_keys_are_dotted_and_complete(tmp_path: Path) -> None:
+    file = write(tmp_path, MINIMAL)
+    old = load_recipe(file)
+    assert differing_keys(old, load_recipe(file)) == []
+    new = load_recipe(
+        file, ["training.seed=2", "model.dropout={output: 0.5}", "data.subwords={type: words, source: 9}"]
+    )
+    changed = {key: (before, after) for key, before, after in differing_keys(old, new)}
+    assert changed["training.seed"] == (1, 2)
+    assert changed["model.dropout"] == (0.0, None)
+    assert changed["model.dropout.output"] == (None, 0.5)
+    assert changed["data.subwords.type"] == ("bpe", "words")
+    assert changed["data.subwords.size"] == (8000, None)
+    assert changed["data.subwords.source"] == (None, 9)
+    assert not any(key.startswith("training.optimizer") for key in changed)
+
+
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
+
+
+@given(
+    name=TEXT, source=st.sampled_from(["no", "1e3", "0x1F", "null", "~", "true", "1:30", "010", "2001-01-01"])
+)
+def test_text_that_looks_like_something_else_reads_back(name: str, source: str) -> None:
+    data = {"source": source, "target": name, "train": [name], "valid": source}
+    recipe = Recipe.model_validate({"name": name, "output": source, "data": data, "training": {}})
+    assert parse_recipe(dump_yaml(recipe.model_dump(mode="json")), "again") == recipe

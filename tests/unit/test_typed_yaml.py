@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from econmt.errors import InputError
+from econmt.typed_yaml import dotted, load_section, walk
+
+
+class Anything(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    value: Any = None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("true", True),
+        ("False", False),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("no", "no"),
+        ("3e-4", 0.0003),
+        ("1E3", 1000.0),
+        ("+1.5", 1.5),
+        (".5", 0.5),
+        ("010", 10),
+        ("0o17", 15),
+        ("0x1f", 31),
+        ("-3", -3),
+        ("1:30", "1:30"),
+        ("1_000", "1_000"),
+        ("2001-01-01", "2001-01-01"),
+        ("~", None),
+        ("", None),
+        ("'~'", "~"),
+        ("<<", "<<"),
+        ("[1, [a, {b: 2}]]", [1, ["a", {"b": 2}]]),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(text: str, expected: object) -> None:
+    value = load_section(Anything, f"value: {text}\n", "file").value
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "file:1: expected keys and values (value), the file is empty"),
+        ("# only a comment\n", "file:1: expected keys and values (value), the file is empty"),
+        ("- a\n- b\n", "file:1: expected keys and values (value), found a list at the top"),
+        ("just words\n", "file:1: expected keys and values (value), found the text 'just words' at the top"),
+        ("value: [1,\n2\n", "file:3: not valid YAML: expected ',' or ']', but got '<stream end>'"),
+        ("value: a: b\n", "file:1: not valid YAML: mapping values are not allowed here"),
+        ("value:\n\t3\n", "file:2: not valid YAML: found character '\\t' that cannot start any token"),
+        ("value: 1\n---\nvalue: 2\n", "file:2: not valid YAML: but found another document"),
+        ("value:\n  a\0b\n", "file:2: not valid YAML: the character U+0000 is not allowed"),
+        ("value: 1\nother: \x07\n", "file:2: not valid YAML: the character U+0007 is not allowed"),
+        ("value: *gone\n", "file:1: not valid YAML: aliases are not allowed"),
+        ("value:\n  {[1, 2]: 3}\n", "file:2: a key must be a word, not a list or a section"),
+        ("value:\n  a: 1\n  a: 2\n", "file:3: value.a: given twice; first at file:2"),
+        ("value: !!python/name:os.system ''\n", "file:1: value: the tag tag:yaml.org,2002:python/name:os.system"),
+        ("value: !!int abc\n", "file:1: value: invalid literal for int() with base 10: 'abc'"),
+        ("value: !!timestamp 2001-01-01\n", "file:1: value: the tag tag:yaml.org,2002:timestamp is not allowed"),
+        ("value: " + "[" * 5000, "file:1: not valid YAML: nested too deeply"),
+    ],
+)  # fmt: skip
+def test_text_that_is_no_section(text: str, expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_section(Anything, text, "file")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(expected)
+
+
+def test_aliases_cannot_make_much_of_little() -> None:
+    levels = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    text = "value:\n  a0: &a0 [x]\n" + "".join(f"  {line}\n" for line in levels)
+    with pytest.raises(InputError, match=r"file:3: not valid YAML: aliases"):
+        load_section(Anything, text, "file")
+
+
+def test_a_hostile_tag_runs_nothing(tmp_path: Any) -> None:
+    target = tmp_path / "touched"
+    text = (
+        f"value: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{target}']]\n"
+    )
+    with pytest.raises(InputError, match="is not allowed"):
+        load_section(Anything, text, "file")
+    assert not target.exists()
+
+
+def test_a_byte_order_mark_and_windows_lines_are_no_matter() -> None:
+    assert load_section(Anything, "\ufeffvalue: 3\r\n", "file").value == 3
+
+
+def test_paths_are_written_as_people_write_them() -> None:
+    assert dotted(("data", "train", 1, "x")) == "data.train[1].x"
+
+
+def test_walk_lists_every_key_in_order() -> None:
+    class Outer(BaseModel):
+        first: int = 1
+        inner: Anything | None = None
+        last: str = ""
+
+    assert [key for key, _, _ in walk(Outer)] == ["first", "inner", "inner.value", "last"]
