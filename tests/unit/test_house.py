@@ -1,0 +1,164 @@
+"""The house rules of docs/design.md: who may import whom, no circles, nothing too long to read."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+LONGEST_FUNCTION = 80
+LONGEST_MODULE = 500
+
+ROOMS = {
+    "econmt_ops": set[str](),
+    "base": set[str](),
+    "model": {"base", "econmt_ops"},
+    "data": {"base", "econmt_ops"},
+    "memory": {"base", "econmt_ops", "model", "data"},
+    "training": {"base", "econmt_ops", "model", "data", "memory", "decoding", "evaluation"},
+    "decoding": {"base", "econmt_ops", "model", "data", "memory", "training", "evaluation"},
+    "evaluation": {"base", "econmt_ops", "model", "data", "memory", "training", "decoding"},
+    "cli": {"base", "econmt_ops", "model", "data", "memory", "training", "decoding", "evaluation"},
+}
+BASE = {"econmt", "econmt.errors", "econmt.recipe", "econmt.typed_yaml"}
+OUTSIDE_OF_MODEL = {
+    "gzip",
+    "io",
+    "json",
+    "os",
+    "pathlib",
+    "safetensors",
+    "sentencepiece",
+    "shutil",
+    "tempfile",
+    "yaml",
+}
+OUTSIDE_OF_OPS = set(sys.stdlib_module_names) | {"torch", "numpy", "triton"}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of both packages, by name."""
+    found = {}
+    for folder in (ROOT, ROOT / "ops"):
+        for file in folder.glob("econmt*/**/*.py"):
+            parts = file.relative_to(folder).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+MODULES = modules()
+
+
+def room(module: str) -> str:
+    """The part of the house that a module is in."""
+    if module.startswith("econmt_ops"):
+        return "econmt_ops"
+    if module in BASE:
+        return "base"
+    return "cli" if module == "econmt.__main__" else module.split(".")[1]
+
+
+def imported(module: str) -> Iterator[tuple[str, bool]]:
+    """The modules that one imports, and whether it does so as soon as it is imported itself."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    later = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or is_for_types(node)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node not in later) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: a relative import"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in MODULES else str(node.module), node not in later
+
+
+def is_for_types(node: ast.AST) -> bool:
+    """Whether a node is ``if TYPE_CHECKING:``."""
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def test_the_house_has_both_packages() -> None:
+    assert {"econmt.recipe", "econmt.cli.main", "econmt_ops"} <= set(MODULES)
+    assert len(MODULES) > 40
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_room_imports_only_the_rooms_below(module: str) -> None:
+    own = room(module)
+    assert own in ROOMS, f"{module} is in no room of docs/design.md"
+    for name, _ in imported(module):
+        if name.partition(".")[0] in ("econmt", "econmt_ops"):
+            assert name in MODULES, f"{module} imports {name}, which does not exist"
+            assert room(name) == own or room(name) in ROOMS[own], f"{module} imports {name}"
+        if own == "model":
+            assert name.partition(".")[0] not in OUTSIDE_OF_MODEL, f"{module} knows of files: {name}"
+        if own == "econmt_ops":
+            assert name.partition(".")[0] in OUTSIDE_OF_OPS | {"econmt_ops"}, f"{module} imports {name}"
+        if own == "data":
+            assert not name.startswith("torch.nn"), f"{module} knows of models: {name}"
+
+
+def test_modules_import_in_no_circle() -> None:
+    graph = {
+        module: {name for name, at_once in imported(module) if at_once and name in MODULES} - {module}
+        for module in MODULES
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_rooms_import_in_no_circle() -> None:
+    graph: dict[str, set[str]] = {name: set() for name in ROOMS}
+    why: dict[tuple[str, str], str] = {}
+    for module in MODULES:
+        for name, _ in imported(module):
+            if name in MODULES and room(name) != room(module):
+                graph[room(module)].add(room(name))
+                why[room(module), room(name)] = f"{module} imports {name}"
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        circle = error.args[1]
+        pytest.fail("; ".join(why[user, used] for used, user in pairwise(circle)))
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_nothing_is_too_long_to_read(module: str) -> None:
+    text = MODULES[module].read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LONGEST_MODULE
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = lines(node) - (lines(node.body[0]) if ast.get_docstring(node) else 0)
+            assert length <= LONGEST_FUNCTION, f"{module}.{node.name} has {length} lines"
+
+
+def lines(node: ast.stmt) -> int:
+    """The lines of a statement."""
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_nothing_loaded_from_disk_can_execute() -> None:
+    loaders = ("pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle")
+    calls = ("torch.load(", "torch.jit.load(", "yaml.load(", "yaml.unsafe_load(", "eval(", "exec(")
+    for module, file in MODULES.items():
+        assert not {name.partition(".")[0] for name, _ in imported(module)} & set(loaders), module
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                assert not ast.unparse(node).startswith(calls), f"{module}:{node.lineno}"
+                assert not any(
+                    k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords
+                )
