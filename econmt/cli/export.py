@@ -11,13 +11,13 @@ from econmt.training.checkpoints import export_model
 
 
 def export(
-    model: Annotated[Path, typer.Option("--models", "-m", help="Model folder.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to make.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="Model folder.", show_default=False)],
+    destination: Annotated[Path, typer.Argument(help="Folder to make.", show_default=False)],
 ) -> None:
-    """Write what translation needs, best parameters, recipe and vocabulary, to a new folder.
+    """Write the best parameters, the recipe and the vocabulary, all that translating needs, to a new folder.
 
     \b
     Example:
-      econmt export -m runs/multi30k -o multi30k-model
+      econmt export runs/multi30k multi30k-en-de
     """
-    print(export_model(model, output))
+    print(export_model(folder, destination))

@@ -1,0 +1,94 @@
+"""``econmt average``: one model from several checkpoints of a run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from torch import Tensor
+
+from econmt.cli.inspection import checkpoint_scores, read_metrics, read_recipe
+from econmt.data.files import notice, sync_folder, writing
+from econmt.data.subwords import fingerprint, vocabulary_files
+from econmt.decoding.averaging import average_tensors, choose_checkpoints
+from econmt.errors import InputError
+from econmt.training.checkpoints import check_vocabulary
+from econmt.training.files import read_tensors, write_tensors
+from econmt.training.folder import ModelFolder
+
+
+class Strategy(str, Enum):
+    """Which checkpoints are averaged."""
+
+    best = "best"
+    last = "last"
+
+
+def average(
+    model: Annotated[Path, typer.Option("--model", "-m", help="Model folder.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Model folder to make.", show_default=False)],
+    count: Annotated[int, typer.Option("-n", min=1, help="Checkpoints.")] = 4,
+    strategy: Annotated[
+        Strategy,
+        typer.Option(help="The best by the metric of early stopping, or the last, of those on disk."),
+    ] = Strategy.best,
+) -> None:
+    """Average the parameters of several checkpoints into a new model folder, which translate takes as any other.
+
+    Only checkpoints whose parameters are still there can take part: training.keep_last_params says how many are kept.
+
+    \b
+    Example:
+      econmt average -m runs/multi30k -n 3 -o runs/multi30k-average
+    """
+    folder = ModelFolder(model)
+    recipe = read_recipe(folder)
+    files = folder.numbered_parameters()
+    metrics = read_metrics(folder.metrics)
+    scores = checkpoint_scores(recipe, metrics) if strategy == Strategy.best else None
+    chosen = choose_checkpoints(files, scores, count)
+    if not chosen:
+        raise InputError(f"{model}: holds no checkpoint with metrics; give a folder that econmt train wrote")
+    if len(chosen) < count:
+        notice(
+            f"averaging {len(chosen)} checkpoints, no more of them are in {model}; train with a higher "
+            f"training.keep_last_params (now {recipe.training.keep_last_params}) to keep more"
+        )
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"{output}: exists already; give a new folder")
+    metadata: dict[str, str] = {}
+
+    def parts() -> Iterator[tuple[str, dict[str, Tensor]]]:
+        for update in chosen:
+            tensors, found = read_tensors(files[update])
+            check_vocabulary(found, fingerprint(folder.path), files[update])
+            metadata.update(found)
+            yield str(files[update]), tensors
+
+    averaged = average_tensors(parts())
+    metadata["averaged"] = " ".join(map(str, chosen))
+    _write(folder, output, averaged, metadata)
+    notice(f"averaged the checkpoints of updates {', '.join(map(str, chosen))}")
+    print(output)
+
+
+def _write(folder: ModelFolder, output: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a model folder under a temporary name and rename it, so that it is whole or not there."""
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    with writing(output):
+        try:
+            temporary.mkdir(parents=True)
+            for path in (folder.recipe, *vocabulary_files(folder.path)):
+                shutil.copyfile(path, temporary / path.name)
+            write_tensors(ModelFolder(temporary).best, tensors, metadata)
+            if output.is_dir():
+                output.rmdir()
+            temporary.rename(output)
+            sync_folder(output.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)

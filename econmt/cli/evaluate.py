@@ -1,0 +1,139 @@
+"""``econmt evaluate``: how good translations are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from econmt.data.corpus import read_lines
+from econmt.decoding.streams import STANDARD_INPUT, read_chunks
+from econmt.errors import InputError
+from econmt.evaluation.metrics import METRICS, Significance, corpus_score, make_metric, paired_bootstrap
+
+
+def evaluate(
+    references: Annotated[
+        list[Path],
+        typer.Option(
+            "--references", "-r", help="Reference translations; several sets are allowed.", show_default=False
+        ),
+    ],
+    hypotheses: Annotated[
+        Optional[list[Path]],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
+        typer.Option(
+            "--hypotheses",
+            "-i",
+            help="Translations to judge; several systems are compared with the first.",
+            show_default="standard input",
+        ),
+    ] = None,
+    metrics: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--metrics", help="bleu, chrf, ter: several times, or with commas.", show_default="all"),
+    ] = None,
+    tokenize: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="BLEU's tokenizer, in sacreBLEU's words; none for text that is tokenised already.",
+            show_default="13a",
+        ),
+    ] = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case in BLEU and chrF.")] = False,
+    width: Annotated[int, typer.Option("--width", "-w", min=0, help="Digits after the point.")] = 2,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Resampled test sets for the comparison of systems.")
+    ] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, figures not rounded.")] = False,
+) -> None:
+    """Print BLEU, chrF and TER with sacreBLEU and its signatures; compare systems by paired bootstrap resampling.
+
+    \b
+    Example:
+      econmt translate -m runs/multi30k -i test.en | econmt evaluate -r test.de
+      econmt evaluate -r test.de -i baseline.de -i new.de --metrics bleu
+    """
+    names = _metric_names(metrics)
+    reference_lines = [_lines(path) for path in references]
+    systems = (
+        {str(path): _lines(path) for path in hypotheses} if hypotheses else {STANDARD_INPUT: _lines(None)}
+    )
+    if hypotheses and len(systems) < len(hypotheses):
+        raise InputError("a file of hypotheses is given twice; give each system once")
+    for path, lines in zip(references[1:], reference_lines[1:], strict=True):
+        _check_counts(str(path), lines, str(references[0]), reference_lines[0])
+    for name, lines in systems.items():
+        _check_counts(name, lines, str(references[0]), reference_lines[0])
+    judges = {
+        name: make_metric(name, reference_lines, tokenize=tokenize, lowercase=lowercase) for name in names
+    }
+    if len(systems) > 1:
+        outcome = paired_bootstrap(systems, judges, samples)
+        print(_comparison_json(outcome) if as_json else _comparison_text(outcome, width))
+        return
+    (lines,) = systems.values()
+    scores = [corpus_score(judge, lines, width=width) for judge in judges.values()]
+    if as_json:
+        print(json.dumps([score._asdict() for score in scores], indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(score.text for score in scores))
+
+
+def _metric_names(given: Sequence[str] | None) -> list[str]:
+    names = [name for text in given or () for name in text.replace(",", " ").split()]
+    return list(dict.fromkeys(name.lower() for name in names)) or list(METRICS)
+
+
+def _lines(path: Path | None) -> list[str]:
+    """Lines without spaces at their right end, which sacreBLEU's command line strips too."""
+    if path is None:
+        lines = [line.rstrip() for chunk in read_chunks(sys.stdin.fileno(), 1 << 16) for line in chunk]
+        if not lines:
+            raise InputError(
+                f"{STANDARD_INPUT}: no translations to judge; give --hypotheses FILE or pipe them in"
+            )
+        return lines
+    return [line.rstrip() for line in read_lines(path)]
+
+
+def _check_counts(name: str, lines: Sequence[str], other: str, other_lines: Sequence[str]) -> None:
+    if len(lines) != len(other_lines):
+        raise InputError(
+            f"{name} has {len(lines)} lines but {other} has {len(other_lines)}; line n of one must belong to line n of "
+            "the other"
+        )
+
+
+def _comparison_json(outcome: Sequence[Significance]) -> str:
+    tables = [
+        {
+            "name": each.name,
+            "signature": each.signature,
+            "systems": [system._asdict() for system in each.systems],
+        }
+        for each in outcome
+    ]
+    return json.dumps(tables, indent=2, ensure_ascii=False)
+
+
+def _comparison_text(outcome: Sequence[Significance], width: int) -> str:
+    """For each metric its signature and a row a system; the first is what the others are compared with."""
+    lines = []
+    for each in outcome:
+        lines.append(f"{each.name}|{each.signature}")
+        longest = max(len(system.system) for system in each.systems)
+        for system in each.systems:
+            spread = f"({system.mean:.{width}f} +- {system.interval:.{width}f})"
+            row = f"  {system.system:<{longest}}  {system.value:.{width}f}  {spread}  "
+            if system.p_value is None:
+                row += "baseline"
+            else:
+                verdict = {True: "better", False: "worse", None: "equal"}[system.better]
+                sure = ", significant at 0.05" if system.p_value < 0.05 else ""
+                row += f"p = {system.p_value:.4f}  {verdict}{sure}"
+            lines.append(row)
+    return "\n".join(lines)

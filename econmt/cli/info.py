@@ -1,0 +1,104 @@
+"""``econmt info``: what a model folder holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from econmt.cli.inspection import inspect_folder
+from econmt.memory.report import format_bytes
+
+METRIC_COLUMNS = (
+    ("update", "update", "{:.0f}"),
+    ("target_tokens", "target tokens", "{:,.0f}"),
+    ("seconds", "seconds", "{:,.0f}"),
+    ("train_loss", "train loss", "{:.4f}"),
+    ("valid_perplexity", "perplexity", "{:.3f}"),
+    ("bleu", "BLEU", "{:.2f}"),
+)
+
+
+def info(
+    folder: Annotated[Path, typer.Argument(help="Model folder, or an export of one.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+) -> None:
+    """Say what a model folder holds: model, parameters by layer, vocabulary, checkpoints, bytes on disk.
+
+    \b
+    Example:
+      econmt info runs/multi30k
+    """
+    found = inspect_folder(folder)
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print("\n".join(describe(found)))
+
+
+def describe(found: dict[str, Any]) -> list[str]:
+    """The lines for a person."""
+    model, vocabulary, size = found["model"], found["vocabulary"], found["bytes"]
+    encoder, decoder, attention = model["encoder"], model["decoder"], model["attention"]
+    parts = [
+        ("name", f"{found['name']} ({found['source']} to {found['target']})"),
+        ("state", _state(found)),
+        (
+            "encoder",
+            f"{encoder['layers']} x LSTM {encoder['size']}, both directions: {encoder['bidirectional']}",
+        ),
+        (
+            "decoder",
+            f"{decoder['layers']} x LSTM {decoder['size']}, "
+            f"{'input feeding' if decoder['input_feeding'] else 'no input feeding'}",
+        ),
+        ("attention", f"{attention['type']} {attention['size']}"),
+        ("embedding", f"{model['embedding']}, tied: {model['weight_tying']}"),
+        (
+            "vocabulary",
+            f"{vocabulary['source_size']} source, {vocabulary['target_size']} target entries, "
+            f"{', '.join(vocabulary['files'])}",
+        ),
+        ("parameters", f"{found['parameters']['total']:,}"),
+        *((f"  {layer}", f"{count:,}") for layer, count in found["parameters"]["layers"].items()),
+        (
+            "bytes",
+            f"{format_bytes(size['total'])}: parameters {format_bytes(size['parameters'])}, training state "
+            f"{format_bytes(size['training_state'])}, prepared text {format_bytes(size['prepared'])}",
+        ),
+        (
+            "versions",
+            ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version),
+        ),
+    ]
+    width = max(len(name) for name, _ in parts)
+    return [f"{name:<{width}}  {text}" for name, text in parts] + _checkpoints(found)
+
+
+def _state(found: dict[str, Any]) -> str:
+    if found["averaged"]:
+        return f"average of checkpoints {', '.join(map(str, found['averaged']))}"
+    if found["finished"] is None:
+        return "not trained yet" if found["best"] is None else f"export of checkpoint {found['best']}"
+    ending = "training ended" if found["finished"] else "training has not ended"
+    resume = ", can be resumed" if found["resumable"] and not found["finished"] else ""
+    return f"{ending} at update {found['last']}, best checkpoint {found['best']}{resume}"
+
+
+def _checkpoints(found: dict[str, Any]) -> list[str]:
+    """A table, a row a checkpoint, with a star at the best one."""
+    rows = [[title for _, title, _ in METRIC_COLUMNS] + ["parameters"]]
+    for checkpoint in found["checkpoints"]:
+        metrics = {"update": checkpoint["update"], **checkpoint["metrics"]}
+        cells = [
+            "-" if metrics.get(key) is None else form.format(metrics[key]) for key, _, form in METRIC_COLUMNS
+        ]
+        best = " *" if checkpoint["update"] == found["best"] else ""
+        rows.append([*cells, (checkpoint["file"] or "removed") + best])
+    if len(rows) == 1:
+        return []
+    widths = [max(len(row[column]) for row in rows) for column in range(len(METRIC_COLUMNS))]
+    aligned = [[f"{cell:>{width}}" for cell, width in zip(row[:-1], widths, strict=True)] for row in rows]
+    return ["", *("  ".join([*cells, row[-1]]) for cells, row in zip(aligned, rows, strict=True))]

@@ -1,0 +1,183 @@
+"""What a model folder holds."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+import econmt
+from econmt.data.subwords import fingerprint, load_vocabularies, vocabulary_files
+from econmt.errors import InputError
+from econmt.model.translation import TranslationModel
+from econmt.recipe import Model, Recipe, parse_recipe
+from econmt.training.files import read_metadata
+from econmt.training.folder import ModelFolder
+
+FOREIGN = "give a folder that econmt train, average or export wrote"
+
+
+def read_recipe(folder: ModelFolder) -> Recipe:
+    """The recipe of a model folder.
+
+    Raises:
+        InputError: if there is no such folder, or it is no model folder.
+    """
+    if not folder.path.is_dir():
+        raise InputError(f"{folder.path}: no such folder; {FOREIGN}")
+    try:
+        text = folder.recipe.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise InputError(
+            f"{folder.path}: not a model folder, it has no readable recipe.yaml; {FOREIGN}"
+        ) from None
+    return parse_recipe(text, str(folder.recipe))
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The rows of a metrics.tsv; none if there is no such file.
+
+    Raises:
+        InputError: if it is not a table of numbers.
+    """
+    if not path.is_file():
+        return []
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            rows = csv.DictReader(lines, delimiter="\t", strict=True)
+            metrics = [{column: float(value) for column, value in row.items()} for row in rows]
+            return [{**row, "update": int(row["update"])} for row in metrics]
+    except (ValueError, TypeError, KeyError, csv.Error) as error:
+        raise InputError(f"{path}: not a table of metrics ({error}); {FOREIGN}") from None
+
+
+def checkpoint_scores(recipe: Recipe, metrics: list[dict[str, float]]) -> dict[int, float]:
+    """What early stopping judges each checkpoint by, higher is better."""
+    if recipe.training.early_stopping.metric == "bleu":
+        return {int(row["update"]): row["bleu"] for row in metrics}
+    return {int(row["update"]): -row["valid_perplexity"] for row in metrics}
+
+
+def parameters_by_layer(path: Path) -> dict[str, int]:
+    """Number of parameters in each of the ledger's layers, from the head of a parameter file.
+
+    Raises:
+        InputError: if the file is not one of econmt.
+    """
+    metadata = read_metadata(path)
+    try:
+        description = json.loads(metadata["model"])
+        sizes = (int(description.pop("source_size")), int(description.pop("target_size")))
+        config = Model.model_validate(description)
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"{path}: does not describe its model; {FOREIGN}") from None
+    # On the meta device a model has names and shapes but no memory.
+    with torch.device("meta"):
+        layers = TranslationModel(config, *sizes).parameter_layers()
+    counts: dict[str, int] = dict.fromkeys(layers.values(), 0)
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118  not a dictionary
+            layer = layers.get(name, "other")
+            counts[layer] = counts.get(layer, 0) + math.prod(file.get_slice(name).get_shape())
+    return counts
+
+
+def folder_bytes(path: Path) -> int:
+    """Bytes of all files in a folder, each counted once however many names it has; 0 if there is none."""
+    if not path.is_dir():
+        return 0
+    stats = [entry.stat() for entry in path.rglob("*") if entry.is_file()]
+    return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in stats}.values())
+
+
+def inspect_folder(path: Path) -> dict[str, Any]:
+    """Everything about a model folder, as JSON values; not-a-number becomes None.
+
+    Raises:
+        InputError: if it is no model folder, or a part of it is broken.
+    """
+    folder = ModelFolder(path)
+    recipe = read_recipe(folder)
+    numbered = folder.numbered_parameters()
+    metrics = read_metrics(folder.metrics)
+    vocabularies = load_vocabularies(path)
+    best_metadata = read_metadata(folder.best) if folder.best.is_file() else {}
+    best_update = int(best_metadata["update"]) if "update" in best_metadata else None
+    newest = folder.best if folder.best.is_file() else numbered[max(numbered)] if numbered else None
+    layers = parameters_by_layer(newest) if newest else {}
+    saved = read_metadata(newest).get("vocabulary") if newest else None
+    if saved is not None and saved != fingerprint(path):
+        raise InputError(
+            f"{path}: {newest.name if newest else ''} was trained with another vocabulary than the one here"
+        )
+    rows = {int(row["update"]): row for row in metrics}
+    return {
+        "folder": str(path),
+        "name": recipe.name,
+        "source": recipe.data.source,
+        "target": recipe.data.target,
+        "model": recipe.model.model_dump(mode="json"),
+        "parameters": {"total": sum(layers.values()), "layers": layers},
+        "vocabulary": {
+            "files": [file.name for file in vocabulary_files(path)],
+            "source_size": vocabularies.source.size,
+            "target_size": vocabularies.target.size,
+            "fingerprint": fingerprint(path),
+        },
+        "best": best_update,
+        "averaged": [int(update) for update in best_metadata["averaged"].split()]
+        if "averaged" in best_metadata
+        else None,
+        "last": max(rows) if rows else None,
+        "finished": _finished(folder, rows),
+        "resumable": bool(folder.commits()),
+        "checkpoints": [
+            {
+                "update": update,
+                "file": numbered[update].name if update in numbered else None,
+                "metrics": {key: _json_number(value) for key, value in rows.get(update, {}).items()},
+            }
+            for update in sorted(set(rows) | set(numbered))
+        ],
+        "bytes": {
+            "parameters": sum(
+                {
+                    f.stat().st_ino: f.stat().st_size for f in (*numbered.values(), *_existing(folder.best))
+                }.values()
+            ),
+            "training_state": folder_bytes(folder.states),
+            "prepared": folder_bytes(folder.prepared),
+            "total": folder_bytes(path),
+        },
+        "versions": {
+            "format": best_metadata.get("format"),
+            "econmt": econmt.__version__,
+            "torch": str(torch.__version__),
+        },
+    }
+
+
+def _finished(folder: ModelFolder, rows: dict[int, dict[str, float]]) -> bool | None:
+    """Whether training came to its end; None where nothing of the training is left, as in an export."""
+    if not rows:
+        return None
+    try:
+        results = json.loads(folder.results.read_text(encoding="utf-8"))
+        return bool(results["update"] >= max(rows))
+    except FileNotFoundError:
+        return False
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{folder.results}: broken; run econmt train again to write it anew") from None
+
+
+def _existing(path: Path) -> list[Path]:
+    return [path] if path.is_file() else []
+
+
+def _json_number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,189 @@
+"""``econmt score``: how probable given translations are."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from econmt.cli.loading import (
+    Averaging,
+    CheckpointOption,
+    DeviceOption,
+    EnsembleOption,
+    ModelsOption,
+    OutputOption,
+    PrecisionOption,
+    ThreadsOption,
+    load_models,
+)
+from econmt.data.corpus import Corpus, read_pairs
+from econmt.decoding.search import SearchOptions, length_penalty
+from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks
+from econmt.decoding.translator import CHUNK_SIZE
+from econmt.errors import InputError
+from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
+
+
+class ScoreType(str, Enum):
+    """What is printed of a pair."""
+
+    logprob = "logprob"
+    neglogprob = "neglogprob"
+    normalized = "normalized"
+    perplexity = "perplexity"
+    json = "json"
+
+
+def score(
+    models: ModelsOption,
+    source: Annotated[
+        Optional[Path],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
+        typer.Option("--source", "-s", help="Source text, also .gz.", show_default=False),
+    ] = None,
+    target: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--target", "-t", help="Its translation, line by line.", show_default=False),
+    ] = None,
+    output: OutputOption = None,
+    score_type: Annotated[
+        ScoreType,
+        typer.Option(
+            help="Of the whole target, end of sentence counted; normalized is what translate calls the score."
+        ),
+    ] = ScoreType.logprob,
+    target_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--target-tokens",
+            help="The target is vocabulary tokens between spaces, as in translate's json, not raw text.",
+        ),
+    ] = False,
+    length_penalty_alpha: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(min=0.0, help="Of --score-type normalized.", show_default="the recipe's"),
+    ] = None,
+    length_penalty_beta: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(min=0.0, help="Of --score-type normalized.", show_default="the recipe's"),
+    ] = None,
+    batch_size: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Pairs scored together.", show_default="the recipe's"),
+    ] = None,
+    checkpoint: CheckpointOption = None,
+    ensemble_mode: EnsembleOption = Averaging.linear,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    precision: PrecisionOption = None,
+) -> None:
+    """Print the log-probability (natural logarithm) that a model gives to each translation, one a line.
+
+    Pairs come from --source and --target, or from standard input with a tab between source and target. The text of
+    a translation is cut into tokens anew, not always as the search did that made it; --target-tokens scores the
+    tokens that translate --output-type json prints.
+
+    \b
+    Example:
+      econmt score -m runs/multi30k -s test.en -t test.de
+      paste test.en test.de | econmt score -m runs/multi30k --score-type perplexity
+    """
+    if (source is None) != (target is None):
+        raise InputError(
+            "give both --source and --target, or neither and tab-separated pairs on standard input"
+        )
+    loaded = load_models(models, checkpoint, device, threads, precision)
+    options = SearchOptions.from_recipe(loaded.recipe.decoding)
+    if length_penalty_alpha is not None:
+        options = replace(options, length_penalty_alpha=length_penalty_alpha)
+    if length_penalty_beta is not None:
+        options = replace(options, length_penalty_beta=length_penalty_beta)
+    scorer = Scorer(
+        loaded.models,
+        loaded.vocabularies,
+        loaded.device,
+        loaded.precision,
+        batch_size=batch_size or loaded.recipe.decoding.batch_size,
+        mode=ensemble_mode.value,
+    )
+    show = _formatter(score_type, options)
+    if target_tokens:
+        encode = token_ids(loaded.vocabularies.target)
+    else:
+        encode = loaded.vocabularies.target.encode
+    where = STANDARD_INPUT if target is None else str(target)
+    lines = 0
+    with line_output(output) as write:
+        for chunk in _pairs(source, target):
+            targets = []
+            for number, (_, text) in enumerate(chunk, lines + 1):
+                try:
+                    targets.append(encode(text))
+                except KeyError as error:
+                    raise InputError(
+                        f"{where}:{number}: '{error.args[0]}' is not a token of the target vocabulary; --target-tokens "
+                        "takes the tokens that translate --output-type json prints"
+                    ) from None
+            write(show(pair) for pair in scorer.score_ids([text for text, _ in chunk], targets))
+            lines += len(chunk)
+
+
+def _pairs(source: Path | None, target: Path | None) -> Iterator[list[tuple[str, str]]]:
+    """Chunks of sentence pairs from two files, or from standard input, which may pause."""
+    if source is not None:
+        pairs = read_pairs(Corpus(source, target))
+        while chunk := list(islice(pairs, CHUNK_SIZE)):
+            yield chunk
+        return
+    number = 0
+    for lines in read_chunks(sys.stdin.fileno(), CHUNK_SIZE):
+        chunk = []
+        for line in lines:
+            number += 1
+            columns = line.split("\t")
+            if len(columns) != 2:
+                raise InputError(
+                    f"{STANDARD_INPUT}:{number}: {len(columns)} tab-separated columns; expected two, the source and "
+                    "its translation"
+                )
+            chunk.append((columns[0], columns[1]))
+        yield chunk
+
+
+def _formatter(score_type: ScoreType, options: SearchOptions) -> Callable[[ScoredPair], str]:
+    def normalized(pair: ScoredPair) -> float:
+        return pair.log_probability / float(length_penalty(pair.length, options))
+
+    def as_json(pair: ScoredPair) -> str:
+        # JSON has no infinity: null stands for the log-probability of what cannot be.
+        possible = math.isfinite(pair.log_probability)
+        return json.dumps(
+            {
+                "log_probability": pair.log_probability if possible else None,
+                "score": normalized(pair) if possible else None,
+                "perplexity": pair.perplexity if possible else None,
+                "tokens": pair.tokens,
+                "token_log_probabilities": pair.token_log_probabilities,
+            },
+            ensure_ascii=False,
+            allow_nan=False,
+        )
+
+    figures: dict[ScoreType, Callable[[ScoredPair], float]] = {
+        ScoreType.logprob: lambda pair: pair.log_probability,
+        ScoreType.neglogprob: lambda pair: -pair.log_probability,
+        ScoreType.normalized: normalized,
+        ScoreType.perplexity: lambda pair: pair.perplexity,
+    }
+    if score_type == ScoreType.json:
+        return as_json
+    figure = figures[score_type]
+    return lambda pair: f"{figure(pair):.6f}"

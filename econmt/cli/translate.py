@@ -1,0 +1,199 @@
+"""``econmt translate``: text in, translations out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from enum import Enum
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from econmt.cli.loading import (
+    Averaging,
+    CheckpointOption,
+    DeviceOption,
+    EnsembleOption,
+    LoadedModels,
+    ModelsOption,
+    OutputOption,
+    PrecisionOption,
+    ThreadsOption,
+    load_models,
+    warn,
+)
+from econmt.data.corpus import read_lines
+from econmt.data.files import notice
+from econmt.decoding.formats import format_translation
+from econmt.decoding.pictures import draw_attention
+from econmt.decoding.search import SearchOptions
+from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks
+from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
+from econmt.errors import InputError
+
+
+class OutputType(str, Enum):
+    """What is printed of a translation."""
+
+    translation = "translation"
+    score = "score"
+    json = "json"
+    attention = "attention"
+
+
+def translate(
+    models: ModelsOption,
+    input_file: Annotated[
+        Optional[Path],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
+        typer.Option("--input", "-i", help="Text file, also .gz.", show_default="standard input"),
+    ] = None,
+    output: OutputOption = None,
+    beam_size: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--beam-size", "-b", min=1, help="Hypotheses kept; 1: greedy.", show_default="the recipe's"
+        ),
+    ] = None,
+    nbest_size: Annotated[
+        int, typer.Option(min=1, help="Translations of a line; more than 1 need json.")
+    ] = 1,
+    batch_size: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Lines translated together.", show_default="the recipe's"),
+    ] = None,
+    chunk_size: Annotated[
+        int, typer.Option(min=1, help="Lines read and sorted by length before any is translated.")
+    ] = CHUNK_SIZE,
+    length_penalty_alpha: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            min=0.0,
+            help="Scores are divided by ((beta + length) / (beta + 1)) ** alpha.",
+            show_default="the recipe's",
+        ),
+    ] = None,
+    length_penalty_beta: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(min=0.0, help="See --length-penalty-alpha.", show_default="the recipe's"),
+    ] = None,
+    max_output_factor: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            help="Longest output: this times the source length, plus 10.", show_default="the recipe's"
+        ),
+    ] = None,
+    output_type: Annotated[
+        OutputType,
+        typer.Option(help="The text; score, tab, text; a JSON object; the same with the attention matrix."),
+    ] = OutputType.translation,
+    attention_picture: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Draw the attention of the first line that is not blank.", show_default=False),
+    ] = None,
+    sample: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw among the K most probable tokens; 0: all.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Divides log-probabilities before drawing.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of --sample.")] = 1,
+    checkpoint: CheckpointOption = None,
+    ensemble_mode: EnsembleOption = Averaging.linear,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    precision: PrecisionOption = None,
+) -> None:
+    """Translate raw text, one sentence a line; line n of the output is the translation of line n of the input.
+
+    A blank line gives an empty line. Input that pauses is translated at once, so that the verb can sit in a pipe or
+    answer a person.
+
+    \b
+    Example:
+      echo "A dog runs." | econmt translate -m runs/multi30k
+      econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
+    """
+    if nbest_size > 1 and output_type in (OutputType.translation, OutputType.score):
+        raise InputError(
+            f"--nbest-size {nbest_size} does not fit on a line; give --output-type json (or attention) with it"
+        )
+    loaded = load_models(models, checkpoint, device, threads, precision)
+    given = {
+        "beam_size": beam_size,
+        "length_penalty_alpha": length_penalty_alpha,
+        "length_penalty_beta": length_penalty_beta,
+        "max_output_factor": max_output_factor,
+    }
+    try:
+        options = replace(
+            SearchOptions.from_recipe(loaded.recipe.decoding),
+            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+            nbest_size=nbest_size,
+            ensemble_mode=ensemble_mode.value,
+            sample=top_k if sample else None,
+            temperature=temperature,
+            seed=seed,
+            attention=output_type == OutputType.attention or attention_picture is not None,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    batch_size = batch_size or loaded.recipe.decoding.batch_size
+    translator = _translator(loaded, options, batch_size, chunk_size)
+    _run(translator, input_file, output, output_type, attention_picture)
+
+
+def _translator(loaded: LoadedModels, options: SearchOptions, batch_size: int, chunk_size: int) -> Translator:
+    return Translator(
+        loaded.models,
+        loaded.vocabularies,
+        options,
+        loaded.device,
+        loaded.precision,
+        batch_size=batch_size,
+        chunk_size=chunk_size,
+        max_length=loaded.recipe.data.max_length,
+        warn=warn,
+    )
+
+
+def _chunks(input_file: Path | None, size: int) -> Iterator[list[str]]:
+    """Lines of the input file, or of standard input, which may pause."""
+    if input_file is None:
+        yield from read_chunks(sys.stdin.fileno(), size)
+        return
+    lines = read_lines(input_file)
+    while chunk := list(islice(lines, size)):
+        yield chunk
+
+
+def _run(
+    translator: Translator,
+    input_file: Path | None,
+    output: Path | None,
+    output_type: OutputType,
+    picture: Path | None,
+) -> None:
+    where = STANDARD_INPUT if input_file is None else str(input_file)
+    start, lines, tokens = time.monotonic(), 0, 0
+    with line_output(output) as write:
+        for chunk in _chunks(input_file, translator.chunk_size):
+            translations = translator.translate_chunk(chunk, lines + 1, where)
+            write(format_translation(translation, output_type.value) for translation in translations)
+            if picture is not None and _draw(translations, picture):
+                picture = None
+            lines += len(chunk)
+            tokens += sum(len(translation.tokens) + 1 for translation in translations)
+    seconds = time.monotonic() - start
+    notice(
+        f"{lines} lines, {tokens} target tokens in {seconds:.1f} s ({tokens / max(seconds, 1e-9):.0f} tokens/s)"
+    )
+
+
+def _draw(translations: Sequence[Translation], picture: Path) -> bool:
+    """Draw the first translation that has attention; whether there was one."""
+    for translation in translations:
+        if translation.attention is not None:
+            draw_attention(translation.attention, translation.source_tokens, translation.tokens, picture)
+            return True
+    return False

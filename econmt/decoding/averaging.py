@@ -1,0 +1,57 @@
+"""One set of parameters from several checkpoints of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from econmt.errors import InputError
+
+
+def average_tensors(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
+    """The mean of each tensor, added up in float64 and rounded once, to the type that it had.
+
+    Args:
+        parts: where each set of tensors is from, for messages, and the tensors by name. They are read one after the
+            other, so that an iterator over files holds one of them at a time.
+
+    Raises:
+        InputError: naming the place and the tensor, if two sets do not have the same tensors.
+    """
+    sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    count, first = 0, ""
+    for where, tensors in parts:
+        count += 1
+        if count == 1:
+            first = where
+            dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+            sums = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in tensors.items()}
+        for name in sorted(set(sums) ^ set(tensors)):
+            raise InputError(
+                f"{where}: parameter '{name}' is not in both this file and {first}; average one run's files"
+            )
+        for name, tensor in tensors.items():
+            if tensor.shape != sums[name].shape:
+                raise InputError(
+                    f"{where}: parameter '{name}' has shape {tuple(tensor.shape)}, in {first} it has "
+                    f"{tuple(sums[name].shape)}; average one run's files"
+                )
+            sums[name] += tensor
+    assert count, "nothing to average"
+    return {name: (total / count).to(dtypes[name]) for name, total in sums.items()}
+
+
+def choose_checkpoints(updates: Iterable[int], scores: Mapping[int, float] | None, count: int) -> list[int]:
+    """The updates of the ``count`` best checkpoints, oldest first, or of the last if there are no scores.
+
+    Args:
+        updates: of the parameter files there are. scores: of each update, higher is better; an update without a score,
+            or whose score is not a number, is never among the best.
+    """
+    if scores is None:
+        return sorted(updates)[-count:]
+    scored = [update for update in updates if update in scores and scores[update] == scores[update]]
+    return sorted(sorted(scored, key=lambda update: (-scores[update], update))[:count])

@@ -1,0 +1,55 @@
+"""Translations as lines of output."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from econmt.decoding.translator import Candidate, Translation
+
+OutputType = Literal["translation", "score", "json", "attention"]
+ATTENTION_DIGITS = 5
+
+
+def format_translation(translation: Translation, output_type: OutputType) -> str:
+    """One line, without its end.
+
+    ``translation`` is the text alone; ``score`` the score, a tab and the text; ``json`` an object with the text, the
+    score, the log-probability, the tokens of both sides and all hypotheses; ``attention`` the same with a matrix of
+    attention for each hypothesis, a row for each target token and EOS, a column for each source token and EOS.
+    """
+    if output_type == "translation":
+        return translation.text
+    if output_type == "score":
+        return f"{translation.score:.6f}\t{translation.text}"
+    with_attention = output_type == "attention"
+    best: dict[str, Any] = {
+        "translation": translation.text,
+        "score": translation.score,
+        "log_probability": translation.log_probability,
+        "tokens": translation.tokens,
+        "source_tokens": translation.source_tokens,
+        "nbest": [_candidate(candidate, with_attention) for candidate in translation.hypotheses],
+    }
+    if with_attention:
+        best["attention"] = _matrix(translation.hypotheses[0]) if translation.hypotheses else []
+    return json.dumps(best, ensure_ascii=False, allow_nan=False)
+
+
+def _candidate(candidate: Candidate, with_attention: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "translation": candidate.text,
+        "score": candidate.score,
+        "log_probability": candidate.log_probability,
+        "tokens": candidate.tokens,
+        "cut": candidate.cut,
+    }
+    if with_attention:
+        fields["attention"] = _matrix(candidate)
+    return fields
+
+
+def _matrix(candidate: Candidate) -> list[list[float]]:
+    if candidate.attention is None:
+        return []
+    return [[round(weight, ATTENTION_DIGITS) for weight in row] for row in candidate.attention.tolist()]

@@ -1,0 +1,308 @@
+"""Beam search over many sentences at once.
+
+Shapes: B sentences, S source positions, V target vocabulary, K beam size, R rows, that is, hypotheses still growing
+(at most K a sentence).
+
+Every sentence has K places. At each position the best continuations of its growing hypotheses, as many as there are
+places left, are kept; one that ends in EOS keeps its place for good and stops growing, so that K = 1 is greedy search.
+A sentence leaves the batch when no place grows any more, or when the hypotheses asked for have ended and no growing one
+can overtake them. Results therefore never depend on the other sentences of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt import recipe
+from econmt.data.subwords import BOS, EOS, PAD
+from econmt.decoding.protocol import SearchModel
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How translations are searched for; the first four are those of ``recipe.Decoding``.
+
+    Attributes:
+        beam_size: hypotheses kept at each position; 1 is greedy search.
+        length_penalty_alpha: scores are divided by ((beta + length) / (beta + 1)) ** alpha, length counting EOS.
+        length_penalty_beta: see ``length_penalty_alpha``.
+        max_output_factor: longest output: this times the source length, plus ``MAX_OUTPUT_EXTRA``.
+        nbest_size: hypotheses returned for a sentence, at most ``beam_size`` of them in beam search.
+        ensemble_mode: average the models' probabilities (linear) or their log-probabilities (log_linear).
+        sample: None for beam search; 0 draws from the whole distribution, k from its k most probable tokens.
+        temperature: log-probabilities are divided by it before a token is drawn.
+        seed: of the draws; a sentence's draws depend on this and its number alone.
+        attention: whether hypotheses carry their attention.
+    """
+
+    beam_size: int = 5
+    length_penalty_alpha: float = 1.0
+    length_penalty_beta: float = 0.0
+    max_output_factor: float = 2.0
+    nbest_size: int = 1
+    ensemble_mode: Literal["linear", "log_linear"] = "linear"
+    sample: int | None = None
+    temperature: float = 1.0
+    seed: int = 1
+    attention: bool = True
+
+    def __post_init__(self) -> None:
+        if self.beam_size < 1 or self.nbest_size < 1:
+            raise ValueError(
+                f"beam_size {self.beam_size} and nbest_size {self.nbest_size} must be at least 1"
+            )
+        if self.sample is None and self.nbest_size > self.beam_size:
+            raise ValueError(f"nbest_size {self.nbest_size} must not exceed beam_size {self.beam_size}")
+        if self.length_penalty_alpha < 0.0 or self.length_penalty_beta < 0.0:
+            raise ValueError(
+                f"length_penalty_alpha {self.length_penalty_alpha} and length_penalty_beta {self.length_penalty_beta} "
+                "must not be negative"
+            )
+        if not self.temperature > 0.0 or not self.max_output_factor > 0.0:
+            raise ValueError(
+                f"temperature {self.temperature} and max_output_factor {self.max_output_factor} must be above 0"
+            )
+        if self.sample is not None and self.sample < 0:
+            raise ValueError(f"sample {self.sample} must not be negative")
+
+    @classmethod
+    def from_recipe(cls, decoding: recipe.Decoding) -> SearchOptions:
+        """The search that a recipe's ``decoding`` section describes."""
+        return cls(
+            beam_size=decoding.beam_size,
+            length_penalty_alpha=decoding.length_penalty_alpha,
+            length_penalty_beta=decoding.length_penalty_beta,
+            max_output_factor=decoding.max_output_factor,
+        )
+
+
+MAX_OUTPUT_EXTRA = 10
+
+
+class Hypothesis(NamedTuple):
+    """One translation.
+
+    Attributes:
+        ids: target ids without BOS and EOS.
+        score: log-probability divided by the length penalty.
+        log_probability: natural logarithm of the model's probability of ids and EOS.
+        attention: (len(ids) + 1, S) float32 on the CPU, its last row that of EOS, S the source's length with EOS; or
+            None if it was not asked for.
+        cut: whether the longest output was reached, where nothing but EOS may follow.
+    """
+
+    ids: list[int]
+    score: float
+    log_probability: float
+    attention: Tensor | None
+    cut: bool
+
+
+def length_penalty(length: Tensor | int, options: SearchOptions) -> Tensor:
+    """((beta + length) / (beta + 1)) ** alpha in float64 (Wu et al., 2016, equation 14, with Sockeye's beta)."""
+    counted = torch.as_tensor(length, dtype=torch.float64)
+    return (
+        (options.length_penalty_beta + counted) / (options.length_penalty_beta + 1.0)
+    ) ** options.length_penalty_alpha
+
+
+def output_limits(lengths: Tensor, factor: float, longest: int | None = None) -> Tensor:
+    """Most target tokens before EOS for each sentence.
+
+    Args:
+        lengths: (B,) source lengths, EOS counted. factor: ``max_output_factor``. longest: the longest source, in
+            tokens, that the model was trained on; a source beyond it may give no more tokens than the longest source
+            may, or than it has itself plus ``MAX_OUTPUT_EXTRA``, because such a model tends not to end by itself.
+
+    Returns:
+        (B,) int64 on the CPU.
+    """
+    words = (lengths.cpu() - 1).clamp(min=0)
+    limits = (words * factor).floor().long() + MAX_OUTPUT_EXTRA
+    if longest is None:
+        return limits
+    ceiling = (words + MAX_OUTPUT_EXTRA).clamp(min=int(longest * factor) + MAX_OUTPUT_EXTRA)
+    return torch.minimum(limits, ceiling)
+
+
+class Ended(NamedTuple):
+    """Hypotheses that ended in EOS at one position.
+
+    Attributes:
+        position: tokens of each, EOS counted.
+        sentences, rows: (E,) int64, the sentence, and the row of that position's model step that was extended.
+        log_probabilities: (E,) float64.
+    """
+
+    position: int
+    sentences: Tensor
+    rows: Tensor
+    log_probabilities: Tensor
+
+
+class Grown(NamedTuple):
+    """The rows after one position: their newest ``tokens`` (R,) and the rows ``parents`` (R,) that they extend."""
+
+    tokens: Tensor
+    parents: Tensor
+
+
+class Trace:
+    """The back pointers of a search, from which translations are read once it is over.
+
+    ``grown[t]`` leads from the rows of step t + 1 to those of step t; ``attention[t]`` is what the rows of step t saw.
+    """
+
+    def __init__(self) -> None:
+        self.grown: list[Grown] = []
+        self.ended: list[Ended] = []
+        self.attention: list[Tensor] = []
+
+    def hypotheses(self, lengths: Tensor, limits: Tensor, options: SearchOptions) -> list[list[Hypothesis]]:
+        """The n best of each sentence, best first, equal scores in the order in which they ended.
+
+        Args:
+            lengths: (B,) source lengths on the CPU, EOS counted. limits: (B,) on the CPU.
+        """
+        grown = [(step.tokens.tolist(), step.parents.tolist()) for step in self.grown]
+        found: list[list[tuple[float, float, int, int]]] = [[] for _ in range(len(lengths))]
+        for ended in self.ended:
+            penalty = float(length_penalty(ended.position, options))
+            entries = (ended.sentences.tolist(), ended.rows.tolist(), ended.log_probabilities.tolist())
+            for sentence, row, log_probability in zip(*entries, strict=True):
+                found[sentence].append((log_probability / penalty, log_probability, ended.position, row))
+        results = []
+        for sentence, candidates in enumerate(found):
+            candidates.sort(key=lambda candidate: -candidate[0])
+            chosen = []
+            for score, log_probability, position, row in candidates[: options.nbest_size]:
+                ids, rows = _walk(grown, position - 1, row)
+                attention = None
+                if self.attention:
+                    width = int(lengths[sentence])
+                    seen = [self.attention[step][row, :width] for step, row in enumerate(rows)]
+                    attention = torch.stack(seen).float().cpu()
+                cut = position == int(limits[sentence]) + 1
+                chosen.append(Hypothesis(ids, score, log_probability, attention, cut))
+            results.append(chosen)
+        return results
+
+
+def _walk(grown: list[tuple[list[int], list[int]]], step: int, row: int) -> tuple[list[int], list[int]]:
+    """The tokens that lead to ``row`` of ``step``, and the rows passed on the way, ``row`` the last."""
+    ids, rows = [], [row]
+    while step > 0:
+        step -= 1
+        tokens, parents = grown[step]
+        ids.append(tokens[row])
+        row = parents[row]
+        rows.append(row)
+    return ids[::-1], rows[::-1]
+
+
+class _Places(NamedTuple):
+    """The K places of each sentence after one position, best first.
+
+    Attributes:
+        totals: (B, K) float64 log-probabilities; -inf: nothing there.
+        parents, tokens: (B, K) int64 the row extended and the token that extends it.
+        ends, grows: (B, K) bool the places that hold an ended or a growing hypothesis.
+    """
+
+    totals: Tensor
+    parents: Tensor
+    tokens: Tensor
+    ends: Tensor
+    grows: Tensor
+
+
+def _extend(
+    log_probs: Tensor, totals: Tensor, sentences: Tensor, places: Tensor, free: Tensor, beam: int
+) -> _Places:
+    """Choose the best continuations of each sentence.
+
+    Args:
+        log_probs: (R, V) of the next token, -inf where it is ruled out. totals: (R,) float64 log-probability so far.
+        sentences, places: (R,) where each row belongs. free: (B,) places of each sentence that still grow.
+    """
+    width = min(beam, log_probs.shape[1])
+    values, tokens = log_probs.topk(width, dim=1)
+    count = len(free)
+    grid = totals.new_full((count, beam, width), -torch.inf)
+    grid[sentences, places] = totals[:, None] + values
+    row_at = sentences.new_zeros((count, beam))
+    row_at[sentences, places] = torch.arange(len(sentences), device=sentences.device)
+    best, flat = grid.view(count, beam * width).topk(beam, dim=1)
+    parents = row_at.gather(1, flat // width)
+    chosen = tokens[parents, flat % width]
+    kept = (torch.arange(beam, device=free.device) < free[:, None]) & (best > -torch.inf)
+    ends = kept & (chosen == EOS)
+    return _Places(best, parents, chosen, ends, kept & ~ends)
+
+
+@torch.inference_mode()
+def beam_search(
+    model: SearchModel, source: Tensor, lengths: Tensor, limits: Tensor, options: SearchOptions
+) -> list[list[Hypothesis]]:
+    """Search for the translations with the highest scores.
+
+    PAD and BOS are never produced; UNK may be, as in Sockeye, since a model over words needs it. After ``limits``
+    tokens nothing but EOS may follow, at the model's own probability of it: every hypothesis ends in EOS, and its
+    log-probability is what teacher forcing gives for its ids.
+
+    Args:
+        model: a model in evaluation mode, or an ensemble.
+        source: (B, S) int64 ids, each row its tokens, EOS and padding. lengths: (B,) int64, EOS counted.
+        limits: (B,) most tokens before EOS, see :func:`output_limits`.
+
+    Returns:
+        The n best hypotheses of each sentence, best first; fewer only if the model allows no more.
+    """
+    device, beam = source.device, options.beam_size
+    count, shortest = len(source), int(limits.min())
+    limits_here = limits.to(device)
+    most = length_penalty(limits_here + 1, options)
+    state = model.initial_state(model.encode(source, lengths))
+    sentences = torch.arange(count, device=device)
+    places, tokens = torch.zeros_like(sentences), torch.full_like(sentences, BOS)
+    totals = torch.zeros(count, dtype=torch.float64, device=device)
+    free = torch.full_like(sentences, beam)
+    best_scores = totals.new_full((count, options.nbest_size), -torch.inf)
+    trace, position = Trace(), 0
+    while len(sentences):
+        position += 1
+        log_probs, attention, state = model.step(tokens, state)
+        rule_out(log_probs, sentences, limits_here if position > shortest else None, position)
+        if options.attention:
+            trace.attention.append(attention)
+        now = _extend(log_probs, totals, sentences, places, free, beam)
+        owners, columns = now.ends.nonzero(as_tuple=True)
+        trace.ended.append(Ended(position, owners, now.parents[owners, columns], now.totals[owners, columns]))
+        free = free - now.ends.sum(dim=1)
+        scores = (now.totals / length_penalty(position, options)).masked_fill(~now.ends, -torch.inf)
+        best_scores = torch.cat([best_scores, scores], dim=1).topk(options.nbest_size, dim=1).values
+        # A total only falls as a hypothesis grows, and the penalty only rises with its length, so this is the highest
+        # score that any growing hypothesis can still reach.
+        reach = (now.totals.masked_fill(~now.grows, -torch.inf) / most[:, None]).amax(dim=1)
+        growing = now.grows & (best_scores[:, -1] < reach)[:, None]
+        before, (sentences, places) = sentences, growing.nonzero(as_tuple=True)
+        tokens, parents = now.tokens[sentences, places], now.parents[sentences, places]
+        totals = now.totals[sentences, places]
+        trace.grown.append(Grown(tokens, parents))
+        if len(sentences):
+            state = state.reorder(parents) if torch.equal(before, sentences) else state.select(parents)
+    return trace.hypotheses(lengths.cpu(), limits.cpu(), options)
+
+
+def rule_out(log_probs: Tensor, sentences: Tensor, limits: Tensor | None, position: int) -> None:
+    """Set ``log_probs`` (R, V) to -inf, in place, for PAD and BOS and, in rows past their limit, all but EOS."""
+    log_probs[:, [PAD, BOS]] = -torch.inf
+    if limits is not None:
+        last = position > limits[sentences]
+        only_end = log_probs[:, EOS].clone()
+        log_probs.masked_fill_(last[:, None], -torch.inf)
+        log_probs[:, EOS] = only_end

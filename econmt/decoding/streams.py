@@ -1,0 +1,126 @@
+"""Lines from a pipe, a terminal or a file, and output that is either whole or not there."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from econmt.data.files import sync_folder, writing
+from econmt.errors import InputError
+
+PAUSE_SECONDS = 0.1
+BLOCK_BYTES = 1 << 16
+BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
+STANDARD_INPUT = "standard input"
+
+
+def decode_line(raw: bytes, where: str, number: int) -> str:
+    """A line without its end (\\n or \\r\\n) as text; the first line loses a byte order mark.
+
+    Raises:
+        InputError: if the line is not UTF-8 or holds a NUL byte.
+    """
+    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+    try:
+        line = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{where}:{number}: not valid UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}); "
+            "convert the text to UTF-8"
+        ) from None
+    if "\0" in line:
+        raise InputError(
+            f"{where}:{number}: NUL byte at column {line.index(chr(0)) + 1}; is this a text file?"
+        )
+    return line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+
+
+def _may_pause(descriptor: int) -> bool:
+    """Whether more input may come later and a wait for it can be bounded: pipes, terminals and sockets."""
+    if os.name != "posix":
+        return False
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode)
+
+
+def read_chunks(descriptor: int, size: int, where: str = STANDARD_INPUT) -> Iterator[list[str]]:
+    """Read lines from a file descriptor, at most ``size`` at a time, fewer as soon as the input pauses.
+
+    So a person who types a line, or a program that waits for an answer, gets it at once, and a file in a pipe is read
+    in full chunks. Lines before one that cannot be read are given first.
+
+    Raises:
+        InputError: naming the line, if it is not UTF-8 or holds a NUL byte.
+    """
+    bounded = _may_pause(descriptor)
+    rest, number, pending = b"", 0, list[str]()
+    ended = False
+    while not ended:
+        block = os.read(descriptor, BLOCK_BYTES)
+        ended = not block
+        *complete, rest = (rest + block).split(b"\n")
+        if ended and rest:
+            complete.append(rest)
+        for raw in complete:
+            number += 1
+            try:
+                pending.append(decode_line(raw, where, number))
+            except InputError:
+                if pending:
+                    yield pending
+                raise
+            if len(pending) >= size:
+                yield pending
+                pending = []
+        if pending and bounded and not ended and not select.select([descriptor], [], [], PAUSE_SECONDS)[0]:
+            yield pending
+            pending = []
+    if pending:
+        yield pending
+
+
+@contextmanager
+def line_output(path: Path | None) -> Iterator[Callable[[Iterable[str]], None]]:
+    """A function that writes lines and hands them on at once.
+
+    They go to standard output, or to ``path``, which appears only once everything has been written: an interrupted run
+    leaves an older file as it was.
+
+    Raises:
+        InputError: if the file cannot be written.
+    """
+    if path is None:
+        yield partial(_write_lines, sys.stdout)
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with writing(path):
+        stream = temporary.open("w", encoding="utf-8", newline="\n")
+
+    def write(lines: Iterable[str]) -> None:
+        with writing(path):
+            _write_lines(stream, lines)
+
+    try:
+        yield write
+        with writing(path):
+            os.fsync(stream.fileno())
+            stream.close()
+            temporary.replace(path)
+            sync_folder(path.parent)
+    finally:
+        # What the disk did not take has been told already; closing tries to write it once more.
+        with suppress(OSError):
+            stream.close()
+        temporary.unlink(missing_ok=True)
+
+
+def _write_lines(stream: IO[str], lines: Iterable[str]) -> None:
+    stream.write("".join(line + "\n" for line in lines))
+    stream.flush()

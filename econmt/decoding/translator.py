@@ -1,0 +1,236 @@
+"""From lines of text to lines of text.
+
+The trainer validates with the same :class:`Translator` that ``econmt translate`` uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from econmt import recipe
+from econmt.data.subwords import EOS, PAD, Vocabularies
+from econmt.decoding.ensemble import as_one
+from econmt.decoding.protocol import SearchModel
+from econmt.decoding.sampling import sample
+from econmt.decoding.search import Hypothesis, SearchOptions, beam_search, output_limits
+from econmt.errors import EconmtError
+
+CHUNK_SIZE = 1024
+
+
+class Candidate(NamedTuple):
+    """One translation of a line.
+
+    Attributes:
+        text: detokenised text, always a single line.
+        tokens, ids: the same as the vocabulary cuts it, EOS left out.
+        score: log-probability divided by the length penalty.
+        log_probability: natural logarithm of the probability of ids and EOS.
+        attention: (len(ids) + 1, S), its last row and column that of EOS, or None; see :class:`Hypothesis`.
+        cut: whether the longest output was reached.
+    """
+
+    text: str
+    tokens: list[str]
+    ids: list[int]
+    score: float
+    log_probability: float
+    attention: Tensor | None
+    cut: bool
+
+
+class Translation(NamedTuple):
+    """What became of one line; the fields up to ``attention`` are those of its best hypothesis.
+
+    A blank line is translated by an empty line with probability 1, without asking the model; it has no hypotheses.
+    """
+
+    text: str
+    score: float
+    log_probability: float
+    tokens: list[str]
+    attention: Tensor | None
+    hypotheses: list[Candidate]
+    source_tokens: list[str]
+
+
+EMPTY = Translation("", 0.0, 0.0, [], None, [], [])
+
+
+def one_line(text: str) -> str:
+    """``text`` without the line breaks that would shift all lines after it; byte subwords can produce them."""
+    return text.replace("\n", " ").replace("\r", " ") if "\n" in text or "\r" in text else text
+
+
+def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Source ids (B, S) with EOS and padding, and lengths (B,) that count EOS, from ids without them."""
+    lengths = torch.tensor([len(ids) + 1 for ids in sources], dtype=torch.int64)
+    source = torch.full((len(sources), int(lengths.max())), PAD, dtype=torch.int64)
+    for row, ids in enumerate(sources):
+        source[row, : len(ids) + 1] = torch.tensor([*ids, EOS])
+    return source.to(device), lengths.to(device)
+
+
+def batches_by_length(lengths: Sequence[int], batch_size: int, tokens: int) -> list[list[int]]:
+    """Batches of indices, sentences of like length together, longest first.
+
+    Args:
+        lengths: of each sentence. batch_size: most sentences in a batch. tokens: most padded tokens in a batch of more
+            than one sentence, so that very long lines go alone.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    batches: list[list[int]] = []
+    for index in order:
+        last = batches[-1] if batches else []
+        if last and len(last) < batch_size and (len(last) + 1) * lengths[last[0]] <= tokens:
+            last.append(index)
+        else:
+            batches.append([index])
+    return batches
+
+
+@contextmanager
+def evaluation_mode(models: Sequence[object]) -> Iterator[None]:
+    """Switch dropout off for the time of the context, and back to what it was."""
+    training = [model for model in models if isinstance(model, nn.Module) and model.training]
+    for model in training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model in training:
+            model.train()
+
+
+def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
+    """The context in which products are made in ``precision``, float32 or bfloat16."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)
+
+
+class Translator:
+    """Translates lines with one model or an ensemble.
+
+    Args:
+        models: models on ``device``, all with these vocabularies.
+        vocabularies: source and target vocabulary.
+        options: how to search; a recipe's ``decoding`` section also gives the batch size.
+        device: where the models are.
+        precision: of products, float32 or bfloat16.
+        batch_size: sentences translated together; None: the recipe's, or 64.
+        chunk_size: lines read before any is translated; sorted by length within.
+        max_length: the longest source the models were trained on, in tokens; lines beyond it are warned of.
+        warn: takes one line about a doubtful input line.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[SearchModel],
+        vocabularies: Vocabularies,
+        options: recipe.Decoding | SearchOptions,
+        device: torch.device | str = "cpu",
+        precision: torch.dtype = torch.float32,
+        *,
+        batch_size: int | None = None,
+        chunk_size: int = CHUNK_SIZE,
+        max_length: int | None = None,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        section = options if isinstance(options, recipe.Decoding) else recipe.Decoding()
+        self.options = SearchOptions.from_recipe(options) if isinstance(options, recipe.Decoding) else options
+        self.batch_size = batch_size or section.batch_size
+        self.chunk_size = chunk_size
+        self.models = tuple(models)
+        self.model = as_one(self.models, self.options.ensemble_mode)
+        self.vocabularies = vocabularies
+        self.device = torch.device(device)
+        self.precision = precision
+        self.max_length = max_length
+        self.warn = warn
+
+    def translate(self, lines: Iterable[str], where: str = "input") -> Iterator[Translation]:
+        """Translate a stream of lines, without their line ends, in order; a chunk is read before it is translated.
+
+        Args:
+            lines: the lines. where: what to call them in messages.
+        """
+        stream, first = iter(lines), 1
+        while chunk := list(islice(stream, self.chunk_size)):
+            yield from self.translate_chunk(chunk, first, where)
+            first += len(chunk)
+
+    def translate_chunk(
+        self, lines: Sequence[str], first: int = 1, where: str = "input"
+    ) -> list[Translation]:
+        """Translate a few lines; ``first`` is the number of the first of them, on which the draws of sampling depend.
+
+        Raises:
+            EconmtError: if the model's probabilities are not finite.
+        """
+        sources = self.vocabularies.source.encode_many(list(lines))
+        results = [EMPTY] * len(lines)
+        # A line of nothing but blanks has no tokens either way, but word vocabularies need not agree on what is blank.
+        filled = [index for index, line in enumerate(lines) if line.strip() and sources[index]]
+        longest = self.max_length or recipe.Data.model_fields["max_length"].default
+        for index in filled:
+            self._warn_of_long_line(len(sources[index]), f"{where}:{first + index}")
+        lengths = [len(sources[index]) for index in filled]
+        with evaluation_mode(self.models):
+            for batch in batches_by_length(lengths, self.batch_size, self.batch_size * longest):
+                chosen = [filled[position] for position in batch]
+                numbers = [first + index for index in chosen]
+                found = self._search([sources[index] for index in chosen], numbers)
+                for index, hypotheses in zip(chosen, found, strict=True):
+                    if not hypotheses:
+                        raise EconmtError(
+                            f"{where}:{first + index}: the model gives no finite probability to any translation; "
+                            "its parameters are broken: take another checkpoint"
+                        )
+                    results[index] = self._translation(sources[index], hypotheses)
+        return results
+
+    def _warn_of_long_line(self, length: int, where: str) -> None:
+        if self.warn is not None and self.max_length is not None and length > self.max_length:
+            self.warn(
+                f"{where}: {length} source tokens, more than the {self.max_length} that the model was trained on; "
+                "the translation may be poor or incomplete"
+            )
+
+    def _search(self, sources: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[list[Hypothesis]]:
+        source, lengths = pad_sources(sources, self.device)
+        limits = output_limits(lengths, self.options.max_output_factor, self.max_length)
+        with autocast(self.device, self.precision):
+            if self.options.sample is None:
+                return beam_search(self.model, source, lengths, limits, self.options)
+            return sample(self.model, source, lengths, limits, self.options, numbers)
+
+    def _translation(self, source: Sequence[int], hypotheses: Sequence[Hypothesis]) -> Translation:
+        target = self.vocabularies.target
+        candidates = [
+            Candidate(
+                one_line(target.decode(hypothesis.ids)),
+                target.tokens(hypothesis.ids),
+                hypothesis.ids,
+                hypothesis.score,
+                hypothesis.log_probability,
+                hypothesis.attention,
+                hypothesis.cut,
+            )
+            for hypothesis in hypotheses
+        ]
+        best = candidates[0]
+        source_tokens = self.vocabularies.source.tokens(source)
+        return Translation(
+            best.text,
+            best.score,
+            best.log_probability,
+            best.tokens,
+            best.attention,
+            candidates,
+            source_tokens,
+        )

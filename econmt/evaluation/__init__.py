@@ -1,0 +1,1 @@
+"""How good translations are: metrics with signatures, significance, log-probabilities of given translations."""

@@ -1,0 +1,172 @@
+"""BLEU, chrF and TER with sacreBLEU, and whether the difference of two systems means anything.
+
+Every figure is sacreBLEU's own: the same text on its command line gives the same number and the same signature.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
+from sacrebleu.significance import PairedTest, Result
+
+from econmt.errors import InputError
+
+METRICS = ("bleu", "chrf", "ter")
+_HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False}
+
+
+class Score(NamedTuple):
+    """One figure.
+
+    Attributes:
+        name: as sacreBLEU writes it: BLEU, chrF2, TER.
+        value: in percent, not rounded.
+        signature: everything needed to compute it again, as sacreBLEU writes it.
+        text: figure, signature and details (precisions, brevity penalty) as sacreBLEU prints them, rounded.
+    """
+
+    name: str
+    value: float
+    signature: str
+    text: str
+
+
+class Comparison(NamedTuple):
+    """A system beside the baseline in a paired bootstrap test.
+
+    Attributes:
+        system: its name.
+        value: its figure, in percent.
+        mean, interval: mean and half width of the 95 % interval over the resampled test sets.
+        p_value: probability of a difference as large as the one found if the systems were equally good; None for
+            the baseline itself.
+        better: whether the figure is better than the baseline's; None if it is equal, or the baseline itself.
+    """
+
+    system: str
+    value: float
+    mean: float
+    interval: float
+    p_value: float | None
+    better: bool | None
+
+
+class Significance(NamedTuple):
+    """The outcome of a paired bootstrap test for one metric, the baseline first."""
+
+    name: str
+    signature: str
+    systems: list[Comparison]
+
+
+def make_metric(
+    name: str,
+    references: Sequence[Sequence[str]] | None = None,
+    *,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+) -> Metric:
+    """A sacreBLEU metric with its own defaults.
+
+    Args:
+        name: one of ``METRICS``. references: one list of lines for each set of references, or None to give them later.
+        tokenize: BLEU's tokenizer, sacreBLEU's default if None. lowercase: ignore case (TER does so by default).
+
+    Raises:
+        InputError: if there is no such metric or tokenizer.
+    """
+    known = [list(lines) for lines in references] if references is not None else None
+    if name == "bleu":
+        if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
+            raise InputError(
+                f"tokenizer '{tokenize}': unknown; give one of {', '.join(sorted(BLEU.TOKENIZERS))}"
+            )
+        return BLEU(references=known, tokenize=tokenize, lowercase=lowercase)
+    if name == "chrf":
+        return CHRF(references=known, lowercase=lowercase)
+    if name == "ter":
+        return TER(references=known)
+    raise InputError(f"metric '{name}': unknown; give some of {', '.join(METRICS)}")
+
+
+def corpus_score(
+    metric: Metric,
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]] | None = None,
+    *,
+    width: int = 2,
+) -> Score:
+    """The metric of a whole corpus; the references may be in the metric already; ``width`` digits in the text."""
+    known = [list(lines) for lines in references] if references is not None else None
+    result = metric.corpus_score(list(hypotheses), known)
+    signature = str(metric.get_signature())
+    return Score(result.name, float(result.score), signature, result.format(width, signature=signature))
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Cased, detokenised BLEU with sacreBLEU's defaults.
+
+    Raises:
+        ValueError: if there are not as many hypotheses as references, or none.
+    """
+    return _one("bleu", hypotheses, references)
+
+
+def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """chrF2 with sacreBLEU's defaults; raises as :func:`bleu`."""
+    return _one("chrf", hypotheses, references)
+
+
+def ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Translation edit rate with sacreBLEU's defaults, lower is better; raises as :func:`bleu`."""
+    return _one("ter", hypotheses, references)
+
+
+def _one(name: str, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    if len(hypotheses) != len(references) or not hypotheses:
+        raise ValueError(f"got {len(hypotheses)} hypotheses and {len(references)} references")
+    # sacreBLEU's command line strips the right end of every line; so that its figure is this one, so does this.
+    stripped = ([line.rstrip() for line in lines] for lines in (hypotheses, references))
+    hypothesis_lines, reference_lines = stripped
+    return corpus_score(make_metric(name), hypothesis_lines, [reference_lines])
+
+
+def paired_bootstrap(
+    systems: Mapping[str, Sequence[str]], metrics: Mapping[str, Metric], samples: int = 1000
+) -> list[Significance]:
+    """Compare systems with the first of them by paired bootstrap resampling (Koehn, 2004), as sacreBLEU does it.
+
+    Args:
+        systems: lines by name, the baseline first, at least two. metrics: by name, with references inside.
+        samples: resampled test sets. The seed is sacreBLEU's (``SACREBLEU_SEED``, 12345).
+    """
+    assert len(systems) > 1
+    named: list[tuple[str, Sequence[str]]] = [(name, list(lines)) for name, lines in systems.items()]
+    test = PairedTest(named, metrics, None, test_type="bs", n_samples=samples)
+    signatures, scores = test()
+    outcome = []
+    # sacreBLEU's answer goes by its own names, in the order of the metrics given.
+    for (key, signature), metric in zip(signatures.items(), metrics, strict=True):
+        results = [result for result in scores[key] if isinstance(result, Result)]
+        baseline = results[0].score
+        comparisons = [
+            Comparison(
+                name,
+                float(result.score),
+                math.nan if result.mean is None else float(result.mean),
+                math.nan if result.ci is None else float(result.ci),
+                None if result.p_value is None else float(result.p_value),
+                None
+                if result.p_value is None or result.score == baseline
+                else (result.score > baseline) == _HIGHER_IS_BETTER[metric],
+            )
+            for name, result in zip(systems, results, strict=True)
+        ]
+        outcome.append(Significance(key, str(signature), comparisons))
+    return outcome

@@ -1,0 +1,160 @@
+"""How probable given translations are.
+
+Shapes: B sentences, T target positions, N target tokens, V target vocabulary, D width of the output layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from econmt.data.subwords import BOS, EOS, PAD, Vocabularies, Vocabulary
+from econmt.decoding.ensemble import EnsembleMode, average_log_probs
+from econmt.decoding.translator import CHUNK_SIZE, autocast, batches_by_length, evaluation_mode, pad_sources
+
+ROWS_AT_ONCE = 1024
+
+
+class ScoringModel(Protocol):
+    """What scoring asks of a model; :class:`econmt.model.TranslationModel` has it."""
+
+    @property
+    def output_weight(self) -> Tensor:
+        """Weight (V, D) of the output layer."""
+
+    @property
+    def output_bias(self) -> Tensor:
+        """Bias (V,) of the output layer."""
+
+    def __call__(self, source: Tensor, source_lengths: Tensor, target_input: Tensor, /) -> Any:
+        """Hidden vectors (B, T, D) for the output layer under teacher forcing."""
+
+
+class ScoredPair(NamedTuple):
+    """A sentence pair and its log-probabilities.
+
+    Attributes:
+        log_probability: natural logarithm of the probability of the target given the source, EOS included.
+        tokens: target tokens, EOS left out.
+        token_log_probabilities: of each of them and of EOS, so one more than ``tokens``; empty for a blank source.
+    """
+
+    log_probability: float
+    tokens: list[str]
+    token_log_probabilities: list[float]
+
+    @property
+    def length(self) -> int:
+        """Target tokens, EOS counted."""
+        return len(self.tokens) + 1
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log-probability of a token, EOS counted; infinite where nothing smaller holds."""
+        mean = -self.log_probability / self.length
+        return math.exp(mean) if mean < 700.0 else math.inf
+
+
+def token_ids(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
+    """A function that turns vocabulary tokens between spaces into their ids; KeyError(token) if there is none.
+
+    Padding and sentence marks are not among them.
+    """
+    ids = {token: index for index, token in enumerate(vocabulary.tokens(range(vocabulary.size)))}
+    for special in (PAD, BOS, EOS):
+        del ids[vocabulary.tokens([special])[0]]
+    return lambda text: [ids[token] for token in text.split(" ") if token]
+
+
+class Scorer:
+    """Scores sentence pairs with one model or an ensemble, as the search of :mod:`econmt.decoding` scores them.
+
+    Args:
+        models: models on ``device``, all with these vocabularies.
+        vocabularies: source and target vocabulary.
+        device: where the models are. precision: of products, float32 or bfloat16. batch_size: pairs at once.
+        mode: how an ensemble is averaged.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ScoringModel],
+        vocabularies: Vocabularies,
+        device: torch.device | str = "cpu",
+        precision: torch.dtype = torch.float32,
+        *,
+        batch_size: int = 64,
+        mode: EnsembleMode = "linear",
+    ) -> None:
+        self.models = tuple(models)
+        self.vocabularies = vocabularies
+        self.device = torch.device(device)
+        self.precision = precision
+        self.batch_size = batch_size
+        self.mode = mode
+
+    def score(self, pairs: Iterable[tuple[str, str]], chunk_size: int = CHUNK_SIZE) -> Iterator[ScoredPair]:
+        """Score raw text, in order.
+
+        The target is cut into tokens anew. A search may have put a text together from other tokens, and then its
+        translation's log-probability is another one; :meth:`score_ids` scores the tokens themselves.
+        """
+        stream = iter(pairs)
+        while chunk := list(islice(stream, chunk_size)):
+            targets = self.vocabularies.target.encode_many([target for _, target in chunk])
+            yield from self.score_ids([source for source, _ in chunk], targets)
+
+    def score_ids(self, sources: Sequence[str], targets: Sequence[Sequence[int]]) -> list[ScoredPair]:
+        """Score target ids, without BOS and EOS, given raw source lines.
+
+        A blank source line has one translation, the empty one, with probability 1, as in translating.
+        """
+        source_ids = self.vocabularies.source.encode_many(list(sources))
+        results: list[ScoredPair] = []
+        for target in targets:
+            tokens = self.vocabularies.target.tokens(target)
+            results.append(ScoredPair(-math.inf if tokens else 0.0, tokens, []))
+        filled = [index for index, line in enumerate(sources) if line.strip() and source_ids[index]]
+        # Attention and output layer both grow with the longer side.
+        lengths = [max(len(source_ids[index]), len(targets[index])) + 1 for index in filled]
+        with torch.inference_mode(), evaluation_mode(self.models):
+            for batch in batches_by_length(lengths, self.batch_size, self.batch_size * 100):
+                chosen = [filled[position] for position in batch]
+                scores = self._batch([source_ids[i] for i in chosen], [targets[i] for i in chosen])
+                for index, token_scores in zip(chosen, scores, strict=True):
+                    results[index] = ScoredPair(math.fsum(token_scores), results[index].tokens, token_scores)
+        return results
+
+    def _batch(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probability of every target token and EOS of each pair."""
+        source, source_lengths = pad_sources(sources, self.device)
+        output, lengths = pad_sources(targets, self.device)
+        begin = torch.full_like(output[:, :1], BOS)
+        inputs = torch.cat([begin, output[:, :-1].masked_fill(output[:, :-1] == EOS, PAD)], dim=1)
+        valid = torch.arange(output.shape[1], device=self.device) < lengths[:, None]
+        words = output[valid]
+        with autocast(self.device, self.precision):
+            hidden = [model(source, source_lengths, inputs)[valid] for model in self.models]
+            # A slice of rows at a time: the whole vocabulary's log-probabilities of all of them would fill the memory.
+            parts = []
+            for first in range(0, len(words), ROWS_AT_ONCE):
+                rows = slice(first, first + ROWS_AT_ONCE)
+                log_probs = self._log_probs([vectors[rows] for vectors in hidden])
+                parts.append(log_probs.gather(1, words[rows, None])[:, 0])
+        flat = torch.cat(parts).tolist()
+        ends = list(accumulate(lengths.tolist()))
+        return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _log_probs(self, hidden: Sequence[Tensor]) -> Tensor:
+        """Log-probabilities (N, V) of one model or the ensemble, from each model's hidden vectors (N, D)."""
+        each = [
+            F.linear(vectors, model.output_weight, model.output_bias).float().log_softmax(dim=1)
+            for model, vectors in zip(self.models, hidden, strict=True)
+        ]
+        return each[0] if len(each) == 1 else average_log_probs(torch.stack(each), self.mode)

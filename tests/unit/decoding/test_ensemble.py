@@ -1,0 +1,88 @@
+"""Ensembles: the arithmetic, and searching with them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from econmt.decoding.ensemble import Ensemble, EnsembleMode, as_one, average_log_probs
+from econmt.decoding.protocol import SearchModel
+from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
+from tests.unit.decoding.toy import ToyModel, sources
+
+MODES: list[EnsembleMode] = ["linear", "log_linear"]
+
+
+def search(model: SearchModel, *sentences: int, **options: float) -> list[list[Hypothesis]]:
+    source, lengths = sources(*sentences)
+    limits = torch.full_like(lengths, 4)
+    return beam_search(model, source, lengths, limits, SearchOptions(**options))  # type: ignore[arg-type]
+
+
+def test_linear_is_the_mean_of_probabilities() -> None:
+    first, second = [0.7, 0.2, 0.1], [0.1, 0.8, 0.1]
+    average = average_log_probs(torch.tensor([[first], [second]]).log(), "linear")
+    assert average.exp().tolist() == [pytest.approx([0.4, 0.5, 0.1])]
+
+
+def test_log_linear_is_the_normalised_geometric_mean() -> None:
+    first, second = [0.7, 0.2, 0.1], [0.1, 0.8, 0.1]
+    means = [math.sqrt(a * b) for a, b in zip(first, second, strict=True)]
+    average = average_log_probs(torch.tensor([[first], [second]]).log(), "log_linear")
+    assert average.exp().tolist() == [pytest.approx([mean / sum(means) for mean in means])]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_twice_is_the_model(mode: EnsembleMode) -> None:
+    alone = search(ToyModel(3), 0, 1, 2, beam_size=4, nbest_size=4)
+    twice = search(as_one([ToyModel(3), ToyModel(3)], mode), 0, 1, 2, beam_size=4, nbest_size=4)
+    for one, other in zip(alone, twice, strict=True):
+        assert [h.ids for h in one] == [h.ids for h in other]
+        assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-5)
+        for left, right in zip(one, other, strict=True):
+            torch.testing.assert_close(left.attention, right.attention)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_search_finds_the_best_of_the_average(mode: EnsembleMode) -> None:
+    class Average(ToyModel):
+        """The ensemble worked out by hand, token by token."""
+
+        def table(self, sentence: int, prefix: int) -> torch.Tensor:
+            first, second = (ToyModel(seed).table(sentence, prefix).double() for seed in (1, 2))
+            if mode == "linear":
+                return ((first.exp() + second.exp()) / 2).log()
+            return ((first + second) / 2).log_softmax(dim=0)
+
+    found = search(
+        Ensemble([ToyModel(1), ToyModel(2)], mode), 0, 1, 2, 3, beam_size=200, length_penalty_alpha=0.5
+    )
+    for sentence, hypotheses in enumerate(found):
+        scored = [
+            (total / (len(ids) + 1) ** 0.5, list(ids)) for ids, total in Average().everything(sentence, 4)
+        ]
+        score, ids = max(scored)
+        assert hypotheses[0].ids == ids
+        assert hypotheses[0].score == pytest.approx(score, abs=1e-5)
+
+
+def test_attention_is_averaged() -> None:
+    class Steady(ToyModel):
+        def __init__(self, weights: list[float]) -> None:
+            super().__init__(0)
+            self.weights = torch.tensor(weights)
+
+        def step(self, tokens, state):  # type: ignore[no-untyped-def]
+            log_probs, _, state = super().step(tokens, state)
+            return log_probs, self.weights.expand(len(tokens), -1), state
+
+    ((best,),) = search(Ensemble([Steady([0.9, 0.1]), Steady([0.5, 0.5])], "linear"), 0, beam_size=1)
+    assert best.attention is not None
+    assert best.attention[0].tolist() == pytest.approx([0.7, 0.3])
+
+
+def test_one_model_needs_no_ensemble() -> None:
+    model = ToyModel()
+    assert as_one([model], "linear") is model

@@ -1,0 +1,276 @@
+"""Beam search against all translations, tried one by one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from econmt.data.subwords import EOS, UNK
+from econmt.decoding.search import (
+    Hypothesis,
+    SearchOptions,
+    beam_search,
+    length_penalty,
+    output_limits,
+)
+from tests.unit.decoding.toy import ToyModel, sources
+
+LIMIT = 4
+EVERY_BEAM = 3**LIMIT * 2
+
+
+def penalty(length: int, alpha: float, beta: float) -> float:
+    return ((beta + length) / (beta + 1)) ** alpha
+
+
+def best_by_trying_all(
+    model: ToyModel, sentence: int, limit: int, alpha: float, beta: float
+) -> list[tuple[list[int], float]]:
+    scored = [
+        (list(ids), total / penalty(len(ids) + 1, alpha, beta))
+        for ids, total in model.everything(sentence, limit)
+    ]
+    return sorted(scored, key=lambda item: -item[1])
+
+
+def search(
+    model: ToyModel, sentences: list[int], limit: int | list[int] = LIMIT, **options: float
+) -> list[list[Hypothesis]]:
+    source, lengths = sources(*sentences)
+    limits = torch.tensor([limit] * len(sentences) if isinstance(limit, int) else limit)
+    return beam_search(model, source, lengths, limits, SearchOptions(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.5, 0.0), (1.0, 0.0), (1.0, 5.0), (2.0, 1.0)])
+@pytest.mark.parametrize("end_bias", [-1.0, 1.0])
+def test_a_wide_beam_finds_the_best_translations(alpha: float, beta: float, end_bias: float) -> None:
+    model = ToyModel(end_bias=end_bias)
+    found = search(
+        model,
+        [0, 1, 2],
+        beam_size=EVERY_BEAM,
+        nbest_size=7,
+        length_penalty_alpha=alpha,
+        length_penalty_beta=beta,
+    )
+    for sentence, hypotheses in enumerate(found):
+        expected = best_by_trying_all(model, sentence, LIMIT, alpha, beta)[:7]
+        assert [hypothesis.ids for hypothesis in hypotheses] == [ids for ids, _ in expected]
+        assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx(
+            [score for _, score in expected], abs=1e-6
+        )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_search_stops_early_only_when_nothing_better_can_come(seed: int) -> None:
+    # The bound must use the longest length that a hypothesis may still reach, or a long translation that starts badly
+    # and goes on almost surely is lost; a strong end bias makes short ones finish first.
+    model = ToyModel(seed, end_bias=0.5, spread=3.0)
+    for alpha in (0.0, 1.0, 3.0):
+        (found,) = search(model, [5], limit=5, beam_size=3**5 * 2, length_penalty_alpha=alpha)
+        ids, score = best_by_trying_all(model, 5, 5, alpha, 0.0)[0]
+        assert found[0].ids == ids
+        assert found[0].score == pytest.approx(score, abs=1e-6)
+
+
+def test_a_search_that_is_decided_ends_at_once() -> None:
+    model = ToyModel(end_bias=30.0)
+    (found,) = search(model, [1], limit=50, beam_size=5)
+    assert found[0].ids == []
+    assert model.steps == 1
+
+
+def test_log_probabilities_are_the_models_own() -> None:
+    model = ToyModel()
+    for sentence, hypotheses in enumerate(search(model, [0, 1, 2, 3], beam_size=4, nbest_size=4)):
+        assert len(hypotheses) == 4
+        for hypothesis in hypotheses:
+            expected = model.log_probability(sentence, tuple(hypothesis.ids))
+            assert hypothesis.log_probability == pytest.approx(expected, abs=1e-6)
+            assert hypothesis.score == pytest.approx(expected / (len(hypothesis.ids) + 1), abs=1e-6)
+
+
+def test_the_n_best_come_in_order_and_none_comes_twice() -> None:
+    for hypotheses in search(ToyModel(3), [0, 1, 2], beam_size=6, nbest_size=6):
+        scores = [hypothesis.score for hypothesis in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert len({tuple(hypothesis.ids) for hypothesis in hypotheses}) == 6
+
+
+def test_beam_one_is_greedy() -> None:
+    model = ToyModel(7)
+    for sentence, (hypothesis,) in enumerate(search(model, list(range(6)), limit=8, beam_size=1)):
+        ids: list[int] = []
+        prefix = 3
+        while len(ids) < 8:
+            table = model.table(sentence, prefix)
+            table[[0, 2]] = -torch.inf
+            token = int(table.argmax())
+            if token == EOS:
+                break
+            ids.append(token)
+            prefix = prefix * 7 + token + 1
+        assert hypothesis.ids == ids
+
+
+def test_alpha_prefers_longer_translations() -> None:
+    model = ToyModel(1, end_bias=0.5)
+    lengths = []
+    for alpha in (0.0, 1.0, 4.0):
+        found = search(model, list(range(10)), beam_size=EVERY_BEAM, length_penalty_alpha=alpha)
+        lengths.append(sum(len(hypotheses[0].ids) for hypotheses in found))
+    assert lengths[0] < lengths[1] < lengths[2]
+
+
+def test_beta_weakens_alpha() -> None:
+    model = ToyModel(1, end_bias=0.5)
+    total = {
+        beta: sum(
+            len(hypotheses[0].ids)
+            for hypotheses in search(
+                model,
+                list(range(10)),
+                beam_size=EVERY_BEAM,
+                length_penalty_alpha=1.0,
+                length_penalty_beta=beta,
+            )
+        )
+        for beta in (0.0, 1000.0)
+    }
+    assert total[1000.0] < total[0.0]
+
+
+def test_length_penalty_is_sockeyes() -> None:
+    options = SearchOptions(length_penalty_alpha=0.7, length_penalty_beta=5.0)
+    assert float(length_penalty(9, options)) == pytest.approx((14 / 6) ** 0.7)
+    assert length_penalty(torch.tensor([1, 9]), options).tolist() == pytest.approx([1.0, (14 / 6) ** 0.7])
+
+
+@pytest.mark.parametrize("beam_size", [1, 3, 5])
+def test_a_sentence_gives_the_same_alone_as_in_a_batch(beam_size: int) -> None:
+    model = ToyModel(11)
+    sentences, limits = [4, 0, 7, 2, 9, 5], [6, 2, 7, 3, 1, 4]
+    together = search(model, sentences, limits, beam_size=beam_size, nbest_size=beam_size, attention=True)
+    for sentence, limit, expected in zip(sentences, limits, together, strict=True):
+        (alone,) = search(
+            model, [sentence], [limit], beam_size=beam_size, nbest_size=beam_size, attention=True
+        )
+        assert [hypothesis.ids for hypothesis in alone] == [hypothesis.ids for hypothesis in expected]
+        assert [h.score for h in alone] == pytest.approx([h.score for h in expected], abs=1e-5)
+        for one, other in zip(alone, expected, strict=True):
+            assert one.attention is not None
+            assert other.attention is not None
+            torch.testing.assert_close(one.attention, other.attention)
+
+
+def test_padding_of_the_source_changes_nothing() -> None:
+    options = SearchOptions(beam_size=4, nbest_size=4, attention=True)
+    narrow, wide = (
+        beam_search(ToyModel(2), *sources(0, 1, width=width), torch.tensor([5, 5]), options)
+        for width in (3, 11)
+    )
+    for one, other in zip(narrow, wide, strict=True):
+        assert [h.ids for h in one] == [h.ids for h in other]
+        assert [h.score for h in one] == [h.score for h in other]
+        assert [h.attention.shape for h in one] == [h.attention.shape for h in other]  # type: ignore[union-attr]
+
+
+def test_attention_is_that_of_the_steps_that_made_the_tokens() -> None:
+    model = ToyModel(4)
+    for sentence, hypotheses in enumerate(
+        search(model, [0, 1, 2], beam_size=5, nbest_size=5, attention=True)
+    ):
+        for hypothesis in hypotheses:
+            prefix, expected = 0, []
+            for token in (2, *hypothesis.ids):
+                prefix = prefix * 7 + token + 1
+                weights = torch.tensor(
+                    [prefix % (position + 2) + 1.0 for position in range(sentence % 3 + 2)]
+                )
+                expected.append(weights / weights.sum())
+            assert hypothesis.attention is not None
+            torch.testing.assert_close(hypothesis.attention, torch.stack(expected))
+
+
+def test_attention_is_left_out_on_request() -> None:
+    assert search(ToyModel(), [0], beam_size=2, attention=False)[0][0].attention is None
+
+
+def test_the_end_is_forced_at_the_limit_and_paid_for() -> None:
+    model = ToyModel(end_bias=-20.0)
+    short, longer = search(model, [0, 1], limit=[2, 5], beam_size=3)
+    assert len(short[0].ids) == 2
+    assert len(longer[0].ids) == 5
+    assert short[0].cut
+    assert longer[0].cut
+    for sentence, hypothesis in enumerate((short[0], longer[0])):
+        expected = model.log_probability(sentence, tuple(hypothesis.ids))
+        assert expected < -15.0
+        assert hypothesis.log_probability == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_hypothesis_that_ends_by_itself_is_not_cut() -> None:
+    (found,) = search(ToyModel(end_bias=5.0), [0], limit=6, beam_size=3)
+    assert not found[0].cut
+
+
+def test_no_limit_of_zero_tokens_is_exceeded() -> None:
+    (found,) = search(ToyModel(end_bias=-20.0), [0], limit=0, beam_size=3)
+    assert found[0].ids == []
+    assert found[0].cut
+
+
+def test_padding_and_begin_are_never_produced_but_unknown_may_be() -> None:
+    class Odd(ToyModel):
+        def table(self, sentence: int, prefix: int) -> torch.Tensor:
+            return torch.tensor([9.0, 3.0, 9.0, 1.0, 2.0, 0.0]).log_softmax(dim=0)
+
+    (found,) = search(Odd(), [0], limit=2, beam_size=9, nbest_size=9, length_penalty_alpha=0.0)
+    produced = {token for hypothesis in found for token in hypothesis.ids}
+    assert produced == {UNK, 4, 5}
+    assert math.isclose(found[0].log_probability, float(Odd().table(0, 0)[EOS]), abs_tol=1e-6)
+
+
+def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
+    model = ToyModel(end_bias=1.0)
+    search(model, [0, 1, 2, 3, 4, 5], limit=12, beam_size=3)
+    assert model.encoded == 1
+    assert model.rows[0] == 6
+    assert max(model.rows) <= 18
+    assert model.rows[-1] < 6
+
+
+def test_a_model_without_finite_probabilities_gives_no_hypothesis() -> None:
+    class Broken(ToyModel):
+        def table(self, sentence: int, prefix: int) -> torch.Tensor:
+            return torch.full((self.size,), torch.nan)
+
+    assert search(Broken(), [0, 1], beam_size=2) == [[], []]
+
+
+def test_limits_follow_the_source() -> None:
+    lengths = torch.tensor([1, 2, 21, 61])
+    assert output_limits(lengths, 2.0).tolist() == [10, 12, 50, 130]
+    assert output_limits(lengths, 1.5).tolist() == [10, 11, 40, 100]
+    # Beyond the longest training sentence (20 tokens) there is a ceiling, but never one below the source's length.
+    assert output_limits(lengths, 2.0, longest=20).tolist() == [10, 12, 50, 70]
+    assert output_limits(torch.tensor([31]), 2.0, longest=20).tolist() == [50]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beam_size": 0},
+        {"beam_size": 3, "nbest_size": 4},
+        {"length_penalty_alpha": -1.0},
+        {"length_penalty_beta": -0.5},
+        {"temperature": 0.0},
+        {"max_output_factor": 0.0},
+        {"sample": -1},
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(reversed(options))):
+        SearchOptions(**options)  # type: ignore[arg-type]

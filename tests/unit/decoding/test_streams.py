@@ -1,0 +1,165 @@
+"""Lines from descriptors, and output that is whole or absent."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from econmt.decoding.streams import BLOCK_BYTES, decode_line, line_output, read_chunks
+from econmt.errors import InputError
+
+
+def from_file(path: Path, content: bytes, size: int = 1000) -> list[list[str]]:
+    path.write_bytes(content)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return list(read_chunks(descriptor, size, "text"))
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, Callable[[bytes], None], Callable[[], None]]]:
+    """A read end, and functions that write and close the other end."""
+    reader, writer = os.pipe()
+    closed = threading.Event()
+
+    def write(content: bytes) -> None:
+        os.write(writer, content)
+
+    def close() -> None:
+        if not closed.is_set():
+            closed.set()
+            os.close(writer)
+
+    yield reader, write, close
+    close()
+    os.close(reader)
+
+
+def test_lines_of_a_file_come_in_chunks(tmp_path: Path) -> None:
+    assert from_file(tmp_path / "text", b"a\nb\n\nc\nd\n", 2) == [["a", "b"], ["", "c"], ["d"]]
+
+
+def test_a_last_line_without_an_end_counts(tmp_path: Path) -> None:
+    assert from_file(tmp_path / "text", b"a\nb") == [["a", "b"]]
+    assert from_file(tmp_path / "text", b"a\n") == [["a"]]
+    assert from_file(tmp_path / "text", b"") == []
+    assert from_file(tmp_path / "text", b"\n") == [[""]]
+
+
+def test_only_newlines_end_a_line(tmp_path: Path) -> None:
+    text = "a\u2028b\u0085c\x0bd\re\r\nf\n"
+    assert from_file(tmp_path / "text", text.encode()) == [["a\u2028b\u0085c\x0bd\re", "f"]]
+
+
+def test_a_byte_order_mark_belongs_to_the_first_line_only(tmp_path: Path) -> None:
+    assert from_file(tmp_path / "text", "\ufeffa\n\ufeffb\n".encode()) == [["a", "\ufeffb"]]
+
+
+def test_characters_across_blocks_are_whole(tmp_path: Path) -> None:
+    line = "x" + "ä" * BLOCK_BYTES
+    assert from_file(tmp_path / "text", f"{line}\nb\n".encode()) == [[line, "b"]]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"ab\xffc\n", r"text:3: not valid UTF-8 \(byte 0xff at column 3\)"),
+        (b"ab\xe2\x82\n", r"text:3: not valid UTF-8 \(byte 0xe2 at column 3\)"),
+        (b"a\0b\n", r"text:3: NUL byte at column 2"),
+    ],
+)
+def test_a_bad_line_is_named_after_the_good_ones_before_it_came(
+    tmp_path: Path, line: bytes, message: str
+) -> None:
+    (tmp_path / "text").write_bytes(b"one\ntwo\n" + line + b"four\n")
+    descriptor = os.open(tmp_path / "text", os.O_RDONLY)
+    try:
+        chunks = read_chunks(descriptor, 1000, "text")
+        assert next(chunks) == ["one", "two"]
+        with pytest.raises(InputError, match=message):
+            next(chunks)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_pipe_that_pauses_gives_what_it_has(
+    pipe: tuple[int, Callable[[bytes], None], Callable[[], None]],
+) -> None:
+    reader, write, close = pipe
+    chunks = read_chunks(reader, 1000)
+    write(b"first\nsec")
+    assert next(chunks) == ["first"]
+    write(b"ond\nthird\n")
+    assert next(chunks) == ["second", "third"]
+    write(b"last")
+    close()
+    assert next(chunks) == ["last"]
+    assert list(chunks) == []
+
+
+def test_a_pipe_that_does_not_pause_fills_its_chunks(
+    pipe: tuple[int, Callable[[bytes], None], Callable[[], None]],
+) -> None:
+    reader, write, close = pipe
+    write(b"a\nb\nc\nd\ne\n")
+    close()
+    assert list(read_chunks(reader, 2)) == [["a", "b"], ["c", "d"], ["e"]]
+
+
+def test_decode_line_leaves_spaces_alone() -> None:
+    assert decode_line(b" a \t\r\n", "text", 2) == " a \t"
+
+
+def test_output_appears_when_all_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("old")
+    with line_output(path) as write:
+        write(["ä", ""])
+        assert path.read_text() == "old"
+        write(["c"])
+    assert path.read_bytes() == "ä\n\nc\n".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_output_of_a_failed_run_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_text("old")
+
+    def fail() -> None:
+        with line_output(path) as write:
+            write(["new"])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_output_into_no_folder_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere/out"), line_output(tmp_path / "nowhere" / "out"):
+        pass
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *rest, **more: opened(Path("/dev/full"), *rest, **more))
+    path = tmp_path / "out"
+    with pytest.raises(InputError, match="the disk is full"), line_output(path) as write:
+        write(["text"])
+
+
+def test_standard_output_is_flushed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with line_output(None) as write:
+        write(["a", "b"])
+        assert capsys.readouterr().out == "a\nb\n"
+    print("still open", file=sys.stdout)
+    assert capsys.readouterr().out == "still open\n"

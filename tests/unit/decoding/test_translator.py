@@ -1,0 +1,237 @@
+"""Lines in, lines out: order, blank lines, chunks, batches, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from econmt.data.subwords import EOS, PAD, Vocabularies
+from econmt.decoding.formats import format_translation
+from econmt.decoding.search import SearchOptions
+from econmt.decoding.translator import Translator, batches_by_length, evaluation_mode, one_line, pad_sources
+from econmt.errors import EconmtError
+from econmt.recipe import Decoding
+from tests.unit.decoding.toy import ToyModel, ToyState
+
+
+class Letters:
+    """A vocabulary of letters: 'a' is 4, 'b' is 5 and so on; blanks are nothing."""
+
+    size = 30
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - ord("a") + 4 for letter in text if letter.isalpha()]
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.tokens(ids))
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        return [chr(ord("a") + i - 4) for i in ids]
+
+
+class Copying:
+    """Copies the source, then ends; sees one source position after the other."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[int, int]] = []
+
+    def encode(self, source: Tensor, lengths: Tensor) -> CopyState:
+        self.batches.append((source.shape[0], source.shape[1]))
+        assert all(int(row[length - 1]) == EOS for row, length in zip(source, lengths, strict=True))
+        assert all(not row[length:].any() for row, length in zip(source, lengths, strict=True))
+        return CopyState(source, 0)
+
+    def initial_state(self, encoded: CopyState) -> CopyState:
+        return encoded
+
+    def step(self, tokens: Tensor, state: CopyState) -> tuple[Tensor, Tensor, CopyState]:
+        words = state.source[:, min(state.position, state.source.shape[1] - 1)]
+        words = words.masked_fill(words == PAD, EOS)
+        log_probs = torch.full((len(tokens), 30), -9.0)
+        log_probs[torch.arange(len(tokens)), words] = -0.1
+        attention = torch.zeros(state.source.shape)
+        attention[:, min(state.position, state.source.shape[1] - 1)] = 1.0
+        return log_probs, attention, CopyState(state.source, state.position + 1)
+
+
+class CopyState:
+    def __init__(self, source: Tensor, position: int) -> None:
+        self.source, self.position = source, position
+
+    def select(self, rows: Tensor) -> CopyState:
+        return CopyState(self.source[rows], self.position)
+
+    def reorder(self, rows: Tensor) -> CopyState:
+        return self
+
+
+def translator(model: object | None = None, **options: object) -> Translator:
+    settings = options.pop("search", Decoding(beam_size=3, batch_size=4))
+    return Translator(
+        [model or Copying()],  # type: ignore[list-item]
+        Vocabularies(Letters(), Letters()),
+        settings,  # type: ignore[arg-type]
+        **options,  # type: ignore[arg-type]
+    )
+
+
+LINES = ["fox", "a", "", "elephant", "bee", "   ", "gnu", "hippopotamus", "\t", "yak", "ox"]
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 100])
+@pytest.mark.parametrize("batch_size", [1, 2, 50])
+def test_order_is_kept_whatever_the_batches(chunk_size: int, batch_size: int) -> None:
+    found = list(translator(chunk_size=chunk_size, batch_size=batch_size).translate(LINES))
+    assert [translation.text for translation in found] == [line.strip() for line in LINES]
+    assert [translation.source_tokens for translation in found] == [list(line.strip()) for line in LINES]
+
+
+def test_blank_lines_do_not_reach_the_model() -> None:
+    model = Copying()
+    for translation in translator(model).translate(["", " ", "\u00a0\u2003", "\t "]):
+        assert translation.text == ""
+        assert translation.score == 0.0
+        assert translation.log_probability == 0.0
+        assert translation.hypotheses == []
+    assert model.batches == []
+
+
+def test_a_line_of_which_the_vocabulary_leaves_nothing_is_blank() -> None:
+    (found,) = translator().translate(["..."])
+    assert found.text == ""
+    assert found.hypotheses == []
+
+
+def test_lines_are_read_a_chunk_at_a_time() -> None:
+    read = []
+
+    def lines() -> Iterator[str]:
+        for line in ["a", "b", "c", "d", "e"]:
+            read.append(line)
+            yield line
+
+    stream = translator(chunk_size=2).translate(lines())
+    assert next(stream).text == "a"
+    assert read == ["a", "b"]
+    assert [translation.text for translation in stream] == ["b", "c", "d", "e"]
+
+
+def test_batches_have_sentences_of_like_length_and_are_bounded() -> None:
+    model = Copying()
+    list(translator(model, batch_size=2).translate(["aaaa", "b", "ccccc", "dd", "e"]))
+    assert model.batches == [(2, 6), (2, 3), (1, 2)]
+
+
+def test_batches_by_length() -> None:
+    assert batches_by_length([3, 9, 1, 9, 4], 2, 1000) == [[1, 3], [4, 0], [2]]
+    # A batch is bounded in tokens too, but a sentence beyond the bound goes alone.
+    assert batches_by_length([50, 4, 4, 4], 3, 9) == [[0], [1, 2], [3]]
+    assert batches_by_length([], 2, 10) == []
+
+
+def test_pad_sources() -> None:
+    source, lengths = pad_sources([[7, 8], [9]], torch.device("cpu"))
+    assert source.tolist() == [[7, 8, EOS], [9, EOS, PAD]]
+    assert lengths.tolist() == [3, 2]
+
+
+def test_the_n_best_and_their_attention() -> None:
+    options = SearchOptions(beam_size=3, nbest_size=3)
+    (found,) = translator(search=options).translate(["ab"])
+    assert len(found.hypotheses) == 3
+    assert found.text == found.hypotheses[0].text == "ab"
+    assert found.tokens == ["a", "b"]
+    assert found.score == found.hypotheses[0].score == pytest.approx(-0.1)
+    assert found.log_probability == pytest.approx(-0.3)
+    assert found.attention is not None
+    assert found.attention.tolist() == torch.eye(3).tolist()
+
+
+def test_a_recipe_gives_the_batch_size_and_the_search() -> None:
+    made = translator(
+        search=Decoding(beam_size=2, batch_size=7, length_penalty_alpha=0.3, max_output_factor=1.5)
+    )
+    assert made.batch_size == 7
+    assert made.options == SearchOptions(beam_size=2, length_penalty_alpha=0.3, max_output_factor=1.5)
+
+
+def test_long_lines_are_translated_and_warned_of_by_number() -> None:
+    warnings: list[str] = []
+    made = translator(max_length=4, warn=warnings.append, chunk_size=2)
+    lines = ["abc", "abcd", "abcdefgh", "a"]
+    assert [translation.text for translation in made.translate(lines, "test.en")] == lines
+    assert len(warnings) == 1
+    assert warnings[0].startswith("test.en:3: 8 source tokens, more than the 4 ")
+
+
+def test_a_very_long_line_cannot_run_away() -> None:
+    class Endless(ToyModel):
+        """Never ends by itself."""
+
+        def encode(self, source: Tensor, lengths: Tensor) -> ToyState:
+            return super().encode(torch.zeros_like(source), lengths)
+
+        def table(self, sentence: int, prefix: int) -> Tensor:
+            return torch.tensor([-9.0, -9.0, -9.0, -90.0, 0.0, -9.0])
+
+        def step(self, tokens: Tensor, state: ToyState) -> tuple[Tensor, Tensor, ToyState]:
+            return super().step(tokens, state._replace(prefixes=torch.zeros_like(state.prefixes)))
+
+    search = SearchOptions(beam_size=1, max_output_factor=5.0)
+    (found,) = translator(Endless(), search=search, max_length=4).translate(["a" * 40])
+    assert len(found.tokens) == 50
+    assert found.hypotheses[0].cut
+
+
+def test_the_result_of_sampling_does_not_depend_on_chunks() -> None:
+    options = SearchOptions(sample=0, nbest_size=3, seed=5)
+    lines = ["a", "b", "", "a", "b", "a"]
+
+    def texts(chunk_size: int, batch_size: int) -> list[list[str]]:
+        made = translator(ToyModel(), search=options, chunk_size=chunk_size, batch_size=batch_size)
+        return [[candidate.text for candidate in found.hypotheses] for found in made.translate(lines)]
+
+    assert texts(1, 1) == texts(2, 2) == texts(100, 100)
+    assert texts(100, 100)[0] != texts(100, 100)[3]
+
+
+def test_line_breaks_in_a_translation_do_not_shift_the_lines_after_it() -> None:
+    assert one_line("a\nb\r\nc") == "a b  c"
+    assert one_line("a\u2028b") == "a\u2028b"
+
+
+def test_broken_parameters_are_told_with_the_line() -> None:
+    class Broken(ToyModel):
+        def table(self, sentence: int, prefix: int) -> Tensor:
+            return torch.full((self.size,), torch.nan)
+
+    with pytest.raises(EconmtError, match=r"input:2: the model gives no finite probability"):
+        list(translator(Broken()).translate(["", "a"]))
+
+
+def test_evaluation_mode_comes_and_goes() -> None:
+    on, off = nn.Dropout(), nn.Dropout().eval()
+    with evaluation_mode([on, off, object()]):
+        assert not on.training
+    assert on.training
+    assert not off.training
+
+
+@pytest.mark.parametrize(
+    ("output_type", "expected"),
+    [
+        ("translation", "ab"),
+        ("score", "-0.100000\tab"),
+    ],
+)
+def test_plain_formats(output_type: str, expected: str) -> None:
+    (found,) = translator().translate(["ab"])
+    assert format_translation(found, output_type) == expected  # type: ignore[arg-type]
+    (blank,) = translator().translate([""])
+    assert format_translation(blank, output_type) == ("" if output_type == "translation" else "0.000000\t")  # type: ignore[arg-type]
