@@ -1,18 +1,19 @@
-"""Batches: padded tensors of sentence pairs of like length, in an order that follows from (seed, epoch) alone.
+"""Batches: padded tensors of sentence pairs of like length, in an order fixed by seed and epoch.
 
-An epoch is planned as a table with one row a batch, which depends only on how many pairs each bucket has: every
-bucket gives as many full batches of its own shape as it can, and what remains of all buckets is put together,
-in the order of their shapes, into batches of mixed shape, so that small data does not train on tiny batches. An
-epoch then shuffles the pairs inside each bucket and the rows of the table. Tensors are padded to the bucket's shape
-(a multiple of the bucket width on each side), so that few shapes occur; a mixed batch is padded to the longest of
-its buckets.
+An epoch is planned as a table with one row a batch, which depends only on how many pairs each bucket has:
+every bucket gives as many full batches of its own shape as it can, and what remains of all buckets is put
+together, in the order of their shapes, into batches of mixed shape, so that small data does not train on tiny
+batches. An epoch then shuffles the pairs inside each bucket and the rows of the table. Tensors are padded to
+the bucket's shape (a multiple of the bucket width on each side), so that few shapes occur; a mixed batch is
+padded to the longest of its buckets.
 
-Over several ranks the table is the same and each batch is divided: rank r of R takes its rows r, r + R, r + 2R, ...
-The recipe's batch size is therefore that of one update over all ranks, whatever their number.
+Over several ranks the table is the same and each batch is divided: rank r of R takes its rows r, r + R,
+r + 2R, ... The recipe's batch size is therefore that of one update over all ranks, whatever their number.
 
-With BPE-dropout a pair is cut anew in every epoch, from a generator seeded by (seed, epoch, pair): neither the
-batch, the rank nor the history matters, so a resumed run sees what an uninterrupted one sees. Buckets are then made
-for the longer cut (see :func:`dropout_capacity`), and a cut that would not fit its bucket is drawn again.
+With BPE-dropout a pair is cut anew in every epoch, from a generator seeded by (seed, epoch, pair): neither
+the batch, the rank nor the history matters, so a resumed run sees what an uninterrupted one sees. Buckets are
+then made for the longer cut (see :func:`dropout_capacity`), and a cut that would not fit its bucket is drawn
+again.
 """
 
 from __future__ import annotations
@@ -31,9 +32,6 @@ from econmt.data.store import PreparedData
 from econmt.data.subwords import BOS, EOS, PAD
 from econmt.data.token_store import IntArray, TokenStore
 from econmt.recipe import BatchSize
-
-_RELEASE_PAIRS = 2048
-"""Mapped pages are given back after this many pairs: a touched place maps up to 64 KiB around it."""
 
 
 @dataclass(frozen=True)
@@ -209,8 +207,8 @@ class BatchIterator:
         """Plan the epochs.
 
         Args:
-            data: prepared data, of which the training split is read, with BPE-dropout if its recipe asks for it; or
-                a token store, without.
+            data: prepared data, of which the training split is read, with BPE-dropout if its recipe asks for
+                it; or a token store, without.
             batch: how many pairs an update takes, over all ranks.
             bucket_width: lengths are rounded up to multiples of this.
             seed: of the order and of BPE-dropout.
@@ -227,7 +225,11 @@ class BatchIterator:
             self._dropout = BpeDropout(data.vocabularies, data.subword_dropout)
             capacity = dropout_capacity(data.subword_dropout, max_length)
         buckets = assign_buckets(
-            self._store.source_lengths, self._store.target_lengths, bucket_width, capacity
+            self._store.source_lengths,
+            self._store.target_lengths,
+            bucket_width,
+            capacity,
+            self._store.release,
         )
         self._buckets, self._width, self._seed = buckets, bucket_width, seed
         self._table = plan_epoch(buckets, batch)
@@ -236,8 +238,6 @@ class BatchIterator:
         self._shuffled_epoch = -1
         self._order = buckets.order.copy()
         self._permutation = np.zeros(0, dtype=np.int64)
-        self._since_release = 0
-        self._store.release()
 
     @property
     def epoch(self) -> int:
@@ -256,8 +256,8 @@ class BatchIterator:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go to where :meth:`state_dict` was taken.
 
-        If an epoch has another number of batches now (another batch size was asked for), the stream goes on at the
-        same share of the epoch.
+        If an epoch has another number of batches now (another batch size was asked for), the stream goes on
+        at the same share of the epoch.
         """
         then, now = int(state["batches_per_epoch"]), self.batches_per_epoch
         position = int(state["position"])
@@ -311,10 +311,6 @@ class BatchIterator:
         indices = pairs[self._rank :: self._world_size]
         if not len(indices):
             return _stand_in(shape)
-        self._since_release += len(indices)
-        if self._since_release > _RELEASE_PAIRS:
-            self._store.release()
-            self._since_release = 0
         source, source_lengths, target, target_lengths = self._store.gather(indices)
         if self._dropout is not None:
             source, source_lengths, target, target_lengths = self._dropout.resample(

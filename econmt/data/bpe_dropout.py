@@ -1,12 +1,13 @@
-"""BPE-dropout (Provilkov et al., 2020): every epoch cuts words anew, each merge being skipped with probability p.
+"""BPE-dropout (Provilkov et al., 2020): every epoch cuts words anew, each merge skipped with probability p.
 
-SentencePiece has a sampler of its own, but its generator is local to a thread and cannot be saved, so a resumed run
-could not see what an uninterrupted one sees. This encoder makes the same choices (a merge whose turn it is is
-dropped with probability p) from any numpy generator, and agrees with SentencePiece where nothing is dropped.
+SentencePiece has a sampler of its own, but its generator is local to a thread and cannot be saved, so a
+resumed run could not see what an uninterrupted one sees. This encoder makes the same choices (a merge whose
+turn it is is dropped with probability p) from any numpy generator, and agrees with SentencePiece where nothing
+is dropped.
 
-A word's cut follows from which of its merges are skipped. Most words lose none or one, so cuts are remembered by
-(word, skipped merges), and the number of merges until the next skip is drawn at once from a geometric distribution:
-a word costs little more than a look-up.
+A word's cut follows from which of its merges are skipped. Most words lose none or one, so cuts are remembered
+by (word, skipped merges), and the number of merges until the next skip is drawn at once from a geometric
+distribution: a word costs little more than a look-up.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class BpeSampler:
 
     def __init__(self, vocabulary: Vocabulary, dropout: float) -> None:
         """``vocabulary`` must be a SentencePiece BPE model; ``dropout`` is the probability p of skipping a merge."""
-        assert isinstance(vocabulary, SentencePieceVocabulary) and 0.0 < dropout < 1.0
+        assert isinstance(vocabulary, SentencePieceVocabulary)
+        assert 0.0 < dropout < 1.0
         processor = vocabulary.processor
         self.dropout = dropout
         self._pieces = [str(processor.IdToPiece(i)) for i in range(vocabulary.size)]
@@ -137,11 +139,12 @@ class BpeSampler:
 def dropout_capacity(dropout: float, max_length: int) -> IntArray:
     """(max_length + 1,): how many tokens a side of 0, 1, ... tokens may have once it is cut anew.
 
-    On German and English the mean growth is about 3 p for small p, so that 1 + 5 p and a few more hold nearly all
-    cuts; the rare longer one is drawn again. No capacity exceeds ``max_length``.
+    On German and English the mean growth is about 3 p for small p, so that 1 + 5 p and a few more hold nearly
+    all cuts; the rare longer one is drawn again. No capacity exceeds ``max_length``.
     """
     lengths = np.arange(max_length + 1)
-    return np.minimum(max_length, np.ceil(lengths * (1.0 + 5.0 * dropout)).astype(np.int64) + 4)
+    stretched: IntArray = np.ceil(lengths * (1.0 + 5.0 * dropout)).astype(np.int64) + 4
+    return np.minimum(stretched, max_length)
 
 
 class BpeDropout:
@@ -167,7 +170,8 @@ class BpeDropout:
 
         Args:
             indices: (B,) pairs; each has a generator of its own, seeded by ``seed`` and its index.
-            source: (B, longest) ids without sentence marks, and so on as :meth:`TokenStore.gather` gives them.
+            source: (B, longest) ids without sentence marks, and so on as :meth:`TokenStore.gather` gives
+                them.
             source_lengths: (B,).
             target: (B, longest).
             target_lengths: (B,).

@@ -54,8 +54,10 @@ def search_path(recipe_folder: Path | None, data_dir: Path | None) -> list[Path]
     return list(unique)
 
 
-def find_corpus(prefix: str, source: str, target: str, search: Sequence[Path], progress: bool) -> Corpus:
-    """Find ``PREFIX.<source>`` with ``PREFIX.<target>`` (each also ``.gz``), or ``PREFIX.tsv`` (also ``.gz``).
+def find_corpus(
+    prefix: str, source: str, target: str, search: Sequence[Path], progress: bool, *, fetch: bool = True
+) -> Corpus:
+    """Find the files PREFIX.source and PREFIX.target (languages), or PREFIX.tsv, each also with .gz.
 
     Args:
         prefix: path without the language suffix; relative ones are tried in each folder of ``search``.
@@ -63,6 +65,7 @@ def find_corpus(prefix: str, source: str, target: str, search: Sequence[Path], p
         target: target language.
         search: folders to look in, see :func:`search_path`.
         progress: show a bar if the catalog has to download.
+        fetch: ask the catalog, which may download, if the text is in none of the folders.
 
     Raises:
         InputError: the text is nowhere; the message names every place.
@@ -80,7 +83,7 @@ def find_corpus(prefix: str, source: str, target: str, search: Sequence[Path], p
         if found_source is not None or found_target is not None:
             present, absent = (found_source, target) if found_source is not None else (found_target, source)
             halves.append(f"{present} is there but {base.name}.{absent}(.gz) is not")
-    fetched = catalog.fetch_pair(prefix, source, target, progress)
+    fetched = catalog.fetch_pair(prefix, source, target, progress) if fetch else None
     if fetched is not None:
         return Corpus(*fetched)
     raise InputError(
@@ -126,12 +129,12 @@ def _not_found(prefix: str, wanted: str, bases: Sequence[Path], halves: Sequence
 def read_lines(path: Path, *, allow_empty: bool = False) -> Iterator[str]:
     """Stream the lines of a text file (gzip if its name ends in ``.gz``), without their line ends.
 
-    Only ``\\n`` ends a line, with a ``\\r`` before it if there is one; every other character belongs to the text.
-    A byte order mark at the start of the file is dropped.
+    Only ``\\n`` ends a line, with a ``\\r`` before it if there is one; every other character belongs to the
+    text. A byte order mark at the start of the file is dropped.
 
     Raises:
-        InputError: missing or unreadable file, invalid UTF-8, a NUL byte, a corrupt gzip file, or no line at all
-            (unless ``allow_empty``); the message names file and line.
+        InputError: missing or unreadable file, invalid UTF-8, a NUL byte, a corrupt gzip file, or no line at
+            all (unless ``allow_empty``); the message names file and line.
     """
     number = 0
     try:

@@ -1,8 +1,8 @@
 """A generated data set: English number words to German ones, where the order of words changes.
 
-German speaks the units before the tens ("einundzwanzig", one-and-twenty), so an attention picture of a trained
-model shows crossings. German compounds are cut into their words ("ein und zwanzig tausend") as they are spoken:
-one word a number would leave BLEU no 4-grams to count.
+German speaks the units before the tens ("einundzwanzig", one-and-twenty), so an attention picture of a
+trained model shows crossings. German compounds are cut into their words ("ein und zwanzig tausend") as they
+are spoken: one word a number would leave BLEU no 4-grams to count.
 """
 
 from __future__ import annotations

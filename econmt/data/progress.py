@@ -37,16 +37,32 @@ class Progress:
                     bar.update(task, completed=number)
                 yield item
 
-    def download(self, title: str, total: int | None) -> rich.progress.Progress:
-        """A bar for ``total`` bytes; use it as a context and ``advance`` its only task, number 0."""
-        bar = rich.progress.Progress(
+    def download(self, title: str, total: int | None) -> DownloadBar:
+        """A bar for ``total`` bytes (None: unknown)."""
+        return DownloadBar(self._console, title, total, self.visible)
+
+
+class DownloadBar:
+    """A bar of bytes, shown until it is closed."""
+
+    def __init__(self, console: Console, title: str, total: int | None, visible: bool) -> None:
+        self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),
             rich.progress.DownloadColumn(),
             rich.progress.TransferSpeedColumn(),
             rich.progress.TimeRemainingColumn(),
-            console=self._console,
-            disable=not self.visible,
+            console=console,
+            disable=not visible,
         )
-        bar.add_task(title, total=total)
-        return bar
+        self._task = self._bar.add_task(title, total=total)
+
+        self._bar.start()
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        self._bar.stop()
+
+    def advance(self, count: int) -> None:
+        """``count`` more bytes have arrived."""
+        self._bar.update(self._task, advance=count)

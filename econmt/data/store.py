@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -19,23 +20,23 @@ from econmt.data.corpus import Corpus, find_corpus, read_pairs
 from econmt.data.files import notice, sync_folder, write_atomically, writing
 from econmt.data.progress import Progress
 from econmt.data.subwords import (
+    UNK,
     Vocabularies,
     fingerprint,
     load_vocabularies,
     train_vocabularies,
     vocabulary_files,
 )
-from econmt.data.subwords import UNK
 from econmt.data.token_store import TokenStore, TokenStoreWriter
 from econmt.errors import InputError
-from econmt.recipe import Data, Recipe, SentencePieceSubwords
+from econmt.recipe import Data, Recipe, WordSubwords, model_folder
 
 FORMAT = "econmt-data-1"
 META_FILE = "meta.json"
 _CHUNK_PAIRS = 10_000
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class PreparedData:
     """What training reads."""
 
@@ -63,10 +64,10 @@ class _Input(NamedTuple):
 
 
 def prepare(recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progress: bool) -> PreparedData:
-    """Turn the recipe's text into a store in ``folder``, or reuse the store that is there if nothing has changed.
+    """Turn the recipe's text into a store in ``folder``, or reuse the one there if nothing has changed.
 
-    A store is reused when the recipe's data section and the contents of all text files are those it was made from.
-    A new one is written under a temporary name, synced and renamed, so that ``folder`` is always whole.
+    A store is reused when the recipe's data section and the contents of all text files are those it was made
+    from. A new one is written under a temporary name, synced and renamed, so that ``folder`` is always whole.
 
     Args:
         recipe: its data section says which text and how it becomes tokens.
@@ -79,24 +80,36 @@ def prepare(recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progre
     """
     data = recipe.data
     meta = _read_meta(folder)
+    fits = meta is not None and meta["data"] == _data_settings(data)
     try:
-        inputs = _find_inputs(data, search, show_progress)
-    except InputError as error:
-        if meta is None or meta["data"] != _data_settings(data):
+        inputs = _find_inputs(data, search, show_progress, fetch=not fits)
+    except InputError:
+        if not fits:
             raise
-        notice(f"reusing the prepared data in {folder}; its text is no longer there ({error})")
-        return open_prepared(folder)
-    files = _describe_inputs(inputs, meta, show_progress)
+        notice(
+            f"using the prepared data in {folder}; its text is not here, so it was not looked at for changes"
+        )
+        return _with_dropout(open_prepared(folder), data)
+    files = _describe_inputs(inputs, meta)
     if meta is not None:
         reason = _why_outdated(meta, data, files)
         if reason is None:
             try:
-                return open_prepared(folder)
+                return _with_dropout(open_prepared(folder), data)
             except InputError as error:
                 reason = str(error)
         notice(f"preparing the data in {folder} again: {reason}")
     _build(data, folder, inputs, files, Progress(show_progress))
     return open_prepared(folder)
+
+
+def _with_dropout(prepared: PreparedData, data: Data) -> PreparedData:
+    return dataclasses.replace(prepared, subword_dropout=_subword_dropout(data))
+
+
+def store_folder(recipe: Recipe) -> Path:
+    """Where a recipe's store lies: ``data.prepared``, or ``prepared`` in the model folder."""
+    return model_folder(recipe) / "prepared" if recipe.data.prepared is None else Path(recipe.data.prepared)
 
 
 def open_prepared(folder: Path) -> PreparedData:
@@ -114,7 +127,6 @@ def open_prepared(folder: Path) -> PreparedData:
         raise InputError(
             f"{folder}: the vocabulary files are not those of the token store; remove the folder"
         )
-    subwords = meta["data"]["subwords"]
     return PreparedData(
         folder=folder,
         vocabularies=load_vocabularies(folder),
@@ -126,7 +138,7 @@ def open_prepared(folder: Path) -> PreparedData:
         test_source=lines["test"][0] if "test" in lines else [],
         test_target=lines["test"][1] if "test" in lines else [],
         vocabulary_files=vocabulary_files(folder),
-        subword_dropout=float(subwords.get("dropout", 0.0)),
+        subword_dropout=float(meta["subword_dropout"]),
         statistics=meta["statistics"],
     )
 
@@ -150,25 +162,29 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
 
 
 def _data_settings(data: Data) -> dict[str, Any]:
+    """What the store depends on: all of the section but its own place and BPE-dropout, drawn while training."""
     settings = data.model_dump(mode="json")
     del settings["prepared"]
+    settings["subwords"].pop("dropout", None)
     return settings
 
 
-def _find_inputs(data: Data, search: Sequence[Path], progress: bool) -> list[_Input]:
+def _subword_dropout(data: Data) -> float:
+    return 0.0 if isinstance(data.subwords, WordSubwords) else data.subwords.dropout
+
+
+def _find_inputs(data: Data, search: Sequence[Path], progress: bool, *, fetch: bool) -> list[_Input]:
     wanted = [("train", prefix) for prefix in data.train] + [("valid", data.valid)]
     if data.test is not None:
         wanted.append(("test", data.test))
     return [
-        _Input(split, find_corpus(prefix, data.source, data.target, search, progress))
+        _Input(split, find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch))
         for split, prefix in wanted
     ]
 
 
-def _describe_inputs(
-    inputs: Sequence[_Input], meta: dict[str, Any] | None, progress: bool
-) -> list[dict[str, Any]]:
-    """Size, time and SHA-256 of each text file; the sum is taken over from ``meta`` where size and time are unchanged."""
+def _describe_inputs(inputs: Sequence[_Input], meta: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Size, time and SHA-256 of each text file; the sum is that of ``meta`` where size and time are the same."""
     known = {
         (entry["path"], entry["size"], entry["time"]): entry["sha256"]
         for entry in (meta or {}).get("files", [])
@@ -275,14 +291,14 @@ def _write_store(data: Data, folder: Path, inputs: Sequence[_Input], progress: P
         "target_vocabulary": vocabularies.target.size,
     }
     for split in dict.fromkeys(split for split, _ in inputs):
-        corpora = [corpus for name, corpus in inputs if name == split]
-        writer = _SplitWriter(data, vocabularies, folder, split)
-        for corpus in corpora:
-            writer.write(corpus, lambda pairs, split=split: progress.count(f"writing {split}", pairs))
-        splits[split], statistics[split] = writer.close()
+        with contextlib.closing(_SplitWriter(data, vocabularies, folder, split)) as writer:
+            for corpus in (corpus for name, corpus in inputs if name == split):
+                writer.write(corpus, progress)
+            splits[split], statistics[split] = writer.finish()
     return {
         "format": FORMAT,
         "data": _data_settings(data),
+        "subword_dropout": _subword_dropout(data),
         "vocabulary": fingerprint(folder),
         "splits": splits,
         "statistics": statistics,
@@ -290,36 +306,39 @@ def _write_store(data: Data, folder: Path, inputs: Sequence[_Input], progress: P
 
 
 class _SplitWriter:
-    """Encodes and writes one split. Training pairs are filtered; valid and test keep all, and their raw lines."""
+    """Encodes and writes one split: training pairs are filtered, valid and test keep all, and their raw lines."""
+
+    COUNTS = (
+        "lines",
+        "too_long",
+        "empty",
+        "source_tokens",
+        "target_tokens",
+        "source_unknown",
+        "target_unknown",
+    )
 
     def __init__(self, data: Data, vocabularies: Vocabularies, folder: Path, split: str) -> None:
         self._data, self._vocabularies, self._split = data, vocabularies, split
         size = max(vocabularies.source.size, vocabularies.target.size)
-        self._store = TokenStoreWriter(folder, split, size)
-        self._raw = None
-        if split != "train":
-            self._raw = [(folder / f"{split}.{side}.txt").open("wb") for side in ("source", "target")]
+        self._opened = contextlib.ExitStack()
+        self._store = self._opened.enter_context(contextlib.closing(TokenStoreWriter(folder, split, size)))
+        sides = () if split == "train" else ("source", "target")
+        self._raw: list[IO[bytes]] = [
+            self._opened.enter_context((folder / f"{split}.{side}.txt").open("wb")) for side in sides
+        ]
         self._files: list[str] = []
-        self._counts = dict.fromkeys(
-            (
-                "lines",
-                "too_long",
-                "empty",
-                "source_tokens",
-                "target_tokens",
-                "source_unknown",
-                "target_unknown",
-            ),
-            0,
-        )
+        self._counts = dict.fromkeys(self.COUNTS, 0)
 
-    def write(
-        self, corpus: Corpus, watch: Callable[[Iterable[tuple[str, str]]], Iterator[tuple[str, str]]]
-    ) -> None:
+    def close(self) -> None:
+        """Close the files, finished or not."""
+        self._opened.close()
+
+    def write(self, corpus: Corpus, progress: Progress) -> None:
         """Append all pairs of a corpus."""
         self._store.begin_file(corpus.source, corpus.target)
         self._files.append(str(corpus.source))
-        pairs = watch(read_pairs(corpus))
+        pairs = progress.count(f"writing {self._split}", read_pairs(corpus))
         first_line = 1
         while chunk := list(islice(pairs, _CHUNK_PAIRS)):
             self._write_chunk(corpus, chunk, first_line)
@@ -330,17 +349,17 @@ class _SplitWriter:
         targets = self._vocabularies.target.encode_many([target for _, target in chunk])
         lines = list(range(first_line, first_line + len(chunk)))
         self._counts["lines"] += len(chunk)
-        if self._raw is not None:
-            for column, stream in enumerate(self._raw):
-                stream.write("".join(pair[column] + "\n" for pair in chunk).encode())
-        else:
-            kept = [
-                row for row in range(len(chunk)) if self._keep(corpus, sources[row], targets[row], lines[row])
-            ]
-            sources, targets, lines = ([values[row] for row in kept] for values in (sources, targets, lines))
-        for side, rows in (("source", sources), ("target", targets)):
-            self._counts[f"{side}_tokens"] += sum(map(len, rows))
-            self._counts[f"{side}_unknown"] += sum(row.count(UNK) for row in rows)
+        for column, stream in enumerate(self._raw):
+            stream.write("".join(pair[column] + "\n" for pair in chunk).encode())
+        if self._split == "train":
+            rows = zip(sources, targets, lines, strict=True)
+            kept = [row for row, pair in enumerate(rows) if self._keep(corpus, *pair)]
+            if len(kept) < len(chunk):
+                sources, targets = [sources[row] for row in kept], [targets[row] for row in kept]
+                lines = [lines[row] for row in kept]
+        for side, sentences in (("source", sources), ("target", targets)):
+            self._counts[f"{side}_tokens"] += sum(map(len, sentences))
+            self._counts[f"{side}_unknown"] += sum(ids.count(UNK) for ids in sentences)
         self._store.add(sources, targets, lines)
 
     def _keep(self, corpus: Corpus, source: Sequence[int], target: Sequence[int], line: int) -> bool:
@@ -360,25 +379,24 @@ class _SplitWriter:
             return False
         return True
 
-    def close(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def finish(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Sync the files; returns the store's description and the split's statistics.
 
         Raises:
             InputError: no training pair is left.
         """
-        if self._raw is not None:
-            for stream in self._raw:
-                stream.flush()
-                os.fsync(stream.fileno())
-                stream.close()
-        description = self._store.close()
+        for stream in self._raw:
+            stream.flush()
+            os.fsync(stream.fileno())
+        description = self._store.finish()
         counts = self._counts
         if self._split == "train" and not description["pairs"]:
             left_out = f"{counts['too_long']} longer than data.max_length {self._data.max_length} tokens"
             if counts["empty"]:
                 left_out += f", {counts['empty']} with an empty side"
             raise InputError(
-                f"{', '.join(self._files)}: no training pair is left of {counts['lines']}: {left_out}; raise data.max_length"
+                f"{', '.join(self._files)}: no training pair is left of {counts['lines']}: {left_out}; "
+                "raise data.max_length or mend the text"
             )
         return description, {"pairs": description["pairs"], **counts}
 

@@ -1,10 +1,11 @@
 """Vocabularies: text to ids and back, by SentencePiece subwords or by whole words.
 
-Text is brought to Unicode NFC first, so that composed and decomposed spellings of a letter are one; nothing else
-about it is changed (SentencePiece's ``identity`` rule, not its default ``nmt_nfkc``, which rewrites full-width
-letters, ligatures and the like). Runs of spaces become one, spaces at the ends of a line go. Characters that the
-training text does not have become ``<unk>``: byte fallback is off, its 256 entries would crowd out small
-vocabularies and no model learns to write unseen characters byte by byte from a few million words.
+Text is brought to Unicode NFC first, so that composed and decomposed spellings of a letter are one; nothing
+else about it is changed (SentencePiece's ``identity`` rule, not its default ``nmt_nfkc``, which rewrites
+full-width letters, ligatures and the like). Runs of spaces become one, spaces at the ends of a line go.
+Characters that the training text does not have become ``<unk>``: byte fallback is off, its 256 entries would
+crowd out small vocabularies and no model learns to write unseen characters byte by byte from a few million
+words.
 """
 
 from __future__ import annotations
@@ -212,7 +213,8 @@ def _train_subwords(
 def sample_pairs(pairs: Iterator[tuple[str, str]], count: int, limit: int) -> Iterator[tuple[str, str]]:
     """Yield ``limit`` of ``count`` pairs in their order, each subset equally likely, always the same one.
 
-    Selection sampling (Knuth, The Art of Computer Programming 2, algorithm 3.4.2 S): nothing is held in memory.
+    Selection sampling (Knuth, The Art of Computer Programming 2, algorithm 3.4.2 S): nothing is held in
+    memory.
     """
     if count <= limit:
         yield from pairs

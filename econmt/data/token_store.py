@@ -1,24 +1,26 @@
-"""Token ids of many sentence pairs in flat files, memory-mapped: opening is instant, reading touches few pages.
+"""Token ids of many sentence pairs in flat files: opening is instant, and reading leaves no memory behind.
 
-One split NAME is five little-endian arrays without headers; their lengths follow from the number of pairs and are
-checked on opening. A pair is stored as its source ids directly followed by its target ids, so that fetching one
-touches one place of the large file.
+One split NAME is three little-endian files without headers; their sizes follow from the number of pairs and of
+tokens and are checked on opening. A pair's target ids directly follow its source ids.
 
 | file | type | values |
 |---|---|---|
 | NAME.tokens | uint16, or uint32 if an id needs it | source ids, target ids of pair 0, of pair 1, ... |
-| NAME.offsets | int64 | where each pair starts in NAME.tokens, and the total at the end |
-| NAME.source_lengths, NAME.target_lengths | int32 | number of ids of each side |
+| NAME.index | int64, int32, int32 | where each pair starts in NAME.tokens, its source length, its target length |
 | NAME.lines | uint32 | line of the pair in its file, from 1 |
 
-Pages of a mapped file count as resident memory of the process once touched. ``release`` gives them back (the
-kernel keeps them in its page cache), so that a training process stays small however long it runs.
+The index is memory-mapped for passes over all lengths. Single pairs, which training fetches from all over the
+file, are read by position instead: a mapped page counts as resident memory of the process once touched, and
+kernels map from 64 KiB to 2 MiB around each touched place, so that a batch of random pairs would cost hundreds of
+megabytes. The kernel's page cache serves both.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -30,7 +32,8 @@ from econmt.errors import InputError
 
 IntArray = npt.NDArray[np.integer[Any]]
 
-OFFSET_TYPE, LENGTH_TYPE, LINE_TYPE = np.dtype("<i8"), np.dtype("<i4"), np.dtype("<u4")
+INDEX_TYPE = np.dtype([("start", "<i8"), ("source", "<i4"), ("target", "<i4")])
+LINE_TYPE = np.dtype("<u4")
 
 
 class StoreFile(NamedTuple):
@@ -46,40 +49,41 @@ def token_type(vocabulary_size: int) -> np.dtype[Any]:
     return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
 
 
-class MappedArray:
-    """A read-only array in a file, mapped into memory."""
+class _PositionalFile:
+    """A file of ``count`` values of one type, read by position; threads and forked processes may share it."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], count: int) -> None:
-        """Map ``count`` values.
-
-        Raises:
-            InputError: the file is missing or has another size.
-        """
-        expected = count * dtype.itemsize
+        self.path, self.dtype, self.count = path, dtype, count
         try:
-            with path.open("rb") as stream:
-                actual = os.fstat(stream.fileno()).st_size
-                if actual != expected:
-                    raise InputError(
-                        f"{path}: {actual} bytes instead of {expected}; the token store is damaged, remove its folder"
-                    )
-                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if expected else None
+            self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         except OSError as error:
             raise InputError(f"{path}: cannot read the token store: {error.strerror or error}") from error
-        buffer = self._map if self._map is not None else b""
-        self.values: IntArray = np.frombuffer(buffer, dtype=dtype, count=count)
+        weakref.finalize(self, os.close, self.descriptor)
+        actual, expected = os.fstat(self.descriptor).st_size, count * dtype.itemsize
+        if actual != expected:
+            raise InputError(f"{path}: {actual} bytes instead of {expected}; the prepared data is damaged")
 
-    def release(self) -> None:
-        """Give the pages touched so far back to the kernel; they are read again when needed."""
-        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
-            self._map.madvise(mmap.MADV_DONTNEED)
+    def read(self, first: int, count: int) -> bytes:
+        """Values ``first`` to ``first + count``, as bytes."""
+        size = self.dtype.itemsize
+        content = _read_at(self.descriptor, count * size, first * size)
+        if len(content) != count * size:
+            raise InputError(f"{self.path}: the file has been cut short while it was in use")
+        return content
+
+
+def _read_at(descriptor: int, size: int, place: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, size, place)
+    os.lseek(descriptor, place, os.SEEK_SET)
+    return os.read(descriptor, size)
 
 
 class TokenStore:
     """Sentence pairs as ids, without ``<s>`` and ``</s>``."""
 
     def __init__(self, folder: Path, name: str, description: dict[str, Any]) -> None:
-        """Open a split that :class:`TokenStoreWriter` wrote; ``description`` is what its ``close`` returned.
+        """Open a split that :class:`TokenStoreWriter` wrote; ``description`` is what its ``finish`` returned.
 
         Raises:
             InputError: files are missing or damaged.
@@ -87,33 +91,38 @@ class TokenStore:
         self.name = name
         self._files = [StoreFile(*entry) for entry in description["files"]]
         self._count, self.total_tokens = int(description["pairs"]), int(description["tokens"])
-        count = self._count
-        self._tokens = MappedArray(
+        self._tokens = _PositionalFile(
             folder / f"{name}.tokens", np.dtype(description["type"]), self.total_tokens
         )
-        self._offsets = MappedArray(folder / f"{name}.offsets", OFFSET_TYPE, count + 1)
-        self._source_lengths = MappedArray(folder / f"{name}.source_lengths", LENGTH_TYPE, count)
-        self._target_lengths = MappedArray(folder / f"{name}.target_lengths", LENGTH_TYPE, count)
-        self._lines = MappedArray(folder / f"{name}.lines", LINE_TYPE, count)
+        self._index = _PositionalFile(folder / f"{name}.index", INDEX_TYPE, self._count)
+        self._lines = _PositionalFile(folder / f"{name}.lines", LINE_TYPE, self._count)
+        self._map = mmap.mmap(self._index.descriptor, 0, access=mmap.ACCESS_READ) if self._count else None
+        self._mapped = np.frombuffer(self._map if self._map is not None else b"", dtype=INDEX_TYPE)
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def source_lengths(self) -> IntArray:
-        """(N,) int32: ids of each source side, mapped from its file."""
-        return self._source_lengths.values
+        """(N,) int32: ids of each source side, mapped from the index."""
+        lengths: IntArray = self._mapped["source"]
+        return lengths
 
     @property
     def target_lengths(self) -> IntArray:
-        """(N,) int32: ids of each target side, mapped from its file."""
-        return self._target_lengths.values
+        """(N,) int32: ids of each target side, mapped from the index."""
+        lengths: IntArray = self._mapped["target"]
+        return lengths
+
+    def release(self) -> None:
+        """Give the memory pages of the lengths touched so far back to the kernel."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def pair(self, index: int) -> tuple[IntArray, IntArray]:
         """Source and target ids of one pair."""
-        start, end = int(self._offsets.values[index]), int(self._offsets.values[index + 1])
-        middle = start + int(self._source_lengths.values[index])
-        return self._tokens.values[start:middle], self._tokens.values[middle:end]
+        source, source_lengths, target, target_lengths = self.gather(np.array([index]))
+        return source[0, : source_lengths[0]], target[0, : target_lengths[0]]
 
     def gather(self, indices: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """Many pairs at once.
@@ -125,48 +134,44 @@ class TokenStore:
             source ids (B, longest) int64, source lengths (B,) int64, target ids, target lengths; what lies past a
             row's length is zero.
         """
-        starts = self._offsets.values[indices]
-        source_lengths = self._source_lengths.values[indices].astype(np.int64)
-        target_lengths = self._target_lengths.values[indices].astype(np.int64)
-        source = self._rows(starts, source_lengths)
-        target = self._rows(starts + source_lengths, target_lengths)
-        return source, source_lengths, target, target_lengths
-
-    def _rows(self, starts: IntArray, lengths: IntArray) -> IntArray:
-        columns = np.arange(int(lengths.max(initial=0)), dtype=np.int64)
-        inside = columns < lengths[:, None]
+        records = np.frombuffer(
+            b"".join([self._index.read(index, 1) for index in indices.tolist()]), dtype=INDEX_TYPE
+        )
+        lengths = np.stack([records["source"], records["target"]], axis=1).astype(np.int64)
+        places = zip(records["start"].tolist(), lengths.sum(axis=1).tolist(), strict=True)
+        flat = np.frombuffer(
+            b"".join([self._tokens.read(start, count) for start, count in places]), self._tokens.dtype
+        )
+        inside = np.arange(int(lengths.max(initial=0))) < lengths[:, :, None]
         rows = np.zeros(inside.shape, dtype=np.int64)
-        rows[inside] = self._tokens.values[(starts[:, None] + columns)[inside]]
-        return rows
+        rows[inside] = flat
+        source_lengths, target_lengths = lengths[:, 0], lengths[:, 1]
+        source = rows[:, 0, : int(source_lengths.max(initial=0))]
+        return source, source_lengths, rows[:, 1, : int(target_lengths.max(initial=0))], target_lengths
 
     def location(self, index: int) -> str:
         """Where a pair comes from, as ``file:line``."""
         origin = next(file for file in reversed(self._files) if file.first_pair <= index)
-        return f"{origin.source}:{int(self._lines.values[index])}"
-
-    def release(self) -> None:
-        """Give the memory pages touched so far back to the kernel."""
-        for array in (self._tokens, self._offsets, self._source_lengths, self._target_lengths, self._lines):
-            array.release()
+        return f"{origin.source}:{int(np.frombuffer(self._lines.read(index, 1), LINE_TYPE)[0])}"
 
 
 class TokenStoreWriter:
-    """Writes one split, piece by piece; nothing is held in memory."""
+    """Writes one split, piece by piece; nothing is held in memory. ``close`` it in the end."""
 
     def __init__(self, folder: Path, name: str, vocabulary_size: int) -> None:
         """Start the files of split ``name``; ``vocabulary_size`` is the larger one of both sides."""
         self._type = token_type(vocabulary_size)
+        self._opened = contextlib.ExitStack()
         self._streams: dict[str, IO[bytes]] = {
-            kind: (folder / f"{name}.{kind}").open("wb")
-            for kind in ("tokens", "offsets", "source_lengths", "target_lengths", "lines")
+            kind: self._opened.enter_context((folder / f"{name}.{kind}").open("wb"))
+            for kind in ("tokens", "index", "lines")
         }
         self._files: list[StoreFile] = []
         self._pairs = self._tokens = 0
 
-    @property
-    def pairs(self) -> int:
-        """Pairs written so far."""
-        return self._pairs
+    def close(self) -> None:
+        """Close the files, finished or not."""
+        self._opened.close()
 
     def begin_file(self, source: Path, target: Path | None) -> None:
         """Say that the pairs to come are from these files."""
@@ -180,8 +185,8 @@ class TokenStoreWriter:
         for source, target in zip(sources, targets, strict=True):
             flat.extend(source)
             flat.extend(target)
-        source_lengths = np.fromiter(map(len, sources), dtype=LENGTH_TYPE, count=len(sources))
-        target_lengths = np.fromiter(map(len, targets), dtype=LENGTH_TYPE, count=len(targets))
+        source_lengths = np.fromiter(map(len, sources), dtype=np.int64, count=len(sources))
+        target_lengths = np.fromiter(map(len, targets), dtype=np.int64, count=len(targets))
         self.add_arrays(np.asarray(flat, dtype=self._type), source_lengths, target_lengths, np.asarray(lines))
 
     def add_arrays(
@@ -189,28 +194,26 @@ class TokenStoreWriter:
     ) -> None:
         """Append pairs whose ids are flat already: source, target, source, target, ..."""
         lengths = source_lengths.astype(np.int64) + target_lengths
-        ends = self._tokens + np.cumsum(lengths)
-        self._write("tokens", tokens, self._type)
-        self._write("offsets", ends - lengths, OFFSET_TYPE)
-        self._write("source_lengths", source_lengths, LENGTH_TYPE)
-        self._write("target_lengths", target_lengths, LENGTH_TYPE)
-        self._write("lines", lines, LINE_TYPE)
+        index = np.empty(len(lengths), dtype=INDEX_TYPE)
+        index["start"] = self._tokens + np.cumsum(lengths) - lengths
+        index["source"], index["target"] = source_lengths, target_lengths
+        for kind, values in (
+            ("tokens", tokens.astype(self._type)),
+            ("index", index),
+            ("lines", lines.astype(LINE_TYPE)),
+        ):
+            self._streams[kind].write(values.data)
         self._pairs += len(lengths)
         self._tokens += len(tokens)
 
-    def _write(self, kind: str, values: IntArray, dtype: np.dtype[Any]) -> None:
-        self._streams[kind].write(np.ascontiguousarray(values, dtype=dtype).data)
-
-    def close(self) -> dict[str, Any]:
-        """Finish and sync the files.
+    def finish(self) -> dict[str, Any]:
+        """Sync the files.
 
         Returns:
             The description (JSON-able) with which :class:`TokenStore` opens them.
         """
-        self._write("offsets", np.asarray([self._tokens]), OFFSET_TYPE)
         for stream in self._streams.values():
             stream.flush()
             os.fsync(stream.fileno())
-            stream.close()
         files = [list(file) for file in self._files]
         return {"pairs": self._pairs, "tokens": self._tokens, "type": self._type.str, "files": files}

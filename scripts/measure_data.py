@@ -1,0 +1,140 @@
+"""Measure what training from a large token store needs: start-up seconds, resident memory, batches a second.
+
+A store of random ids with realistic lengths is written directly (no text, no subwords) and then read by a process of
+its own, the way training reads it. Example: python scripts/measure_data.py --pairs 10000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+VOCABULARY = 32_000
+CHUNK = 250_000
+MAX_LENGTH = 100
+
+
+def generate(folder: Path, pairs: int, mean_length: float) -> None:
+    """Write a store whose sentences have log-normal lengths, the two sides of a pair correlated."""
+    from econmt.data.token_store import TokenStoreWriter
+
+    draw = np.random.default_rng(1)
+    spread = 0.55
+    centre = np.log(mean_length) - spread**2 / 2
+    writer = TokenStoreWriter(folder, "train", VOCABULARY)
+    writer.begin_file(Path("generated.en"), Path("generated.de"))
+    for first in range(0, pairs, CHUNK):
+        rows = min(CHUNK, pairs - first)
+        common = draw.normal(centre, spread, rows)
+        source, target = (
+            np.clip(np.exp(common + draw.normal(0, 0.12, rows)).round(), 1, MAX_LENGTH).astype(np.int32)
+            for _ in "st"
+        )
+        tokens = draw.integers(4, VOCABULARY, int(source.sum() + target.sum()), dtype=np.uint16)
+        writer.add_arrays(tokens, source, target, np.arange(first + 1, first + rows + 1))
+    description = writer.finish()
+    writer.close()
+    (folder / "description.json").write_text(json.dumps(description), encoding="utf-8")
+
+
+def memory() -> dict[str, int]:
+    """Resident memory of this process in MB (10^6 bytes): now, of it mapped files, and the peak."""
+    fields = {"VmRSS": "now", "RssFile": "files", "VmHWM": "peak"}
+    values = {}
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name in fields:
+            values[fields[name]] = int(value.split()[0]) * 1024 // 1_000_000
+    return values
+
+
+def read(folder: Path, batches: int, seeks: int) -> dict[str, object]:
+    """Open the store, iterate, jump about in it; returns the figures."""
+    began = time.perf_counter()
+    import torch
+
+    result: dict[str, object] = {
+        "torch": torch.__version__,
+        "torch_import_seconds": round(time.perf_counter() - began, 2),
+    }
+    result["memory_after_import_torch"] = memory()
+
+    from econmt.data.batches import BatchIterator
+    from econmt.data.token_store import TokenStore
+    from econmt.recipe import BatchSize
+
+    began = time.perf_counter()
+    store = TokenStore(folder, "train", json.loads((folder / "description.json").read_text(encoding="utf-8")))
+    iterator = BatchIterator(store, BatchSize(type="sentence", size=128), 8, 1, max_length=MAX_LENGTH)
+    next(iterator)
+    result["start_seconds"] = round(time.perf_counter() - began, 2)
+    result["memory_after_start"] = memory()
+    result["pairs"], result["batches_per_epoch"] = len(store), iterator.batches_per_epoch
+
+    wanted = min(batches or iterator.batches_per_epoch, iterator.batches_per_epoch) - 1
+    began, real, padded = time.perf_counter(), 0, 0
+    for _ in range(wanted):
+        batch = next(iterator)
+        real += batch.source_tokens + batch.target_tokens
+        padded += batch.source.numel() + batch.target_output.numel()
+    seconds = time.perf_counter() - began
+    result["batches_read"], result["batches_per_second"] = wanted, round(wanted / seconds)
+    result["tokens_per_second"], result["real_share_of_padded"] = (
+        round(real / seconds),
+        round(real / padded, 3),
+    )
+    result["memory_after_reading"] = memory()
+
+    draw = np.random.default_rng(2)
+    began = time.perf_counter()
+    for epoch in range(3):
+        for position in draw.integers(0, iterator.batches_per_epoch, seeks // 3).tolist():
+            state = {"epoch": epoch, "position": position, "batches_per_epoch": iterator.batches_per_epoch}
+            iterator.load_state_dict(state)
+            next(iterator)
+    result["seeks"], result["seek_seconds"] = seeks // 3 * 3, round(time.perf_counter() - began, 2)
+    result["memory_at_end"] = memory()
+    return result
+
+
+def main() -> None:
+    """Generate, read in a fresh process, print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=10_000_000)
+    parser.add_argument("--mean-length", type=float, default=25.0, help="tokens a sentence")
+    parser.add_argument(
+        "--batches", type=int, default=20_000, help="batches of 128 to read; 0: a whole epoch"
+    )
+    parser.add_argument("--seeks", type=int, default=300, help="jumps to random positions of three epochs")
+    parser.add_argument("--folder", type=Path, help="where the store lies; kept and reused if given")
+    parser.add_argument("--read-only", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.read_only:
+        print(json.dumps(read(options.folder, options.batches, options.seeks), indent=1))
+        return
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="econmt-measure-"))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "description.json").is_file():
+            began = time.perf_counter()
+            generate(folder, options.pairs, options.mean_length)
+            size = sum(path.stat().st_size for path in folder.iterdir())
+            seconds = time.perf_counter() - began
+            print(f"wrote {options.pairs:,} pairs, {size / 1e9:.2f} GB, in {seconds:.0f} s", file=sys.stderr)
+        again = ["--folder", str(folder), "--batches", str(options.batches), "--seeks", str(options.seeks)]
+        subprocess.run([sys.executable, __file__, "--read-only", *again], check=True)
+    finally:
+        if options.folder is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
