@@ -22,10 +22,10 @@ ROOMS = {
     "model": {"base", "econmt_ops"},
     "data": {"base", "econmt_ops"},
     "memory": {"base", "econmt_ops", "model", "data"},
+    "decoding": {"base", "econmt_ops", "model", "data"},
+    "evaluation": {"base", "econmt_ops", "model", "data", "decoding"},
     "training": {"base", "econmt_ops", "model", "data", "memory", "decoding", "evaluation"},
-    "decoding": {"base", "econmt_ops", "model", "data", "memory", "training", "evaluation"},
-    "evaluation": {"base", "econmt_ops", "model", "data", "memory", "training", "decoding"},
-    "cli": {"base", "econmt_ops", "model", "data", "memory", "training", "decoding", "evaluation"},
+    "cli": {"base", "econmt_ops", "model", "data", "memory", "decoding", "evaluation", "training"},
 }
 BASE = {"econmt", "econmt.errors", "econmt.recipe", "econmt.typed_yaml"}
 OUTSIDE_OF_MODEL = {

@@ -1,0 +1,196 @@
+"""Writes docs/recipes.md, the reference of every key of a recipe, from the schema.
+
+Example: python scripts/make_recipe_reference.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from econmt.recipe import Recipe
+from econmt.typed_yaml import dump_yaml, members, section_kinds
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
+INTRODUCTION = """\
+# Recipes: every key
+
+A recipe is one YAML file that describes one training run, whole. This page is made from the schema in
+`econmt/recipe.py` by `make docs`; a test keeps it up to date.
+
+```console
+econmt recipes list                                  # what is shipped
+econmt recipes copy multi30k mine.yaml               # start from one, comments and all
+econmt recipes show mine.yaml                        # every key, defaults resolved
+econmt recipes show mine.yaml --changed-only         # what differs from the defaults
+econmt recipes validate mine.yaml                    # what is wrong with it
+econmt train mine.yaml training.batch.size=128       # change a key for one run
+```
+
+Rules:
+
+- Keys that are not listed here are errors, and so are wrong types, values out of range and keys given twice. The
+  error names the file, the line, the key and the nearest valid one; `econmt` then leaves with exit code 2.
+- `key.sub=value` on the command line changes a key after the file is read. The value is YAML:
+  `data.train=[a/one, a/two]`, `model.attention={type: dot}`, `training.max_updates=null`. The last one counts.
+- YAML is read by the rules of version 1.2: only `true` and `false` are booleans (`no` is Norwegian), `3e-4` is a
+  number. Anchors, aliases and tags are not allowed.
+- A recipe may be named by its file or, if it is shipped, by its name alone.
+- *required* keys have no default.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    return INTRODUCTION + "".join(section_text(kind, path) for kind, path in sections(Recipe))
+
+
+def sections(kind: type[BaseModel], path: str = "") -> Iterator[tuple[type[BaseModel], str]]:
+    """Every section of the schema with its dotted key, outermost first."""
+    yield kind, path
+    for name, field in kind.model_fields.items():
+        for inner in section_kinds(field.annotation):
+            yield from sections(inner, f"{path}.{name}" if path else name)
+
+
+def section_text(kind: type[BaseModel], path: str) -> str:
+    """A heading, what the section is, and a table of its keys."""
+    lines = [
+        "",
+        f"## {heading(kind, path)}",
+        "",
+        summary(kind),
+        "",
+        "| key | value | default | meaning |",
+        "|---|---|---|---|",
+    ]
+    for name, field in kind.model_fields.items():
+        meaning = plain(str(field.description))
+        if section_kinds(field.annotation):
+            meaning = f"{meaning}: [see below](#{anchor(f'{path}.{name}' if path else name)})"
+        cells = (f"`{name}`", value_text(field), default_text(field), meaning)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def heading(kind: type[BaseModel], path: str) -> str:
+    """The dotted key of a section, with its types where several sections are possible there."""
+    if not path:
+        return "The recipe"
+    field = kind.model_fields.get("type")
+    owner = siblings(path)
+    types = f" with type {' or '.join(literals(field))}" if field is not None and len(owner) > 1 else ""
+    return f"`{path}`{types}"
+
+
+def siblings(path: str) -> list[type[BaseModel]]:
+    """The sections that a dotted key may hold."""
+    kinds: list[type[BaseModel]] = [Recipe]
+    for name in path.split("."):
+        kinds = [
+            inner
+            for kind in kinds
+            if name in kind.model_fields
+            for inner in section_kinds(kind.model_fields[name].annotation)
+        ]
+    return kinds
+
+
+def anchor(path: str) -> str:
+    """The link target that Markdown readers give to the heading of a section."""
+    kind = siblings(path)[0]
+    return "".join(c for c in heading(kind, path).lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
+def literals(field: FieldInfo) -> list[str]:
+    """The words that a field allows."""
+    return (
+        [str(word) for word in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
+    )
+
+
+def summary(kind: type[BaseModel]) -> str:
+    """The first paragraph of a section's docstring."""
+    return " ".join((kind.__doc__ or "").strip().split("\n\n")[0].split()).replace("``", "`")
+
+
+def plain(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return text.replace("<", "&lt;").replace("*", "\\*")
+
+
+NAMES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+
+
+def value_text(field: FieldInfo) -> str:
+    """What a field may hold, in words."""
+    bounds = bounds_text(field.metadata)
+    choices = [type_text(choice) for choice in members(field.annotation)]
+    if NoneType in get_args(field.annotation):
+        choices.append("null")
+    return " or ".join(dict.fromkeys(choices)) + (f", {bounds}" if bounds else "")
+
+
+def type_text(annotation: Any) -> str:
+    """A type in words."""
+    if get_origin(annotation) is Annotated:
+        inner, *metadata = get_args(annotation)
+        bounds = bounds_text(part for item in metadata for part in getattr(item, "metadata", [item]))
+        return type_text(inner) + (f", {bounds}" if bounds else "")
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{word}`" for word in get_args(annotation))
+    if get_origin(annotation) is list:
+        return f"list of {type_text(get_args(annotation)[0])}"
+    if get_origin(annotation) is tuple:
+        return f"list of {len(get_args(annotation))} {type_text(get_args(annotation)[0])}s"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    return NAMES[annotation]
+
+
+def bounds_text(metadata: Any) -> str:
+    """The bounds of a number in words."""
+    found = ((words, getattr(item, name, None)) for item in metadata for name, words in BOUNDS.items())
+    return " and ".join(
+        f"{words} {bound:g}" if bound < 2**20 else f"{words} {bound}"
+        for words, bound in found
+        if bound is not None
+    )
+
+
+def default_text(field: FieldInfo) -> str:
+    """The default as it stands in YAML."""
+    if field.is_required():
+        return "*required*"
+    if field.default is PydanticUndefined:
+        return "its defaults"
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    text = dump_yaml({"key": value}).removeprefix("key:").strip()
+    return f"`[{', '.join(map(str, value))}]`" if isinstance(value, list) else f"`{text}`"
+
+
+def main() -> None:
+    """Writes the page, or with --check says whether it is up to date."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit code 1 if the page is out of date"
+    )
+    check = parser.parse_args().check
+    current = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
+    if check and current != reference():
+        sys.exit(f"{TARGET}: out of date; run make docs")
+    if not check:
+        TARGET.write_text(reference(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
