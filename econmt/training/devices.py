@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -53,25 +54,23 @@ def reproducible(device: torch.device, threads: int | None) -> Iterator[None]:
     On a GPU, scattered additions (the gradient of an embedding) stay as fast as they are, so two runs there agree to
     rounding only.
     """
+    switches: Any = torch.utils.deterministic
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        switches.fill_uninitialized_memory,
         torch.get_num_threads(),
     )
     if device.type == "cpu":
-        # A fill of every new tensor is what would cost.
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = (
-            False  # a fill of every new tensor is what would cost
-        )
+        switches.fill_uninitialized_memory = False  # a fill of every new tensor is what would cost
     if threads is not None:
         torch.set_num_threads(threads)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = before[2]  # type: ignore[attr-defined]
+        switches.fill_uninitialized_memory = before[2]
         if threads is not None:
             torch.set_num_threads(before[3])
 

@@ -126,7 +126,7 @@ class ModelFolder:
         except ImportError:  # Windows has no fcntl; there two runs in one folder are the user's care
             yield
             return
-        with (self.path / ".lock").open("wb") as file:
+        with (self.path / ".lock").open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

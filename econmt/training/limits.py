@@ -24,7 +24,8 @@ def end_reason(training: recipe.Training, state: TrainingState, epoch: int) -> s
         return f"max_seconds {training.max_seconds} reached"
     patience = training.early_stopping.max_num_checkpoint_not_improved
     if patience is not None and state.num_not_improved >= patience:
-        return f"no better {training.early_stopping.metric} for {state.num_not_improved} checkpoints"
+        metric = "BLEU" if training.early_stopping.metric == "bleu" else "perplexity"
+        return f"no better {metric} for {state.num_not_improved} checkpoints"
     return None
 
 

@@ -50,7 +50,8 @@ class TrainingState:
     ``update`` counts updates; ``data`` is the state of the batch iterator; ``last_checkpoint`` is the update of the
     last row of ``metrics``, 0 before the first; ``parameters_from`` is the checkpoint whose parameters training goes on
     with (the best one after the plateau schedule went back to it); ``num_not_improved`` counts checkpoints since the
-    best one, of score ``best_score``; ``text`` and ``vocabulary`` are fingerprints.
+    best one, of score ``best_score``; ``gradient_norm`` is that of the last update; ``text`` and ``vocabulary`` are
+    fingerprints.
     """
 
     update: int = 0
@@ -67,6 +68,7 @@ class TrainingState:
     signature: str = ""
     vocabulary: str = ""
     text: str = ""
+    gradient_norm: float = 0.0
     since_checkpoint: Meter = field(default_factory=Meter)
     since_log: Meter = field(default_factory=Meter)
     metrics: list[dict[str, float]] = field(default_factory=list)

@@ -92,7 +92,6 @@ class Trainer:
             prepared, training.batch, training.bucket_width, training.seed, max_length=recipe.data.max_length
         )
         self._readings = Readings(device)
-        self._last = Reading(0, 0.0, 0.0, 0, ())
         self._saved = state.update
         self._clock = time.monotonic()
 
@@ -201,7 +200,7 @@ class Trainer:
     def _count(self, reading: Reading) -> None:
         if not reading.finite:
             raise TrainingError(self._not_finite(reading))
-        self._last = reading
+        self.state.gradient_norm = reading.gradient_norm
         self.state.since_log.loss += reading.loss
         self.state.since_checkpoint.loss += reading.loss
 
@@ -295,7 +294,7 @@ class Trainer:
             "target_tokens_per_second": meter.tokens / max(meter.seconds, 1e-9),
             "peak_memory_bytes": peak_memory(self.device),
             "epoch": self.batches.epoch,
-            "gradient_norm": self._last.gradient_norm,
+            "gradient_norm": state.gradient_norm,
         }
 
     def _remember(self) -> None:
@@ -347,7 +346,7 @@ class Trainer:
             epoch=self.batches.epoch,
             loss=meter.loss / meter.tokens,
             learning_rate=self.schedule.learning_rate(update),
-            gradient_norm=self._last.gradient_norm,
+            gradient_norm=self.state.gradient_norm,
             tokens_per_second=pace,
             memory=peak_memory(self.device),
             left=self._seconds_left(update),

@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from econmt.errors import InputError, TrainingError
+from econmt.training import checkpoints
+from econmt.training.checkpoints import export_model, load_model, recover
+from econmt.training.files import read_metadata, read_tensors, write_tensors
+from econmt.training.folder import Commit
+from tests.unit.training.tiny import Run, snapshot
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def trained(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(text, tmp_path_factory.mktemp("trained") / "run", ("training.keep_last_params=9",))
+    run.train()
+    return run
+
+
+@pytest.fixture
+def copy(trained: Run, tmp_path: Path) -> Run:
+    """A trained run that a test may break."""
+    shutil.copytree(trained.folder.path, tmp_path / "copy")
+    return Run(trained.text, tmp_path / "copy", ("training.keep_last_params=9",))
+
+
+def test_loading_gives_the_parameters_that_training_had(trained: Run) -> None:
+    trainer = trained.trainer()
+    loaded = load_model(trained.folder.path, "last")
+    assert not loaded.model.training
+    assert loaded.recipe == trained.recipe
+    assert loaded.vocabularies.target.size == 12
+    assert set(dict(loaded.model.named_parameters())) == set(trainer.parameters)
+    for name, parameter in loaded.model.named_parameters():
+        assert torch.equal(parameter, trainer.parameters[name])
+
+
+def test_which_checkpoint(trained: Run) -> None:
+    def bias(which: str | int | Path) -> torch.Tensor:
+        return load_model(trained.folder.path, which).model.output_bias
+
+    assert torch.equal(bias(8), bias("last"))
+    assert torch.equal(bias("00004"), bias(4))
+    assert torch.equal(bias(trained.folder.parameters(4)), bias(4))
+    assert not torch.equal(bias(2), bias(4))
+    best = int(read_metadata(trained.folder.best)["update"])
+    assert torch.equal(bias("best"), bias(best))
+    with pytest.raises(InputError, match=r"no checkpoint '5' \(checkpoints of updates: 2, 4, 6, 8\)"):
+        bias(5)
+    with pytest.raises(InputError, match="checkpoint 'newest': give best, last or the number of an update"):
+        bias("newest")
+
+
+def test_a_parameter_file_says_what_it_belongs_to(trained: Run) -> None:
+    metadata = read_metadata(trained.folder.parameters(4))
+    assert (metadata["format"], metadata["update"]) == ("econmt-1", "4")
+    assert len(metadata["vocabulary"]) == 64
+    model = json.loads(metadata["model"])
+    assert (model["embedding"], model["encoder"]["size"], model["source_size"], model["target_size"]) == (
+        6,
+        8,
+        12,
+        12,
+    )
+
+
+def test_folders_that_hold_no_model(tmp_path: Path, copy: Run) -> None:
+    with pytest.raises(InputError, match=f"^{tmp_path / 'absent'}: no such model folder"):
+        load_model(tmp_path / "absent")
+    with pytest.raises(InputError, match=f"^{tmp_path}: no recipe.yaml, so not a model folder"):
+        load_model(tmp_path)
+    copy.folder.best.unlink()
+    with pytest.raises(InputError, match="no checkpoint 'best'"):
+        load_model(copy.folder.path)
+
+
+def test_the_vocabulary_of_another_model_is_refused(copy: Run) -> None:
+    vocabulary = copy.folder.path / "vocab.source.txt"
+    vocabulary.write_text(vocabulary.read_text().replace("a", "z"))
+    message = rf"^{copy.folder.best}: its vocabulary is another one \(fingerprint \w{{12}}, here \w{{12}}\); put back"
+    with pytest.raises(InputError, match=message):
+        load_model(copy.folder.path)
+
+
+def rewrite(path: Path, **changes: torch.Tensor | None) -> None:
+    tensors, metadata = read_tensors(path)
+    for name, value in changes.items():
+        key = name.replace("__", ".")
+        if value is None:
+            del tensors[key]
+        else:
+            tensors[key] = value
+    write_tensors(path, tensors, metadata)
+
+
+def test_parameters_of_another_model_are_refused_by_name_and_shape(copy: Run) -> None:
+    best = copy.folder.best
+    before = best.read_bytes()
+    rewrite(best, output__bias=torch.zeros(5))
+    with pytest.raises(
+        InputError, match=rf"^{best}: parameter 'output.bias' has shape \(5,\), the recipe's model \(12,\)"
+    ):
+        load_model(copy.folder.path)
+    best.write_bytes(before)
+    rewrite(best, output__bias=None)
+    with pytest.raises(InputError, match=rf"^{best}: has no parameter 'output.bias'"):
+        load_model(copy.folder.path)
+    best.write_bytes(before)
+    rewrite(best, strange=torch.zeros(1))
+    with pytest.raises(InputError, match=rf"^{best}: has a parameter unknown to the model, 'strange'"):
+        load_model(copy.folder.path)
+
+
+def test_a_recipe_of_another_model_of_like_shapes_is_refused(copy: Run) -> None:
+    recipe = copy.folder.recipe
+    recipe.write_text(recipe.read_text().replace("reverse_input: false", "reverse_input: true"))
+    with pytest.raises(InputError, match=rf"^{copy.folder.best}: was trained with model.encoder "):
+        load_model(copy.folder.path)
+
+
+def test_dropout_in_the_recipe_may_differ(copy: Run) -> None:
+    recipe = copy.folder.recipe
+    recipe.write_text(recipe.read_text().replace("dropout: 0.2", "dropout: 0.0"))
+    assert load_model(copy.folder.path).recipe.model.dropout == 0.0
+
+
+def test_a_lean_export_translates_like_the_whole_folder(trained: Run, tmp_path: Path) -> None:
+    target = export_model(trained.folder.path, tmp_path / "lean")
+    assert sorted(path.name for path in target.iterdir()) == [
+        "params.best.safetensors",
+        "recipe.yaml",
+        "vocab.source.txt",
+        "vocab.target.txt",
+    ]
+    whole, lean = load_model(trained.folder.path), load_model(target)
+    for name, parameter in whole.model.named_parameters():
+        assert torch.equal(parameter, dict(lean.model.named_parameters())[name])
+    with pytest.raises(InputError, match="holds a model already; give a new folder"):
+        export_model(trained.folder.path, target)
+
+
+def test_the_best_and_the_last_are_kept(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([5.0, 3.0, 4.0, 4.0, 6.0, 7.0])
+    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
+    kept = []
+    for updates in (2, 4, 6, 8, 10, 12):
+        run = make_run("training.keep_last_params=2", f"training.max_updates={updates}")
+        run.train()
+        assert set(run.folder.numbered_hypotheses()) == set(run.folder.numbered_parameters())
+        assert run.folder.commits() == [Commit(updates, True)]
+        assert run.folder.temporaries() == []
+        kept.append(sorted(run.folder.numbered_parameters()))
+    assert kept == [[2], [2, 4], [4, 6], [4, 6, 8], [4, 8, 10], [4, 10, 12]]
+    assert run.folder.best.read_bytes() == run.folder.parameters(4).read_bytes()
+
+
+def test_a_plateau_schedule_keeps_the_optimizer_state_of_the_best(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([5.0, 3.0, 4.0, 4.0])
+    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
+    run = make_run("training.schedule.name=plateau-reduce", "training.schedule.reduce_num_not_improved=5")
+    run.train()
+    assert run.folder.commits() == [Commit(4, True), Commit(8, True)]
+
+
+def test_without_hard_links_the_best_is_a_copy(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    run = make_run("training.max_updates=4")
+    run.train()
+    best = int(read_metadata(run.folder.best)["update"])
+    assert run.folder.best.read_bytes() == run.folder.parameters(best).read_bytes()
+    assert run.folder.best.stat().st_nlink == 1
+    assert recover(run.folder, 1, False) == Commit(4, True)
+
+
+OPERATIONS = [
+    (os, "fsync"),
+    (os, "link"),
+    (Path, "replace"),
+    (Path, "rename"),
+    (Path, "unlink"),
+    (Path, "mkdir"),
+]
+
+
+class Crash(BaseException):
+    """Stands for a power cut: nothing after it runs, but what python does on its way out."""
+
+
+@contextmanager
+def failing(number: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Raises ``error`` instead of the file operation of that number, and of all after it."""
+    count = [0]
+
+    def wrap(original: Callable[..., object]) -> Callable[..., object]:
+        def operation(*arguments: object, **keywords: object) -> object:
+            count[0] += 1
+            if count[0] >= number:
+                raise error
+            return original(*arguments, **keywords)
+
+        return operation
+
+    with monkeypatch.context() as patch:
+        for owner, name in OPERATIONS:
+            patch.setattr(owner, name, wrap(getattr(owner, name)))
+        yield count
+
+
+def checkpoint_operations(run: Run, monkeypatch: pytest.MonkeyPatch) -> int:
+    with failing(10**9, Crash(), monkeypatch) as count:
+        run.train()
+    return count[0]
+
+
+def test_a_crash_at_any_file_operation_loses_nothing(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make_run(name="whole")
+    whole.train()
+    base = make_run("training.max_updates=4", name="base")
+    base.train()
+    shutil.copytree(base.folder.path, base.folder.path.with_name("count"))
+    operations = checkpoint_operations(make_run("training.max_updates=6", name="count"), monkeypatch)
+    assert operations >= 20
+    for number in range(1, operations + 1):
+        name = f"crashed{number}"
+        shutil.copytree(base.folder.path, base.folder.path.with_name(name))
+        run = make_run("training.max_updates=6", name=name)
+        with pytest.raises(Crash), failing(number, Crash(), monkeypatch):
+            run.train()
+        if number % 4 == 0:  # and once more while it is put in order
+            with pytest.raises(Crash), failing(1, Crash(), monkeypatch):
+                run.train()
+        load_model(run.folder.path, "best")
+        run = make_run(name=name)
+        run.train()
+        assert snapshot(run.folder) == snapshot(whole.folder), number
+        assert run.folder.temporaries() == []
+        shutil.rmtree(run.folder.path)
+
+
+def test_a_full_disk_at_any_file_operation_is_one_line_and_loses_nothing(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make_run("training.max_updates=6", name="whole")
+    whole.train()
+    base = make_run("training.max_updates=4", name="base")
+    base.train()
+    shutil.copytree(base.folder.path, base.folder.path.with_name("count"))
+    operations = checkpoint_operations(make_run("training.max_updates=6", name="count"), monkeypatch)
+    for number in range(1, operations + 1, 2):
+        name = f"full{number}"
+        shutil.copytree(base.folder.path, base.folder.path.with_name(name))
+        run = make_run("training.max_updates=6", name=name)
+        full = OSError(28, "No space left on device")
+        with pytest.raises((TrainingError, InputError)) as caught, failing(number, full, monkeypatch):
+            run.train()
+        assert "No space left on device" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        run.train()
+        assert snapshot(run.folder) == snapshot(whole.folder), number
+        shutil.rmtree(run.folder.path)
+
+
+def test_what_a_run_without_a_checkpoint_left_is_removed(make_run: MakeRun) -> None:
+    run = make_run()
+    run.folder.create()
+    run.folder.parameters(2).write_bytes(b"params of a checkpoint that was never committed")
+    run.folder.hypotheses(2).write_text("x\n")
+    (run.folder.states / "00002.tmp").mkdir()
+    assert recover(run.folder, 1, False) is None
+    assert sorted(path.name for path in run.folder.path.iterdir()) == ["training_state"]
+    assert list(run.folder.states.iterdir()) == []
+
+
+def test_a_damaged_state_is_refused_with_its_file(copy: Run) -> None:
+    state = copy.folder.state(Commit(8, True))
+    content = (state / "state.json").read_text()
+    (state / "state.json").write_text(content[:100])
+    with pytest.raises(InputError, match=rf"^{state / 'state.json'}: broken training state"):
+        copy.train()
+    (state / "state.json").unlink()
+    with pytest.raises(InputError, match=rf"^{state / 'state.json'}: cannot be read"):
+        copy.train()
+    (state / "state.json").write_text(content)
+    (state / "optimizer.safetensors").write_bytes(b"\x80\x04K.")
+    with pytest.raises(InputError, match=r"optimizer.safetensors is a pickle"):
+        copy.trainer()
+
+
+def test_a_commit_needs_its_vocabulary(copy: Run) -> None:
+    tensors, metadata = read_tensors(copy.folder.parameters(8))
+    write_tensors(copy.folder.parameters(8), tensors, {**metadata, "vocabulary": "0" * 64})
+    with pytest.raises(InputError, match=rf"^{copy.folder.parameters(8)}: its vocabulary is another one"):
+        checkpoints.load_saved(copy.folder, Commit(8, True))

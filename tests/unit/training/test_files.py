@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import pickle
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from econmt.errors import InputError
+from econmt.training.files import read_metadata, read_tensors, write_tensors, write_text, write_whole
+
+METADATA = {"format": "econmt-1", "update": "3", "zeta": "z", "alpha": "ä"}
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(2)
+    return {
+        "half": torch.randn(3).to(torch.bfloat16),
+        "matrix": torch.randn(4, 5),
+        "transposed": torch.randn(4, 5).t(),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 4),
+        "whole": torch.arange(6),
+        "double": torch.randn(2, dtype=torch.float64),
+        "flag": torch.tensor([True, False]),
+    }
+
+
+def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    write_tensors(path, tensors(), METADATA)
+    found = safetensors.torch.load_file(path)
+    assert set(found) == set(tensors())
+    for name, value in tensors().items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
+    with safetensors.safe_open(path, framework="pt") as file:
+        assert file.metadata() == METADATA
+
+
+def test_reading_gives_tensors_and_metadata(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    write_tensors(path, tensors(), METADATA)
+    found, metadata = read_tensors(path)
+    assert metadata == METADATA == read_metadata(path)
+    assert all(torch.equal(found[name], value) for name, value in tensors().items())
+    path.write_bytes(b"gone")  # what was read does not depend on the file any more
+    assert torch.equal(found["matrix"], tensors()["matrix"])
+
+
+def test_the_same_tensors_give_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    path = tmp_path / "here.safetensors"
+    write_tensors(path, {"b": torch.ones(2), "a": torch.zeros(3)}, METADATA)
+    other = tmp_path / "there.safetensors"
+    program = (
+        "import torch\nfrom pathlib import Path\nfrom econmt.training.files import write_tensors\n"
+        f"write_tensors(Path({str(other)!r}), {{'a': torch.zeros(3), 'b': torch.ones(2)}}, "
+        f"dict(reversed(list({METADATA!r}.items()))))"
+    )
+    environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": "11"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+    assert other.read_bytes() == path.read_bytes()
+
+
+def test_a_failing_write_leaves_the_old_file_and_no_debris(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write(file: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, write)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_text_that_is_there_already_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text(path, "same\n")
+    inode = path.stat()[stat.ST_INO]
+    write_text(path, "same\n")
+    assert path.stat()[stat.ST_INO] == inode
+    write_text(path, "other ä\n")
+    assert path.read_bytes() == "other ä\n".encode()
+
+
+class Hostile:
+    """Would make a file if anything unpickled it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_pickle_is_refused_by_name_and_never_run(tmp_path: Path, protocol: int) -> None:
+    path, trap = tmp_path / "params.best.safetensors", tmp_path / "trap"
+    path.write_bytes(pickle.dumps({"weight": Hostile(trap)}, protocol=protocol))
+    with pytest.raises(
+        InputError, match=r"params\.best\.safetensors is a pickle; econmt never loads pickles"
+    ):
+        read_tensors(path)
+    assert not trap.exists()
+
+
+def test_a_file_of_torch_save_is_refused_as_a_pickle(tmp_path: Path) -> None:
+    for new in (True, False):
+        path = tmp_path / "model.pt"
+        torch.save({"a": torch.zeros(2)}, path, _use_new_zipfile_serialization=new)
+        with pytest.raises(InputError, match="is a pickle"):
+            read_tensors(path)
+
+
+def test_a_header_as_long_as_a_pickle_begins_is_no_pickle(tmp_path: Path) -> None:
+    # 0x80 0x02, the beginning of a pickle of protocol 2, is also the length of a header of 640 bytes.
+    path = tmp_path / "t.safetensors"
+    write_tensors(path, {"a": torch.zeros(1)}, {**METADATA, "padding": ""})
+    padding = "x" * (640 - int.from_bytes(path.read_bytes()[:8], "little"))
+    write_tensors(path, {"a": torch.zeros(1)}, {**METADATA, "padding": padding})
+    assert path.read_bytes()[:2] == b"\x80\x02"
+    assert read_tensors(path)[1]["padding"] == padding
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.01, 0.3, 0.9, 0.999])
+def test_a_truncated_file_is_refused_with_its_name(tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "t.safetensors"
+    write_tensors(path, tensors(), METADATA)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(InputError, match=rf"^{path}: (truncated|not a safetensors file)"):
+        read_tensors(path)
+
+
+def test_damaged_headers_and_foreign_files_are_refused_with_their_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    header = json.dumps({"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"\0" * 4)
+    with pytest.raises(InputError, match=rf"^{path}: truncated or broken safetensors file"):
+        read_tensors(path)
+    safetensors.torch.save_file({"a": torch.zeros(2)}, path)
+    with pytest.raises(InputError, match=rf"^{path}: not a file of econmt \(format none, wanted econmt-1\)"):
+        read_tensors(path)
+    safetensors.torch.save_file({"a": torch.zeros(2)}, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"format pt, wanted econmt-1"):
+        read_tensors(path)
+    path.write_text("some text that is long enough")
+    with pytest.raises(InputError, match=rf"^{path}: not a safetensors file"):
+        read_tensors(path)
+    path.unlink()
+    with pytest.raises(InputError, match=rf"^{path}: cannot be read \(No such file"):
+        read_tensors(path)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from econmt.errors import InputError
+from econmt.recipe import Optimizer
+from econmt.training.optimizers import (
+    load_optimizer_tensors,
+    make_optimizer,
+    optimizer_tensors,
+    set_learning_rate,
+)
+
+GRADIENTS = [0.5, -1.0, 0.25, 2.0]
+
+
+def run(config: Optimizer, start: float = 1.5, rates: list[float] | None = None) -> float:
+    parameter = nn.Parameter(torch.tensor([start]))
+    optimizer = make_optimizer({"weight": parameter}, config)
+    for step, gradient in enumerate(GRADIENTS):
+        if rates is not None:
+            set_learning_rate(optimizer, rates[step])
+        parameter.grad = torch.tensor([gradient])
+        optimizer.step()
+    return parameter.item()
+
+
+def adam_by_hand(decay: float, decoupled: bool, rate: float = 0.1) -> float:
+    value, first, second = 1.5, 0.0, 0.0
+    for step, gradient in enumerate(GRADIENTS, 1):
+        if decoupled:
+            value -= rate * decay * value
+        else:
+            gradient += decay * value
+        first = 0.8 * first + 0.2 * gradient
+        second = 0.95 * second + 0.05 * gradient * gradient
+        value -= rate * (first / (1 - 0.8**step)) / (math.sqrt(second / (1 - 0.95**step)) + 1e-6)
+    return value
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adam_is_the_formula_of_the_paper(name: str, decay: float) -> None:
+    keys = {"name": name, "learning_rate": 0.1, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": decay}
+    expected = adam_by_hand(decay, name == "adamw")
+    assert run(Optimizer.model_validate(keys)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_sgd_with_momentum() -> None:
+    value, velocity = 1.5, 0.0
+    for gradient in GRADIENTS:
+        velocity = 0.9 * velocity + gradient
+        value -= 0.1 * velocity
+    config = Optimizer(name="sgd", learning_rate=0.1, momentum=0.9)
+    assert run(config) == pytest.approx(value, rel=1e-5)
+
+
+def test_the_rate_of_each_update_can_be_set() -> None:
+    rates = [0.1, 0.2, 0.0, 1.0]
+    expected = 1.5 - sum(rate * gradient for rate, gradient in zip(rates, GRADIENTS, strict=True))
+    assert run(Optimizer(name="sgd", learning_rate=7.0), rates=rates) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Optimizer(name="adam"),
+        Optimizer(name="adamw", weight_decay=0.1),
+        Optimizer(name="sgd", momentum=0.9),
+        Optimizer(name="sgd"),
+    ],
+)
+def test_state_comes_back_with_the_same_bits(config: Optimizer) -> None:
+    torch.manual_seed(3)
+    first = {"a": nn.Parameter(torch.randn(3, 2)), "b": nn.Parameter(torch.randn(5))}
+    optimizer = make_optimizer(first, config)
+    for _ in range(3):
+        for parameter in first.values():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    tensors = {key: value.clone() for key, value in optimizer_tensors(optimizer, first).items()}
+    second = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in first.items()}
+    resumed = make_optimizer(second, config)
+    load_optimizer_tensors(resumed, second, tensors, "here")
+    for name in first:
+        first[name].grad = torch.randn_like(first[name])
+        second[name].grad = first[name].grad.clone()
+    optimizer.step()
+    resumed.step()
+    for name in first:
+        assert torch.equal(first[name], second[name])
+    # What was loaded is a copy: the step did not write into the tensors it came from.
+    assert all(torch.equal(value, tensors[key]) for key, value in tensors.items())
+    assert bool(tensors) == (config.name != "sgd" or config.momentum > 0)
+
+
+def test_state_of_another_model_is_refused_by_name() -> None:
+    parameters = {"a": nn.Parameter(torch.zeros(3))}
+    optimizer = make_optimizer(parameters, Optimizer())
+    with pytest.raises(InputError, match=r"file: optimizer state of 'z', which the model does not have"):
+        load_optimizer_tensors(optimizer, parameters, {"exp_avg/z": torch.zeros(3)}, "file")
+    with pytest.raises(
+        InputError, match=r"file: optimizer state exp_avg/a has shape \(4,\), the parameter \(3,\)"
+    ):
+        load_optimizer_tensors(optimizer, parameters, {"exp_avg/a": torch.zeros(4)}, "file")

@@ -1,0 +1,195 @@
+"""Limits, readings, interruptions, devices, progress lines."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from econmt.errors import InputError
+from econmt.recipe import EarlyStopping, Training
+from econmt.training.devices import (
+    autocast,
+    peak_memory,
+    reproducible,
+    resolve_device,
+    resolve_precision,
+)
+from econmt.training.interrupts import Interrupts
+from econmt.training.limits import end_reason, seconds_left
+from econmt.training.progress import Figures, Progress, duration, perplexity
+from econmt.training.readings import Readings
+from econmt.training.state import TrainingState
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("limits", "state", "epoch", "reason"),
+    [
+        ({"max_updates": 5}, {"update": 4}, 0, None),
+        ({"max_updates": 5}, {"update": 5}, 0, "max_updates 5 reached"),
+        ({"max_epochs": 2}, {"update": 99}, 1, None),
+        ({"max_epochs": 2}, {}, 2, "max_epochs 2 reached"),
+        ({"max_tokens": 100}, {"target_tokens": 99}, 0, None),
+        ({"max_tokens": 100}, {"target_tokens": 130}, 0, "max_tokens 100 reached"),
+        ({"max_seconds": 60}, {"seconds": 59.9}, 0, None),
+        ({"max_seconds": 60}, {"seconds": 60.0}, 0, "max_seconds 60 reached"),
+        ({}, {"num_not_improved": 7}, 0, None),
+        ({}, {"num_not_improved": 8}, 0, "no better perplexity for 8 checkpoints"),
+        ({"max_updates": 5, "max_seconds": 1}, {"update": 1, "seconds": 2.0}, 0, "max_seconds 1 reached"),
+    ],
+)
+def test_end_reason(limits: dict[str, int], state: dict[str, float], epoch: int, reason: str | None) -> None:
+    assert end_reason(Training(**limits), TrainingState(**state), epoch) == reason  # type: ignore[arg-type]
+
+
+def test_without_patience_only_limits_end_a_run() -> None:
+    training = Training(max_updates=9, early_stopping=EarlyStopping(max_num_checkpoint_not_improved=None))
+    assert end_reason(training, TrainingState(update=8, num_not_improved=1000), 0) is None
+
+
+def test_time_left_is_that_of_the_nearest_limit() -> None:
+    state = TrainingState(update=100, seconds=50.0, target_tokens=4000)
+    assert seconds_left(Training(max_updates=300), state, 0.5, 0.5) == pytest.approx(100.0)
+    assert seconds_left(Training(max_epochs=2), state, 0.5, 0.5) == pytest.approx(150.0)
+    assert seconds_left(Training(max_tokens=5000), state, 0.5, 0.5) == pytest.approx(12.5)
+    assert seconds_left(Training(max_seconds=60, max_updates=10**6), state, 0.5, 0.5) == pytest.approx(10.0)
+    assert seconds_left(Training(), state, 0.5, 0.5) is None
+
+
+def test_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> None:
+    readings = Readings(CPU)
+    index = [np.arange(3)]
+    (found,) = readings.submit(4, torch.tensor(6.5), torch.tensor(0.25), 13, index)
+    assert (found.update, found.loss, found.gradient_norm, found.tokens) == (4, 6.5, 0.25, 13)
+    assert found.finite
+    assert readings.flush() == []
+    for loss, norm in ((float("nan"), 1.0), (1.0, float("inf")), (float("-inf"), 1.0)):
+        (found,) = readings.submit(5, torch.tensor(loss), torch.tensor(norm), 1, index)
+        assert not found.finite
+
+
+def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    for number, name, code in ((signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "Ctrl-C", 130)):
+        interrupts = Interrupts()
+        with interrupts:
+            assert not interrupts.pending
+            os.kill(os.getpid(), number)
+            assert interrupts.pending
+            assert (interrupts.name, interrupts.exit_code) == (name, code)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == resolve_device("cpu") == CPU
+    with pytest.raises(InputError, match="device 'tpu': unknown; give auto, cpu, cuda or cuda:N"):
+        resolve_device("tpu")
+    with pytest.raises(InputError, match="device 'mps': not supported"):
+        resolve_device("mps")
+    with pytest.raises(InputError, match="device 'cuda:1': torch sees no GPU here"):
+        resolve_device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("auto") == torch.device("cuda")
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(InputError, match="device 'cuda:2': torch sees 2 GPUs here"):
+        resolve_device("cuda:2")
+
+
+def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_precision("auto", CPU) == torch.float32
+    assert resolve_precision("bfloat16", CPU) == torch.bfloat16
+    for capability, expected in (((9, 0), torch.bfloat16), ((7, 5), torch.float32)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert resolve_precision("auto", torch.device("cuda")) == expected
+        assert resolve_precision("float32", torch.device("cuda")) == torch.float32
+    product = torch.ones(2, 2)
+    with autocast(CPU, torch.bfloat16):
+        assert (product @ product).dtype == torch.bfloat16
+    with autocast(CPU, torch.float32):
+        assert (product @ product).dtype == torch.float32
+
+
+def test_determinism_and_threads_are_put_back() -> None:
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    with reproducible(CPU, 1):
+        assert torch.get_num_threads() == 1
+        assert torch.are_deterministic_algorithms_enabled()
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+def test_peak_memory_counts_what_the_process_holds() -> None:
+    before = peak_memory(CPU)
+    held = torch.ones(1 << 25)  # 128 MiB, which no process held before its peak
+    while peak_memory(CPU) == before:
+        held = torch.ones(2 * len(held))
+    assert peak_memory(CPU) >= 4 * len(held)
+
+
+FIGURES = Figures(1200, 2, 4.0, 3e-4, 0.5, 12345.6, 2_500_000_000, 3725.0)
+
+
+def test_a_line_of_progress_has_all_that_was_promised() -> None:
+    assert FIGURES.line() == (
+        "update 1200  epoch 3  loss 4.0000  perplexity 54.60  learning rate 0.0003  gradient norm 0.5  "
+        "12,346 target tokens/s  memory 2,500 MB  time left 1:02:05"
+    )
+    assert "time left" not in FIGURES._replace(left=None).line()
+
+
+def test_words_for_numbers() -> None:
+    assert perplexity(1000.0) == float("inf")
+    assert duration(59.6) == "0:01:00"
+
+
+def show(folder: Path, terminal: bool) -> str:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=250, color_system=None)
+    progress = Progress(folder / "log", folder / "tensorboard", console, 0)
+    with progress:
+        progress.live(FIGURES._replace(update=7))
+        progress.updates(FIGURES)
+        progress.note("checkpoint [best]")
+    return file.getvalue()
+
+
+def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
+    assert show(tmp_path, False).splitlines() == [FIGURES.line(), "checkpoint [best]"]
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert [line[20:] for line in lines] == [FIGURES.line(), "checkpoint [best]"]
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_on_a_terminal_the_line_is_live(tmp_path: Path) -> None:
+    shown = show(tmp_path, True)
+    assert "update 1200" in shown
+    assert "\x1b[" in shown  # the cursor goes back over the line
+    assert "checkpoint [best]" in shown
+    assert [line[20:] for line in (tmp_path / "log").read_text().splitlines()] == [
+        FIGURES.line(),
+        "checkpoint [best]",
+    ]
+
+
+def test_tensorboard_gets_every_figure(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    show(tmp_path, False)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert {"train/loss", "train/learning_rate", "train/target_tokens_per_second"} <= set(
+        events.Tags()["scalars"]
+    )
+    (event,) = events.Scalars("train/loss")
+    assert (event.step, event.value) == (1200, 4.0)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from econmt.errors import InputError
+from econmt.training.state import (
+    COLUMNS,
+    Meter,
+    TrainingState,
+    random_states,
+    restore_random_states,
+    seed_everything,
+)
+
+
+def row(**values: float) -> dict[str, float]:
+    return {**dict.fromkeys(COLUMNS, 0), **values}
+
+
+def state() -> TrainingState:
+    return TrainingState(
+        update=12,
+        seconds=0.1 + 0.2,
+        target_tokens=345,
+        data={"epoch": 1, "position": 3},
+        random=random_states(),
+        schedule={"name": "constant", "factor": 1 / 3, "num_not_improved": 0},
+        best_update=10,
+        best_score=math.pi,
+        num_not_improved=1,
+        last_checkpoint=12,
+        parameters_from=10,
+        signature="nrefs:1",
+        vocabulary="abc",
+        text="def",
+        since_checkpoint=Meter(1 / 7, 5, 2.5),
+        since_log=Meter(1e-300, 1, 0.0),
+        metrics=[row(update=10, valid_perplexity=math.inf), row(update=12, train_loss=0.1)],
+    )
+
+
+def test_every_value_comes_back_from_json_with_the_same_bits() -> None:
+    before = state()
+    after = TrainingState.from_json(before.to_json(), "state.json")
+    assert after == before
+    assert after.to_json() == before.to_json()
+
+
+@pytest.mark.parametrize("field", ["random", "since_log", "metrics", "num_not_improved", "format"])
+def test_a_state_that_lacks_something_is_refused_with_the_file_and_the_field(field: str) -> None:
+    values = json.loads(state().to_json())
+    del values[field]
+    with pytest.raises(
+        InputError, match=rf"^state\.json: broken training state \('{field}'\); start anew with --overwr"
+    ):
+        TrainingState.from_json(json.dumps(values), "state.json")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": "econmt-training-state-1", "since_checkpoint": 3}', "null"]
+)
+def test_text_that_is_no_state_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"^state\.json: broken training state"):
+        TrainingState.from_json(text, "state.json")
+
+
+def test_another_version_is_refused() -> None:
+    text = state().to_json().replace("econmt-training-state-1", "econmt-training-state-9")
+    with pytest.raises(InputError, match="not a training state of this version"):
+        TrainingState.from_json(text, "state.json")
+
+
+def test_metrics_have_the_promised_columns_first_and_read_back_exactly() -> None:
+    values = row(
+        update=10,
+        seconds=1.23456,
+        target_tokens=99,
+        train_loss=0.1 + 0.2,
+        bleu=100 / 3,
+        target_tokens_per_second=12.345,
+    )
+    text = TrainingState(metrics=[values]).metrics_text()
+    header, line, end = text.split("\n")
+    assert end == ""
+    assert header.split("\t")[:9] == [
+        "update",
+        "seconds",
+        "target_tokens",
+        "train_loss",
+        "valid_perplexity",
+        "bleu",
+        "learning_rate",
+        "target_tokens_per_second",
+        "peak_memory_bytes",
+    ]
+    found = dict(zip(header.split("\t"), line.split("\t"), strict=True))
+    assert (found["update"], found["seconds"], found["target_tokens_per_second"]) == ("10", "1.235", "12.3")
+    assert float(found["train_loss"]) == 0.1 + 0.2
+    assert float(found["bleu"]) == 100 / 3
+
+
+def draws() -> list[object]:
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.standard_normal(),
+        torch.rand(3).tolist(),
+    ]
+
+
+def test_random_states_bring_back_every_generator() -> None:
+    seed_everything(5)
+    random.gauss(0, 1)  # half of a pair of normal numbers waits in each generator
+    np.random.standard_normal()
+    states = json.loads(json.dumps(random_states()))
+    first = draws()
+    assert draws() != first
+    restore_random_states(states)
+    assert draws() == first
+
+
+def test_a_seed_fixes_every_generator() -> None:
+    seed_everything(5)
+    first = draws()
+    seed_everything(5)
+    assert draws() == first
+    seed_everything(6)
+    assert draws() != first

@@ -1,0 +1,339 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import sacrebleu
+import torch
+
+from econmt.data.batches import Batch, pad_batch
+from econmt.errors import TrainingError
+from econmt.evaluation.metrics import Score
+from econmt.training.interrupts import Interrupts
+from econmt.training.progress import Progress
+from econmt.training.readings import Reading
+from econmt.training.trainer import Trainer
+from tests.unit.training.tiny import Run, metrics, snapshot
+
+MakeRun = Callable[..., Run]
+
+
+def batch_of(trainer: Trainer, indices: range) -> Batch:
+    chosen = torch.tensor(list(indices)).numpy()
+    source, source_lengths, target, target_lengths = trainer.prepared.train.gather(chosen)
+    shape = (int(source_lengths.max()) + 1, int(target_lengths.max()) + 1)
+    return pad_batch(chosen, source, source_lengths, target, target_lengths, shape)
+
+
+def gradients(trainer: Trainer, batches: list[Batch]) -> dict[str, torch.Tensor]:
+    trainer.gradient(batches, sum(batch.target_tokens for batch in batches))
+    return {name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None}
+
+
+def test_two_halves_give_the_gradient_of_the_whole(make_run: MakeRun) -> None:
+    trainer = make_run("model.dropout=0.0", "training.gradient_clipping.type=none").trainer()
+    whole = gradients(trainer, [batch_of(trainer, range(8))])
+    halves = gradients(trainer, [batch_of(trainer, range(4)), batch_of(trainer, range(4, 8))])
+    assert set(halves) == set(whole) == set(trainer.parameters)
+    for name, value in whole.items():
+        torch.testing.assert_close(halves[name], value, rtol=1e-4, atol=1e-7)
+
+
+def test_the_gradient_is_of_the_mean_over_target_tokens(make_run: MakeRun) -> None:
+    trainer = make_run("model.dropout=0.0", "training.gradient_clipping.type=none").trainer()
+    batch = batch_of(trainer, range(5))
+    found = gradients(trainer, [batch])["output.bias"]
+    trainer.optimizer.zero_grad()
+    hidden = trainer.model(batch.source, batch.source_lengths, batch.target_input)
+    logits = hidden @ trainer.model.output_weight.T + trainer.model.output_bias
+    mean = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch.target_output.flatten(), ignore_index=0
+    )
+    (expected,) = torch.autograd.grad(mean, [trainer.model.output_bias])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["norm", "value", "none"])
+def test_clipping(make_run: MakeRun, kind: str) -> None:
+    free = make_run("model.dropout=0.0", "training.gradient_clipping.type=none", name="free").trainer()
+    batch = batch_of(free, range(6))
+    tokens = batch.target_tokens
+    _, norm = free.gradient([batch], tokens)
+    before = {name: p.grad.clone() for name, p in free.parameters.items() if p.grad is not None}
+    expected_norm = math.sqrt(sum(float(value.double().square().sum()) for value in before.values()))
+    assert float(norm) == pytest.approx(expected_norm, rel=1e-5)
+
+    threshold = {"norm": expected_norm / 4, "value": expected_norm / 40, "none": 1e-3}[kind]
+    clipped = make_run(
+        "model.dropout=0.0",
+        f"training.gradient_clipping.type={kind}",
+        f"training.gradient_clipping.threshold={threshold!r}",
+        name="clipped",
+    ).trainer()
+    _, logged = clipped.gradient([batch], tokens)
+    assert float(logged) == pytest.approx(expected_norm, rel=1e-5)
+    for name, value in before.items():
+        wanted = {"norm": value / 4, "value": value.clamp(-threshold, threshold), "none": value}[kind]
+        torch.testing.assert_close(clipped.parameters[name].grad, wanted, rtol=1e-4, atol=1e-8)
+
+
+def test_update_interval_takes_several_batches_for_one_update(make_run: MakeRun) -> None:
+    # 30 pairs, batches of 4: 8 an epoch; 4 updates of 3 batches are an epoch and a half.
+    run = make_run("training.update_interval=3", "training.max_updates=4")
+    result = run.train()
+    assert result.update == 4
+    rows = metrics(run.folder)
+    assert [row["epoch"] for row in rows] == [0, 1]
+    lengths = run.prepared().train.target_lengths + 1
+    assert int(lengths.sum()) < rows[-1]["target_tokens"] < 2 * int(lengths.sum())
+
+
+def test_bfloat16_keeps_float32_parameters_and_learns_the_same_within_its_rounding(make_run: MakeRun) -> None:
+    exact = make_run("model.dropout=0.0", name="exact").trainer()
+    rounded = make_run("model.dropout=0.0", "training.precision=bfloat16", name="rounded").trainer()
+    batch = batch_of(exact, range(8))
+    loss, _ = exact.gradient([batch], batch.target_tokens)
+    loss16, _ = rounded.gradient([batch], batch.target_tokens)
+    assert loss16.dtype == torch.float32
+    assert float(loss16) == pytest.approx(float(loss), rel=0.02)
+    assert float(loss16) != float(loss)
+    assert {p.dtype for p in rounded.parameters.values()} == {torch.float32}
+    assert {p.grad.dtype for p in rounded.parameters.values() if p.grad is not None} == {torch.float32}
+
+
+def test_bleu_of_metrics_and_log_is_that_of_sacrebleu_on_the_hypotheses_file(make_run: MakeRun) -> None:
+    run = make_run(
+        "training.max_updates=60",
+        "training.checkpoint_interval=20",
+        "training.keep_last_params=9",
+        "model.dropout=0.0",
+    )
+    run.train()
+    references = (run.text / "valid.trg").read_text().splitlines()
+    scores = []
+    for line in run.folder.metrics.read_text().splitlines()[1:]:
+        row = dict(
+            zip(run.folder.metrics.read_text().split("\n")[0].split("\t"), line.split("\t"), strict=True)
+        )
+        hypotheses = run.folder.hypotheses(int(row["update"])).read_text().splitlines()
+        by_hand = sacrebleu.corpus_bleu(hypotheses, [references])
+        assert row["bleu"] == repr(by_hand.score)
+        assert f"BLEU {by_hand.score:.2f}" in run.folder.log.read_text()
+        scores.append(by_hand.score)
+    assert max(scores) > 0.0
+    metric = sacrebleu.BLEU()
+    metric.corpus_score(references, [references])
+    assert str(metric.get_signature()) in run.folder.log.read_text()
+
+
+def test_decode_and_evaluate_bounds_the_sentences_translated(make_run: MakeRun) -> None:
+    some = make_run("training.decode_and_evaluate=2", "training.max_updates=2", name="some")
+    some.train()
+    assert len(some.folder.hypotheses(2).read_text().splitlines()) == 2
+    none = make_run("training.decode_and_evaluate=0", "training.max_updates=2", name="none")
+    none.train()
+    assert not none.folder.hypotheses(2).exists()
+    assert math.isnan(metrics(none.folder)[0]["bleu"])
+
+
+def test_perplexity_is_that_of_the_saved_parameters(make_run: MakeRun) -> None:
+    run = make_run("training.max_updates=4")
+    run.train()
+    trainer = run.trainer()
+    store = trainer.prepared.valid
+    total, tokens = 0.0, 0
+    trainer.model.eval()
+    for index in range(len(store)):
+        source, source_lengths, target, target_lengths = store.gather(torch.tensor([index]).numpy())
+        shape = (int(source_lengths[0]) + 1, int(target_lengths[0]) + 1)
+        one = pad_batch(torch.tensor([index]).numpy(), source, source_lengths, target, target_lengths, shape)
+        hidden = trainer.model(one.source, one.source_lengths, one.target_input)
+        logits = hidden[0] @ trainer.model.output_weight.T + trainer.model.output_bias
+        total += torch.nn.functional.cross_entropy(logits, one.target_output[0], reduction="sum").item()
+        tokens += one.target_tokens
+    assert metrics(run.folder)[-1]["valid_perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+
+
+def test_train_loss_is_the_mean_over_the_tokens_since_the_last_row(make_run: MakeRun) -> None:
+    run = make_run(
+        "training.optimizer.learning_rate=1.0e-12",
+        "model.dropout=0.0",
+        "training.max_updates=8",
+        "training.checkpoint_interval=8",
+    )
+    run.train()
+    # Parameters hardly move and 8 batches are an epoch: the mean is that of the training text under the first ones.
+    trainer = run.trainer()
+    whole = batch_of(trainer, range(len(trainer.prepared.train)))
+    loss, _ = trainer.gradient([whole], whole.target_tokens)
+    assert metrics(run.folder)[0]["train_loss"] == pytest.approx(float(loss) / whole.target_tokens, rel=1e-5)
+
+
+def test_loss_that_is_not_finite_stops_before_it_reaches_the_parameters(make_run: MakeRun) -> None:
+    run = make_run("training.max_updates=4")
+    run.train()
+    before = snapshot(run.folder)
+    longer = make_run("training.max_updates=9")
+    trainer = longer.trainer()
+    original = trainer.batches
+    pairs: list[int] = []
+
+    class Poisoned:
+        """Breaks a parameter just before the update."""
+
+        epoch = 0
+        batches_per_epoch = original.batches_per_epoch
+
+        def __next__(self) -> Batch:
+            batch = next(original)
+            pairs[:] = batch.indices.tolist()
+            with torch.no_grad():
+                trainer.model.output_bias.fill_(float("nan"))
+            return batch
+
+    trainer.batches = Poisoned()  # type: ignore[assignment]
+    progress = Progress(longer.folder.log, longer.folder.tensorboard, longer.console, 4)
+    weights = {name: p.detach().clone() for name, p in trainer.parameters.items() if name != "output.bias"}
+    with pytest.raises(TrainingError) as caught, progress:
+        trainer.run(progress, Interrupts())
+    message = str(caught.value)
+    assert message.startswith("the loss is not finite at update 5, pairs ")
+    for pair in pairs:
+        assert trainer.prepared.train.location(pair) in message
+    assert "the last good checkpoint is update 4" in message
+    assert "\n" not in message
+    for name, value in weights.items():
+        assert torch.equal(trainer.parameters[name], value)
+    assert snapshot(run.folder) == before
+
+
+def test_gradient_that_is_not_finite_is_told_apart_and_long_lists_are_cut(make_run: MakeRun) -> None:
+    trainer = make_run().trainer()
+    reading = Reading(3, 1.5, float("inf"), 9, [torch.arange(12).numpy()])
+    message = trainer._not_finite(reading)
+    assert message.startswith("the gradient is not finite at update 3")
+    assert "and 4 more; there is no checkpoint yet" in message
+
+
+PLATEAU = (
+    "training.schedule.name=plateau-reduce",
+    "training.schedule.reduce_factor=0.5",
+    "training.schedule.reduce_num_not_improved=1",
+)
+
+
+def script(monkeypatch: pytest.MonkeyPatch, *perplexities: float) -> None:
+    """Makes validation find these perplexities, one a checkpoint."""
+    values = iter(perplexities)
+    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(values))
+
+
+def test_plateau_goes_back_to_the_best_parameters_and_optimizer_state(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, 3.0, 4.0, 3.0)
+    run = make_run(*PLATEAU, "training.max_updates=4")
+    run.train()
+    assert "checkpoint 4: validation perplexity 4.00" in run.said()
+    assert "best is checkpoint 2; training goes back to it, learning rate reduced" in run.said()
+    trainer = run.trainer()
+    assert trainer.state.update == 4
+    assert trainer.schedule.learning_rate(5) == pytest.approx(0.01)
+    best = make_run(*PLATEAU, "training.max_updates=2", name="best")
+    best.train()
+    expected = best.trainer()
+    for name, parameter in trainer.parameters.items():
+        assert torch.equal(parameter, expected.parameters[name])
+        state, wanted = (
+            trainer.optimizer.state[parameter],
+            expected.optimizer.state[expected.parameters[name]],
+        )
+        assert set(state) == {"step", "exp_avg", "exp_avg_sq"}
+        assert all(torch.equal(state[key], wanted[key]) for key in state)
+    # What was validated at update 4 is kept as it was.
+    assert run.folder.parameters(4).read_bytes() != run.folder.parameters(2).read_bytes()
+
+
+def test_a_run_that_goes_on_after_a_plateau_is_the_run_that_never_stopped(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = (3.0, 4.0, 2.5, 2.6)
+    script(monkeypatch, *found, *found)
+    whole = make_run(*PLATEAU, name="whole")
+    whole.train()
+    for updates in (4, 6, 8):
+        make_run(*PLATEAU, f"training.max_updates={updates}", name="parts").train()
+    parts = make_run(name="parts")
+    assert snapshot(parts.folder) == snapshot(whole.folder)
+    assert [row["learning_rate"] for row in metrics(whole.folder)] == [0.02, 0.02, 0.01, 0.01]
+
+
+def test_a_plateau_after_a_change_of_schedule_goes_back_to_the_parameters_alone(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, 3.0, 4.0, 5.0)
+    make_run("training.max_updates=4").train()
+    run = make_run(*PLATEAU, "training.max_updates=6")
+    run.train(resume_with_changes=True)
+    best = run.folder.best.read_bytes()
+    trainer = run.trainer()
+    assert trainer.state.parameters_from == 2
+    assert run.folder.parameters(2).read_bytes() == best
+    assert {float(state["step"]) for state in trainer.optimizer.state.values()} == {6.0}
+
+
+def test_early_stopping_counts_checkpoints_since_the_best(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, 5.0, 4.0, 4.0, 4.5, 1.0)
+    run = make_run("training.max_updates=50", "training.early_stopping.max_num_checkpoint_not_improved=2")
+    result = run.train()
+    assert (result.update, result.best_update) == (8, 4)
+    assert result.reason == "no better perplexity for 2 checkpoints"
+
+
+def test_early_stopping_on_bleu_prefers_more(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter((10.0, 30.0, 20.0, 29.0))
+    monkeypatch.setattr("econmt.training.validation.bleu", lambda *a: Score("BLEU", next(scores), "s", "t"))
+    run = make_run(
+        "training.max_updates=50",
+        "training.early_stopping.metric=bleu",
+        "training.early_stopping.max_num_checkpoint_not_improved=2",
+    )
+    result = run.train()
+    assert (result.update, result.best_update) == (8, 4)
+    assert result.reason == "no better BLEU for 2 checkpoints"
+    assert run.folder.best.read_bytes() == run.folder.parameters(4).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("limit", "updates"),
+    [
+        ("max_updates=5", 5),
+        ("max_epochs=2", 16),  # 30 pairs in batches of 4
+        ("max_tokens=1", 1),
+    ],
+)
+def test_limits(make_run: MakeRun, limit: str, updates: int) -> None:
+    run = make_run("training.max_updates=null", "training.checkpoint_interval=100", f"training.{limit}")
+    result = run.train()
+    assert result.update == updates
+    assert result.reason == f"{limit.replace('=', ' ')} reached"
+    assert [row["update"] for row in metrics(run.folder)] == [updates]
+
+
+def test_worst_batches_run_out_of_memory_with_a_line_that_says_what_to_do(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_run().trainer()
+
+    def full(*arguments: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("econmt.training.trainer.loss_of_batch", full)
+    batch = batch_of(trainer, range(3))
+    with pytest.raises(
+        TrainingError, match=r"no memory left on cpu for a batch of 3 pairs, \d source and \d target"
+    ):
+        trainer.gradient([batch], 5)

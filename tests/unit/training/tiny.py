@@ -1,0 +1,118 @@
+"""A run so small that a test can do it many times: reverse a few letters."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from econmt.data.store import PreparedData, prepare
+from econmt.recipe import Recipe, load_recipe
+from econmt.training.folder import ModelFolder
+from econmt.training.resume import find_start
+from econmt.training.run import make_trainer, train
+from econmt.training.trainer import Trainer, TrainingResult
+
+RECIPE = """
+name: reverse
+output: {output}
+data:
+  source: src
+  target: trg
+  train: [{text}/train]
+  valid: {text}/valid
+  subwords: {{type: words, source: 50, target: 50}}
+  prepared: {text}/prepared
+model:
+  embedding: 6
+  encoder: {{layers: 1, size: 8}}
+  decoder: {{layers: 1, size: 8}}
+  attention: {{size: 8}}
+  dropout: 0.2
+training:
+  batch: {{type: sentence, size: 4}}
+  bucket_width: 4
+  optimizer: {{learning_rate: 0.02}}
+  max_updates: 8
+  checkpoint_interval: 2
+  log_interval: 3
+  keep_last_params: 1
+  device: cpu
+  threads: 1
+  seed: 7
+decoding: {{beam_size: 2, max_output_factor: 0.5}}
+"""
+
+
+def write_text(folder: Path, pairs: Mapping[str, int]) -> None:
+    """Writes NAME.src and NAME.trg with as many pairs as the mapping says."""
+    draw = random.Random(5)
+    for name, count in pairs.items():
+        lines = [[draw.choice("abcdefgh") for _ in range(draw.randint(1, 6))] for _ in range(count)]
+        (folder / f"{name}.src").write_text("".join(" ".join(line) + "\n" for line in lines))
+        (folder / f"{name}.trg").write_text(
+            "".join(" ".join(reversed(line)).upper() + "\n" for line in lines)
+        )
+
+
+def write_recipe(path: Path, text: Path, output: Path) -> Path:
+    """Writes the recipe; returns its path."""
+    path.write_text(RECIPE.format(text=text, output=output))
+    return path
+
+
+class Run:
+    """One recipe and its folder."""
+
+    def __init__(self, text: Path, output: Path, overrides: tuple[str, ...] = ()) -> None:
+        path = write_recipe(output.with_name(output.name + ".yaml"), text, output)
+        self.recipe: Recipe = load_recipe(path, overrides)
+        self.folder = ModelFolder(output)
+        self.text = text
+        self.console = Console(file=io.StringIO(), width=400)
+
+    def prepared(self) -> PreparedData:
+        assert self.recipe.data.prepared is not None
+        return prepare(self.recipe, Path(self.recipe.data.prepared), [self.text], show_progress=False)
+
+    def trainer(self, *, resume_with_changes: bool = False) -> Trainer:
+        self.folder.create()
+        start = find_start(self.recipe, self.folder, resume_with_changes=resume_with_changes)
+        return make_trainer(self.recipe, self.folder, self.prepared(), start)[0]
+
+    def train(self, *, resume_with_changes: bool = False) -> TrainingResult:
+        self.folder.create()
+        start = find_start(self.recipe, self.folder, resume_with_changes=resume_with_changes)
+        return train(self.recipe, self.folder, self.prepared(), start=start, console=self.console)
+
+    def said(self) -> str:
+        file: Any = self.console.file
+        value: str = file.getvalue()
+        return value
+
+
+def snapshot(folder: ModelFolder) -> dict[str, bytes]:
+    """What two runs of one recipe must have in common: parameters, hypotheses, metrics without times."""
+    files = {path.name: path.read_bytes() for path in folder.path.glob("*.safetensors")}
+    files |= {path.name: path.read_bytes() for path in folder.path.glob("hypotheses.*")}
+    files |= {
+        str(path.relative_to(folder.path)): path.read_bytes() for path in folder.states.rglob("*.safetensors")
+    }
+    files["metrics.tsv"] = metrics_without_times(folder).encode()
+    return files
+
+
+def metrics_without_times(folder: ModelFolder) -> str:
+    rows = [line.split("\t") for line in folder.metrics.read_text().splitlines()]
+    times = {"seconds", "target_tokens_per_second", "peak_memory_bytes"}
+    kept = [index for index, column in enumerate(rows[0]) if column not in times]
+    return "\n".join("\t".join(row[index] for index in kept) for row in rows)
+
+
+def metrics(folder: ModelFolder) -> list[dict[str, float]]:
+    header, *rows = (line.split("\t") for line in folder.metrics.read_text().splitlines())
+    return [dict(zip(header, map(float, row), strict=True)) for row in rows]
