@@ -21,7 +21,19 @@ def derive_seed(seed: int, index: int) -> int:
     return (z ^ (z >> 31)) >> 1
 
 
-def keep_mask(shape: Sequence[int], p: float, seed: int, device: torch.device) -> Tensor:
+@torch.library.custom_op("econmt_ops::keep_mask", mutates_args=())
+def _keep_mask(shape: Sequence[int], p: float, seed: int, index: int, device: torch.device) -> Tensor:
+    generator = torch.Generator(device=device).manual_seed(seed if index < 0 else derive_seed(seed, index))
+    return torch.empty(shape, device=device, dtype=torch.bool).bernoulli_(1.0 - p, generator=generator)
+
+
+# Registered so that a compiled graph holds the seed as a plain number that may change from call to call.
+@_keep_mask.register_fake
+def _(shape: Sequence[int], _p: float, _seed: int, _index: int, device: torch.device) -> Tensor:
+    return torch.empty(shape, device=device, dtype=torch.bool)
+
+
+def keep_mask(shape: Sequence[int], p: float, seed: int, device: torch.device, index: int = -1) -> Tensor:
     """Returns a bool tensor that is True, with probability 1 - p, where a value is kept.
 
     The same arguments give the same mask, on the same kind of device; the values that dropout is applied to
@@ -32,11 +44,12 @@ def keep_mask(shape: Sequence[int], p: float, seed: int, device: torch.device) -
         p: the probability that a value is dropped, in [0, 1).
         seed: any 64-bit int.
         device: where the mask is made; the generators of different kinds of devices give different masks.
+        index: if not negative, the mask is drawn from `derive_seed(seed, index)`.
     """
-    mask = torch.empty(tuple(shape), device=device, dtype=torch.bool)
     if device.type == "meta":
-        return mask
-    return mask.bernoulli_(1.0 - p, generator=torch.Generator(device=device).manual_seed(seed))
+        return torch.empty(tuple(shape), device=device, dtype=torch.bool)
+    mask: Tensor = _keep_mask(tuple(shape), p, seed, index, device)
+    return mask
 
 
 def dropout_mask(
@@ -71,4 +84,4 @@ def layer_keep_masks(
         return [None] * layers
     assert seed is not None
     shape = (batch, 1 if variational else steps, hidden)
-    return [None] + [keep_mask(shape, p, derive_seed(seed, layer), device) for layer in range(1, layers)]
+    return [None] + [keep_mask(shape, p, seed, device, layer) for layer in range(1, layers)]

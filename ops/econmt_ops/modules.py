@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from econmt_ops.additive_attention import additive_attention
 from econmt_ops.attentional_lstm import attentional_lstm
-from econmt_ops.dropout import apply_dropout, derive_seed, keep_mask
+from econmt_ops.dropout import apply_dropout, keep_mask
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.lstm import bidirectional_lstm, lstm
 from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
@@ -192,9 +192,7 @@ class LSTM(nn.Module):
             if layer > 0 and dropout > 0.0:
                 assert seed is not None
                 shape = (read.shape[0], 1 if self.variational else read.shape[1], read.shape[2])
-                read = apply_dropout(
-                    read, keep_mask(shape, dropout, derive_seed(seed, layer), read.device), dropout
-                )
+                read = apply_dropout(read, keep_mask(shape, dropout, seed, read.device, layer), dropout)
             weights = self.layer_weights(layer), self.layer_weights(layer, reverse=True)
             if state is None:
                 outputs, states = bidirectional_lstm(

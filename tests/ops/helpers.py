@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from econmt_ops.select import implementations
-from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
+
+from econmt_ops.select import implementations
+from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 
@@ -48,7 +49,9 @@ class Make:
 
     def layer(self, inputs: int, hidden: int) -> LSTMWeights:
         return LSTMWeights(
-            self(4 * hidden, inputs, scale=0.5), self(4 * hidden, hidden, scale=0.5), self(4 * hidden, scale=0.5)
+            self(4 * hidden, inputs, scale=0.5),
+            self(4 * hidden, hidden, scale=0.5),
+            self(4 * hidden, scale=0.5),
         )
 
     def layers(self, inputs: int, hidden: int, count: int) -> tuple[LSTMWeights, ...]:
@@ -68,7 +71,8 @@ def values_and_gradients(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the outputs of a function and the gradients of a random weighted sum of them in all floating point arguments, in order."""
     arguments = tree_map(
-        lambda x: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x, arguments
+        lambda x: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x,
+        arguments,
     )
     leaves = [x for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.requires_grad]
     outputs = [x for x in tree_leaves(function(**arguments)) if isinstance(x, Tensor)]
@@ -111,13 +115,16 @@ def assert_same_function(
 def assert_gradcheck(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
     """Compares the gradients of every tensor argument to finite differences."""
     arguments = tree_map(
-        lambda x: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x, arguments
+        lambda x: x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x,
+        arguments,
     )
     leaves = [x for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.requires_grad]
 
     def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
         given = iter(tensors)
-        filled = tree_map(lambda x: next(given) if isinstance(x, Tensor) and x.requires_grad else x, arguments)
+        filled = tree_map(
+            lambda x: next(given) if isinstance(x, Tensor) and x.requires_grad else x, arguments
+        )
         outputs = tree_leaves(function(**filled))
         return tuple(x for x in outputs if isinstance(x, Tensor) and x.requires_grad)
 
@@ -130,7 +137,11 @@ def scatter_strides(tree: Any) -> Any:
     def scatter(x: Any) -> Any:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() == 0:
             return x
-        wide = torch.full((*x.shape, 3), float("nan"), dtype=x.dtype, device=x.device).transpose(0, x.dim() - 1).clone()
+        wide = (
+            torch.full((*x.shape, 3), float("nan"), dtype=x.dtype, device=x.device)
+            .transpose(0, x.dim() - 1)
+            .clone()
+        )
         wide = wide.transpose(0, x.dim() - 1)
         wide[..., 1] = x
         return wide[..., 1]
@@ -158,7 +169,11 @@ def naive_cell(x: Tensor, layer: LSTMWeights, h: Tensor, c: Tensor) -> tuple[Ten
 
 
 def naive_stack(
-    x: Tensor, layers: Sequence[LSTMWeights], state: list[tuple[Tensor, Tensor]], residual: bool, masks: list[Tensor | None]
+    x: Tensor,
+    layers: Sequence[LSTMWeights],
+    state: list[tuple[Tensor, Tensor]],
+    residual: bool,
+    masks: list[Tensor | None],
 ) -> Tensor:
     """One step of one row through all layers; changes the state."""
     for k, layer in enumerate(layers):
@@ -188,7 +203,9 @@ def naive_lstm(
         length = steps if lengths is None else int(lengths[b])
         row = [inputs.new_zeros(hidden) for _ in range(steps)]
         last = [
-            (inputs.new_zeros(hidden), inputs.new_zeros(hidden)) if state is None else (state[k][0][b], state[k][1][b])
+            (inputs.new_zeros(hidden), inputs.new_zeros(hidden))
+            if state is None
+            else (state[k][0][b], state[k][1][b])
             for k in range(len(layers))
         ]
         for t in range(length - 1, -1, -1) if reverse else range(length):
@@ -220,13 +237,17 @@ def naive_attend(
     if length > 0:
         exponentials = [score(query, keys[s]).exp() for s in range(length)]
         total = sum(exponentials)
-        weights = torch.stack([e / total for e in exponentials] + [keys.new_zeros(()) for _ in range(length, keys.shape[0])])
+        weights = torch.stack(
+            [e / total for e in exponentials] + [keys.new_zeros(()) for _ in range(length, keys.shape[0])]
+        )
         for s in range(length):
             context = context + weights[s] * values[s]
     return context, weights
 
 
-def additive_score(weight: Tensor, layer_norm: tuple[Tensor, Tensor] | None) -> Callable[[Tensor, Tensor], Tensor]:
+def additive_score(
+    weight: Tensor, layer_norm: tuple[Tensor, Tensor] | None
+) -> Callable[[Tensor, Tensor], Tensor]:
     """The score of additive attention."""
 
     def score(query: Tensor, key: Tensor) -> Tensor:
@@ -279,7 +300,10 @@ def naive_attentional_lstm(
     for b in range(inputs.shape[0]):
         length = keys.shape[1] if lengths is None else int(lengths[b])
         zeros = inputs.new_zeros(hidden)
-        last = [(zeros, zeros) if state is None else (state.layers[k][0][b], state.layers[k][1][b]) for k in range(count)]
+        last = [
+            (zeros, zeros) if state is None else (state.layers[k][0][b], state.layers[k][1][b])
+            for k in range(count)
+        ]
         fed = zeros if state is None else state.output[b]
         row, attention_row = [], []
         for t in range(inputs.shape[1]):
@@ -297,6 +321,7 @@ def naive_attentional_lstm(
         lasts.append(last)
         fed_rows.append(fed)
     layers = tuple(
-        (torch.stack([last[k][0] for last in lasts]), torch.stack([last[k][1] for last in lasts])) for k in range(count)
+        (torch.stack([last[k][0] for last in lasts]), torch.stack([last[k][1] for last in lasts]))
+        for k in range(count)
     )
     return torch.stack(outputs), torch.stack(attentions), AttentionalLSTMState(layers, torch.stack(fed_rows))

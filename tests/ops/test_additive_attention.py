@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from econmt_ops import additive_attention
 from torch import Tensor
 
+from econmt_ops import additive_attention
 from tests.ops.helpers import (
     Make,
     assert_close,
@@ -141,7 +141,9 @@ def test_large_scores_do_not_overflow(implementation: str, device: str) -> None:
     make = Make(device, torch.float32)
     query, keys, values = make(1, 1, 4), make(1, 3, 4), make(1, 3, 2)
     weight = torch.full((4,), 1e4, device=device)
-    context, weights = additive_attention(query, keys, values, weight, lengths=None, implementation=implementation)
+    context, weights = additive_attention(
+        query, keys, values, weight, lengths=None, implementation=implementation
+    )
     best = torch.tanh(query[0, 0] + keys[0]).sum(1).argmax()
     assert_close([context[0, 0]], [values[0, best]], 1e-6)
     assert_close([weights.sum()], [torch.tensor(1.0)], 1e-6)
@@ -193,13 +195,17 @@ def test_wrong_layer_norm_types_and_emptiness(implementation: str) -> None:
     tensors = arguments(SimpleNamespace(B=2, T=3, S=5, A=7, E=4), Make("cpu"))
     with pytest.raises(ValueError, match=r"layer_norm bias must be \(A,\) with A=7, got \(6,\)"):
         additive_attention(
-            **{**tensors, "layer_norm": (torch.ones(7), torch.ones(6))}, lengths=None, implementation=implementation
+            **{**tensors, "layer_norm": (torch.ones(7), torch.ones(6))},
+            lengths=None,
+            implementation=implementation,
         )
     with pytest.raises(ValueError, match=r"lengths must be an int64 tensor, got torch\.int32"):
         additive_attention(**tensors, lengths=torch.ones(2, dtype=torch.int32), implementation=implementation)
     with pytest.raises(ValueError, match=r"query must be a floating point tensor, got torch\.int64"):
         additive_attention(
-            **{**tensors, "query": torch.ones(2, 3, 7, dtype=torch.int64)}, lengths=None, implementation=implementation
+            **{**tensors, "query": torch.ones(2, 3, 7, dtype=torch.int64)},
+            lengths=None,
+            implementation=implementation,
         )
     empty = {**tensors, "keys": torch.ones(2, 0, 7), "values": torch.ones(2, 0, 4)}
     with pytest.raises(ValueError, match=r"keys must have at least one position, got \(2, 0, 7\)"):

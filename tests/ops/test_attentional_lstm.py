@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, attentional_lstm, dropout_mask
-from econmt_ops.dropout import derive_seed
 from torch import Tensor
 
+from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, attentional_lstm, dropout_mask
+from econmt_ops.dropout import derive_seed
 from tests.ops.helpers import (
     Make,
     assert_close,
@@ -99,7 +99,9 @@ def test_equals_definition_without_lengths_and_state(feeding: bool, implementati
 @FEEDING
 @ATTENTION
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_precisions(dtype: torch.dtype, feeding: bool, attention: str, implementation: str, device: str) -> None:
+def test_precisions(
+    dtype: torch.dtype, feeding: bool, attention: str, implementation: str, device: str
+) -> None:
     options = {"lengths": torch.tensor([5, 1, 3]), "input_feeding": feeding}
 
     def function(**tensors: Any) -> Any:
@@ -129,7 +131,9 @@ def test_cell_state_is_not_rounded_between_steps(
         bias=torch.tensor([50.0, 50.0, 0.001, 50.0], device=device, dtype=dtype),
     )
     tensors["weights"] = tensors["weights"]._replace(layers=(layer,))
-    _, _, state = attentional_lstm(**tensors, lengths=None, input_feeding=feeding, implementation=implementation)
+    _, _, state = attentional_lstm(
+        **tensors, lengths=None, input_feeding=feeding, implementation=implementation
+    )
     expected = 500 * float(layer.bias[2].float().tanh())
     assert float(state.layers[0][1]) == pytest.approx(expected, rel=1e-4)
 
@@ -175,7 +179,9 @@ def test_steps_one_at_a_time_equal_one_call(
             attentions.append(weights)
         return torch.cat(outputs, 1), torch.cat(attentions, 1), state
 
-    expected, expected_gradients = values_and_gradients(lambda **given: attentional_lstm(**given, **options), tensors)
+    expected, expected_gradients = values_and_gradients(
+        lambda **given: attentional_lstm(**given, **options), tensors
+    )
     results, gradients = values_and_gradients(stepwise, tensors)
     assert_close(results, expected, 1e-12)
     assert_close(gradients, expected_gradients, 1e-12)
@@ -199,7 +205,9 @@ def test_padding_has_no_influence(
     dirty = {**clean, "keys": poisoned(clean["keys"], lengths), "values": poisoned(clean["values"], lengths)}
 
     def function(**tensors: Any) -> Any:
-        return attentional_lstm(**tensors, lengths=lengths, input_feeding=feeding, implementation=implementation)
+        return attentional_lstm(
+            **tensors, lengths=lengths, input_feeding=feeding, implementation=implementation
+        )
 
     expected, expected_gradients = values_and_gradients(function, clean)
     outputs, gradients = values_and_gradients(function, dirty)
@@ -220,13 +228,19 @@ def test_dropout_and_residual_equal_definition(
     size = SimpleNamespace(B=2, T=4, S=3, I=3, H=5, A=4, E=4, L=3)
     shape = (2, 1 if variational else 4, 5)
     masks = [None] + [
-        dropout_mask(shape, 0.4, derive_seed(11, k), torch.device(device), torch.float64).expand(2, 4, 5) for k in (1, 2)
+        dropout_mask(shape, 0.4, derive_seed(11, k), torch.device(device), torch.float64).expand(2, 4, 5)
+        for k in (1, 2)
     ]
     options = {"lengths": torch.tensor([3, 2]), "input_feeding": feeding, "residual": residual}
 
     def function(**tensors: Any) -> Any:
         return attentional_lstm(
-            **tensors, **options, dropout=0.4, dropout_seed=11, variational=variational, implementation=implementation
+            **tensors,
+            **options,
+            dropout=0.4,
+            dropout_seed=11,
+            variational=variational,
+            implementation=implementation,
         )
 
     def definition(**tensors: Any) -> Any:
@@ -277,7 +291,10 @@ def shaped(*shape: int) -> Tensor:
     [
         ({"inputs": shaped(2, 3)}, r"inputs must be \(B, T, I\), got \(2, 3\)"),
         ({"inputs": shaped(2, 0, 3)}, r"inputs must have at least one position, got \(2, 0, 3\)"),
-        ({"inputs": shaped(3, 4, 2)}, r"layers\[0\]\.input must be \(4H, I\+H\) with 4H=24, I\+H=8, got \(24, 9\)"),
+        (
+            {"inputs": shaped(3, 4, 2)},
+            r"layers\[0\]\.input must be \(4H, I\+H\) with 4H=24, I\+H=8, got \(24, 9\)",
+        ),
         ({"input_feeding": False}, r"layers\[0\]\.input must be \(4H, I\) with 4H=24, I=3, got \(24, 9\)"),
         ({"layers": ()}, r"layers is empty, at least one is needed"),
         ({"query": shaped(7, 5)}, r"weights\.query must be \(A, H\) with H=6, got \(7, 5\)"),
@@ -285,7 +302,10 @@ def shaped(*shape: int) -> Tensor:
         ({"keys": shaped(3, 5, 8)}, r"keys must be \(B, S, A\) with B=3, A=7, got \(3, 5, 8\)"),
         ({"values": shaped(3, 6, 4)}, r"values must be \(B, S, E\) with B=3, S=5, got \(3, 6, 4\)"),
         ({"score": shaped(6)}, r"weights\.score must be \(A,\) with A=7, got \(6,\)"),
-        ({"combine": shaped(6, 11)}, r"weights\.combine must be \(H, H\+E\) with H=6, H\+E=10, got \(6, 11\)"),
+        (
+            {"combine": shaped(6, 11)},
+            r"weights\.combine must be \(H, H\+E\) with H=6, H\+E=10, got \(6, 11\)",
+        ),
         ({"combine_bias": shaped(4)}, r"weights\.combine_bias must be \(H,\) with H=6, got \(4,\)"),
         ({"lengths": torch.ones(2).long()}, r"lengths must be \(B,\) with B=3, got \(2,\)"),
         ({"layer_norm": (shaped(6), shaped(7))}, r"layer_norm gain must be \(A,\) with A=7, got \(6,\)"),

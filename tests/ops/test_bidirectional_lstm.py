@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from econmt_ops import LSTMWeights, bidirectional_lstm, lstm
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from econmt_ops import LSTMWeights, bidirectional_lstm, lstm
 from tests.ops.helpers import (
     Make,
     assert_close,
@@ -58,7 +58,9 @@ def test_equals_definition(size: SimpleNamespace, full: bool, implementation: st
     def function(**tensors: Any) -> Any:
         return bidirectional_lstm(**tensors, lengths=lengths, implementation=implementation)
 
-    assert_same_function(function, lambda **tensors: definition(**tensors, lengths=lengths), arguments(size, Make(device)))
+    assert_same_function(
+        function, lambda **tensors: definition(**tensors, lengths=lengths), arguments(size, Make(device))
+    )
 
 
 @LENGTHS
@@ -74,7 +76,9 @@ def test_precisions(dtype: torch.dtype, full: bool, implementation: str, device:
 
     size = SimpleNamespace(B=3, T=6, I=4, H=9)
     make = Make(device)
-    assert_same_function(function, lambda **tensors: definition(**tensors, lengths=lengths), arguments(size, make), dtype)
+    assert_same_function(
+        function, lambda **tensors: definition(**tensors, lengths=lengths), arguments(size, make), dtype
+    )
 
 
 def test_gradcheck(implementation: str, device: str) -> None:
@@ -99,7 +103,9 @@ def test_equals_torch_on_packed_sequences(dtype: torch.dtype, implementation: st
     inputs, lengths = Make(device, dtype)(5, 7, 6), torch.tensor([3, 7, 1, 7, 2])
     packed, (last_h, last_c) = module(pack_padded_sequence(inputs, lengths, True, False))
     expected, _ = pad_packed_sequence(packed, True, total_length=7)
-    outputs, states = bidirectional_lstm(inputs, forward, backward, lengths=lengths, implementation=implementation)
+    outputs, states = bidirectional_lstm(
+        inputs, forward, backward, lengths=lengths, implementation=implementation
+    )
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
     assert_close([outputs], [expected], tolerance)
     assert_close([h for h, _ in states] + [c for _, c in states], [*last_h, *last_c], tolerance)
@@ -127,7 +133,9 @@ def test_padding_has_no_influence(dtype: torch.dtype, implementation: str, devic
         return bidirectional_lstm(**tensors, lengths=lengths, implementation=implementation)
 
     expected, expected_gradients = values_and_gradients(function, clean)
-    outputs, gradients = values_and_gradients(function, {**clean, "inputs": poisoned(clean["inputs"], lengths)})
+    outputs, gradients = values_and_gradients(
+        function, {**clean, "inputs": poisoned(clean["inputs"], lengths)}
+    )
     assert_close(outputs, expected, 0.0)
     assert_close(gradients, expected_gradients, 1e-6)
     assert padded_part(outputs[0], lengths).eq(0).all()

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from econmt_ops import LSTMWeights, dropout_mask, lstm
-from econmt_ops.dropout import derive_seed
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from econmt_ops import LSTMWeights, dropout_mask, lstm
+from econmt_ops.dropout import derive_seed
 from tests.ops.helpers import (
     Make,
     assert_close,
@@ -52,7 +52,9 @@ def ragged(size: SimpleNamespace) -> Tensor:
 @SIZES
 @LENGTHS
 @REVERSE
-def test_equals_definition(size: SimpleNamespace, full: bool, reverse: bool, implementation: str, device: str) -> None:
+def test_equals_definition(
+    size: SimpleNamespace, full: bool, reverse: bool, implementation: str, device: str
+) -> None:
     options = {"lengths": None if full else ragged(size), "reverse": reverse}
 
     def function(**tensors: Any) -> Any:
@@ -84,7 +86,9 @@ def test_precisions(dtype: torch.dtype, full: bool, reverse: bool, implementatio
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_cell_state_is_not_rounded_between_steps(dtype: torch.dtype, implementation: str, device: str) -> None:
+def test_cell_state_is_not_rounded_between_steps(
+    dtype: torch.dtype, implementation: str, device: str
+) -> None:
     # The forget gate is open and 0.001 is added in every step: in bfloat16 the sum would stop at 0.25.
     steps = 500
     weights = LSTMWeights(
@@ -111,7 +115,9 @@ def test_gradcheck(state: bool, reverse: bool, implementation: str, device: str)
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("layers", [1, 3])
-def test_equals_torch_on_packed_sequences(dtype: torch.dtype, layers: int, implementation: str, device: str) -> None:
+def test_equals_torch_on_packed_sequences(
+    dtype: torch.dtype, layers: int, implementation: str, device: str
+) -> None:
     torch.manual_seed(3)
     module = nn.LSTM(6, 10, layers, batch_first=True, device=device, dtype=dtype)
     weights = tuple(
@@ -137,7 +143,9 @@ def test_equals_torch_on_packed_sequences(dtype: torch.dtype, layers: int, imple
 
 @REVERSE
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_padding_has_no_influence(dtype: torch.dtype, reverse: bool, implementation: str, device: str) -> None:
+def test_padding_has_no_influence(
+    dtype: torch.dtype, reverse: bool, implementation: str, device: str
+) -> None:
     size = SimpleNamespace(B=5, T=6, I=4, H=7, L=2)
     lengths = torch.tensor([6, 1, 3, 5, 0])
     clean = arguments(size, Make(device, dtype))
@@ -148,7 +156,9 @@ def test_padding_has_no_influence(dtype: torch.dtype, reverse: bool, implementat
     expected, expected_gradients = values_and_gradients(function, clean)
     assert padded_part(expected[0], lengths).eq(0).all()
     for poison in (float("nan"), float("-inf")):
-        outputs, gradients = values_and_gradients(function, {**clean, "inputs": poisoned(clean["inputs"], lengths, poison)})
+        outputs, gradients = values_and_gradients(
+            function, {**clean, "inputs": poisoned(clean["inputs"], lengths, poison)}
+        )
         assert_close(outputs, expected, 0.0)
         assert_close(gradients, expected_gradients, 1e-6)
         assert padded_part(gradients[0], lengths).eq(0).all()
@@ -156,7 +166,9 @@ def test_padding_has_no_influence(dtype: torch.dtype, reverse: bool, implementat
 
 @REVERSE
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_state_is_carried_past_the_end(dtype: torch.dtype, reverse: bool, implementation: str, device: str) -> None:
+def test_state_is_carried_past_the_end(
+    dtype: torch.dtype, reverse: bool, implementation: str, device: str
+) -> None:
     size = SimpleNamespace(B=3, T=6, I=4, H=7, L=2)
     tensors = arguments(size, Make(device, dtype))
     lengths = torch.tensor([4, 0, 2])
@@ -179,8 +191,12 @@ def test_two_halves_equal_the_whole(implementation: str, device: str) -> None:
     size = SimpleNamespace(B=2, T=7, I=3, H=5, L=2)
     tensors = arguments(size, Make(device))
     whole, last = lstm(**tensors, implementation=implementation)
-    first, middle = lstm(tensors["inputs"][:, :4], tensors["layers"], state=tensors["state"], implementation=implementation)
-    second, end = lstm(tensors["inputs"][:, 4:], tensors["layers"], state=middle, implementation=implementation)
+    first, middle = lstm(
+        tensors["inputs"][:, :4], tensors["layers"], state=tensors["state"], implementation=implementation
+    )
+    second, end = lstm(
+        tensors["inputs"][:, 4:], tensors["layers"], state=middle, implementation=implementation
+    )
     assert_close([torch.cat([first, second], 1)], [whole], 1e-13)
     assert_close([x for pair in end for x in pair], [x for pair in last for x in pair], 1e-13)
 
@@ -196,12 +212,18 @@ def test_dropout_and_residual_equal_definition(
     options = {"lengths": None if full else torch.tensor([5, 1, 3]), "reverse": reverse, "residual": residual}
     shape = (3, 1 if variational else 5, 6)
     masks = [None] + [
-        dropout_mask(shape, 0.4, derive_seed(11, k), torch.device(device), torch.float64).expand(3, 5, 6) for k in (1, 2)
+        dropout_mask(shape, 0.4, derive_seed(11, k), torch.device(device), torch.float64).expand(3, 5, 6)
+        for k in (1, 2)
     ]
 
     def function(**tensors: Any) -> Any:
         return lstm(
-            **tensors, **options, dropout=0.4, dropout_seed=11, variational=variational, implementation=implementation
+            **tensors,
+            **options,
+            dropout=0.4,
+            dropout_seed=11,
+            variational=variational,
+            implementation=implementation,
         )
 
     def definition(**tensors: Any) -> Any:
@@ -275,7 +297,10 @@ def shaped(*shape: int) -> Tensor:
         ({"input": shaped(24, 3)}, r"layers\[1\]\.input must be \(4H, H\) with 4H=24, H=6, got \(24, 3\)"),
         ({"bias": shaped(6)}, r"layers\[1\]\.bias must be \(4H,\) with 4H=24, got \(6,\)"),
         ({"state": ((shaped(2, 6),) * 2,)}, r"state must hold \(h, c\) of 2 layers, got 1"),
-        ({"state": ((shaped(2, 6), shaped(1, 6)),) * 2}, r"state\[0\] c must be \(B, H\) with B=2, H=6, got \(1, 6\)"),
+        (
+            {"state": ((shaped(2, 6), shaped(1, 6)),) * 2},
+            r"state\[0\] c must be \(B, H\) with B=2, H=6, got \(1, 6\)",
+        ),
         ({"lengths": torch.ones(3).long()}, r"lengths must be \(B,\) with B=2, got \(3,\)"),
         ({"lengths": torch.ones(2)}, r"lengths must be an int64 tensor, got torch\.float32"),
         ({"dropout": 0.5}, r"dropout 0\.5 needs dropout_seed, an int"),

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from econmt_ops import dropout_mask
+from econmt_ops.dropout import apply_dropout, derive_seed, keep_mask, layer_keep_masks
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_values_are_zero_or_scaled(dtype: torch.dtype, device: str) -> None:
+    mask = dropout_mask((50, 40), 0.2, 3, torch.device(device), dtype)
+    assert mask.dtype == dtype
+    assert mask.device.type == device
+    assert mask.unique().tolist() == [0.0, float(torch.tensor(1.25, dtype=dtype))]
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+def test_mean_is_one(p: float, device: str) -> None:
+    count = 200_000
+    mask = dropout_mask((count,), p, 3, torch.device(device), torch.float64)
+    deviation = (p / (1 - p) / count) ** 0.5
+    assert float(mask.mean()) == pytest.approx(1.0, abs=4 * deviation)
+
+
+def test_same_seed_gives_the_same_mask_in_every_type(device: str) -> None:
+    place = torch.device(device)
+    mask = dropout_mask((7, 9), 0.5, 3, place, torch.float32)
+    assert mask.equal(dropout_mask((7, 9), 0.5, 3, place, torch.float32))
+    assert mask.equal(dropout_mask((7, 9), 0.5, 3, place, torch.bfloat16).float())
+    assert not mask.equal(dropout_mask((7, 9), 0.5, 4, place, torch.float32))
+
+
+def test_leaves_the_global_generator_alone(device: str) -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3, device=device)
+    torch.manual_seed(1)
+    dropout_mask((7, 9), 0.5, 3, torch.device(device), torch.float32)
+    assert torch.rand(3, device=device).equal(expected)
+
+
+def test_no_dropout_keeps_everything(device: str) -> None:
+    assert dropout_mask((7, 9), 0.0, 3, torch.device(device), torch.float32).eq(1).all()
+
+
+def test_apply_multiplies_with_the_mask_and_hides_what_is_dropped(device: str) -> None:
+    place = torch.device(device)
+    values = torch.randn(6, 5, device=device, dtype=torch.float64)
+    keep = keep_mask((6, 5), 0.4, 8, place)
+    expected = values * dropout_mask((6, 5), 0.4, 8, place, torch.float64)
+    assert torch.allclose(apply_dropout(values, keep, 0.4), expected, rtol=1e-15, atol=0)
+    poisoned = values.masked_fill(~keep, float("nan"))
+    assert torch.allclose(apply_dropout(poisoned, keep, 0.4), expected, rtol=1e-15, atol=0)
+    assert apply_dropout(values, None, 0.4) is values
+
+
+def test_derived_seeds_differ() -> None:
+    seeds = {derive_seed(seed, index) for seed in range(-50, 50) for index in range(20)}
+    assert len(seeds) == 2000
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_indexed_masks_come_from_derived_seeds(device: str) -> None:
+    place = torch.device(device)
+    assert keep_mask((7, 9), 0.5, 3, place, 2).equal(keep_mask((7, 9), 0.5, derive_seed(3, 2), place))
+
+
+def test_is_registered_with_torch(device: str) -> None:
+    place = torch.device(device)
+    torch.library.opcheck(torch.ops.econmt_ops.keep_mask.default, ((3, 4), 0.5, 7, 1, place))
+    assert keep_mask((3, 4), 0.5, 7, torch.device("meta")).shape == (3, 4)
+
+
+def test_masks_of_a_stack(device: str) -> None:
+    place = torch.device(device)
+    masks = layer_keep_masks(3, 4, 5, 64, 0.5, 9, False, place)
+    assert masks[0] is None
+    assert masks[1] is not None
+    assert masks[2] is not None
+    assert masks[1].shape == (4, 5, 64)
+    assert not masks[1].equal(masks[2])
+    assert not masks[1][:, 0].equal(masks[1][:, 1])
+    variational = layer_keep_masks(2, 4, 5, 64, 0.5, 9, True, place)[1]
+    assert variational is not None
+    assert variational.shape == (4, 1, 64)
+    assert layer_keep_masks(3, 4, 5, 64, 0.0, None, False, place) == [None, None, None]

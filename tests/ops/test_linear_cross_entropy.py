@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops import linear_cross_entropy
+from tests.ops.helpers import (
+    Make,
+    assert_close,
+    assert_gradcheck,
+    assert_same_function,
+    each_implementation,
+    scatter_strides,
+    to,
+    values_and_gradients,
+)
+
+pytestmark = each_implementation("econmt_ops.linear_cross_entropy", "linear_cross_entropy")
+REDUCTION = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+BIAS = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+SIZES = pytest.mark.parametrize(
+    ("rows", "hidden", "vocabulary"),
+    [(1, 1, 1), (5, 7, 11), (17, 8, 3)],
+    ids=["N1-H1-V1", "N5-H7-V11", "N17-H8-V3"],
+)
+
+
+def arguments(make: Make, rows: int, hidden: int, vocabulary: int, bias: bool = True) -> dict[str, Any]:
+    return {
+        "hidden": make(rows, hidden),
+        "weight": make(vocabulary, hidden),
+        "bias": make(vocabulary) if bias else None,
+    }
+
+
+def some_targets(rows: int, vocabulary: int, device: str, ignored: int | None = None) -> Tensor:
+    targets = torch.randint(vocabulary, (rows,), generator=torch.Generator().manual_seed(2))
+    if ignored is not None:
+        targets[1::3] = ignored
+    return targets.to(device)
+
+
+def naive(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    smoothing: float,
+    ignored: int,
+    reduction: str,
+) -> Tensor:
+    losses, counted = [], 0
+    for row, target in zip(hidden, targets.tolist(), strict=True):
+        logits = weight @ row + (0.0 if bias is None else bias)
+        negative = -(logits - logits.exp().sum().log())
+        if target == ignored:
+            losses.append(negative.sum() * 0.0)
+        else:
+            losses.append((1 - smoothing) * negative[target] + smoothing * negative.mean())
+            counted += 1
+    stacked = torch.stack(losses)
+    return stacked if reduction == "none" else stacked.sum() / (counted if reduction == "mean" else 1)
+
+
+@SIZES
+@REDUCTION
+@SMOOTHING
+@BIAS
+def test_equals_definition_and_torch(
+    rows: int,
+    hidden: int,
+    vocabulary: int,
+    reduction: str,
+    smoothing: float,
+    bias: bool,
+    implementation: str,
+    device: str,
+) -> None:
+    targets = some_targets(rows, vocabulary, device, ignored=-7)
+    options = {"label_smoothing": smoothing, "ignore_index": -7, "reduction": reduction}
+    tensors = arguments(Make(device), rows, hidden, vocabulary, bias)
+
+    def function(**tensors: Any) -> Tensor:
+        return linear_cross_entropy(targets=targets, **tensors, **options, implementation=implementation)
+
+    def definition(**tensors: Any) -> Tensor:
+        return naive(**tensors, targets=targets, smoothing=smoothing, ignored=-7, reduction=reduction)
+
+    def by_torch(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.cross_entropy(functional.linear(hidden, weight, bias), targets, **options)
+
+    assert_same_function(function, definition, tensors)
+    assert_same_function(function, by_torch, tensors)
+
+
+@REDUCTION
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_precisions(reduction: str, dtype: torch.dtype, implementation: str, device: str) -> None:
+    targets = some_targets(9, 21, device, ignored=-100)
+
+    def function(**tensors: Any) -> Tensor:
+        loss = linear_cross_entropy(
+            targets=targets,
+            **tensors,
+            label_smoothing=0.1,
+            reduction=reduction,
+            implementation=implementation,
+        )
+        assert loss.dtype == torch.float32
+        return loss
+
+    def definition(**tensors: Any) -> Tensor:
+        return naive(**tensors, targets=targets, smoothing=0.1, ignored=-100, reduction=reduction)
+
+    assert_same_function(function, definition, arguments(Make(device), 9, 8, 21), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_softmax_is_in_float32(dtype: torch.dtype, implementation: str, device: str) -> None:
+    # All logits are equal, so the loss is log(V) to the accuracy of float32; in bfloat16 it would be 8.3125.
+    tensors = to(
+        dtype, {"hidden": torch.zeros(3, 4, device=device), "weight": torch.ones(4001, 4, device=device)}
+    )
+    loss = linear_cross_entropy(
+        **tensors, targets=some_targets(3, 4001, device), implementation=implementation
+    )
+    assert float(loss) == pytest.approx(math.log(4001), rel=1e-6)
+
+
+@REDUCTION
+def test_gradcheck(reduction: str, implementation: str, device: str) -> None:
+    def function(**tensors: Any) -> Tensor:
+        return linear_cross_entropy(
+            targets=torch.tensor([2, -100, 0], device=device),
+            **tensors,
+            label_smoothing=0.2,
+            reduction=reduction,
+            implementation=implementation,
+        )
+
+    assert_gradcheck(function, arguments(Make(device), 3, 2, 4))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_nothing_to_count(smoothing: float, implementation: str, device: str) -> None:
+    tensors = arguments(Make(device), 4, 3, 5)
+    targets = torch.full((4,), -100, device=device)
+
+    def loss(reduction: str) -> Tensor:
+        return linear_cross_entropy(
+            targets=targets,
+            **tensors,
+            label_smoothing=smoothing,
+            reduction=reduction,
+            implementation=implementation,
+        )
+
+    assert loss("mean").isnan()
+    assert loss("sum").eq(0)
+    assert loss("none").eq(0).all()
+
+
+def test_ignored_rows_give_no_gradient(implementation: str, device: str) -> None:
+    targets = torch.tensor([1, -100, 0, -100], device=device)
+
+    def function(**tensors: Any) -> Tensor:
+        return linear_cross_entropy(
+            targets=targets, **tensors, label_smoothing=0.1, implementation=implementation
+        )
+
+    _, (hidden, weight, bias) = values_and_gradients(function, arguments(Make(device), 4, 3, 5))
+    assert hidden[1].eq(0).all()
+    assert hidden[3].eq(0).all()
+    assert hidden[0].ne(0).any()
+    assert weight.ne(0).any()
+    # The gradient in the logits of each row sums to 0, so that in the bias does.
+    assert float(bias.sum()) == pytest.approx(0.0, abs=1e-14)
+
+
+def test_large_logits_do_not_overflow(implementation: str, device: str) -> None:
+    weight = torch.tensor([[1e4], [0.0], [-1e4]], device=device)
+    hidden = torch.tensor([[1.0], [1.0]], device=device)
+    targets = torch.tensor([0, 2], device=device)
+    losses = linear_cross_entropy(hidden, weight, targets, reduction="none", implementation=implementation)
+    assert losses.tolist() == [0.0, 20000.0]
+
+
+def test_memory_layout_does_not_matter(implementation: str, device: str) -> None:
+    tensors = arguments(Make(device), 6, 5, 7)
+
+    def function(**tensors: Any) -> Tensor:
+        return linear_cross_entropy(
+            targets=some_targets(6, 7, device), **tensors, implementation=implementation
+        )
+
+    expected, expected_gradients = values_and_gradients(function, tensors)
+    outputs, gradients = values_and_gradients(function, scatter_strides(tensors))
+    assert_close(outputs, expected, 1e-13)
+    assert_close(gradients, expected_gradients, 1e-13)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": torch.ones(2, 3, 4)}, r"hidden must be \(N, H\), got \(2, 3, 4\)"),
+        ({"weight": torch.ones(5, 4)}, r"weight must be \(V, H\) with H=3, got \(5, 4\)"),
+        ({"bias": torch.ones(4)}, r"bias must be \(V,\) with V=5, got \(4,\)"),
+        ({"targets": torch.zeros(5).long()}, r"targets must be \(N,\) with N=6, got \(5,\)"),
+        ({"targets": torch.zeros(6)}, r"targets must be an int64 tensor, got torch\.float32"),
+        ({"reduction": "median"}, r"unknown reduction 'median'; available: mean, sum, none"),
+        ({"label_smoothing": 1.5}, r"label_smoothing must be from 0 to 1, got 1\.5"),
+    ],
+)
+def test_wrong_arguments(change: dict[str, Any], message: str, implementation: str) -> None:
+    tensors = {**arguments(Make("cpu"), 6, 3, 5), "targets": some_targets(6, 5, "cpu"), **change}
+    with pytest.raises(ValueError, match="linear_cross_entropy: " + message):
+        linear_cross_entropy(**tensors, implementation=implementation)

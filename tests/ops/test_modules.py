@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import econmt_ops
+from econmt_ops import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
+from tests.ops.helpers import Make, assert_close, padded_part, poisoned
+
+LENGTHS = pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])
+DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["one-way", "bidirectional"])
+
+
+def by_torch(
+    module: nn.LSTM, inputs: Tensor, state: tuple[Tensor, Tensor] | None, lengths: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    if lengths is None:
+        outputs, last = module(inputs, state)
+    else:
+        packed, last = module(pack_padded_sequence(inputs, lengths, True, False), state)
+        outputs, _ = pad_packed_sequence(packed, True, total_length=inputs.shape[1])
+    return outputs, last
+
+
+@LENGTHS
+@DIRECTIONS
+@pytest.mark.parametrize("given", [False, True], ids=["zeros", "state"])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+def test_lstm_is_torchs(
+    full: bool, bidirectional: bool, given: bool, layers: int, bias: bool, device: str
+) -> None:
+    torch.manual_seed(5)
+    options: dict[str, Any] = {"bias": bias, "batch_first": True, "bidirectional": bidirectional}
+    theirs = nn.LSTM(6, 9, layers, device=device, dtype=torch.float64, **options)
+    ours = LSTM(6, 9, layers, device=device, dtype=torch.float64, **options)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    make = Make(device)
+    inputs = make(4, 5, 6)
+    lengths = None if full else torch.tensor([2, 5, 1, 4])
+    count = layers * (2 if bidirectional else 1)
+    state = (make(count, 4, 9), make(count, 4, 9)) if given else None
+    expected, (expected_h, expected_c) = by_torch(theirs, inputs, state, lengths)
+    outputs, (h, c) = ours(inputs, state, lengths=lengths)
+    assert_close([outputs, h, c], [expected, expected_h, expected_c], 1e-12)
+    weighting = make(*outputs.shape)
+    for outcome in (expected, outputs):
+        (outcome * weighting).sum().backward()
+    theirs_by_name = dict(theirs.named_parameters())
+    for name, weight in ours.named_parameters():
+        their_gradient = theirs_by_name[name].grad
+        assert weight.grad is not None
+        assert their_gradient is not None
+        assert_close([weight.grad], [their_gradient], 1e-11)
+    theirs.load_state_dict(ours.state_dict())
+
+
+def test_lstm_weights_start_as_torchs_do() -> None:
+    torch.manual_seed(1)
+    theirs = nn.LSTM(5, 16, 2, bidirectional=True).state_dict()
+    torch.manual_seed(1)
+    ours = LSTM(5, 16, 2, bidirectional=True).state_dict()
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+
+
+@DIRECTIONS
+def test_lstm_dropout_is_for_training_only(bidirectional: bool, device: str) -> None:
+    module = LSTM(3, 8, 2, dropout=0.5, bidirectional=bidirectional, device=device)
+    inputs = Make(device, torch.float32)(2, 4, 3)
+    module.eval()
+    assert module(inputs)[0].equal(module(inputs)[0])
+    module.train()
+    assert not module(inputs)[0].equal(module(inputs)[0])
+    assert module(inputs, dropout_seed=3)[0].equal(module(inputs, dropout_seed=3)[0])
+    torch.manual_seed(9)
+    first = module(inputs)[0]
+    torch.manual_seed(9)
+    assert module(inputs)[0].equal(first)
+
+
+@DIRECTIONS
+def test_lstm_residual_variational_dropout_of_everything_but_one_mask(
+    bidirectional: bool, device: str
+) -> None:
+    width = 16 if bidirectional else 8
+    module = LSTM(
+        3,
+        8,
+        2,
+        dropout=0.5,
+        bidirectional=bidirectional,
+        residual=True,
+        variational=True,
+        device=device,
+        dtype=torch.float64,
+    )
+    bottom = LSTM(3, 8, bidirectional=bidirectional, device=device, dtype=torch.float64)
+    bottom.load_state_dict({name: weight for name, weight in module.state_dict().items() if "_l0" in name})
+    for name, weight in module.named_parameters():
+        if "_l1" in name:
+            nn.init.zeros_(weight)
+    inputs = Make(device)(2, 4, 3)
+    # With zero weights the upper layer's h is 0: what is left is its residual input, masked.
+    outputs, _ = module(inputs, dropout_seed=3)
+    ratio = outputs / bottom(inputs)[0]
+    assert_close([ratio], [ratio[:, :1].expand(2, 4, width).round()], 1e-12)
+    assert sorted(ratio.round().unique().tolist()) == [0.0, 2.0]
+
+
+def test_lstm_reads_padding_never(device: str) -> None:
+    module = LSTM(3, 8, 2, bidirectional=True, residual=True, device=device)
+    lengths = torch.tensor([2, 4, 1])
+    inputs = Make(device, torch.float32)(3, 4, 3)
+    expected, (h, c) = module(inputs, lengths=lengths)
+    outputs, last = module(poisoned(inputs, lengths), lengths=lengths)
+    assert_close([outputs, *last], [expected, h, c], 0.0)
+    assert padded_part(outputs, lengths).eq(0).all()
+
+
+def test_lstm_refuses() -> None:
+    with pytest.raises(ValueError, match="batch_first must be True"):
+        LSTM(3, 4, batch_first=False)
+    module = LSTM(3, 4, 2)
+    with pytest.raises(ValueError, match=r"state h must be \(2, B, 4\), got \(1, 5, 4\)"):
+        module(torch.ones(5, 2, 3), (torch.ones(1, 5, 4), torch.ones(2, 5, 4)))
+    with pytest.raises(ValueError, match=r"state\[0\] c must be \(B, H\) with B=5, H=4, got \(5, 3\)"):
+        module(torch.ones(5, 2, 3), (torch.ones(2, 5, 4), torch.ones(2, 5, 3)))
+    with pytest.raises(ValueError, match="unknown implementation 'slow'"):
+        LSTM(3, 4, implementation="slow")(torch.ones(5, 2, 3))
+
+
+def test_lstm_says_what_it_is() -> None:
+    assert repr(LSTM(3, 4, 2, dropout=0.1)) == "LSTM(3, 4, num_layers=2, dropout=0.1)"
+
+
+@pytest.mark.parametrize("layer_norm", [False, True], ids=["plain", "layer_norm"])
+def test_additive_attention(layer_norm: bool, device: str) -> None:
+    module = AdditiveAttention(5, 6, 7, layer_norm=layer_norm).to(device)
+    names = ["score", "query.weight", "key.weight", "key.bias"]
+    assert list(module.state_dict()) == names + (
+        ["layer_norm.weight", "layer_norm.bias"] if layer_norm else []
+    )
+    make = Make(device, torch.float32)
+    query, keys, values = make(2, 3, 5), make(2, 4, 6), make(2, 4, 8)
+    lengths = torch.tensor([4, 2])
+    norm = (module.layer_norm.weight, module.layer_norm.bias) if module.layer_norm is not None else None
+    expected = econmt_ops.additive_attention(
+        module.query(query), module.key(keys), values, module.score, lengths=lengths, layer_norm=norm
+    )
+    assert_close(module(query, keys, values, lengths=lengths), expected, 0.0)
+    own, _ = module(query, keys, lengths=lengths)
+    assert_close([own], [module(query, keys, keys, lengths=lengths)[0]], 0.0)
+    own.sum().backward()
+    assert all(weight.grad is not None for weight in module.parameters())
+
+
+@pytest.mark.parametrize("attention", ["additive", "dot"])
+@pytest.mark.parametrize("feeding", [True, False], ids=["fed", "not-fed"])
+def test_attentional_lstm(attention: str, feeding: bool, device: str) -> None:
+    scale = 0.5 if attention == "dot" else 1.0
+    options: dict[str, Any] = {
+        "attention": attention,
+        "input_feeding": feeding,
+        "scale": scale,
+        "residual": True,
+    }
+    module = (
+        AttentionalLSTM(3, 8, 6, 7, 2, dropout=0.4, layer_norm=attention == "additive", **options)
+        .to(device)
+        .double()
+    )
+    names = {
+        "lstm.weight_ih_l0",
+        "lstm.bias_hh_l1",
+        "query.weight",
+        "key.weight",
+        "combine.weight",
+        "combine.bias",
+    }
+    assert names <= set(module.state_dict())
+    assert ("score" in module.state_dict()) == (attention == "additive")
+    make = Make(device)
+    inputs, memory, lengths = make(2, 4, 3), make(2, 5, 6), torch.tensor([5, 2])
+    outputs, weights, state = module(inputs, memory, lengths=lengths, dropout_seed=3)
+    norm = None if module.layer_norm is None else (module.layer_norm.weight, module.layer_norm.bias)
+    expected = econmt_ops.attentional_lstm(
+        inputs,
+        module.key(memory),
+        memory,
+        module.weights(),
+        lengths=lengths,
+        input_feeding=feeding,
+        residual=True,
+        dropout=0.4,
+        dropout_seed=3,
+        layer_norm=norm,
+        scale=scale,
+    )
+    assert_close([outputs, weights, state.output], [expected[0], expected[1], expected[2].output], 0.0)
+    outputs.sum().backward()
+    assert all(weight.grad is not None for weight in module.parameters())
+    module.eval()
+    whole, _, _ = module(inputs, memory, lengths=lengths)
+    keys, carried, steps = module.key(memory), None, []
+    for step in inputs.split(1, 1):
+        output, _, carried = module(step, memory, carried, lengths=lengths, keys=keys)
+        steps.append(output)
+    assert_close([torch.cat(steps, 1)], [whole], 1e-12)
+
+
+def test_attentional_lstm_refuses() -> None:
+    with pytest.raises(ValueError, match="unknown attention 'sparse'; available: additive, dot"):
+        AttentionalLSTM(3, 8, 6, 7, attention="sparse")
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_linear_cross_entropy(bias: bool, reduction: str, device: str) -> None:
+    module = LinearCrossEntropy(
+        6, 11, bias, label_smoothing=0.1, ignore_index=0, reduction=reduction, device=device
+    )
+    linear = nn.Linear(6, 11, bias, device=device)
+    assert list(module.state_dict()) == list(linear.state_dict())
+    module.load_state_dict(linear.state_dict())
+    hidden = Make(device, torch.float32)(2, 3, 6)
+    targets = torch.tensor([[0, 4, 10], [1, 0, 2]], device=device)
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1, ignore_index=0, reduction=reduction)
+    expected = loss(linear(hidden).transpose(1, 2), targets)
+    assert_close([module(hidden, targets)], [expected], 1e-6)
+    assert_close([module.logits(hidden)], [linear(hidden)], 0.0)
+    with pytest.raises(ValueError, match=r"got \(2, 3, 6\) and \(3, 2\)"):
+        module(hidden, targets.t())
+
+
+def test_linear_cross_entropy_starts_as_torchs_linear_does() -> None:
+    weight = LinearCrossEntropy(100, 50).weight.detach()
+    bound = 1 / math.sqrt(100)
+    assert float(weight.abs().max()) <= bound
+    assert float(weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
+
+
+def test_modules_are_half_precision_when_cast(device: str) -> None:
+    module = LSTM(3, 8, 2).to(device, torch.bfloat16)
+    outputs, (h, c) = module(Make(device, torch.bfloat16)(2, 4, 3))
+    assert (outputs.dtype, h.dtype, c.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)

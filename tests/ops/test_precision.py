@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from econmt_ops.precision import accumulate_dtype, compute_dtype, explicit_casts
+from tests.ops.every_op import calls, each_op
+from tests.ops.helpers import assert_close, to, values_and_gradients
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+@each_op
+def test_autocast_equals_casting_everything(op: str, device: str) -> None:
+    call = calls(device, torch.float32)[op]
+    with torch.autocast(device, torch.bfloat16):
+        actual, gradients = values_and_gradients(call.function, call.arguments)
+    if op == "linear_recurrence":
+        # No products: autocast leaves it alone.
+        expected, expected_gradients = values_and_gradients(call.function, call.arguments)
+    else:
+        expected, expected_gradients = values_and_gradients(call.function, to(torch.bfloat16, call.arguments))
+    assert [x.dtype for x in actual] == [x.dtype for x in expected]
+    assert_close(actual, expected, 0.0)
+    assert all(gradient.dtype == torch.float32 for gradient in gradients)
+    assert_close(gradients, expected_gradients, 0.0)
+
+
+@each_op
+def test_autocast_leaves_float64_alone(op: str, device: str) -> None:
+    call = calls(device, torch.float64)[op]
+    expected, expected_gradients = values_and_gradients(call.function, call.arguments)
+    with torch.autocast(device, torch.bfloat16):
+        actual, gradients = values_and_gradients(call.function, call.arguments)
+    assert all(x.dtype == torch.float64 for x in actual)
+    assert_close(actual, expected, 0.0)
+    assert_close(gradients, expected_gradients, 0.0)
+
+
+@each_op
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_first_argument_decides(op: str, dtype: torch.dtype, device: str) -> None:
+    call = calls(device, torch.float32)[op]
+    low = {**call.arguments, call.first: call.arguments[call.first].to(dtype)}
+    actual = tensors(call.function(**low))
+    # A state given in float32 keeps c exact, and so does the initial value of a recurrence.
+    exact = {name: low[name] for name in ("initial",) if name in low}
+    expected = tensors(call.function(**{**to(dtype, low), **exact}))
+    assert [x.dtype for x in actual] == [x.dtype for x in expected]
+    assert_close(actual, expected, 0.0)
+
+
+@each_op
+def test_types_of_results(op: str, device: str) -> None:
+    def types(dtype: torch.dtype) -> list[torch.dtype]:
+        call = calls(device, dtype)[op]
+        return [x.dtype for x in tensors(call.function(**call.arguments))]
+
+    assert set(types(torch.float64)) == {torch.float64}
+    assert set(types(torch.float32)) == {torch.float32}
+    low = types(torch.bfloat16)
+    high = [index for index, dtype in enumerate(low) if dtype == torch.float32]
+    expected = {
+        "lstm": [2, 4],
+        "bidirectional_lstm": [2, 4],
+        "attentional_lstm": [3, 5],
+        "linear_cross_entropy": [0],
+    }
+    assert high == expected.get(op.split("-")[0], [])
+
+
+def test_rules(device: str) -> None:
+    values = {dtype: torch.zeros(1, dtype=dtype, device=device) for dtype in (torch.float32, torch.float64)}
+    assert compute_dtype(values[torch.float32]) == torch.float32
+    with torch.autocast(device, torch.bfloat16):
+        assert compute_dtype(values[torch.float32]) == torch.bfloat16
+        assert compute_dtype(values[torch.float64]) == torch.float64
+        with explicit_casts(values[torch.float32]):
+            assert compute_dtype(values[torch.float32]) == torch.float32
+        assert torch.is_autocast_enabled(device)
+    assert compute_dtype(torch.zeros(1, dtype=torch.float16, device="meta")) == torch.float16
+    assert accumulate_dtype(torch.float64) == torch.float64
+    assert {accumulate_dtype(d) for d in (torch.float32, torch.float16, torch.bfloat16)} == {torch.float32}

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import econmt_ops
+from econmt_ops.select import implementations, resolve
+
+OPS = {
+    "additive_attention": "econmt_ops.additive_attention",
+    "attentional_lstm": "econmt_ops.attentional_lstm",
+    "lstm": "econmt_ops.lstm",
+    "bidirectional_lstm": "econmt_ops.lstm",
+    "linear": "econmt_ops.linear",
+    "linear_cross_entropy": "econmt_ops.linear_cross_entropy",
+    "linear_recurrence": "econmt_ops.linear_recurrence",
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package named `made_up` in which implementations can be put."""
+    folder = tmp_path / "made_up"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "made_up"]:
+        monkeypatch.delitem(sys.modules, name)
+    return folder
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_has_a_reference(op: str) -> None:
+    assert "reference" in implementations(OPS[op], op)
+    assert callable(getattr(econmt_ops, op))
+
+
+def test_a_file_is_an_implementation(package: Path) -> None:
+    (package / "reference.py").write_text("def double(x):\n    return x + x\n")
+    (package / "triton.py").write_text("def double(x):\n    return 2 * x\n")
+    (package / "something_else.py").write_text("def double(x):\n    return 0\n")
+    found = implementations("made_up", "double")
+    assert list(found) == ["reference", "triton"]
+    assert found["triton"](4) == 8
+
+
+def test_a_module_may_do_without_an_op_or_be_unavailable(package: Path) -> None:
+    (package / "reference.py").write_text("def double(x):\n    return x + x\n")
+    (package / "recompute.py").write_text("def halve(x):\n    return x / 2\n")
+    (package / "triton.py").write_text(
+        "def is_available():\n    return False\n\n\ndef double(x):\n    return 2 * x\n"
+    )
+    assert list(implementations("made_up", "double")) == ["reference"]
+
+
+def test_resolve() -> None:
+    available = {"reference": min, "triton": max}
+    assert resolve("extreme", "triton", available) is max
+    assert resolve("extreme", "auto", available) is min
+    with pytest.raises(
+        ValueError, match="extreme: unknown implementation 'cuda'; available: auto, reference, triton"
+    ):
+        resolve("extreme", "cuda", available)
+
+
+def test_ops_refuse_unknown_implementations() -> None:
+    with pytest.raises(ValueError, match="linear: unknown implementation 'fast'; available: auto, reference"):
+        econmt_ops.linear(torch.ones(1, 2), torch.ones(3, 2), implementation="fast")
