@@ -1,0 +1,157 @@
+"""The documentation says what is true: commands parse, links lead somewhere, generated pages are up to date."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer.main
+
+import econmt
+from econmt.cli import main as command
+from econmt.recipe import load_recipe, shipped_recipes
+from tests.conftest import ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("ops/**/*.md")])
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OPERATORS = {"|", "&&", "||", ";", ">", "<", ">>", "2>"}
+
+
+def pages(folder_of: Path = ROOT) -> list[str]:
+    return [str(page.relative_to(folder_of)) for page in PAGES]
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """The words of each econmt command in the shell blocks of a page."""
+    for language, text in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
+        if language not in ("bash", "console", "sh"):
+            continue
+        for line in text.replace("\\\n", " ").splitlines():
+            yield from commands_of(line.removeprefix("$ "))
+
+
+def commands_of(line: str) -> Iterator[list[str]]:
+    """The words of each econmt command in one line of shell, without what is redirected."""
+    words = shlex.shlex(line, posix=True, punctuation_chars=True)
+    words.whitespace_split = True
+    current: list[str] = []
+    for word in [*words, ";"]:
+        if word not in OPERATORS:
+            if current or not re.fullmatch(r"[A-Z_]+=.*", word):
+                current.append(word)
+            continue
+        if current and Path(current[0]).name == "econmt":
+            yield current[1:]
+        current = []
+
+
+def check(words: list[str]) -> None:
+    """Parses a command as far as its arguments; raises what typer raises."""
+    group = typer.main.get_command(command._application(words))
+    name, *rest = words
+    if name.startswith("-"):
+        return
+    verb = group.commands[name]  # type: ignore[attr-defined]
+    if hasattr(verb, "commands"):
+        name, *rest = rest
+        verb = verb.commands[name]
+    verb.make_context(name, list(rest))
+    recipe = rest[0] if rest and not rest[0].startswith("-") else ""
+    if words[0] in ("train", "prepare") or words[:2] == ["recipes", "show"]:
+        overrides = [word for word in rest[1:] if "=" in word and not word.startswith("-")]
+        known = shipped_recipes()
+        name = Path(recipe).stem
+        assert name in known or recipe == "mine.yaml", f"{recipe} is no shipped recipe"
+        load_recipe(name if name in known else "multi30k", overrides)
+
+
+@pytest.mark.parametrize(
+    "line",
+    sorted({shlex.join(words) for page in pages() for words in commands(page)}),
+    ids="econmt {}".format,
+)
+def test_commands_parse(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check(shlex.split(line))
+
+
+def test_commands_are_found_and_can_fail() -> None:
+    line = "ECONMT_DATA=/x .venv/bin/econmt train multi30k a.b=1 > out # econmt nosuch"
+    assert list(commands_of(line)) == [["train", "multi30k", "a.b=1"]]
+    assert list(commands_of("echo hi | econmt translate -m x && econmt info x")) == [
+        ["translate", "-m", "x"],
+        ["info", "x"],
+    ]
+    for wrong in (
+        ["trian"],
+        ["train", "multi30k", "--nosuch"],
+        ["train", "multi30k", "training.batchsize=3"],
+    ):
+        with pytest.raises(Exception, match=r"nosuch|trian|batchsize"):
+            check(wrong)
+    assert sum(len(list(commands(page))) for page in pages()) > 30
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links_lead_somewhere(page: str) -> None:
+    text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("https://", "http://")):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / name if name else ROOT / page
+        assert file.exists(), f"{page} links to {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{page} links to {target}"
+
+
+def anchors(file: Path) -> set[str]:
+    """The link targets that Markdown readers give to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) for heading in headings}
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_recipe_reference_is_up_to_date() -> None:
+    module = script("make_recipe_reference")
+    assert module.TARGET.read_text(encoding="utf-8") == module.reference(), "run make docs"
+
+
+def test_readme_tells_every_dependency_and_verb() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    dependencies = project.partition("dependencies = [")[2].partition("]")[0]
+    for name in re.findall(r'"([\w-]+)[>=<]', dependencies):
+        assert f"| {name} |" in readme, f"README.md does not say why econmt needs {name}"
+    for verb in command.VERBS:
+        assert f"`econmt {verb} " in readme, f"README.md does not name econmt {verb}"
+
+
+def test_constraints_cover_what_is_imported_and_never_bound_torch_from_above() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").lower()
+    wanted = re.findall(r'^  "([\w-]+)([>=<][^"]*)?"', project, re.MULTILINE)
+    assert len(wanted) > 12
+    for name, bounds in wanted:
+        if re.match(r"[a-zA-Z]", name) and bounds:
+            assert f"\n{name.lower()}==" in constraints, name
+            assert "<" not in bounds or name == "ruff", f"{name} has an upper bound"
+    assert "\ntorch==2.13.0\n" in constraints
+
+
+def test_changelog_names_this_version_or_what_comes_next() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "## [Unreleased]" in text or f"## [{econmt.__version__}]" in text
