@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+import pytest
+
+from scripts.kill_test import main
+
+
+def test_a_run_that_is_killed_at_random_moments_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--kills", "3", "--updates", "30", "--seed", "5"]) == 0
+    said = capsys.readouterr().out
+    assert "3 kills" in said
+    assert "nothing was lost" in said

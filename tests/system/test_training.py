@@ -1,0 +1,308 @@
+"""Training through the command line, on text so small that a model learns it in seconds."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import sacrebleu
+
+from econmt.cli.main import main
+from econmt.training.folder import Commit, ModelFolder
+
+RECIPE = """
+name: reverse
+output: {folder}/run
+data: {{source: src, target: trg, train: [train], valid: valid, test: test, subwords: {{type: words}}}}
+model:
+  embedding: 32
+  encoder: {{size: 64}}
+  decoder: {{size: 64}}
+  attention: {{size: 64}}
+training:
+  batch: {{size: 32}}
+  optimizer: {{learning_rate: 0.008}}
+  max_updates: 400
+  checkpoint_interval: 100
+  device: cpu
+  threads: 1
+decoding: {{beam_size: 2, max_output_factor: 1.0}}
+"""
+SMALL = (
+    "model.embedding=8",
+    "model.encoder.size=8",
+    "model.decoder.size=8",
+    "model.attention.size=8",
+    "training.batch.size=4",
+    "training.checkpoint_interval=2",
+    "training.max_updates=4",
+)
+ENDLESS = (
+    *SMALL,
+    "training.max_updates=1000000",
+    "training.checkpoint_interval=1000000",
+    "training.log_interval=1",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    draw = random.Random(4)
+    for name, count in (("train", 2500), ("valid", 40), ("test", 40)):
+        lines = [[draw.choice("abcdefgh") for _ in range(draw.randint(2, 7))] for _ in range(count)]
+        (tmp_path / f"{name}.src").write_text("".join(" ".join(line) + "\n" for line in lines))
+        (tmp_path / f"{name}.trg").write_text(
+            "".join(" ".join(reversed(line)).upper() + "\n" for line in lines)
+        )
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(folder=tmp_path))
+    return tmp_path
+
+
+def train(folder: Path, *words: str) -> int:
+    """Runs ``econmt train`` in this process; its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(folder / "recipe.yaml"), *words])
+    code = ended.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def start(folder: Path, words: Sequence[str], **options: object) -> subprocess.Popen[str]:
+    """Starts ``econmt train`` in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "econmt", "train", str(folder / "recipe.yaml"), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def only_line(text: str) -> str:
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+def test_a_model_learns_to_reverse(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(folder) == 0
+    said = capsys.readouterr()
+    run = ModelFolder(folder / "run")
+    header, *rows = (line.split("\t") for line in run.metrics.read_text().splitlines())
+    best = min(rows, key=lambda row: float(row[header.index("valid_perplexity")]))
+    assert float(best[header.index("valid_perplexity")]) < 1.3
+    hypotheses = run.test_hypotheses.read_text().splitlines()
+    score = sacrebleu.corpus_bleu(hypotheses, [(folder / "test.trg").read_text().splitlines()])
+    assert score.score > 80
+    last = said.out.splitlines()[-1]
+    assert last.startswith(
+        f"test BLEU {score.score:.2f} of checkpoint {best[0]} (nrefs:1|case:mixed|eff:no|tok:13a|"
+    )
+    assert (folder / "test.src").read_text().splitlines()[0] in said.out
+    assert hypotheses[0] in said.out
+    pictures = re.findall(r"^picture: (.*)$", said.out, re.MULTILINE)
+    assert [Path(picture).name for picture in pictures] == ["learning_curve.png", "attention.png"]
+    assert all(Path(picture).stat().st_size > 1000 for picture in pictures)
+    for word in ("feature maps", "optimizer state", "attention", "encoder"):
+        assert word in said.out
+    assert "update 400" in said.err
+    assert "target tokens/s" in said.err
+
+
+def test_a_finished_run_says_so_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(folder, *SMALL) == 0
+    capsys.readouterr()
+    assert train(folder, *SMALL) == 0
+    said = capsys.readouterr()
+    assert only_line(said.out).startswith(
+        f"{folder}/run: finished at update 4 (max_updates 4 reached), best checkpoint "
+    )
+    assert said.err == ""
+    assert train(folder, *SMALL, "training.max_updates=6") == 0
+    assert "going on from update 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "code"), [(signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "Ctrl-C", 130)]
+)
+def test_signals_save_and_leave(folder: Path, number: int, name: str, code: int) -> None:
+    process = start(folder, ENDLESS)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("update 3 "):
+            process.send_signal(number)
+            break
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "")
+    last = err.splitlines()[-1]
+    found = re.fullmatch(
+        rf"econmt: {name}: saved at update (\d+) in {folder}/run; the same command again goes on", last
+    )
+    assert found is not None, err
+    assert ModelFolder(folder / "run").commits() == [Commit(int(found[1]), False)]
+
+
+def test_the_second_ctrl_c_leaves_at_once(folder: Path) -> None:
+    # An update of a million batches: the first signal waits for its end.
+    process = start(folder, (*ENDLESS, "training.update_interval=1000000", "training.max_updates=1"))
+    assert process.stderr is not None
+    process.stderr.readline()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert process.poll() is None
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert ModelFolder(folder / "run").commits() == []
+
+
+def limit_files(size: int) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_whole(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*SMALL, "model.decoder.size=64", "data.test=null")
+    assert train(folder, *words) == 0
+    run = ModelFolder(folder / "run")
+    size = run.best.stat().st_size
+    before = {path.name: path.read_bytes() for path in run.path.glob("*.safetensors")}
+    longer = (*words, "training.max_updates=6")
+    process = start(folder, longer, preexec_fn=lambda: limit_files(size - 1000))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    last = err.splitlines()[-1]
+    assert last.startswith(f"econmt: error: {folder}/run: cannot save the checkpoint of update 6 (")
+    assert (
+        "the checkpoint of update 4 is whole: free some space and run the same command again to go on" in last
+    )
+    assert "Traceback" not in err
+    assert {path.name: path.read_bytes() for path in run.path.glob("*.safetensors")} == before
+    assert train(folder, *longer) == 0
+    assert run.commits() == [Commit(6, True)]
+
+
+def refused(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line with which the command refuses; nothing else is said and nothing is printed as a result."""
+    capsys.readouterr()
+    assert train(folder, *words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    line = said.err.splitlines()[-1]
+    assert line.startswith("econmt: error: ")
+    assert "Traceback" not in said.err
+    return line.removeprefix("econmt: error: ")
+
+
+def test_bad_devices(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert (
+        refused(folder, capsys, "--device", "gpu") == "device 'gpu': unknown; give auto, cpu, cuda or cuda:N"
+    )
+    line = refused(folder, capsys, "training.device=cuda")
+    assert line == "device 'cuda': torch sees no GPU here; give device cpu or auto"
+    assert not (folder / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused(folder, capsys, "--output", str(folder / "train.src" / "run"))
+    assert line.startswith(f"{folder}/train.src/run: the model folder cannot be written (")
+
+
+def test_bad_checkpoints_are_refused_and_lose_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(folder, *SMALL) == 0
+    run = ModelFolder(folder / "run")
+    longer = (*SMALL, "training.max_updates=6")
+    newest = run.parameters(4)
+    whole = newest.read_bytes()
+    trap = folder / "trap"
+
+    class Hostile:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (trap,))
+
+    damages = [
+        (whole[:-100], "truncated or broken safetensors file"),
+        (whole[:50], "truncated safetensors file"),
+        (b"", "not a safetensors file"),
+        (pickle.dumps(Hostile()), "is a pickle; econmt never loads pickles"),
+        (
+            whole.replace(b'"econmt-1"', b'"foreign1"'),
+            "not a file of econmt (format foreign1, wanted econmt-1)",
+        ),
+    ]
+    for content, message in damages:
+        run.best.unlink()  # a hard link to the same file
+        newest.unlink()
+        newest.write_bytes(content)
+        line = refused(folder, capsys, *longer)
+        assert line.startswith(str(newest))
+        assert message in line
+    assert not trap.exists()
+    newest.write_bytes(whole)
+    assert train(folder, *longer) == 0
+
+
+def test_a_changed_recipe_is_refused_unless_told_to_go_on(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(folder, *SMALL) == 0
+    longer = (*SMALL, "training.max_updates=6")
+    line = refused(folder, capsys, *longer, "training.optimizer.learning_rate=0.5")
+    assert line.startswith(
+        f"{folder}/run: was trained with another recipe: training.optimizer.learning_rate 0.008 -> 0.5; "
+    )
+    line = refused(folder, capsys, *longer, "model.encoder.size=16", "--resume-with-changes")
+    assert "has shape" in line
+    assert "belongs to another model" in line
+    assert train(folder, *longer, "training.optimizer.learning_rate=0.5", "--resume-with-changes") == 0
+    assert train(folder, *SMALL, "model.encoder.size=16", "--overwrite-output") == 0
+
+
+def test_a_dry_run_describes_and_trains_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(folder, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "InputFeedingDecoder" in said
+    assert "vocabulary: 12 source, 12 target" in said
+    assert "2,500 pairs in " in said
+    layers = dict(re.findall(r"│ (\w+) +│ +([\d,]+) │\n", said))
+    total = re.search(r"parameters: ([\d,]+)", said)
+    assert total is not None
+    assert sum(int(count.replace(",", "")) for count in layers.values()) == int(total[1].replace(",", ""))
+    assert ModelFolder(folder / "run").commits() == []
+
+
+def test_loss_that_is_not_finite(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SMALL, "training.optimizer.name=sgd", "training.gradient_clipping.type=none", "data.test=null")
+    assert train(folder, *words, "training.optimizer.learning_rate=1.0e-3") == 0
+    capsys.readouterr()
+    broken = (*words, "training.optimizer.learning_rate=1.0e+38", "training.max_updates=40")
+    assert train(folder, *broken, "training.checkpoint_interval=100", "--resume-with-changes") == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(
+        r"econmt: error: the (loss|gradient) is not finite at update \d+, pairs \S+train\.src:\d+, ", line
+    ), line
+    assert "the last good checkpoint is update 4" in line
+    assert ModelFolder(folder / "run").commits() == [Commit(4, True)]
