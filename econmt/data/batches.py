@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from econmt.data.bpe_dropout import BpeDropout, dropout_capacity
-from econmt.data.buckets import Buckets, assign_buckets
+from econmt.data.buckets import Buckets, assign_buckets, round_up
 from econmt.data.store import PreparedData
 from econmt.data.subwords import BOS, EOS, PAD
 from econmt.data.token_store import IntArray, TokenStore
@@ -233,7 +233,7 @@ class BatchIterator:
         )
         self._buckets, self._width, self._seed = buckets, bucket_width, seed
         self._table = plan_epoch(buckets, batch)
-        self._rank, self._world_size = rank, world_size
+        self._rank, self._world_size, self._max_length = rank, world_size, max_length
         self._epoch, self._position = 0, 0
         self._shuffled_epoch = -1
         self._order = buckets.order.copy()
@@ -313,14 +313,12 @@ class BatchIterator:
             return _stand_in(shape)
         source, source_lengths, target, target_lengths = self._store.gather(indices)
         if self._dropout is not None:
+            room = min(shape[0] - 1, self._max_length), min(shape[1] - 1, self._max_length)
             source, source_lengths, target, target_lengths = self._dropout.resample(
-                indices, source, source_lengths, target, target_lengths, shape, (self._seed, epoch)
+                indices, source, source_lengths, target, target_lengths, room, (self._seed, epoch)
             )
-            longest = (int(source_lengths.max()), int(target_lengths.max()))
-            shape = (
-                longest[0] // self._width * self._width + self._width,
-                longest[1] // self._width * self._width + self._width,
-            )
+            positions = round_up(np.array([source_lengths.max(), target_lengths.max()]) + 1, self._width)
+            shape = int(positions[0]), int(positions[1])
         return pad_batch(indices, source, source_lengths, target, target_lengths, shape)
 
 

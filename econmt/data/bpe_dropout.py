@@ -36,14 +36,15 @@ class Cut(NamedTuple):
     """Merges whose turn came, the skipped ones included."""
 
 
-class _Gaps:
-    """How many merges are done before the next one is skipped, drawn in blocks."""
+class Gaps:
+    """How many merges are done before the next one is skipped, drawn in blocks from a geometric distribution."""
 
     def __init__(self, draw: np.random.Generator, dropout: float) -> None:
         self._draw, self._dropout = draw, dropout
         self._block: list[int] = []
 
     def next(self) -> int:
+        """Merges to do before one is skipped."""
         if not self._block:
             self._block = (self._draw.geometric(self._dropout, size=_DRAWS) - 1).tolist()
         return self._block.pop()
@@ -109,7 +110,7 @@ class BpeSampler:
             propose(left, after[left])
         return Cut(tuple(self._ids.get(symbol, UNK) for symbol in symbols if symbol), turn)
 
-    def sample(self, ids: Sequence[int], gaps: _Gaps) -> list[int]:
+    def sample(self, ids: Sequence[int], gaps: Gaps) -> list[int]:
         """Cut a sentence anew.
 
         Args:
@@ -133,7 +134,8 @@ class BpeSampler:
 
     def _words(self, ids: Sequence[int]) -> list[tuple[int, ...]]:
         starts = [place for place, i in enumerate(ids) if place == 0 or self._starts_word[i]]
-        return [tuple(ids[start:end]) for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)]
+        ends = [*starts[1:], len(ids)]
+        return [tuple(ids[start:end]) for start, end in zip(starts, ends, strict=False)]
 
 
 def dropout_capacity(dropout: float, max_length: int) -> IntArray:
@@ -163,7 +165,7 @@ class BpeDropout:
         source_lengths: IntArray,
         target: IntArray,
         target_lengths: IntArray,
-        shape: tuple[int, int],
+        room: tuple[int, int],
         seed: tuple[int, int],
     ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """Cut the pairs of a batch anew.
@@ -175,7 +177,7 @@ class BpeDropout:
             source_lengths: (B,).
             target: (B, longest).
             target_lengths: (B,).
-            shape: source and target positions with room for ``</s>``; no cut is longer than fits.
+            room: most source and target tokens of a cut; the pair itself has no more.
             seed: run's seed and epoch.
 
         Returns:
@@ -185,17 +187,13 @@ class BpeDropout:
         targets: list[list[int]] = []
         for row, index in enumerate(indices.tolist()):
             draw = np.random.Generator(np.random.PCG64([*seed, index]))
-            gaps = _Gaps(draw, self._dropout)
-            sources.append(
-                _fitting(self._source, source[row, : source_lengths[row]].tolist(), gaps, shape[0] - 1)
-            )
-            targets.append(
-                _fitting(self._target, target[row, : target_lengths[row]].tolist(), gaps, shape[1] - 1)
-            )
+            gaps = Gaps(draw, self._dropout)
+            sources.append(_fitting(self._source, source[row, : source_lengths[row]].tolist(), gaps, room[0]))
+            targets.append(_fitting(self._target, target[row, : target_lengths[row]].tolist(), gaps, room[1]))
         return (*_rectangle(sources), *_rectangle(targets))
 
 
-def _fitting(sampler: BpeSampler, ids: list[int], gaps: _Gaps, room: int) -> list[int]:
+def _fitting(sampler: BpeSampler, ids: list[int], gaps: Gaps, room: int) -> list[int]:
     for _ in range(_TRIES):
         cut = sampler.sample(ids, gaps)
         if len(cut) <= room:

@@ -7,6 +7,7 @@ are spoken: one word a number would leave BLEU no 4-grams to count.
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 
@@ -15,7 +16,7 @@ MAX_DIGITS = 9
 _SEED = 20240229
 
 _GERMAN_WORDS = re.compile(
-    r"Millionen|Million|(?:drei|vier|fünf|sech|sieb|acht|neun)(?:zehn|zig)|dreißig|zwanzig|hundert|tausend|und|"
+    r"null|Millionen|Million|(?:drei|vier|fünf|sech|sieb|acht|neun)(?:zehn|zig)|dreißig|zwanzig|hundert|tausend|und|"
     r"eins|eine|ein|zwei|drei|vier|fünf|sechs|sieben|acht|neun|zehn|elf|zwölf"
 )
 
@@ -29,6 +30,14 @@ def english(number: int) -> str:
 
 def german(number: int) -> str:
     """German words of a number, compounds cut: "ein tausend zwei hundert vier und dreißig"."""
+    millions, thousands = number // 1_000_000 * 1_000_000, number % 1_000_000 // 1000 * 1000
+    parts = [_german_part(part) for part in (millions, thousands, number % 1000) if part]
+    return " ".join(parts) if parts else _german_part(0)
+
+
+@functools.cache
+def _german_part(number: int) -> str:
+    """Words of a round number: the same few thousand parts make all numbers, and num2words is slow in German."""
     from num2words import num2words
 
     compound = str(num2words(number, lang="de"))
@@ -37,23 +46,28 @@ def german(number: int) -> str:
     return " ".join(words)
 
 
-def generate(split: str) -> list[tuple[str, str]]:
-    """The pairs of one split: always the same, no number in two splits, from 1 to 9 digits.
+def numbers(split: str) -> list[int]:
+    """The numbers of one split: always the same, none in two splits, of 1 to 9 digits.
 
     Args:
         split: "train", "valid" or "test".
     """
     draw = random.Random(_SEED)
-    numbers: dict[int, None] = {}
-    while len(numbers) < sum(SPLIT_SIZES.values()):
-        # Few-digit numbers run out quickly; the digits are drawn first so that the rest is spread over magnitudes.
+    chosen: dict[int, None] = {}
+    while len(chosen) < sum(SPLIT_SIZES.values()):
+        # Numbers of few digits run out quickly; the digits are drawn first so that all magnitudes occur.
         digits = draw.randint(1, MAX_DIGITS)
-        numbers.setdefault(draw.randrange(10 ** (digits - 1), 10**digits))
-    shuffled = list(numbers)
+        chosen.setdefault(draw.randrange(10 ** (digits - 1), 10**digits))
+    shuffled = list(chosen)
     draw.shuffle(shuffled)
     first = 0
     for name, size in SPLIT_SIZES.items():
         if name == split:
-            return [(english(number), german(number)) for number in shuffled[first : first + size]]
+            return shuffled[first : first + size]
         first += size
     raise KeyError(split)
+
+
+def generate(split: str) -> list[tuple[str, str]]:
+    """English and German words of the numbers of one split."""
+    return [(english(number), german(number)) for number in numbers(split)]

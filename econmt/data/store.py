@@ -148,7 +148,7 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
     path = folder / META_FILE
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise InputError(

@@ -1,0 +1,103 @@
+"""Generated parallel text, recipes over it, and token stores."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from econmt.data.token_store import TokenStore, TokenStoreWriter
+from econmt.recipe import Data, Recipe, Training
+
+Pairs = list[tuple[str, str]]
+SYLLABLES = ("ba", "de", "li", "mo", "nu", "ra", "ße", "tü", "vi", "zo")
+
+
+def sentence(draw: random.Random, longest: int) -> str:
+    words = ("".join(draw.choices(SYLLABLES, k=draw.randint(1, 4))) for _ in range(draw.randint(1, longest)))
+    return " ".join(words)
+
+
+def made_up_pairs(count: int, longest: int = 9, seed: int = 7) -> Pairs:
+    draw = random.Random(seed)
+    return [(sentence(draw, longest), sentence(draw, longest)) for _ in range(count)]
+
+
+def write_pairs(folder: Path, name: str, pairs: Pairs) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.en").write_bytes("".join(source + "\n" for source, _ in pairs).encode())
+    (folder / f"{name}.de").write_bytes("".join(target + "\n" for _, target in pairs).encode())
+    return folder / name
+
+
+@pytest.fixture(autouse=True)
+def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the person's text nor their cache is touched, and nothing is fetched from outside."""
+    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ECONMT_DATA", raising=False)
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder with train (200 pairs), valid (12) and test (7), languages en and de."""
+    folder = tmp_path / "corpus"
+    write_pairs(folder, "train", made_up_pairs(200))
+    write_pairs(folder, "valid", made_up_pairs(12, seed=8))
+    write_pairs(folder, "test", made_up_pairs(7, seed=9))
+    return folder
+
+
+@pytest.fixture
+def make_recipe() -> Callable[..., Recipe]:
+    """A recipe over ``train``, ``valid`` and ``test``; keywords replace keys of its data section."""
+
+    def make(**changes: Any) -> Recipe:
+        settings: dict[str, Any] = {
+            "source": "en",
+            "target": "de",
+            "train": ["train"],
+            "valid": "valid",
+            "test": "test",
+        }
+        settings["subwords"] = {"type": "bpe", "size": 60}
+        settings.update(changes)
+        data = Data.model_validate(settings)
+        return Recipe(name="try", output="model", data=data, training=Training(max_updates=1))
+
+    return make
+
+
+@pytest.fixture
+def make_store() -> Callable[[Path, Sequence[tuple[int, int]]], TokenStore]:
+    """A store whose pair i has the given lengths and ids that tell pair, side and place apart."""
+
+    def make(folder: Path, lengths: Sequence[tuple[int, int]]) -> TokenStore:
+        writer = TokenStoreWriter(folder, "train", 1 << 20)
+        writer.begin_file(Path("text.en"), Path("text.de"))
+        sources = [
+            [1000 + 100 * i + place for place in range(source)] for i, (source, _) in enumerate(lengths)
+        ]
+        targets = [
+            [500_000 + 100 * i + place for place in range(target)] for i, (_, target) in enumerate(lengths)
+        ]
+        writer.add(sources, targets, list(range(1, len(lengths) + 1)))
+        description = writer.finish()
+        writer.close()
+        return TokenStore(folder, "train", description)
+
+    return make
+
+
+@pytest.fixture
+def random_lengths() -> Callable[..., list[tuple[int, int]]]:
+    def make(count: int, longest: int = 20, seed: int = 3) -> list[tuple[int, int]]:
+        draw = np.random.default_rng(seed)
+        return [(int(s), int(t)) for s, t in draw.integers(1, longest + 1, (count, 2))]
+
+    return make

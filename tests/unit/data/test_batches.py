@@ -1,0 +1,348 @@
+"""Batches hold what the store holds, each pair once an epoch, in an order that only seed and epoch decide."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from econmt.data.batches import Batch, BatchIterator, valid_batches
+from econmt.data.store import PreparedData, prepare
+from econmt.data.subwords import BOS, EOS, PAD
+from econmt.data.token_store import TokenStore, TokenStoreWriter
+from econmt.recipe import BatchSize, Recipe
+
+MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
+RandomLengths = Callable[..., list[tuple[int, int]]]
+SENTENCES = BatchSize(type="sentence", size=4)
+WORDS = BatchSize(type="word", size=60)
+
+
+def iterator(
+    store: TokenStore | PreparedData,
+    batch: BatchSize = SENTENCES,
+    seed: int = 1,
+    rank: int = 0,
+    ranks: int = 1,
+) -> BatchIterator:
+    return BatchIterator(store, batch, 4, seed, max_length=60, rank=rank, world_size=ranks)
+
+
+def epoch_of(stream: BatchIterator) -> list[Batch]:
+    return [next(stream) for _ in range(stream.batches_per_epoch)]
+
+
+def pairs_of(batches: list[Batch]) -> list[int]:
+    return [index for batch in batches for index in batch.indices.tolist() if index >= 0]
+
+
+def same(first: Batch, second: Batch) -> bool:
+    names = ("source", "source_lengths", "target_input", "target_output", "target_lengths", "indices")
+    return all(torch.equal(getattr(first, name), getattr(second, name)) for name in names)
+
+
+@pytest.fixture
+def store(tmp_path: Path, make_store: MakeStore, random_lengths: RandomLengths) -> TokenStore:
+    return make_store(tmp_path, random_lengths(150))
+
+
+def test_layout_of_a_batch(tmp_path: Path, make_store: MakeStore) -> None:
+    store = make_store(tmp_path, [(2, 1), (1, 3)])
+    batch = next(iterator(store, BatchSize(type="sentence", size=2)))
+    rows = {int(index): row for row, index in enumerate(batch.indices)}
+    first, second = rows[0], rows[1]
+    assert batch.source[first].tolist() == [1000, 1001, EOS, PAD]
+    assert batch.source[second].tolist() == [1100, EOS, PAD, PAD]
+    assert batch.target_input[first].tolist() == [BOS, 500_000, PAD, PAD]
+    assert batch.target_output[first].tolist() == [500_000, EOS, PAD, PAD]
+    assert batch.target_input[second].tolist() == [BOS, 500_100, 500_101, 500_102]
+    assert batch.target_output[second].tolist() == [500_100, 500_101, 500_102, EOS]
+    assert batch.source_lengths[[first, second]].tolist() == [3, 2]
+    assert batch.target_lengths[[first, second]].tolist() == [2, 4]
+    assert (batch.source_tokens, batch.target_tokens) == (5, 6)
+    assert all(
+        tensor.dtype == torch.int64 for tensor in (batch.source, batch.source_lengths, batch.target_output)
+    )
+
+
+def check_batch(batch: Batch, lengths: Sequence[tuple[int, int]]) -> None:
+    """Every tensor against the ids that ``make_store`` writes."""
+    for row, index in enumerate(batch.indices.tolist()):
+        source = [1000 + 100 * index + place for place in range(lengths[index][0])]
+        target = [500_000 + 100 * index + place for place in range(lengths[index][1])]
+        rest = (
+            [PAD] * (batch.source.shape[1] - len(source) - 1),
+            [PAD] * (batch.target_output.shape[1] - len(target) - 1),
+        )
+        assert batch.source[row].tolist() == [*source, EOS, *rest[0]]
+        assert batch.target_output[row].tolist() == [*target, EOS, *rest[1]]
+        assert batch.target_input[row].tolist() == [BOS, *target, *rest[1]]
+        assert (int(batch.source_lengths[row]), int(batch.target_lengths[row])) == (
+            len(source) + 1,
+            len(target) + 1,
+        )
+    assert batch.target_tokens == int((batch.target_output != PAD).sum())
+    assert batch.source_tokens == int((batch.source != PAD).sum())
+
+
+lengths_of_pairs = st.lists(st.tuples(st.integers(1, 25), st.integers(1, 25)), min_size=1, max_size=70)
+batch_sizes = st.one_of(
+    st.builds(lambda size: BatchSize(type="sentence", size=size), st.integers(1, 20)),
+    st.builds(lambda size: BatchSize(type="word", size=size), st.integers(1, 200)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths_of_pairs, batch_sizes, st.integers(1, 9), st.integers(1, 4), st.integers(0, 2**31 - 1))
+def test_every_pair_once_an_epoch_over_all_ranks(
+    lengths: list[tuple[int, int]], size: BatchSize, width: int, ranks: int, seed: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = write_store(Path(folder), lengths)
+        streams = [
+            BatchIterator(store, size, width, seed, max_length=25, rank=rank, world_size=ranks)
+            for rank in range(ranks)
+        ]
+        assert len({stream.batches_per_epoch for stream in streams}) == 1
+        for epoch in range(2):
+            assert all(stream.epoch == epoch for stream in streams)
+            by_rank = [epoch_of(stream) for stream in streams]
+            assert sorted(itertools.chain(*map(pairs_of, by_rank))) == list(range(len(lengths)))
+            for parts in zip(*by_rank, strict=True):
+                rows = sum(len(pairs_of([part])) for part in parts)
+                positions = parts[0].target_output.shape[1]
+                assert rows <= (size.size if size.type == "sentence" else max(1, size.size // positions))
+                assert len({(part.source.shape[1], part.target_output.shape[1]) for part in parts}) == 1
+                for part in parts:
+                    assert part.source.shape[1] % width == part.target_output.shape[1] % width == 0
+                    if part.target_tokens:
+                        check_batch(part, lengths)
+
+
+def write_store(folder: Path, lengths: Sequence[tuple[int, int]]) -> TokenStore:
+    writer = TokenStoreWriter(folder, "train", 1 << 20)
+    writer.begin_file(Path("text.en"), Path("text.de"))
+    sources = [[1000 + 100 * i + place for place in range(source)] for i, (source, _) in enumerate(lengths)]
+    targets = [
+        [500_000 + 100 * i + place for place in range(target)] for i, (_, target) in enumerate(lengths)
+    ]
+    writer.add(sources, targets, list(range(1, len(lengths) + 1)))
+    description = writer.finish()
+    writer.close()
+    return TokenStore(folder, "train", description)
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths_of_pairs, batch_sizes, st.integers(0, 60), st.integers(1, 3))
+def test_restored_in_the_middle_it_goes_on_the_same(
+    lengths: list[tuple[int, int]], size: BatchSize, taken: int, ranks: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = write_store(Path(folder), lengths)
+        stream = iterator(store, size, rank=ranks - 1, ranks=ranks)
+        for _ in range(taken):
+            next(stream)
+        state = json.loads(json.dumps(stream.state_dict()))
+        expected = [next(stream) for _ in range(2 * stream.batches_per_epoch)]
+        again = iterator(store, size, rank=ranks - 1, ranks=ranks)
+        again.load_state_dict(state)
+        assert again.epoch == taken // again.batches_per_epoch
+        assert all(same(next(again), batch) for batch in expected)
+
+
+def test_the_same_seed_gives_the_same_batches(store: TokenStore) -> None:
+    assert all(same(a, b) for a, b in zip(epoch_of(iterator(store)), epoch_of(iterator(store)), strict=True))
+
+
+def test_another_seed_gives_another_order(store: TokenStore) -> None:
+    assert pairs_of(epoch_of(iterator(store, seed=1))) != pairs_of(epoch_of(iterator(store, seed=2)))
+
+
+def test_each_epoch_has_other_batches_not_only_another_order_of_them(store: TokenStore) -> None:
+    stream = iterator(store)
+    first, second = epoch_of(stream), epoch_of(stream)
+    together = [{frozenset(batch.indices.tolist()) for batch in batches} for batches in (first, second)]
+    assert len(together[0] & together[1]) < len(first) // 2
+    assert pairs_of(first) != pairs_of(second)
+
+
+def test_the_rows_of_all_ranks_are_the_batch_of_one(store: TokenStore) -> None:
+    whole = epoch_of(iterator(store))
+    shares = [epoch_of(iterator(store, rank=rank, ranks=3)) for rank in range(3)]
+    for batch, *parts in zip(whole, *shares, strict=True):
+        assert Counter(batch.indices.tolist()) == Counter(pairs_of(parts))
+        assert batch.target_tokens == sum(part.target_tokens for part in parts)
+
+
+def test_a_rank_without_a_row_gets_one_that_counts_nothing(tmp_path: Path, make_store: MakeStore) -> None:
+    store = make_store(tmp_path, [(3, 4)])
+    batch = next(iterator(store, rank=1, ranks=2))
+    assert batch.indices.tolist() == [-1]
+    assert (batch.target_tokens, batch.source_tokens) == (0, 0)
+    assert batch.target_lengths.tolist() == [0]
+    assert (batch.target_output == PAD).all()
+    assert batch.source_lengths.tolist() == [1]
+    assert batch.source[0, 0] == EOS
+    assert iterator(store, rank=1, ranks=2).worst_batch().target_tokens == 0
+
+
+def test_remainders_share_batches(tmp_path: Path, make_store: MakeStore) -> None:
+    lengths = [(length, length) for length in range(1, 25) for _ in range(5)]
+    stream = iterator(make_store(tmp_path, lengths), BatchSize(type="sentence", size=8))
+    sizes = Counter(len(batch.indices) for batch in epoch_of(stream))
+    assert sizes == {8: 15}
+
+
+def test_only_the_last_batch_is_small(store: TokenStore) -> None:
+    sizes = sorted(
+        len(batch.indices) for batch in epoch_of(iterator(store, BatchSize(type="sentence", size=16)))
+    )
+    assert sum(1 for size in sizes if size < 16) <= 1
+
+
+def test_batches_of_like_shape_hold_little_padding(tmp_path: Path, make_store: MakeStore) -> None:
+    draw = np.random.default_rng(1)
+    lengths = [
+        (int(n), int(max(1, n + d)))
+        for n, d in zip(draw.integers(1, 40, 3000), draw.integers(-2, 3, 3000), strict=True)
+    ]
+    batches = epoch_of(iterator(make_store(tmp_path, lengths), BatchSize(type="sentence", size=16)))
+    real = sum(batch.source_tokens + batch.target_tokens for batch in batches)
+    padded = sum(batch.source.numel() + batch.target_output.numel() for batch in batches)
+    assert real / padded > 0.88
+
+
+def test_word_batches_stay_under_their_size(store: TokenStore) -> None:
+    batches = epoch_of(iterator(store, WORDS))
+    assert max(batch.target_output.numel() for batch in batches) <= 60
+    full = [batch for batch in batches if batch.target_output.numel() + batch.target_output.shape[1] > 60]
+    assert len(full) > len(batches) * 0.8
+
+
+def test_a_sentence_longer_than_a_word_batch_goes_alone(tmp_path: Path, make_store: MakeStore) -> None:
+    stream = iterator(make_store(tmp_path, [(30, 30), (30, 31), (2, 2)]), BatchSize(type="word", size=10))
+    assert sorted(len(batch.indices) for batch in epoch_of(stream)) == [1, 1, 1]
+
+
+def test_worst_batch_is_the_largest_of_an_epoch(store: TokenStore) -> None:
+    def volume(batch: Batch) -> int:
+        return batch.source.numel() * batch.target_output.shape[1]
+
+    for size in (SENTENCES, WORDS):
+        stream = iterator(store, size)
+        worst = stream.worst_batch()
+        assert volume(worst) == max(volume(batch) for batch in epoch_of(stream))
+        assert stream.state_dict()["position"] == 0
+
+
+def test_another_batch_size_goes_on_at_the_same_share(store: TokenStore) -> None:
+    stream = iterator(store)
+    for _ in range(stream.batches_per_epoch + stream.batches_per_epoch // 2):
+        next(stream)
+    other = iterator(store, BatchSize(type="sentence", size=8))
+    other.load_state_dict(stream.state_dict())
+    state = other.state_dict()
+    assert state["epoch"] == 1
+    assert abs(state["position"] - other.batches_per_epoch / 2) <= 1
+    assert len(next(other).indices) <= 8
+
+
+def test_to_moves_every_tensor(store: TokenStore) -> None:
+    batch = next(iterator(store))
+    moved = batch.to(torch.device("meta"))
+    assert moved.source.device.type == moved.target_lengths.device.type == "meta"
+    assert moved.indices.device.type == "meta"
+    assert (moved.target_tokens, moved.source_tokens) == (batch.target_tokens, batch.source_tokens)
+    assert same(batch.to("cpu"), batch)
+
+
+class TestValidBatches:
+    def test_each_pair_once_without_waste(self, store: TokenStore, random_lengths: RandomLengths) -> None:
+        batches = list(valid_batches(store, 16))
+        assert sorted(pairs_of(batches)) == list(range(150))
+        assert [len(batch.indices) for batch in batches] == [16] * 9 + [6]
+        for batch in batches:
+            check_batch(batch, random_lengths(150))
+            assert batch.source.shape[1] == int(batch.source_lengths.max())
+            assert batch.target_output.shape[1] == int(batch.target_lengths.max())
+
+    def test_pairs_with_an_empty_side(self, tmp_path: Path, make_store: MakeStore) -> None:
+        (batch,) = valid_batches(make_store(tmp_path, [(0, 2), (3, 0)]), 4)
+        assert batch.source_lengths.tolist() == [4, 1]
+        assert batch.target_output.tolist() == [[EOS, PAD, PAD], [500_000, 500_001, EOS]]
+
+
+class TestDropout:
+    @pytest.fixture
+    def prepared(self, corpus: Path, tmp_path: Path, make_recipe: Callable[..., Recipe]) -> PreparedData:
+        recipe = make_recipe(subwords={"type": "bpe", "size": 60, "dropout": 0.3}, max_length=40)
+        return prepare(recipe, tmp_path / "store", [corpus], show_progress=False)
+
+    def stream(
+        self, prepared: PreparedData, size: BatchSize = SENTENCES, rank: int = 0, ranks: int = 1
+    ) -> BatchIterator:
+        return BatchIterator(prepared, size, 4, 1, max_length=40, rank=rank, world_size=ranks)
+
+    def texts(self, prepared: PreparedData, batches: list[Batch]) -> dict[int, str]:
+        decode = prepared.vocabularies.source.decode
+        return {
+            index: decode(batch.source[row].tolist())
+            for batch in batches
+            for row, index in enumerate(batch.indices.tolist())
+        }
+
+    def test_cuts_change_with_the_epoch_and_the_text_does_not(self, prepared: PreparedData) -> None:
+        stream = self.stream(prepared)
+        first, second = epoch_of(stream), epoch_of(stream)
+        plain = {
+            i: prepared.vocabularies.source.decode(prepared.train.pair(i)[0].tolist()) for i in range(200)
+        }
+        assert self.texts(prepared, first) == self.texts(prepared, second) == plain
+        tokens = [sum(batch.source_tokens for batch in batches) for batches in (first, second)]
+        assert tokens[0] != tokens[1]
+        assert min(tokens) > int(prepared.train.source_lengths.sum()) + 200
+
+    def test_restored_in_the_middle_it_goes_on_the_same(self, prepared: PreparedData) -> None:
+        stream = self.stream(prepared)
+        for _ in range(13):
+            next(stream)
+        again = self.stream(prepared)
+        again.load_state_dict(stream.state_dict())
+        assert all(same(next(again), next(stream)) for _ in range(stream.batches_per_epoch + 5))
+
+    def test_ranks_see_the_cuts_of_one_process(self, prepared: PreparedData) -> None:
+        def rows(batches: list[Batch]) -> dict[int, list[int]]:
+            return {
+                index: batch.source[row, : batch.source_lengths[row]].tolist()
+                for batch in batches
+                for row, index in enumerate(batch.indices.tolist())
+                if index >= 0
+            }
+
+        shares = [rows(epoch_of(self.stream(prepared, rank=rank, ranks=2))) for rank in range(2)]
+        assert rows(epoch_of(self.stream(prepared))) == {**shares[0], **shares[1]}
+
+    def test_lengths_keep_their_limits(self, prepared: PreparedData) -> None:
+        stream = self.stream(prepared, BatchSize(type="word", size=120))
+        worst = stream.worst_batch()
+        volume = worst.source.numel() * worst.target_output.shape[1]
+        for _ in range(3):
+            for batch in epoch_of(stream):
+                assert int(batch.source_lengths.max()) <= 41
+                assert int(batch.target_lengths.max()) <= 41
+                assert batch.target_output.numel() <= 120 or len(batch.indices) == 1
+                assert batch.source.numel() * batch.target_output.shape[1] <= volume
+                assert batch.source.shape[1] - int(batch.source_lengths.max()) < 4
+
+    def test_a_plain_store_has_none(self, prepared: PreparedData) -> None:
+        batches = epoch_of(iterator(prepared.train))
+        assert sum(batch.source_tokens for batch in batches) == int(prepared.train.source_lengths.sum()) + 200

@@ -1,0 +1,232 @@
+"""BPE-dropout makes the choices of the paper, agrees with SentencePiece, and depends on its seed alone."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from econmt.data.bpe_dropout import BpeDropout, BpeSampler, Gaps, dropout_capacity
+from econmt.data.subwords import UNK, SentencePieceVocabulary, Vocabularies, train_vocabularies
+from econmt.recipe import Data
+
+WORDS = [
+    "lower",
+    "lowest",
+    "newer",
+    "newest",
+    "wide",
+    "wider",
+    "widest",
+    "slow",
+    "slower",
+    "slowly",
+    "wildest",
+    "größer",
+    "größte",
+    "süßes",
+    "einundzwanzig",
+]
+
+
+def text(count: int) -> list[tuple[str, str]]:
+    draw = random.Random(5)
+    return [(" ".join(draw.choices(WORDS, k=8)), " ".join(draw.choices(WORDS, k=6))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Vocabularies:
+    subwords = {"type": "bpe", "size": 80}
+    data = Data.model_validate(
+        {"source": "en", "target": "de", "train": ["t"], "valid": "v", "subwords": subwords}
+    )
+    return train_vocabularies(data, lambda: iter(text(60)), tmp_path_factory.mktemp("bpe"))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(vocabularies: Vocabularies) -> SentencePieceVocabulary:
+    assert isinstance(vocabularies.source, SentencePieceVocabulary)
+    return vocabularies.source
+
+
+def test_without_skips_it_is_sentencepiece(vocabulary: SentencePieceVocabulary) -> None:
+    sampler = BpeSampler(vocabulary, 0.1)
+    draw = random.Random(1)
+    letters = sorted(set("".join(WORDS)))
+    made_up = ["".join(draw.choices(letters, k=draw.randint(1, 14))) for _ in range(400)]
+    for word in [*WORDS, *made_up]:
+        ids = tuple(vocabulary.encode(word))
+        assert sampler.cut(ids, ()).ids == ids, word
+
+
+def test_the_starting_cut_does_not_matter(vocabulary: SentencePieceVocabulary) -> None:
+    sampler = BpeSampler(vocabulary, 0.1)
+    whole = tuple(vocabulary.encode("slowest"))
+    letters = tuple(vocabulary.processor.PieceToId(letter) for letter in "\u2581slowest")
+    assert len(letters) > len(whole)
+    assert sampler.cut(letters, ()).ids == whole
+
+
+def test_all_merges_skipped_leaves_letters(vocabulary: SentencePieceVocabulary) -> None:
+    sampler = BpeSampler(vocabulary, 0.1)
+    cut = sampler.cut(tuple(vocabulary.encode("widest")), tuple(range(50)))
+    assert vocabulary.tokens(cut.ids) == list("\u2581widest")
+
+
+def exact_distribution(sampler: BpeSampler, word: tuple[int, ...], p: float) -> Counter[tuple[int, ...]]:
+    """Probability of each cut, by following both outcomes of every merge whose turn comes."""
+    result: Counter[tuple[int, ...]] = Counter()
+
+    def follow(skipped: tuple[int, ...], turn: int, probability: float) -> None:
+        cut = sampler.cut(word, skipped)
+        if turn == cut.merges:
+            result[cut.ids] += probability  # type: ignore[assignment]
+            return
+        follow(skipped, turn + 1, probability * (1 - p))
+        follow((*skipped, turn), turn + 1, probability * p)
+
+    follow((), 0, 1.0)
+    return result
+
+
+def test_frequencies_are_those_of_the_definition_and_of_sentencepiece(
+    vocabulary: SentencePieceVocabulary,
+) -> None:
+    p, draws = 0.3, 6000
+    word = tuple(vocabulary.encode("lowest"))
+    sampler = BpeSampler(vocabulary, p)
+    expected = exact_distribution(sampler, word, p)
+    assert sum(expected.values()) == pytest.approx(1.0)
+    assert len(expected) > 4
+    gaps = Gaps(np.random.Generator(np.random.PCG64(11)), p)
+    ours = Counter(tuple(sampler.sample(list(word), gaps)) for _ in range(draws))
+    theirs = Counter(
+        tuple(vocabulary.processor.SampleEncodeAsIds("lowest", alpha=p, nbest_size=-1)) for _ in range(draws)
+    )
+    assert set(ours) | set(theirs) <= set(expected)
+    for cut, probability in expected.items():
+        tolerance = 5 * (probability * (1 - probability) / draws) ** 0.5 + 1e-3
+        assert ours[cut] / draws == pytest.approx(probability, abs=tolerance)
+        assert theirs[cut] / draws == pytest.approx(probability, abs=tolerance)
+
+
+def test_sampled_text_reads_the_same(vocabulary: SentencePieceVocabulary) -> None:
+    sampler = BpeSampler(vocabulary, 0.4)
+    gaps = Gaps(np.random.Generator(np.random.PCG64(2)), 0.4)
+    for source, _ in text(30):
+        ids = vocabulary.encode(source)
+        cut = sampler.sample(ids, gaps)
+        assert vocabulary.decode(cut) == source
+        assert cut != ids
+
+
+def test_words_with_unknown_parts_stay(vocabulary: SentencePieceVocabulary) -> None:
+    sampler = BpeSampler(vocabulary, 0.5)
+    ids = vocabulary.encode("slower 漢字 漢low")
+    gaps = Gaps(np.random.Generator(np.random.PCG64(3)), 0.5)
+    for _ in range(20):
+        cut = sampler.sample(ids, gaps)
+        assert cut.count(UNK) == ids.count(UNK) == 2
+        assert vocabulary.decode(cut) == "slower <unk> <unk>low"
+
+
+def test_empty_sentence(vocabulary: SentencePieceVocabulary) -> None:
+    sampler = BpeSampler(vocabulary, 0.5)
+    assert sampler.sample([], Gaps(np.random.Generator(np.random.PCG64(3)), 0.5)) == []
+
+
+def test_the_memory_of_cuts_does_not_change_results(
+    vocabulary: SentencePieceVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> list[list[int]]:
+        sampler = BpeSampler(vocabulary, 0.3)
+        gaps = Gaps(np.random.Generator(np.random.PCG64(4)), 0.3)
+        return [sampler.sample(vocabulary.encode(source), gaps) for source, _ in text(20)]
+
+    with_memory = run()
+    monkeypatch.setattr("econmt.data.bpe_dropout._MOST_REMEMBERED", 1)
+    assert run() == with_memory
+
+
+class TestBatch:
+    def rows(
+        self, vocabularies: Vocabularies, count: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        sides = []
+        for column, vocabulary in enumerate(vocabularies):
+            rows = [vocabulary.encode(pair[column]) for pair in text(count)]
+            lengths = np.array([len(row) for row in rows])
+            ids = np.zeros((count, lengths.max()), dtype=np.int64)
+            for row, values in zip(ids, rows, strict=True):
+                row[: len(values)] = values
+            sides += [ids, lengths]
+        return sides[0], sides[1], sides[2], sides[3]
+
+    def resample(
+        self,
+        vocabularies: Vocabularies,
+        chosen: list[int],
+        seed: tuple[int, int],
+        room: tuple[int, int] = (99, 99),
+    ) -> list[tuple[list[int], list[int]]]:
+        arrays = self.rows(vocabularies, 12)
+        picked = [array[chosen] for array in arrays]
+        dropout = BpeDropout(vocabularies, 0.3)
+        source, source_lengths, target, target_lengths = dropout.resample(
+            np.array(chosen), *picked, room, seed
+        )
+        return [
+            (source[row, : source_lengths[row]].tolist(), target[row, : target_lengths[row]].tolist())
+            for row in range(len(chosen))
+        ]
+
+    def test_a_pair_depends_on_seed_epoch_and_index_alone(self, vocabularies: Vocabularies) -> None:
+        together = self.resample(vocabularies, [0, 3, 5, 7], (1, 0))
+        alone = [self.resample(vocabularies, [index], (1, 0))[0] for index in (0, 3, 5, 7)]
+        assert together == alone
+
+    def test_other_epoch_or_seed_other_cuts(self, vocabularies: Vocabularies) -> None:
+        first, epoch, seed = (
+            self.resample(vocabularies, list(range(12)), key) for key in ((1, 0), (1, 1), (2, 0))
+        )
+        assert first != epoch
+        assert first != seed
+
+    def test_text_stays(self, vocabularies: Vocabularies) -> None:
+        for (source, target), (source_ids, target_ids) in zip(
+            text(12), self.resample(vocabularies, list(range(12)), (5, 5)), strict=True
+        ):
+            assert vocabularies.source.decode(source_ids) == source
+            assert vocabularies.target.decode(target_ids) == target
+
+    def test_cuts_fit_their_bucket(self, vocabularies: Vocabularies) -> None:
+        _, source_lengths, _, target_lengths = self.rows(vocabularies, 12)
+        room = (int(source_lengths.max()) + 1, int(target_lengths.max()) + 1)
+        for seed in range(5):
+            for source, target in self.resample(vocabularies, list(range(12)), (seed, 0), room):
+                assert len(source) <= room[0]
+                assert len(target) <= room[1]
+
+    def test_separate_vocabularies(self, tmp_path: Path) -> None:
+        subwords = {"type": "bpe", "size": 60, "joint": False}
+        data = Data.model_validate(
+            {"source": "en", "target": "de", "train": ["t"], "valid": "v", "subwords": subwords}
+        )
+        pairs = [(source, target.replace("l", "k")) for source, target in text(60)]
+        separate = train_vocabularies(data, lambda: iter(pairs), tmp_path)
+        ids = [vocabulary.encode(side) for vocabulary, side in zip(separate, pairs[0], strict=True)]
+        arrays = list(itertools.chain.from_iterable((np.array([row]), np.array([len(row)])) for row in ids))
+        source, _, target, _ = BpeDropout(separate, 0.3).resample(np.array([0]), *arrays, (99, 99), (1, 1))
+        assert separate.source.decode(source[0]) == pairs[0][0]
+        assert separate.target.decode(target[0]) == pairs[0][1]
+
+
+def test_capacity() -> None:
+    capacity = dropout_capacity(0.1, 50)
+    assert capacity.tolist()[:5] == [4, 6, 7, 9, 10]
+    assert capacity[20] == 34
+    assert capacity.max() == 50

@@ -1,0 +1,72 @@
+"""Pairs are sorted into buckets of their rounded shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from econmt.data import buckets as module
+from econmt.data.buckets import assign_buckets, bucket_table, round_up
+
+lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60)
+
+
+def arrays(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    table = np.array(pairs, dtype=np.int32).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def test_room_for_the_end_mark() -> None:
+    assert assign_buckets(*arrays([(7, 8)]), 8).shapes.tolist() == [[8, 16]]
+    assert assign_buckets(*arrays([(0, 0)]), 1).shapes.tolist() == [[1, 1]]
+
+
+def test_order_of_buckets_and_of_pairs_inside() -> None:
+    pairs = [(9, 1), (1, 9), (2, 2), (3, 3), (1, 10), (8, 1)]
+    found = assign_buckets(*arrays(pairs), 4)
+    assert found.shapes.tolist() == [[4, 4], [12, 4], [4, 12]]
+    assert found.counts.tolist() == [2, 2, 2]
+    assert found.order.tolist() == [2, 3, 0, 5, 1, 4]
+    assert found.starts.tolist() == [0, 2, 4]
+
+
+@settings(max_examples=80, deadline=None)
+@given(lengths, st.integers(1, 13), st.integers(1, 9))
+def test_every_pair_is_in_its_bucket(pairs: list[tuple[int, int]], width: int, chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_CHUNK", chunk)
+        found = assign_buckets(*arrays(pairs), width)
+    assert sorted(found.order.tolist()) == list(range(len(pairs)))
+    assert found.order.dtype == np.int32
+    for start, count, shape in zip(found.starts, found.counts, found.shapes.tolist(), strict=True):
+        members = found.order[start : start + count].tolist()
+        assert members == sorted(members)
+        for source, target in (pairs[i] for i in members):
+            assert [-(-(source + 1) // width) * width, -(-(target + 1) // width) * width] == shape
+
+
+def test_capacity_makes_room_for_longer_pairs() -> None:
+    capacity = np.array([2, 2, 5, 9])
+    found = assign_buckets(*arrays([(1, 2), (3, 0)]), 2, capacity)
+    assert found.shapes.tolist() == [[10, 4], [4, 6]]
+
+
+def test_pages_are_given_back_after_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 2)
+    calls: list[int] = []
+    assign_buckets(*arrays([(1, 1)] * 5), 4, release=lambda: calls.append(1))
+    assert len(calls) == 6
+
+
+def test_rounding() -> None:
+    assert round_up(np.array([1, 8, 9, 0]), 8).tolist() == [8, 8, 16, 0]
+
+
+def test_table_counts_real_and_padded_positions() -> None:
+    table = bucket_table(*arrays([(3, 3), (2, 1), (9, 2), (5, 6)]), 4)
+    assert [tuple(row) for row in table] == [
+        (4, 4, 12, 3, (4 + 4) + (3 + 2) + (10 + 3), 8 + 8 + 16),
+        (8, 8, 8, 1, 6 + 7, 16),
+    ]

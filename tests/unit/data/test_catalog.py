@@ -1,0 +1,111 @@
+"""The catalog's entries are well formed, and what we make ourselves comes out right."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from econmt.data.catalog import CATALOG
+from econmt.data.corpus import find_corpus, read_pairs
+from econmt.errors import InputError
+
+
+def test_known_data_sets() -> None:
+    assert set(CATALOG) == {"iwslt15-en-vi", "multi30k", "tatoeba-en-de", "wikitext-2", "number-words"}
+
+
+@pytest.mark.parametrize("name", sorted(CATALOG))
+def test_entries_are_well_formed(name: str) -> None:
+    entry = CATALOG[name]
+    assert entry.description
+    assert entry.licence
+    assert (entry.make is None) == (entry.made == ())
+    digits = {"sha256": 64, "sha1": 40, "git": 40}
+    for remote in entry.files.values():
+        assert remote.url.startswith("https://")
+        if remote.checksum is None:
+            assert "no fixed checksum" in entry.origin
+        else:
+            kind, _, value = remote.checksum.partition(":")
+            assert re.fullmatch(rf"[0-9a-f]{{{digits[kind]}}}", value)
+    checksums = [remote.checksum for remote in entry.files.values()]
+    assert len(set(checksums)) == len(checksums)
+
+
+def test_multi30k_calls_its_valid_split_val() -> None:
+    files = CATALOG["multi30k"].files
+    assert files["valid.en.gz"].url.endswith("/val.en.gz")
+    assert files["train.de.gz"].url.endswith("/train.de.gz")
+
+
+def test_number_words_are_made_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("econmt.data.number_words.SPLIT_SIZES", {"train": 40, "valid": 5, "test": 5})
+    found = find_corpus("number-words/valid", "de", "en", [], progress=False)
+    assert found.source == tmp_path / "cache" / "data" / "number-words" / "valid.de"
+    pairs = list(read_pairs(found))
+    assert len(pairs) == 5
+    assert all("und" not in english.split() for _, english in pairs)
+    assert capfd.readouterr().err.count("\n") == 1
+    find_corpus("number-words/train", "en", "de", [], progress=False)
+    assert capfd.readouterr().err == ""
+
+
+class TestTatoeba:
+    @pytest.fixture
+    def archive(self, tmp_path: Path) -> Path:
+        file = tmp_path / "cache" / "data" / "tatoeba-en-de" / "deu-eng.zip"
+        file.parent.mkdir(parents=True)
+        rows = [f"Sentence {i // 2}.\tSatz {i}.\tCC-BY 2.0 #{i}" for i in range(4000)]
+        rows += ["Sentence 0.\tSatz 0.\tagain", "\tleer\t", "alone", "New.\tSatz 1.\t"]
+        with zipfile.ZipFile(file, "w") as opened:
+            opened.writestr("_about.txt", "licence")
+            opened.writestr("deu.txt", "\n".join(rows) + "\n")
+        return file
+
+    def splits(self) -> dict[str, list[tuple[str, str]]]:
+        return {
+            split: list(read_pairs(find_corpus(f"tatoeba-en-de/{split}", "en", "de", [], progress=False)))
+            for split in ("train", "valid", "test")
+        }
+
+    def test_split_by_sentence(self, archive: Path) -> None:
+        splits = self.splits()
+        assert sum(map(len, splits.values())) in (4000, 4001)
+        assert 20 <= len(splits["valid"]) <= 80
+        assert 20 <= len(splits["test"]) <= 80
+        for share, name in ((0, "valid"), (1, "test")):
+            for source, _ in splits[name]:
+                assert int.from_bytes(hashlib.sha256(source.encode()).digest()[:4], "big") % 100 == share
+
+    def test_nothing_held_out_is_trained_on(self, archive: Path) -> None:
+        splits = self.splits()
+        for column in range(2):
+            train = {pair[column] for pair in splits["train"]}
+            assert not train & {pair[column] for name in ("valid", "test") for pair in splits[name]}
+
+    def test_every_translation_of_a_sentence_is_kept(self, archive: Path) -> None:
+        assert {("Sentence 7.", "Satz 14."), ("Sentence 7.", "Satz 15.")} <= set(self.splits()["train"])
+
+    def test_the_same_archive_gives_the_same_splits(self, archive: Path) -> None:
+        first = self.splits()
+        for file in archive.parent.glob("*.en"):
+            file.unlink()
+        assert self.splits() == first
+
+    def test_an_archive_that_is_none(self, archive: Path) -> None:
+        archive.write_bytes(b"<html>sorry</html>")
+        with pytest.raises(InputError, match=r"deu-eng\.zip: not the archive it should be .* and removed"):
+            find_corpus("tatoeba-en-de/train", "en", "de", [], progress=False)
+        assert not archive.exists()
+
+    def test_an_archive_without_the_text(self, archive: Path) -> None:
+        with zipfile.ZipFile(archive, "w") as opened:
+            opened.writestr("other.txt", "x")
+        with pytest.raises(InputError, match="not the archive it should be"):
+            find_corpus("tatoeba-en-de/train", "en", "de", [], progress=False)

@@ -1,0 +1,181 @@
+"""Files are found in the order of the search path and read strictly."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from econmt.data.corpus import Corpus, find_corpus, find_text, read_lines, read_pairs, search_path
+from econmt.errors import InputError
+
+
+def put(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def test_search_path_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, data, env = tmp_path / "up" / "recipes", tmp_path / "data", tmp_path / "env"
+    for folder in (recipe, data, env):
+        folder.mkdir(parents=True)
+    monkeypatch.setenv("ECONMT_DATA", str(env))
+    expected = [recipe, recipe.parent, data, env, tmp_path, tmp_path / "cache" / "data"]
+    assert search_path(recipe, data) == [folder.resolve() for folder in expected]
+
+
+def test_search_path_names_each_folder_once(tmp_path: Path) -> None:
+    assert search_path(tmp_path, tmp_path).count(tmp_path.resolve()) == 1
+
+
+def test_data_dir_that_is_no_folder() -> None:
+    with pytest.raises(InputError, match="--data-dir nowhere: no such folder"):
+        search_path(None, Path("nowhere"))
+
+
+@pytest.mark.parametrize("endings", [(".en", ".de"), (".en.gz", ".de"), (".en.gz", ".de.gz")])
+def test_finds_both_sides(tmp_path: Path, endings: tuple[str, str]) -> None:
+    files = [put(tmp_path / "b" / "set" / f"train{ending}", b"x\n") for ending in endings]
+    found = find_corpus("set/train", "en", "de", [tmp_path / "a", tmp_path / "b"], progress=False)
+    assert found == Corpus(files[0], files[1])
+
+
+def test_first_folder_wins_and_a_half_does_not_count(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "train.en", b"x\n")
+    for name in ("b", "c"):
+        put(tmp_path / name / "train.en", b"x\n")
+        put(tmp_path / name / "train.de", b"x\n")
+    found = find_corpus("train", "en", "de", [tmp_path / name for name in "abc"], progress=False)
+    assert found.source == tmp_path / "b" / "train.en"
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "train.tsv.gz"])
+def test_table_of_both_sides(tmp_path: Path, name: str) -> None:
+    file = put(tmp_path / name, b"ein Haus\ta house\nein Ei\tan egg\n")
+    found = find_corpus("train", "de", "en", [tmp_path], progress=False)
+    assert found == Corpus(file, None)
+    assert list(read_pairs(found)) == [("ein Haus", "a house"), ("ein Ei", "an egg")]
+
+
+def test_prefix_with_a_dot_keeps_it(tmp_path: Path) -> None:
+    put(tmp_path / "v1.2.en", b"x\n")
+    put(tmp_path / "v1.2.de", b"y\n")
+    assert find_corpus("v1.2", "en", "de", [tmp_path], progress=False).source.name == "v1.2.en"
+
+
+def test_absolute_prefix(tmp_path: Path) -> None:
+    put(tmp_path / "t.en", b"x\n")
+    put(tmp_path / "t.de", b"y\n")
+    assert find_corpus(str(tmp_path / "t"), "en", "de", [], progress=False).target == tmp_path / "t.de"
+
+
+def test_not_found_names_every_place(tmp_path: Path) -> None:
+    put(tmp_path / "a" / "set" / "train.en", b"x\n")
+    with pytest.raises(InputError) as caught:
+        find_corpus("set/train", "en", "de", [tmp_path / "a", tmp_path / "b"], progress=False)
+    message = str(caught.value)
+    assert f"{tmp_path / 'a' / 'set'}, {tmp_path / 'b' / 'set'} (no such folder)" in message
+    assert "set/train.en(.gz) with set/train.de(.gz), or set/train.tsv(.gz)" in message
+    assert f"{tmp_path / 'a' / 'set' / 'train.en'} is there but train.de(.gz) is not" in message
+    assert "multi30k" in message
+    assert "\n" not in message
+
+
+def test_known_data_set_without_that_split() -> None:
+    with pytest.raises(InputError, match=r"the catalog's multi30k has train\.en, train\.de, valid\.en"):
+        find_corpus("multi30k/dev", "en", "de", [], progress=False)
+
+
+def test_catalog_is_not_asked_without_leave(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not found"):
+        find_corpus("number-words/valid", "en", "de", [tmp_path], progress=False, fetch=False)
+
+
+def test_one_file(tmp_path: Path) -> None:
+    file = put(tmp_path / "lm" / "train.txt.gz", b"x\n")
+    assert find_text("lm/train.txt", [tmp_path], progress=False) == file
+    with pytest.raises(InputError, match=r"lm/valid\.txt\(\.gz\)"):
+        find_text("lm/valid.txt", [tmp_path], progress=False)
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.txt.gz"])
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\nb", ["a", "b"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"\n \n", ["", " "]),
+        ("\ufeffa\n\ufeffb\n".encode(), ["a", "\ufeffb"]),
+        ("a\u2028b\x0bc\x85d\x1ce\n".encode(), ["a\u2028b\x0bc\x85d\x1ce"]),
+        (b"a\rb\n", ["a\rb"]),
+        (b"a\r\r\n", ["a\r"]),
+    ],
+)
+def test_only_newlines_end_lines(tmp_path: Path, name: str, content: bytes, lines: list[str]) -> None:
+    assert list(read_lines(put(tmp_path / name, content))) == lines
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"ok\nB\xe4r\n", r"t\.txt:2: not valid UTF-8 \(byte 0xe4 at column 2\)"),
+        (b"\xed\xa0\x80\n", r"t\.txt:1: not valid UTF-8"),
+        (b"ok\nok\na\0b\n", r"t\.txt:3: NUL byte at column 2"),
+        (b"", r"t\.txt: the file is empty"),
+    ],
+)
+def test_bad_content(tmp_path: Path, content: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        list(read_lines(put(tmp_path / "t.txt", content)))
+
+
+def test_empty_file_where_that_is_fine(tmp_path: Path) -> None:
+    assert list(read_lines(put(tmp_path / "t.txt", b""), allow_empty=True)) == []
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"t\.txt: no such file"):
+        list(read_lines(tmp_path / "t.txt"))
+    with pytest.raises(InputError, match="is a folder"):
+        list(read_lines(tmp_path))
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "plain"])
+def test_corrupt_gzip(tmp_path: Path, damage: str) -> None:
+    whole = bytearray(gzip.compress(b"".join(b"line %d\n" % (i * i) for i in range(20_000))))
+    if damage == "cut":
+        content = bytes(whole[:-9])
+    elif damage == "flipped":
+        whole[len(whole) // 2] ^= 0xFF
+        content = bytes(whole)
+    else:
+        content = b"just text\n"
+    file = tmp_path / "t.gz"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"t\.gz: corrupt gzip file after line \d+"):
+        list(read_lines(file))
+
+
+@pytest.mark.parametrize(("first", "second"), [(3, 5), (5, 3), (2, 1)])
+def test_different_line_counts(tmp_path: Path, first: int, second: int) -> None:
+    source, target = put(tmp_path / "t.en", b"x\n" * first), put(tmp_path / "t.de", b"y\n" * second)
+    with pytest.raises(InputError) as caught:
+        list(read_pairs(Corpus(source, target)))
+    assert f"{source} has {first} lines but {target} has {second};" in str(caught.value)
+
+
+def test_table_with_a_wrong_number_of_columns(tmp_path: Path) -> None:
+    file = put(tmp_path / "t.tsv", b"a\tb\na\tb\tc\n")
+    with pytest.raises(InputError, match=r"t\.tsv:2: 3 tab-separated columns; expected two"):
+        list(read_pairs(Corpus(file, None)))
+
+
+def test_pairs_are_streamed(tmp_path: Path) -> None:
+    source, target = put(tmp_path / "t.en", b"a\nb\xff\n"), put(tmp_path / "t.de", b"c\nd\n")
+    pairs = read_pairs(Corpus(source, target))
+    assert next(pairs) == ("a", "c")
+    with pytest.raises(InputError, match=r"t\.en:2"):
+        next(pairs)

@@ -1,0 +1,128 @@
+"""``econmt prepare`` from the command line: its report, and one clear line for what is wrong with the text."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from econmt.cli.main import main
+from econmt.data.store import open_prepared
+
+Command = Callable[..., tuple[int, str, str]]
+RECIPE = """\
+name: try
+output: model
+data:
+  source: en
+  target: de
+  train: [train]
+  valid: valid
+  subwords: {type: bpe, size: 60}
+training:
+  max_updates: 1
+"""
+
+
+@pytest.fixture
+def econmt(corpus: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run a command; gives exit code, standard output and standard error."""
+    Path("recipe.yaml").write_text(RECIPE, encoding="utf-8")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["prepare", "recipe.yaml", "--data-dir", "corpus", *arguments])
+        captured = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+def test_report(econmt: Command) -> None:
+    code, out, err = econmt("training.bucket_width=16", "data.test=test")
+    assert (code, err) == (0, "")
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line}
+    prepared = open_prepared(Path("model/prepared"))
+    counts = prepared.statistics["train"]
+    assert "vocabulary  source 60, target 60 (joint)" in out
+    assert any(line.split()[:2] == ["train", "200"] for line in out.splitlines())
+    assert rows["test"][1] == "7"
+    tokens = counts["source_tokens"] + counts["target_tokens"] + 400
+    assert rows["all"][1:5] == ["200", "100.0", "%", f"{tokens:,}"]
+    assert "buckets of width 16" in out
+
+
+def test_second_run_is_the_same_report_without_work(econmt: Command) -> None:
+    first = econmt()
+    made = Path("model/prepared/train.tokens").stat().st_ino
+    assert econmt() == first
+    assert Path("model/prepared/train.tokens").stat().st_ino == made
+
+
+def test_output_folder(econmt: Command) -> None:
+    assert econmt("--output", "elsewhere/store")[0] == 0
+    assert len(open_prepared(Path("elsewhere/store")).train) == 200
+    assert not Path("model").exists()
+
+
+def break_text(corpus: Path, fault: str) -> list[str]:
+    """Damage the text; returns what the error must say."""
+    english, german = corpus / "train.en", corpus / "train.de"
+    if fault == "missing":
+        german.unlink()
+        return ["text train not found", str(corpus), "train.en is there but train.de(.gz) is not"]
+    if fault == "line counts":
+        german.write_bytes(german.read_bytes() + b"mehr\n")
+        return [f"{english} has 200 lines but {german} has 201"]
+    if fault == "utf-8":
+        english.write_bytes(english.read_bytes().replace(b"\n", b"\n\xff", 4).replace(b"\xff", b"", 3))
+        return [f"{english}:5: not valid UTF-8"]
+    if fault == "empty file":
+        english.write_bytes(b"")
+        return [f"{english}: the file is empty"]
+    if fault == "empty side":
+        german.write_bytes(b"\n" + german.read_bytes().split(b"\n", 1)[1])
+        return [f"{german}:1: the target side of this training pair is empty", "data.empty_lines"]
+    if fault == "NUL":
+        german.write_bytes(german.read_bytes().replace(b" ", b"\0", 1))
+        return [f"{german}:", "NUL byte"]
+    german.unlink()
+    (corpus / "train.de.gz").write_bytes(gzip.compress(b"text\n" * 200)[:-12])
+    return [f"{german}.gz: corrupt gzip file"]
+
+
+@pytest.mark.parametrize(
+    "fault", ["missing", "line counts", "utf-8", "empty file", "empty side", "NUL", "corrupt gzip"]
+)
+def test_bad_text_gets_one_clear_line(econmt: Command, corpus: Path, fault: str) -> None:
+    expected = break_text(corpus, fault)
+    code, out, err = econmt()
+    assert (code, out) == (2, "")
+    assert err.startswith("econmt: error: ")
+    assert err.count("\n") == 1
+    for text in expected:
+        assert text in err
+    assert not Path("model/prepared").exists()
+
+
+def test_only_long_lines(econmt: Command) -> None:
+    code, _, err = econmt("data.max_length=1")
+    assert code == 2
+    assert "no training pair is left of 200" in err
+    assert "raise data.max_length" in err
+
+
+def test_place_that_cannot_be_written(econmt: Command) -> None:
+    Path("taken").write_text("a file")
+    code, _, err = econmt("--output", "taken/store")
+    assert code == 2
+    assert err.startswith("econmt: error: taken/store: ")
+    assert err.count("\n") == 1
+
+
+def test_data_dir_that_is_not_there(econmt: Command) -> None:
+    code, _, err = econmt("--data-dir", "nowhere")
+    assert (code, err) == (2, "econmt: error: --data-dir nowhere: no such folder\n")

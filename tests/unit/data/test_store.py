@@ -1,0 +1,311 @@
+"""Text becomes a store once; it is reused while nothing has changed, and a failure leaves the old one whole."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from econmt.data.store import PreparedData, length_quantiles, open_prepared, prepare, store_folder
+from econmt.data.subwords import UNK
+from econmt.errors import InputError
+from econmt.recipe import Recipe
+
+MakeRecipe = Callable[..., Recipe]
+
+
+def put(corpus: Path, name: str, source: str, target: str) -> None:
+    (corpus / f"{name}.en").write_bytes(source.encode())
+    (corpus / f"{name}.de").write_bytes(target.encode())
+
+
+@pytest.fixture
+def run(corpus: Path, tmp_path: Path, make_recipe: MakeRecipe) -> Callable[..., PreparedData]:
+    def run(**changes: object) -> PreparedData:
+        return prepare(make_recipe(**changes), tmp_path / "store", [corpus], show_progress=False)
+
+    return run
+
+
+def lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_every_pair_is_its_line(run: Callable[..., PreparedData], corpus: Path) -> None:
+    prepared = run()
+    assert len(prepared.train) == 200
+    source, target = lines(corpus / "train.en"), lines(corpus / "train.de")
+    for index in (0, 1, 99, 199):
+        ids = prepared.train.pair(index)
+        assert prepared.vocabularies.source.decode(ids[0].tolist()) == source[index]
+        assert prepared.vocabularies.target.decode(ids[1].tolist()) == target[index]
+        assert prepared.train.location(index) == f"{corpus / 'train.en'}:{index + 1}"
+
+
+def test_valid_and_test_keep_their_raw_lines(run: Callable[..., PreparedData], corpus: Path) -> None:
+    put(corpus, "valid", "  a\u2028b  c\t\n\nfull\x85\n", "x\r y\nz\n\n")
+    prepared = run(max_length=40)
+    assert prepared.valid_source == ["  a\u2028b  c\t", "", "full\x85"]
+    assert prepared.valid_target == ["x\r y", "z", ""]
+    assert prepared.valid.source_lengths.tolist()[1] == prepared.valid.target_lengths.tolist()[2] == 0
+    assert prepared.test_source == lines(corpus / "test.en")
+    assert prepared.test is not None
+    assert len(prepared.test) == 7
+
+
+def test_no_test_text(run: Callable[..., PreparedData]) -> None:
+    prepared = run(test=None)
+    assert prepared.test is None
+    assert prepared.test_source == prepared.test_target == []
+
+
+def test_several_training_files(run: Callable[..., PreparedData], corpus: Path) -> None:
+    (corpus / "more.tsv.gz").write_bytes(gzip.compress(b"ba de\tli mo\nnu\tra\n"))
+    prepared = run(train=["train", "more"])
+    assert len(prepared.train) == 202
+    assert prepared.vocabularies.target.decode(prepared.train.pair(200)[1].tolist()) == "li mo"
+    assert prepared.train.location(199) == f"{corpus / 'train.en'}:200"
+    assert prepared.train.location(201) == f"{corpus / 'more.tsv.gz'}:2"
+
+
+def test_long_and_empty_pairs_are_left_out_and_counted(
+    run: Callable[..., PreparedData], corpus: Path
+) -> None:
+    subwords = {"type": "words", "source": 50, "target": 50}
+    put(corpus, "train", "a b\na b c d\na\n\na b c\nb\n", "x\ny\nx y z w v\nx\nx y z\n  \n")
+    prepared = run(max_length=3, empty_lines="skip", subwords=subwords)
+    assert [prepared.train.location(i).rpartition(":")[2] for i in range(len(prepared.train))] == ["1", "5"]
+    counts = prepared.statistics["train"]
+    assert (counts["lines"], counts["pairs"], counts["too_long"], counts["empty"]) == (6, 2, 2, 2)
+    assert (counts["source_tokens"], counts["target_tokens"]) == (5, 4)
+
+
+def test_valid_text_is_never_left_out(run: Callable[..., PreparedData], corpus: Path) -> None:
+    put(corpus, "valid", "ba " * 50 + "\nba\n", "de\nde\n")
+    assert run(max_length=40).valid.source_lengths.tolist()[0] >= 50
+
+
+def test_unknown_tokens_are_counted(run: Callable[..., PreparedData], corpus: Path) -> None:
+    put(corpus, "test", "ba 漢 de\n", "Ω Ω\n")
+    prepared = run()
+    assert prepared.test is not None
+    assert (prepared.test.pair(0)[0] == UNK).sum() == 1
+    assert prepared.statistics["test"]["source_unknown"] == 1
+    assert prepared.statistics["test"]["target_unknown"] == 2
+    assert prepared.statistics["train"]["source_unknown"] == 0
+
+
+class TestReuse:
+    @pytest.fixture
+    def made(self, run: Callable[..., PreparedData], capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+        """Prepare once; then prepare again with changes and return what was said ("" if it was reused)."""
+        run()
+        store = Path("store")
+
+        def again(**changes: object) -> str:
+            before = store.stat().st_ino
+            capfd.readouterr()
+            run(**changes)
+            said = capfd.readouterr().err
+            assert (store.stat().st_ino == before) == (said == "" or "is not here" in said)
+            return said
+
+        return again
+
+    def test_nothing_changed(self, made: Callable[..., str]) -> None:
+        assert made() == ""
+
+    def test_dropout_is_no_part_of_the_store(
+        self, made: Callable[..., str], run: Callable[..., PreparedData]
+    ) -> None:
+        assert made(subwords={"type": "bpe", "size": 60, "dropout": 0.1}) == ""
+        assert run(subwords={"type": "bpe", "size": 60, "dropout": 0.1}).subword_dropout == 0.1
+        assert run().subword_dropout == 0.0
+
+    def test_touched_but_equal_text(self, made: Callable[..., str], corpus: Path) -> None:
+        os.utime(corpus / "train.en", (1, 1))
+        assert made() == ""
+
+    def test_text_in_another_folder(self, made: Callable[..., str], corpus: Path) -> None:
+        for file in list(corpus.iterdir()):
+            file.rename(corpus.parent / file.name)
+        assert "is not here" in made()
+
+    def test_changed_text(self, made: Callable[..., str], corpus: Path) -> None:
+        with (corpus / "train.de").open("ab") as stream:
+            stream.write(b"ba\n")
+        with (corpus / "train.en").open("ab") as stream:
+            stream.write(b"de\n")
+        assert (
+            made()
+            == f"econmt: preparing the data in {Path.cwd() / 'store'} again: {corpus / 'train.en'} has changed\n"
+        )
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            ({"max_length": 50}, "data.max_length was 100 and is 50 now"),
+            ({"subwords": {"type": "bpe", "size": 61}}, "data.subwords was"),
+            ({"test": None}, "data.test was 'test' and is None now"),
+        ],
+    )
+    def test_changed_recipe(self, made: Callable[..., str], change: dict[str, object], said: str) -> None:
+        assert said in made(**change)
+
+    def test_damaged_store(self, made: Callable[..., str]) -> None:
+        file = Path("store") / "train.tokens"
+        file.write_bytes(file.read_bytes()[:-2])
+        assert "bytes instead of" in made()
+        assert made() == ""
+
+    def test_vocabulary_of_another_store(self, made: Callable[..., str]) -> None:
+        file = Path("store") / "subwords.model"
+        file.write_bytes(file.read_bytes() + b"\n")
+        with pytest.raises(InputError, match="vocabulary files are not those of the token store"):
+            open_prepared(Path("store"))
+        assert "vocabulary files are not those" in made()
+
+    def test_text_is_gone(self, made: Callable[..., str], corpus: Path) -> None:
+        (corpus / "valid.de").unlink()
+        assert "its text is not here, so it was not looked at for changes" in made()
+
+    def test_text_is_gone_and_the_recipe_has_changed(
+        self, run: Callable[..., PreparedData], corpus: Path
+    ) -> None:
+        run()
+        (corpus / "valid.de").unlink()
+        with pytest.raises(InputError, match="text valid not found"):
+            run(max_length=50)
+
+
+class TestRefused:
+    def test_an_empty_side(self, run: Callable[..., PreparedData], corpus: Path) -> None:
+        put(corpus, "train", "a\nb\n", "x\n \n")
+        with pytest.raises(
+            InputError,
+            match=r"train\.de:2: the target side of this training pair is empty.*data\.empty_lines",
+        ):
+            run(subwords={"type": "words"})
+
+    def test_only_long_pairs(self, run: Callable[..., PreparedData]) -> None:
+        with pytest.raises(
+            InputError,
+            match=r"train\.en: no training pair is left of 200: 200 longer than data\.max_length 1 tokens; raise",
+        ):
+            run(max_length=1)
+
+    def test_only_empty_pairs(self, run: Callable[..., PreparedData], corpus: Path) -> None:
+        put(corpus, "train", "a\n\n", "\nx\n")
+        with pytest.raises(InputError, match=r"no training pair is left of 2: .* 2 with an empty side"):
+            run(empty_lines="skip", subwords={"type": "words"})
+
+    def test_a_folder_with_other_things(self, run: Callable[..., PreparedData], tmp_path: Path) -> None:
+        precious = tmp_path / "store" / "thesis.txt"
+        precious.parent.mkdir()
+        precious.write_text("years of work")
+        with pytest.raises(InputError, match="the folder holds other files"):
+            run()
+        assert precious.read_text() == "years of work"
+
+    def test_a_description_that_is_not_ours(self, run: Callable[..., PreparedData], tmp_path: Path) -> None:
+        meta = tmp_path / "store" / "meta.json"
+        meta.parent.mkdir()
+        for content in ('{"name": "something else"}', "[]", "{"):
+            meta.write_text(content)
+            with pytest.raises(InputError, match=r"meta\.json: "):
+                run()
+            assert meta.read_text() == content
+
+    def test_a_file_in_the_way(self, run: Callable[..., PreparedData], tmp_path: Path) -> None:
+        (tmp_path / "store").write_text("x")
+        with pytest.raises(InputError, match="store: "):
+            run()
+
+    def test_a_file_above_in_the_way(self, corpus: Path, tmp_path: Path, make_recipe: MakeRecipe) -> None:
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(InputError, match=r"file/store: "):
+            prepare(make_recipe(), tmp_path / "file" / "store", [corpus], show_progress=False)
+
+    def test_nothing_to_open(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="no prepared data here; run econmt prepare"):
+            open_prepared(tmp_path)
+
+
+class TestFailureInTheMiddle:
+    @pytest.fixture
+    def full_disk(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(descriptor: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", refuse)
+
+    def test_full_disk_keeps_the_old_store(
+        self, run: Callable[..., PreparedData], request: pytest.FixtureRequest, tmp_path: Path
+    ) -> None:
+        run()
+        request.getfixturevalue("full_disk")
+        with pytest.raises(
+            InputError, match="the disk is full; free some space and run the same command again"
+        ):
+            run(max_length=50)
+        assert len(open_prepared(tmp_path / "store").train) == 200
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "store"]
+
+    def test_bad_text_leaves_nothing_behind(
+        self, run: Callable[..., PreparedData], corpus: Path, tmp_path: Path
+    ) -> None:
+        (corpus / "test.de").write_bytes(b"ok\n\xff\n")
+        with pytest.raises(InputError, match=r"test\.de:2: not valid UTF-8"):
+            run()
+        assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+    def test_no_permission(self, run: Callable[..., PreparedData], monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(self: Path, *_: object, **__: object) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+        monkeypatch.setattr(Path, "mkdir", refuse)
+        with pytest.raises(InputError, match=r"no permission to write .*; choose another folder"):
+            run()
+
+    def test_what_a_killed_run_left_is_removed(
+        self, run: Callable[..., PreparedData], tmp_path: Path
+    ) -> None:
+        dead = tmp_path / ".store.999999999.partial"
+        alive = tmp_path / f".store.{os.getppid()}.partial"
+        other = tmp_path / ".store.notes.partial"
+        for folder in (dead, alive, other):
+            folder.mkdir()
+        run()
+        assert [folder.is_dir() for folder in (dead, alive, other)] == [False, True, True]
+
+
+def test_the_same_text_gives_the_same_store(corpus: Path, tmp_path: Path, make_recipe: MakeRecipe) -> None:
+    stores = [tmp_path / name for name in ("one", "two")]
+    for store in stores:
+        prepare(make_recipe(), store, [corpus], show_progress=False)
+    for name in ("train.tokens", "train.index", "subwords.model", "valid.tokens"):
+        assert (stores[0] / name).read_bytes() == (stores[1] / name).read_bytes()
+
+
+def test_description_can_be_read_by_people_and_holds_checksums(
+    run: Callable[..., PreparedData], corpus: Path
+) -> None:
+    run()
+    meta = json.loads((Path("store") / "meta.json").read_text(encoding="utf-8"))
+    assert [Path(entry["path"]).name for entry in meta["files"]][:2] == ["train.en", "train.de"]
+    assert all(len(entry["sha256"]) == 64 for entry in meta["files"])
+
+
+def test_place_of_the_store(make_recipe: MakeRecipe) -> None:
+    assert store_folder(make_recipe()) == Path("model/prepared")
+    assert store_folder(make_recipe(prepared="/big/disk")) == Path("/big/disk")
+
+
+def test_quantiles() -> None:
+    assert length_quantiles(np.arange(101)) == [0, 25, 50, 75, 95, 99, 100]

@@ -1,0 +1,314 @@
+"""Vocabularies: what is learnt is deterministic, loads again, and gives text back."""
+
+from __future__ import annotations
+
+import functools
+import io
+import tempfile
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from econmt.data.subwords import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL_TOKENS,
+    UNK,
+    Vocabularies,
+    fingerprint,
+    load_vocabularies,
+    sample_pairs,
+    split_words,
+    train_vocabularies,
+    vocabulary_files,
+)
+from econmt.errors import InputError
+from econmt.recipe import Data
+
+PAIRS = [
+    ("A man, two dogs and one Ähre.", "Ein Mann, zwei Hunde und eine „Ähre“."),
+    ("The man doesn't see it — really?", "Der Mann sieht's nicht – wirklich?"),
+    ("Full-width ＡＢＣ and ﬁ ligature; 1½ km² 100 %", "Tiếng Việt: Đó là những con chó."),
+] * 20
+
+
+def data(**subwords: Any) -> Data:
+    return Data.model_validate(
+        {"source": "en", "target": "de", "train": ["t"], "valid": "v", "subwords": subwords}
+    )
+
+
+def factory() -> Iterator[tuple[str, str]]:
+    return iter(PAIRS)
+
+
+def learn(folder: Path, **subwords: Any) -> Vocabularies:
+    return train_vocabularies(data(**subwords), factory, folder)
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def joint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Vocabularies:
+    return learn(tmp_path_factory.mktemp("joint"), type=request.param, size=120)
+
+
+def test_ids_of_the_special_tokens(joint: Vocabularies) -> None:
+    assert (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
+    assert tuple(joint.source.tokens([PAD, UNK, BOS, EOS])) == SPECIAL_TOKENS
+
+
+def test_joint_is_one_object(joint: Vocabularies) -> None:
+    assert joint.source is joint.target
+    assert joint.source.size <= 120
+
+
+def test_decoding_gives_the_text_back(joint: Vocabularies) -> None:
+    for pair in PAIRS[:3]:
+        for text in pair:
+            ids = joint.source.encode(text)
+            assert min(ids) > EOS
+            assert joint.source.decode(ids) == text
+
+
+def test_many_is_one_by_one(joint: Vocabularies) -> None:
+    texts = [text for pair in PAIRS[:3] for text in pair] + ["", "unseen 漢"]
+    assert joint.source.encode_many(texts) == [joint.source.encode(text) for text in texts]
+    assert joint.source.encode_many([]) == []
+
+
+def test_composed_and_decomposed_spellings_are_one(joint: Vocabularies) -> None:
+    composed = unicodedata.normalize("NFC", PAIRS[2][1])
+    decomposed = unicodedata.normalize("NFD", composed)
+    assert composed != decomposed
+    assert joint.target.encode(decomposed) == joint.target.encode(composed)
+    assert joint.target.decode(joint.target.encode(decomposed)) == composed
+
+
+def test_nothing_is_rewritten(joint: Vocabularies) -> None:
+    assert joint.source.decode(joint.source.encode("ＡＢＣ ﬁ ½ ²")) == "ＡＢＣ ﬁ ½ ²"
+
+
+def test_spaces(joint: Vocabularies) -> None:
+    assert joint.source.decode(joint.source.encode("  A  man ")) == "A man"
+    assert joint.source.encode("") == joint.source.encode("   ") == []
+
+
+def test_unknown_characters_and_special_ids_in_output(joint: Vocabularies) -> None:
+    ids = joint.source.encode("man 漢字 and")
+    assert ids.count(UNK) == 1
+    assert joint.source.decode(ids) == "man <unk> and"
+    assert joint.source.decode([BOS, *joint.source.encode("A man"), EOS, PAD, PAD]) == "A man"
+
+
+def test_marks_written_in_the_text_are_text(joint: Vocabularies) -> None:
+    for mark in ("</s>", "<s>", "<pad>"):
+        assert not {PAD, BOS, EOS} & set(joint.source.encode(f"A {mark} man"))
+
+
+ALPHABET = "abcdefgäÄßĐ'.,;?–„ "
+
+
+@functools.cache
+def alphabet_vocabulary() -> Vocabularies:
+    words = [
+        " ".join(ALPHABET[start:] + ALPHABET[:start]).replace("  ", " ") for start in range(len(ALPHABET))
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        return train_vocabularies(
+            data(type="bpe", size=60), lambda: iter([(ALPHABET, word) for word in words] * 3), Path(folder)
+        )
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.sampled_from(ALPHABET), max_size=40))
+def test_any_text_of_known_characters_comes_back(text: str) -> None:
+    vocabulary = alphabet_vocabulary().source
+    assert vocabulary.decode(vocabulary.encode(text)) == " ".join(text.split())
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_same_text_same_file(tmp_path: Path, kind: str) -> None:
+    for name in ("a", "b"):
+        learn(tmp_path / name, type=kind, size=100)
+    assert (tmp_path / "a" / "subwords.model").read_bytes() == (
+        tmp_path / "b" / "subwords.model"
+    ).read_bytes()
+    assert fingerprint(tmp_path / "a") == fingerprint(tmp_path / "b")
+
+
+def test_other_settings_other_fingerprint(tmp_path: Path) -> None:
+    learn(tmp_path / "a", type="bpe", size=100)
+    learn(tmp_path / "b", type="bpe", size=110)
+    assert fingerprint(tmp_path / "a") != fingerprint(tmp_path / "b")
+
+
+def test_separate_models(tmp_path: Path) -> None:
+    vocabularies = learn(tmp_path, type="bpe", size=70, joint=False)
+    assert [path.name for path in vocabulary_files(tmp_path)] == [
+        "subwords.source.model",
+        "subwords.target.model",
+    ]
+    assert UNK in vocabularies.source.encode("Đó")
+    assert UNK not in vocabularies.target.encode("Đó")
+
+
+def test_loading_gives_the_same(tmp_path: Path) -> None:
+    learnt = learn(tmp_path, type="bpe", size=100)
+    loaded = load_vocabularies(tmp_path)
+    assert loaded.source is loaded.target
+    assert loaded.source.encode(PAIRS[0][0]) == learnt.source.encode(PAIRS[0][0])
+
+
+def test_fewer_subwords_than_asked_is_said_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    vocabularies = learn(tmp_path, type="bpe", size=5000)
+    error = capfd.readouterr().err
+    assert error == (
+        f"econmt: the training text supports only {vocabularies.source.size} subwords, "
+        f"not data.subwords.size 5000; taking {vocabularies.source.size}\n"
+    )
+
+
+def test_the_library_keeps_quiet(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    learn(tmp_path, type="bpe", size=100)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_size_smaller_than_the_alphabet(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"data\.subwords\.size 20 is too small: the training text needs at least \d+"
+    ):
+        learn(tmp_path, type="bpe", size=20)
+
+
+def test_text_without_a_word(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no line from which subwords could be learnt"):
+        train_vocabularies(data(type="bpe", size=50), lambda: iter([("", " ")]), tmp_path)
+
+
+def test_faults_of_the_text_come_through(tmp_path: Path) -> None:
+    def broken() -> Iterator[tuple[str, str]]:
+        yield PAIRS[0]
+        raise InputError("text.en:2: not valid UTF-8")
+
+    with pytest.raises(InputError, match=r"text\.en:2: not valid UTF-8"):
+        train_vocabularies(data(type="bpe", size=50), broken, tmp_path)
+
+
+class TestWords:
+    @pytest.fixture
+    def words(self, tmp_path: Path) -> Vocabularies:
+        pairs = [("b b b a a c d <s>", "x y"), ("c", "y </s> <unk>")]
+        return train_vocabularies(data(type="words", source=7, target=50), lambda: iter(pairs), tmp_path)
+
+    def test_most_frequent_first_then_by_spelling(self, words: Vocabularies, tmp_path: Path) -> None:
+        assert (tmp_path / "vocab.source.txt").read_text() == "<pad>\n<unk>\n<s>\n</s>\nb\na\nc\n"
+        assert (tmp_path / "vocab.target.txt").read_text() == "<pad>\n<unk>\n<s>\n</s>\ny\nx\n"
+        assert (words.source.size, words.target.size) == (7, 6)
+
+    def test_encoding(self, words: Vocabularies) -> None:
+        assert words.source.encode(" a  b zzz c ") == [5, 4, UNK, 6]
+        assert words.source.encode("<s> a </s> <pad> <unk>") == [UNK, 5, UNK, UNK, UNK]
+        assert words.target.encode_many(["x y", ""]) == [[5, 4], []]
+
+    def test_decoding(self, words: Vocabularies) -> None:
+        assert words.source.decode([BOS, 4, UNK, 5, EOS, PAD]) == "b <unk> a"
+        assert words.source.tokens([BOS, 4]) == ["<s>", "b"]
+
+    def test_loading_gives_the_same(self, words: Vocabularies, tmp_path: Path) -> None:
+        loaded = load_vocabularies(tmp_path)
+        assert loaded.source.encode("c b a d") == words.source.encode("c b a d")
+        assert loaded.target.size == words.target.size
+
+    def test_only_spaces_part_words(self, tmp_path: Path) -> None:
+        assert split_words("a\u00a0b c\u2028d\te  f") == ["a\u00a0b", "c\u2028d\te", "f"]
+        pairs = [("a\u2028b\x85", "c")]
+        vocabularies = train_vocabularies(data(type="words"), lambda: iter(pairs), tmp_path)
+        assert vocabularies.source.decode(vocabularies.source.encode("a\u2028b\x85")) == "a\u2028b\x85"
+
+
+class TestLoadingWhatIsBroken:
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"no vocabulary \(subwords\.model"):
+            load_vocabularies(tmp_path)
+        with pytest.raises(InputError, match="no vocabulary files"):
+            fingerprint(tmp_path)
+
+    def test_one_of_two(self, tmp_path: Path) -> None:
+        learn(tmp_path, type="bpe", size=70, joint=False)
+        (tmp_path / "subwords.target.model").unlink()
+        with pytest.raises(InputError, match="no vocabulary"):
+            load_vocabularies(tmp_path)
+
+    @pytest.mark.parametrize("content", [b"", b"rubbish", b"\x80\x04\x95pickle", "half"])
+    def test_no_model(self, tmp_path: Path, content: bytes | str) -> None:
+        learn(tmp_path, type="bpe", size=100)
+        file = tmp_path / "subwords.model"
+        file.write_bytes(file.read_bytes()[:500] if isinstance(content, str) else content)
+        with pytest.raises(InputError, match=r"subwords\.model: not a "):
+            load_vocabularies(tmp_path)
+
+    def test_model_of_another_toolkit(self, tmp_path: Path) -> None:
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.Train(
+            sentence_iterator=iter(["a b c d"]),
+            model_writer=model,
+            vocab_size=12,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+        (tmp_path / "subwords.model").write_bytes(model.getvalue())
+        with pytest.raises(InputError, match="not a subword model made by econmt"):
+            load_vocabularies(tmp_path)
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"", b"<pad>\n<unk>\n<s>\n</s>\na\na\n", b"a\nb\n", b"<pad>\n<unk>\n<s>\n</s>\na", b"\xff\n"],
+    )
+    def test_no_word_list(self, tmp_path: Path, content: bytes) -> None:
+        for name in ("vocab.source.txt", "vocab.target.txt"):
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(
+            InputError, match=r"vocab\.source\.txt: (damaged vocabulary|the vocabulary is not valid)"
+        ):
+            load_vocabularies(tmp_path)
+
+
+class TestSampling:
+    def sample(self, count: int, limit: int) -> list[tuple[str, str]]:
+        return list(sample_pairs(((str(i), "") for i in range(count)), count, limit))
+
+    def test_all_if_they_fit(self) -> None:
+        assert len(self.sample(10, 10)) == 10
+
+    def test_exactly_as_many_as_asked_in_order_and_always_the_same(self) -> None:
+        taken = [int(source) for source, _ in self.sample(1000, 100)]
+        assert len(taken) == len(set(taken)) == 100
+        assert taken == sorted(taken)
+        assert taken == [int(source) for source, _ in self.sample(1000, 100)]
+
+    def test_evenly_from_the_whole(self) -> None:
+        taken = [int(source) for source, _ in self.sample(10_000, 1000)]
+        quarters = [sum(1 for i in taken if i // 2500 == quarter) for quarter in range(4)]
+        assert all(200 < count < 300 for count in quarters)
+
+    def test_a_cap_still_covers_both_languages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("econmt.data.subwords.SAMPLE_PAIRS", 30)
+        vocabularies = learn(tmp_path, type="bpe", size=120)
+        assert vocabularies.source.size > 60
+
+
+def test_frequency_ties_do_not_depend_on_the_order_of_lines(tmp_path: Path) -> None:
+    def build(pairs: list[tuple[str, str]], name: str) -> bytes:
+        train_vocabularies(data(type="words"), lambda: iter(pairs), tmp_path / name)
+        return (tmp_path / name / "vocab.source.txt").read_bytes()
+
+    pairs = [("b", "x"), ("a", "y"), ("c", "z")]
+    assert build(pairs, "one") == build(pairs[::-1], "two")
