@@ -149,6 +149,16 @@ def test_large_scores_do_not_overflow(implementation: str, device: str) -> None:
     assert_close([weights.sum()], [torch.tensor(1.0)], 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_scores_accumulate_in_float32(dtype: torch.dtype, implementation: str, device: str) -> None:
+    # One score is 1024 times 1/256, the other 0; a sum in bfloat16 would stop at 1.
+    keys = torch.tensor([50.0, 0.0], dtype=dtype, device=device).view(1, 2, 1).expand(1, 2, 1024)
+    weight = torch.full((1024,), 2.0**-8, dtype=dtype, device=device)
+    query = torch.zeros(1, 1, 1024, dtype=dtype, device=device)
+    _, weights = additive_attention(query, keys, keys, weight, lengths=None, implementation=implementation)
+    assert_close([weights[0, 0]], [torch.tensor([4.0, 0.0]).softmax(0)], 4e-3)
+
+
 def test_memory_layout_does_not_matter(implementation: str, device: str) -> None:
     size = SimpleNamespace(B=3, T=4, S=5, A=6, E=7)
     lengths = torch.tensor([2, 5, 1])

@@ -45,7 +45,7 @@ def attend(scores: Tensor, values: Tensor, padding: Tensor | None) -> tuple[Tens
     """
     scores = scores.to(accumulate_dtype(values.dtype))
     if padding is not None:
-        # The lowest finite number rather than -inf: a row without any position would otherwise give NaN.
+        # The lowest finite number rather than -inf keeps NaN out of rows without any position.
         scores = scores.masked_fill(padding.unsqueeze(1), torch.finfo(scores.dtype).min)
     weights = torch.softmax(scores, 2)
     if padding is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops import accounting
 from econmt_ops.additive_attention.reference import additive_scores, attend
 from econmt_ops.dropout import apply_dropout, layer_keep_masks
 from econmt_ops.lstm.reference import lstm, lstm_cell
@@ -42,12 +43,15 @@ class _Attention:
 
     def __call__(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Returns o (B, T, H) and the attention (B, T, S), given h (B, T, H)."""
-        query = h if self.weights.query is None else functional.linear(h, self.weights.query)
-        if self.weights.score is None:
-            scores = torch.bmm(query, self.keys.transpose(1, 2)).to(accumulate_dtype(h.dtype)) * self.scale
-        else:
-            scores = additive_scores(query, self.keys, self.weights.score, self.layer_norm)
-        context, attention = attend(scores, self.values, self.padding)
+        with accounting.layer("attention"):
+            query = h if self.weights.query is None else functional.linear(h, self.weights.query)
+            if self.weights.score is None:
+                scores = (
+                    torch.bmm(query, self.keys.transpose(1, 2)).to(accumulate_dtype(h.dtype)) * self.scale
+                )
+            else:
+                scores = additive_scores(query, self.keys, self.weights.score, self.layer_norm)
+            context, attention = attend(scores, self.values, self.padding)
         combined = functional.linear(
             torch.cat([h, context], 2), self.weights.combine, self.weights.combine_bias
         )
@@ -83,10 +87,10 @@ def _fed_steps(
             h, c = lstm_cell(torch.addmm(layer.bias, torch.cat([read, h], 1), weight), c)
             layers[number] = h, c
             read = h + read if residual else h
-        output, weights = attention(read.unsqueeze(1))
+        output, alpha = attention(read.unsqueeze(1))
         fed = output.squeeze(1)
         outputs.append(output)
-        attentions.append(weights)
+        attentions.append(alpha)
     return torch.cat(outputs, 1), torch.cat(attentions, 1), AttentionalLSTMState(tuple(layers), fed)
 
 
