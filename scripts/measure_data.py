@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,14 @@ def memory() -> dict[str, int]:
         if name in fields:
             values[fields[name]] = int(value.split()[0]) * 1024 // 1_000_000
     return values
+
+
+def forget(folder: Path) -> None:
+    """Drop the store's files from the kernel's page cache, as after a restart of the machine."""
+    for path in folder.iterdir():
+        with path.open("rb") as stream:
+            os.fsync(stream.fileno())
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def read(folder: Path, batches: int, seeks: int) -> dict[str, object]:
@@ -115,6 +124,9 @@ def main() -> None:
     )
     parser.add_argument("--seeks", type=int, default=300, help="jumps to random positions of three epochs")
     parser.add_argument("--folder", type=Path, help="where the store lies; kept and reused if given")
+    parser.add_argument(
+        "--cold", action="store_true", help="drop the files from the page cache before reading"
+    )
     parser.add_argument("--read-only", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.read_only:
@@ -129,6 +141,8 @@ def main() -> None:
             size = sum(path.stat().st_size for path in folder.iterdir())
             seconds = time.perf_counter() - began
             print(f"wrote {options.pairs:,} pairs, {size / 1e9:.2f} GB, in {seconds:.0f} s", file=sys.stderr)
+        if options.cold:
+            forget(folder)
         again = ["--folder", str(folder), "--batches", str(options.batches), "--seeks", str(options.seeks)]
         subprocess.run([sys.executable, __file__, "--read-only", *again], check=True)
     finally:

@@ -175,6 +175,14 @@ def test_each_epoch_has_other_batches_not_only_another_order_of_them(store: Toke
     assert pairs_of(first) != pairs_of(second)
 
 
+def test_short_and_long_batches_are_mixed_anew_in_each_epoch(store: TokenStore) -> None:
+    stream = iterator(store)
+    orders = [[batch.target_output.shape[1] for batch in epoch_of(stream)] for _ in range(2)]
+    for order in orders:
+        assert sum(before > after for before, after in itertools.pairwise(order)) > len(order) // 5
+    assert orders[0] != orders[1]
+
+
 def test_the_rows_of_all_ranks_are_the_batch_of_one(store: TokenStore) -> None:
     whole = epoch_of(iterator(store))
     shares = [epoch_of(iterator(store, rank=rank, ranks=3)) for rank in range(3)]

@@ -1,0 +1,35 @@
+"""The script behind the figures for large stores runs and says what it measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_small_run(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "measure_data.py"),
+        "--folder",
+        str(tmp_path / "store"),
+        "--cold",
+    ]
+    run = subprocess.run(
+        [*command, "--pairs", "3000", "--batches", "0", "--seeks", "6"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "ops")))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "wrote 3,000 pairs" in run.stderr
+    figures = json.loads(run.stdout)
+    assert figures["pairs"] == 3000
+    assert figures["batches_read"] == figures["batches_per_epoch"] - 1 == 23
+    assert 0 < figures["memory_at_end"]["now"] <= figures["memory_at_end"]["peak"]
+    assert figures["memory_at_end"]["now"] - figures["memory_after_import_torch"]["now"] < 150
+    assert 0.7 < figures["real_share_of_padded"] < 1.0
