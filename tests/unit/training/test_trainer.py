@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import sacrebleu
 import torch
@@ -14,6 +16,7 @@ from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
 from econmt.training.readings import Reading
 from econmt.training.trainer import Trainer
+from econmt.training.validation import Validation
 from tests.unit.training.tiny import Run, metrics, snapshot
 
 MakeRun = Callable[..., Run]
@@ -160,14 +163,33 @@ def test_train_loss_is_the_mean_over_the_tokens_since_the_last_row(make_run: Mak
         "training.optimizer.learning_rate=1.0e-12",
         "model.dropout=0.0",
         "training.max_updates=8",
-        "training.checkpoint_interval=8",
+        "training.checkpoint_interval=4",
     )
     run.train()
-    # Parameters hardly move and 8 batches are an epoch: the mean is that of the training text under the first ones.
+    # Parameters hardly move and 8 batches are an epoch: the rows add up to the training text under the first ones.
     trainer = run.trainer()
     whole = batch_of(trainer, range(len(trainer.prepared.train)))
     loss, _ = trainer.gradient([whole], whole.target_tokens)
-    assert metrics(run.folder)[0]["train_loss"] == pytest.approx(float(loss) / whole.target_tokens, rel=1e-5)
+    first, second = metrics(run.folder)
+    later = second["target_tokens"] - first["target_tokens"]
+    found = first["train_loss"] * first["target_tokens"] + second["train_loss"] * later
+    assert found == pytest.approx(float(loss), rel=1e-5)
+    assert first["train_loss"] != second["train_loss"]
+
+
+def test_validation_draws_nothing_from_training(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawing(*arguments: object) -> Validation:
+        random.random()
+        np.random.rand()
+        torch.rand(3)
+        return Validation(2.0, 0.0, "", None)
+
+    monkeypatch.setattr("econmt.training.trainer.validate", drawing)
+    often = make_run("training.checkpoint_interval=1", name="often")
+    seldom = make_run("training.checkpoint_interval=8", name="seldom")
+    often.train()
+    seldom.train()
+    assert often.folder.parameters(8).read_bytes() == seldom.folder.parameters(8).read_bytes()
 
 
 def test_loss_that_is_not_finite_stops_before_it_reaches_the_parameters(make_run: MakeRun) -> None:
