@@ -43,19 +43,15 @@ class Shapes:
     def check_size(self, name: str, tensor: Tensor, shape: str) -> None:
         """Checks the sizes alone; see `__call__`."""
         letters = shape.split()
-        expected = [self._expected(letter) for letter in letters]
         sizes = tuple(tensor.shape)
-        if len(sizes) != len(letters) or any(
-            want is not None and want != size for want, size in zip(expected, sizes, strict=True)
-        ):
-            known = dict(zip(letters, expected, strict=True)).items()
-            hint = ", ".join(f"{letter}={want}" for letter, want in known if want is not None)
-            wanted = f"({letters[0]},)" if len(letters) == 1 else f"({', '.join(letters)})"
-            raise ValueError(
-                f"{self.op}: {name} must be {wanted}{f' with {hint}' if hint else ''}, got {sizes}"
-            )
-        for letter, want, size in zip(letters, expected, sizes, strict=True):
-            if want is None:
+        if len(sizes) != len(letters):
+            raise self._misfit(name, letters, sizes)
+        for letter, size in zip(letters, sizes, strict=True):
+            expected = self._expected(letter)
+            if expected is not None and expected != size:
+                raise self._misfit(name, letters, sizes)
+        for letter, size in zip(letters, sizes, strict=True):
+            if letter not in self.sizes:
                 self.sizes[letter] = size
 
     def not_empty(self, name: str, tensor: Tensor) -> None:
@@ -78,11 +74,19 @@ class Shapes:
         self.check_size(name, tensor, shape)
 
     def _expected(self, letter: str) -> int | None:
+        """Returns the size that a letter stands for, None if it is not known yet."""
         if letter in self.sizes:
             return self.sizes[letter]
         name = letter.lstrip("0123456789")
-        times = letter.removesuffix(name)
-        return int(times) * self.sizes[name] if times and name in self.sizes else None
+        if name == letter or name not in self.sizes:
+            return None
+        return int(letter.removesuffix(name)) * self.sizes[name]
+
+    def _misfit(self, name: str, letters: list[str], sizes: tuple[int, ...]) -> ValueError:
+        wanted = f"({letters[0]},)" if len(letters) == 1 else f"({', '.join(letters)})"
+        known = {letter: self._expected(letter) for letter in letters}
+        hint = ", ".join(f"{letter}={size}" for letter, size in known.items() if size is not None)
+        return ValueError(f"{self.op}: {name} must be {wanted}{f' with {hint}' if hint else ''}, got {sizes}")
 
 
 def check_dropout(op: str, dropout: float, seed: int | None) -> None:

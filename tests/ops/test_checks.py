@@ -11,7 +11,7 @@ def test_learns_sizes_and_holds_later_arguments_to_them() -> None:
     check("a", torch.ones(2, 3), "B H")
     check("b", torch.ones(12, 3), "4H H")
     check("c", torch.ones(2, 5), "B T")
-    assert check.sizes == {"B": 2, "H": 3, "T": 5}
+    assert check.sizes == {"B": 2, "H": 3, "4H": 12, "T": 5}
     with pytest.raises(
         ValueError, match=r"some_op: d must be \(B, T, 4H\) with B=2, T=5, 4H=12, got \(2, 5, 11\)"
     ):
