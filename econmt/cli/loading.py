@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
 import torch
 import typer
 
 from econmt.data.files import notice
 from econmt.data.subwords import Vocabularies, fingerprint
+from econmt.decoding.search import SearchOptions
 from econmt.errors import InputError
 from econmt.model.translation import TranslationModel
 from econmt.recipe import Recipe
@@ -37,11 +39,14 @@ class Precision(str, Enum):
 # typer reads annotations at run time, on Python 3.10 too: hence Optional.
 ModelsOption = Annotated[
     list[Path],
-    typer.Option("--model", "-m", help="Model folder; several make an ensemble.", show_default=False),
+    typer.Option(
+        "--models", "--model", "-m", help="Model folder; several make an ensemble.", show_default=False
+    ),
 ]
 CheckpointOption = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(
+        "--checkpoints",
         "--checkpoint",
         "-c",
         help="best, last, the number of an update, or a parameter file; one for all models or one for each.",
@@ -57,14 +62,33 @@ ThreadsOption = Annotated[
     typer.Option("--threads", min=1, help="CPU threads.", show_default="as many as there are cores"),
 ]
 PrecisionOption = Annotated[
-    Optional[Precision],  # noqa: UP045
+    Precision,
     typer.Option(
-        "--precision", help="Of products; auto: bfloat16 on a GPU that has it.", show_default="the recipe's"
+        "--precision", help="Of products; auto: bfloat16 on a GPU that has it. Scores agree in float32 only."
     ),
 ]
 OutputOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--output", "-o", help="File to write when all is done.", show_default="standard output"),
+]
+BatchSizeOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--batch-size", min=1, help="Lines processed together.", show_default="the recipe's"),
+]
+AlphaOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(
+        "--length-penalty-alpha",
+        min=0.0,
+        help="Scores are divided by ((beta + length) / (beta + 1)) ** alpha.",
+        show_default="the recipe's",
+    ),
+]
+BetaOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(
+        "--length-penalty-beta", min=0.0, help="See --length-penalty-alpha.", show_default="the recipe's"
+    ),
 ]
 
 
@@ -83,7 +107,7 @@ def load_models(
     checkpoints: Sequence[str] | None,
     device: str,
     threads: int | None,
-    precision: Precision | None,
+    precision: Precision,
 ) -> LoadedModels:
     """Load one model or those of an ensemble.
 
@@ -114,8 +138,21 @@ def load_models(
         first.vocabularies,
         first.recipe,
         place,
-        resolve_precision(precision.value if precision else first.recipe.training.precision, place),
+        resolve_precision(precision.value, place),
     )
+
+
+def search_options(recipe: Recipe, given: Mapping[str, Any]) -> SearchOptions:
+    """The recipe's search with what the user gave; None stands for what was not given.
+
+    Raises:
+        InputError: if a value is out of range.
+    """
+    changes = {name: value for name, value in given.items() if value is not None}
+    try:
+        return replace(SearchOptions.from_recipe(recipe.decoding), **changes)
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def warn(text: str) -> None:

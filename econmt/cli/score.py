@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -15,15 +14,20 @@ from typing import Annotated, Optional
 import typer
 
 from econmt.cli.loading import (
+    AlphaOption,
     Averaging,
+    BatchSizeOption,
+    BetaOption,
     CheckpointOption,
     DeviceOption,
     EnsembleOption,
     ModelsOption,
     OutputOption,
+    Precision,
     PrecisionOption,
     ThreadsOption,
     load_models,
+    search_options,
 )
 from econmt.data.corpus import Corpus, read_pairs
 from econmt.decoding.search import SearchOptions, length_penalty
@@ -67,23 +71,14 @@ def score(
             help="The target is vocabulary tokens between spaces, as in translate's json, not raw text.",
         ),
     ] = False,
-    length_penalty_alpha: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(min=0.0, help="Of --score-type normalized.", show_default="the recipe's"),
-    ] = None,
-    length_penalty_beta: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(min=0.0, help="Of --score-type normalized.", show_default="the recipe's"),
-    ] = None,
-    batch_size: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Pairs scored together.", show_default="the recipe's"),
-    ] = None,
+    length_penalty_alpha: AlphaOption = None,
+    length_penalty_beta: BetaOption = None,
+    batch_size: BatchSizeOption = None,
     checkpoint: CheckpointOption = None,
     ensemble_mode: EnsembleOption = Averaging.linear,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
-    precision: PrecisionOption = None,
+    precision: PrecisionOption = Precision.float32,
 ) -> None:
     """Print the log-probability (natural logarithm) that a model gives to each translation, one a line.
 
@@ -101,11 +96,8 @@ def score(
             "give both --source and --target, or neither and tab-separated pairs on standard input"
         )
     loaded = load_models(models, checkpoint, device, threads, precision)
-    options = SearchOptions.from_recipe(loaded.recipe.decoding)
-    if length_penalty_alpha is not None:
-        options = replace(options, length_penalty_alpha=length_penalty_alpha)
-    if length_penalty_beta is not None:
-        options = replace(options, length_penalty_beta=length_penalty_beta)
+    given = {"length_penalty_alpha": length_penalty_alpha, "length_penalty_beta": length_penalty_beta}
+    options = search_options(loaded.recipe, given)
     scorer = Scorer(
         loaded.models,
         loaded.vocabularies,

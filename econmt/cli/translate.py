@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from pathlib import Path
@@ -14,23 +13,26 @@ from typing import Annotated, Optional
 import typer
 
 from econmt.cli.loading import (
+    AlphaOption,
     Averaging,
+    BatchSizeOption,
+    BetaOption,
     CheckpointOption,
     DeviceOption,
     EnsembleOption,
-    LoadedModels,
     ModelsOption,
     OutputOption,
+    Precision,
     PrecisionOption,
     ThreadsOption,
     load_models,
+    search_options,
     warn,
 )
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
 from econmt.decoding.formats import format_translation
 from econmt.decoding.pictures import draw_attention
-from econmt.decoding.search import SearchOptions
 from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 from econmt.errors import InputError
@@ -61,25 +63,12 @@ def translate(
     nbest_size: Annotated[
         int, typer.Option(min=1, help="Translations of a line; more than 1 need json.")
     ] = 1,
-    batch_size: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Lines translated together.", show_default="the recipe's"),
-    ] = None,
+    batch_size: BatchSizeOption = None,
     chunk_size: Annotated[
         int, typer.Option(min=1, help="Lines read and sorted by length before any is translated.")
     ] = CHUNK_SIZE,
-    length_penalty_alpha: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(
-            min=0.0,
-            help="Scores are divided by ((beta + length) / (beta + 1)) ** alpha.",
-            show_default="the recipe's",
-        ),
-    ] = None,
-    length_penalty_beta: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(min=0.0, help="See --length-penalty-alpha.", show_default="the recipe's"),
-    ] = None,
+    length_penalty_alpha: AlphaOption = None,
+    length_penalty_beta: BetaOption = None,
     max_output_factor: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
@@ -102,7 +91,7 @@ def translate(
     ensemble_mode: EnsembleOption = Averaging.linear,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
-    precision: PrecisionOption = None,
+    precision: PrecisionOption = Precision.float32,
 ) -> None:
     """Translate raw text, one sentence a line; line n of the output is the translation of line n of the input.
 
@@ -121,40 +110,28 @@ def translate(
     loaded = load_models(models, checkpoint, device, threads, precision)
     given = {
         "beam_size": beam_size,
+        "nbest_size": nbest_size,
         "length_penalty_alpha": length_penalty_alpha,
         "length_penalty_beta": length_penalty_beta,
         "max_output_factor": max_output_factor,
+        "ensemble_mode": ensemble_mode.value,
+        "sample": top_k if sample else None,
+        "temperature": temperature,
+        "seed": seed,
+        "attention": output_type == OutputType.attention or attention_picture is not None,
     }
-    try:
-        options = replace(
-            SearchOptions.from_recipe(loaded.recipe.decoding),
-            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-            nbest_size=nbest_size,
-            ensemble_mode=ensemble_mode.value,
-            sample=top_k if sample else None,
-            temperature=temperature,
-            seed=seed,
-            attention=output_type == OutputType.attention or attention_picture is not None,
-        )
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    batch_size = batch_size or loaded.recipe.decoding.batch_size
-    translator = _translator(loaded, options, batch_size, chunk_size)
-    _run(translator, input_file, output, output_type, attention_picture)
-
-
-def _translator(loaded: LoadedModels, options: SearchOptions, batch_size: int, chunk_size: int) -> Translator:
-    return Translator(
+    translator = Translator(
         loaded.models,
         loaded.vocabularies,
-        options,
+        search_options(loaded.recipe, given),
         loaded.device,
         loaded.precision,
-        batch_size=batch_size,
+        batch_size=batch_size or loaded.recipe.decoding.batch_size,
         chunk_size=chunk_size,
         max_length=loaded.recipe.data.max_length,
         warn=warn,
     )
+    _run(translator, input_file, output, output_type, attention_picture)
 
 
 def _chunks(input_file: Path | None, size: int) -> Iterator[list[str]]:

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from tests.unit.cli.conftest import Call
+
+
+def parameters(folder: Path, update: int) -> dict[str, np.ndarray]:
+    return dict(load_file(folder / f"params.{update:05d}.safetensors"))
+
+
+@pytest.mark.parametrize(("strategy", "count", "updates"), [("last", 2, [6, 8]), ("last", 3, [4, 6, 8])])
+def test_the_mean_of_the_last_checkpoints(
+    call: Call, word_model: Path, tmp_path: Path, strategy: str, count: int, updates: list[int]
+) -> None:
+    made = tmp_path / "average"
+    ended = call("average", "-m", word_model, "-n", count, "--strategy", strategy, "-o", made)
+    assert ended.lines == [str(made)]
+    found = load_file(made / "params.best.safetensors")
+    parts = [parameters(word_model, update) for update in updates]
+    assert set(found) == set(parts[0])
+    for name, values in found.items():
+        expected = np.mean([part[name].astype(np.float64) for part in parts], axis=0).astype(np.float32)
+        np.testing.assert_array_equal(values, expected)
+
+
+def test_the_best_are_those_of_early_stopping(call: Call, word_model: Path, tmp_path: Path) -> None:
+    rows = json.loads(call("info", word_model, "--json").out)["checkpoints"]
+    held = [row for row in rows if row["file"]]
+    best = sorted(held, key=lambda row: row["metrics"]["valid_perplexity"])[:2]
+    assert len(held) == 3
+    made = tmp_path / "average"
+    call("average", "-m", word_model, "-n", 2, "-o", made)
+    with safe_open(made / "params.best.safetensors", framework="np") as file:
+        averaged = file.metadata()["averaged"]
+    assert sorted(row["update"] for row in best) == [int(update) for update in averaged.split()]
+
+    # The same folder judged by BLEU, which here falls where perplexity says the opposite.
+    copy = tmp_path / "copy"
+    shutil.copytree(word_model, copy)
+    recipe = (copy / "recipe.yaml").read_text()
+    assert "metric: perplexity" in recipe
+    (copy / "recipe.yaml").write_text(recipe.replace("metric: perplexity", "metric: bleu"))
+    header, *lines = (copy / "metrics.tsv").read_text().splitlines()
+    column = header.split("\t").index("bleu")
+    cells = [line.split("\t") for line in lines]
+    for cell in cells:
+        cell[column] = {"4": "9.0", "6": "5.0", "8": "7.0"}.get(cell[0], "1.0")
+    (copy / "metrics.tsv").write_text("\n".join([header, *("\t".join(cell) for cell in cells)]) + "\n")
+    call("average", "-m", copy, "-n", 2, "-o", tmp_path / "by-bleu")
+    assert json.loads(call("info", tmp_path / "by-bleu", "--json").out)["averaged"] == [4, 8]
+
+
+def test_the_result_translates_and_says_what_it_is(call: Call, word_model: Path, tmp_path: Path) -> None:
+    made = tmp_path / "average"
+    ended = call("average", "-m", word_model, "-n", 9, "-o", made)
+    assert "averaging 3 checkpoints, no more of them" in ended.err
+    assert "training.keep_last_params (now 3)" in ended.err
+    assert "average of checkpoints 4, 6, 8" in call("info", made).out
+    assert call("translate", "-m", made, text="a b\n").code == 0
+    assert sorted(path.name for path in made.iterdir()) == [
+        "params.best.safetensors",
+        "recipe.yaml",
+        "vocab.source.txt",
+        "vocab.target.txt",
+    ]
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def test_the_average_of_one_is_that_one(call: Call, word_model: Path, tmp_path: Path) -> None:
+    call("average", "-m", word_model, "-n", 1, "--strategy", "last", "-o", tmp_path / "one")
+    found = load_file(tmp_path / "one" / "params.best.safetensors")
+    for name, values in parameters(word_model, 8).items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+def test_what_cannot_be_averaged_is_one_clear_line(call: Call, word_model: Path, tmp_path: Path) -> None:
+    lean = tmp_path / "lean"
+    call("export", word_model, lean)
+    cases = [
+        (call("average", "-m", tmp_path / "none", "-o", tmp_path / "new"), "no such folder"),
+        (call("average", "-m", lean, "-o", tmp_path / "new"), "no checkpoint with metrics"),
+        (call("average", "-m", word_model, "-o", lean), "exists already"),
+    ]
+    copy = tmp_path / "copy"
+    shutil.copytree(word_model, copy)
+    words = (copy / "vocab.source.txt").read_text()
+    (copy / "vocab.source.txt").write_text(words + "extra\n")
+    cases.append((call("average", "-m", copy, "-o", tmp_path / "new"), "its vocabulary is another one"))
+    for ended, message in cases:
+        assert ended.code == 2
+        assert message in ended.err
+        assert "Traceback" not in ended.err
+    assert not (tmp_path / "new").exists()

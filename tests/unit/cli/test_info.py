@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from econmt.cli.inspection import read_metrics
+from econmt.errors import InputError
+from tests.unit.cli.conftest import Call
+
+
+def test_everything_is_told(call: Call, word_model: Path) -> None:
+    found = json.loads(call("info", word_model, "--json").out)
+    tensors = load_file(word_model / "params.best.safetensors")
+    metrics = (word_model / "metrics.tsv").read_text().splitlines()
+    assert found["name"] == "reverse"
+    assert (found["source"], found["target"]) == ("src", "trg")
+    assert found["model"]["decoder"]["size"] == 8
+    assert found["parameters"]["total"] == sum(tensor.size for tensor in tensors.values())
+    assert found["parameters"]["layers"]["embedding"] == sum(
+        tensor.size for name, tensor in tensors.items() if "embedding" in name
+    )
+    assert sum(found["parameters"]["layers"].values()) == found["parameters"]["total"]
+    assert found["vocabulary"]["files"] == ["vocab.source.txt", "vocab.target.txt"]
+    assert found["vocabulary"]["source_size"] == 12
+    assert [row["update"] for row in found["checkpoints"]] == [
+        int(line.split("\t")[0]) for line in metrics[1:]
+    ]
+    best = min(found["checkpoints"], key=lambda row: row["metrics"]["valid_perplexity"])
+    assert found["best"] == best["update"]
+    assert found["finished"] is True
+    assert found["bytes"]["total"] > found["bytes"]["parameters"] > 4 * found["parameters"]["total"]
+    assert found["bytes"]["training_state"] > 0
+
+
+def test_it_can_be_read_by_a_person(call: Call, word_model: Path) -> None:
+    ended = call("info", word_model)
+    assert ended.code == 0
+    best = json.loads(call("info", word_model, "--json").out)["best"]
+    assert f"training ended at update 8, best checkpoint {best}" in ended.out
+    assert "1 x LSTM 8" in ended.out
+    assert "12 source, 12 target entries" in ended.out
+    starred = [line for line in ended.lines if line.endswith("*")]
+    assert len(starred) == 1
+    assert starred[0].split()[0] == str(best)
+
+
+def test_an_export_is_told_from_a_run(call: Call, word_model: Path, tmp_path: Path) -> None:
+    lean = tmp_path / "lean"
+    assert call("export", word_model, lean).lines == [str(lean)]
+    found = json.loads(call("info", lean, "--json").out)
+    assert found["finished"] is None
+    assert found["checkpoints"] == []
+    assert found["bytes"]["training_state"] == 0
+    assert found["best"] == json.loads(call("info", word_model, "--json").out)["best"]
+    assert f"export of checkpoint {found['best']}" in call("info", lean).out
+
+
+def test_an_unfinished_run_can_be_resumed(call: Call, word_model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(word_model, copy)
+    (copy / "results.json").unlink(missing_ok=True)
+    assert "training has not ended at update 8" in call("info", copy).out
+    assert "can be resumed" in call("info", copy).out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: shutil.rmtree(path), "no such folder"),
+        (lambda path: (path / "recipe.yaml").unlink(), "not a model folder"),
+        (lambda path: (path / "vocab.source.txt").unlink(), "no vocabulary"),
+        (
+            lambda path: (path / "vocab.target.txt").write_text("<pad>\n<unk>\n<s>\n</s>\nA\n"),
+            "another vocabulary",
+        ),
+        (lambda path: (path / "metrics.tsv").write_text("update\tbleu\n3\tmany\n"), "not a table of metrics"),
+        (lambda path: (path / "params.best.safetensors").write_bytes(b"\x80\x04junk"), "pickle"),
+    ],
+)
+def test_a_foreign_or_broken_folder_is_one_clear_line(
+    call: Call, word_model: Path, tmp_path: Path, spoil, message: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(word_model, copy)
+    spoil(copy)
+    ended = call("info", copy)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert len(ended.err.splitlines()) == 1
+    assert message in ended.err
+    assert str(copy) in ended.err
+
+
+def test_metrics_without_an_update_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "metrics.tsv").write_text("bleu\n1.0\n")
+    with pytest.raises(InputError, match="not a table of metrics"):
+        read_metrics(tmp_path / "metrics.tsv")
+    assert read_metrics(tmp_path / "none.tsv") == []

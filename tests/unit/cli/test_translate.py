@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from econmt.decoding.search import SearchOptions
+from econmt.decoding.translator import Translator
+from econmt.training.checkpoints import load_model
+from tests.conftest import RunEconmt, econmt_environment
+from tests.unit.cli.conftest import Call, Ended
+
+INPUT = "a b c\n\nd\n  \nh g f e d\n"
+
+
+def test_lines_keep_their_places(call: Call, word_model: Path) -> None:
+    ended = call("translate", "-m", word_model, text=INPUT)
+    assert ended.code == 0
+    assert len(ended.lines) == 5
+    assert ended.lines[1] == ended.lines[3] == ""
+    assert all(ended.lines[place] for place in (0, 2, 4))
+    assert "5 lines" in ended.err
+
+
+def test_it_is_the_translator_with_the_recipes_search(call: Call, word_model: Path) -> None:
+    loaded = load_model(word_model)
+    translator = Translator([loaded.model], loaded.vocabularies, loaded.recipe.decoding)
+    expected = [translation.text for translation in translator.translate(INPUT.splitlines())]
+    assert call("translate", "-m", word_model, text=INPUT).lines == expected
+
+
+@pytest.mark.parametrize(
+    "options", [["--chunk-size", "1"], ["--chunk-size", "2"], ["--batch-size", "1"], ["--threads", "1"]]
+)
+def test_batches_do_not_matter(call: Call, word_model: Path, options: list[str]) -> None:
+    expected = call("translate", "-m", word_model, "--output-type", "score", text=INPUT).lines
+    found = call("translate", "-m", word_model, "--output-type", "score", *options, text=INPUT).lines
+    for one, other in zip(expected, found, strict=True):
+        assert one.split("\t")[1] == other.split("\t")[1]
+        assert float(one.split("\t")[0]) == pytest.approx(float(other.split("\t")[0]), abs=1e-5)
+
+
+def test_files_in_and_out(call: Call, word_model: Path, tmp_path: Path) -> None:
+    expected = call("translate", "-m", word_model, text=INPUT).out
+    (tmp_path / "in.gz").write_bytes(gzip.compress(INPUT.encode()))
+    ended = call("translate", "-m", word_model, "-i", tmp_path / "in.gz", "-o", tmp_path / "out")
+    assert ended.out == ""
+    assert (tmp_path / "out").read_text() == expected
+
+
+def test_search_options_reach_the_search(call: Call, word_model: Path) -> None:
+    loaded = load_model(word_model)
+    options = SearchOptions(
+        beam_size=4, nbest_size=3, length_penalty_alpha=0.2, length_penalty_beta=2.0, max_output_factor=0.7
+    )
+    translator = Translator([loaded.model], loaded.vocabularies, options)
+    expected = [[c.tokens for c in t.hypotheses] for t in translator.translate(INPUT.splitlines())]
+    ended = call(
+        *("translate", "-m", word_model, "-b", 4, "--nbest-size", 3, "--length-penalty-alpha", 0.2),
+        *("--length-penalty-beta", 2.0, "--max-output-factor", 0.7, "--output-type", "json"),
+        text=INPUT,
+    )
+    found = [json.loads(line) for line in ended.lines]
+    assert [[candidate["tokens"] for candidate in line["nbest"]] for line in found] == expected
+    assert [line["source_tokens"] for line in found] == [line.split() for line in INPUT.splitlines()]
+
+
+def test_attention_is_a_distribution_over_the_source(call: Call, word_model: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    ended = call(
+        "translate",
+        "-m",
+        word_model,
+        "--output-type",
+        "attention",
+        "--attention-picture",
+        picture,
+        text="\na b c\n",
+    )
+    blank, found = (json.loads(line) for line in ended.lines)
+    assert blank["attention"] == []
+    assert len(found["attention"]) == len(found["tokens"]) + 1
+    for row in found["attention"]:
+        assert len(row) == 4
+        assert sum(row) == pytest.approx(1.0, abs=1e-4)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_sampling_follows_its_seed(call: Call, word_model: Path) -> None:
+    def drawn(*options: object) -> list[str]:
+        return call("translate", "-m", word_model, "--sample", *options, text=INPUT * 3).lines
+
+    assert drawn("--seed", 3) == drawn("--seed", 3, "--batch-size", 2)
+    assert drawn("--seed", 3) != drawn("--seed", 4)
+    greedy = call("translate", "-m", word_model, "-b", 1, text=INPUT * 3).lines
+    assert drawn("--top-k", 1) == greedy
+    assert drawn("--temperature", 0.0001) == greedy
+
+
+def test_a_model_with_itself_is_the_model(call: Call, word_model: Path) -> None:
+    alone = call("translate", "-m", word_model, "--output-type", "score", text=INPUT).lines
+    for mode in ("linear", "log_linear"):
+        twice = call(
+            *(
+                "translate",
+                "-m",
+                word_model,
+                "-m",
+                word_model,
+                "--ensemble-mode",
+                mode,
+                "--output-type",
+                "score",
+            ),
+            text=INPUT,
+        ).lines
+        for one, other in zip(alone, twice, strict=True):
+            assert one.split("\t")[1] == other.split("\t")[1]
+            assert float(one.split("\t")[0]) == pytest.approx(float(other.split("\t")[0]), abs=1e-5)
+
+
+def test_checkpoints_can_be_chosen(call: Call, word_model: Path) -> None:
+    def scores(*options: object) -> list[str]:
+        return call("translate", "-m", word_model, "--output-type", "score", *options, text=INPUT).lines
+
+    assert scores("--checkpoint", "last") == scores("--checkpoint", 8)
+    assert scores("--checkpoint", word_model / "params.00006.safetensors") == scores("--checkpoint", 6)
+    assert scores("--checkpoint", 6) != scores("--checkpoint", 8)
+    several = scores("-m", word_model, "--checkpoint", 6, "--checkpoint", 8)
+    assert several not in (scores("--checkpoint", 6), scores("--checkpoint", 8))
+
+
+def failure(ended: Ended, *words: str) -> None:
+    code, _, err = ended
+    errors = [line for line in err.splitlines() if line.startswith("econmt: error: ")]
+    assert code == 2
+    assert len(errors) == 1
+    assert "Traceback" not in err
+    for word in words:
+        assert word in errors[0]
+
+
+def test_what_cannot_be_used_is_one_clear_line(
+    call: Call, word_model: Path, subword_model: Path, tmp_path: Path
+) -> None:
+    good = ("translate", "-m", word_model)
+    failure(call("translate", "-m", tmp_path / "none", text="a\n"), "none", "no such model folder")
+    failure(call(*good, "-i", tmp_path / "none"), "none", "no such file")
+    failure(call(*good, "--checkpoint", 7, text="a\n"), "no checkpoint '7'")
+    failure(
+        call(*good, "--checkpoint", 6, "--checkpoint", 8, text="a\n"),
+        "--checkpoint is given 2 times for 1 models",
+    )
+    failure(call(*good, "--device", "cuda:99", text="a\n"), "cuda:99")
+    failure(call(*good, "--nbest-size", 2, text="a\n"), "--output-type json")
+    failure(
+        call(*good, "-b", 2, "--nbest-size", 3, "--output-type", "json", text="a\n"),
+        "nbest_size 3",
+        "beam_size 2",
+    )
+    failure(call(*good, "--sample", "--temperature", 0, text="a\n"), "temperature 0.0")
+    failure(call(*good, "-m", subword_model, text="a\n"), str(subword_model), "vocabularies differ")
+    failure(call(*good, "-o", tmp_path / "none" / "out", text="a\n"), "none/out")
+
+
+def test_bad_text_names_its_line_and_loses_nothing(call: Call, word_model: Path, tmp_path: Path) -> None:
+    ended = call("translate", "-m", word_model, text=b"a b\nc\n\xff\nd\n")
+    failure(ended, "standard input:3", "UTF-8")
+    assert len(ended.lines) == 2
+    failure(call("translate", "-m", word_model, text=b"a\0b\n"), "standard input:1", "NUL")
+    (tmp_path / "in").write_bytes(b"a\nb\xc3\n")
+    (tmp_path / "out").write_text("old")
+    failure(
+        call("translate", "-m", word_model, "-i", tmp_path / "in", "-o", tmp_path / "out"), "in:2", "UTF-8"
+    )
+    assert (tmp_path / "out").read_text() == "old"
+
+
+def test_a_line_longer_than_any_in_training_is_translated_with_a_warning(
+    call: Call, word_model: Path
+) -> None:
+    ended = call("translate", "-m", word_model, text="a\n" + "b " * 120 + "\n")
+    assert ended.code == 0
+    assert len(ended.lines) == 2
+    warnings = [line for line in ended.err.splitlines() if "warning" in line]
+    assert len(warnings) == 1
+    assert "standard input:2: 120 source tokens" in warnings[0]
+
+
+def test_a_hostile_pickle_is_not_run(call: Call, word_model: Path, tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (os.mkdir, (str(tmp_path / "ran"),))
+
+    copy = tmp_path / "copy"
+    shutil.copytree(word_model, copy)
+    (copy / "params.best.safetensors").unlink()
+    torch.save(Bomb(), copy / "params.best.safetensors")
+    failure(call("translate", "-m", copy, text="a\n"), "pickle")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly(word_model: Path) -> None:
+    command = [sys.executable, "-m", "econmt", "translate", "-m", str(word_model), "--threads", "1"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=econmt_environment(),
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        # The answer comes while the input is still open.
+        for line in (b"a b\n", b"c d\n"):
+            process.stdin.write(line)
+            process.stdin.flush()
+            assert process.stdout.readline().endswith(b"\n")
+        process.stdout.close()
+        try:
+            process.stdin.write(b"e f\n" * 10)
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+        talk = process.stderr.read().decode()
+        process.wait(timeout=60)
+    assert "Traceback" not in talk
+    assert "error" not in talk
+
+
+def test_a_full_disk_on_standard_output_is_one_clear_line(word_model: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs a device that is always full")
+    command = [sys.executable, "-m", "econmt", "translate", "-m", str(word_model), "--threads", "1"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command,
+            input="a\n",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=econmt_environment(),
+            check=False,
+        )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "No space left" in done.stderr
+
+
+def test_the_installed_command_works(run_econmt: RunEconmt, call: Call, word_model: Path) -> None:
+    done = run_econmt(["translate", "-m", word_model], input=INPUT)
+    assert done.returncode == 0
+    assert done.stdout == call("translate", "-m", word_model, text=INPUT).out
