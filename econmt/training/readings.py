@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ class Readings:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._waiting: list[tuple[Reading, Tensor, torch.cuda.Event]] = []
+        self._waiting: list[tuple[Reading, Tensor, Callable[[], None]]] = []
 
     def submit(
         self, update: int, loss: Tensor, norm: Tensor, tokens: int, indices: Sequence[np.ndarray]
@@ -46,22 +46,28 @@ class Readings:
         reading = Reading(update, 0.0, 0.0, tokens, indices)
         if self._device.type != "cuda":
             return [_filled(reading, values)]
-        host = torch.empty(2, dtype=values.dtype, pin_memory=True)
-        host.copy_(values, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
+        host, arrived = copy_in_background(values)
         ready = self.flush()
-        self._waiting.append((reading, host, event))
+        self._waiting.append((reading, host, arrived))
         return ready
 
     def flush(self) -> list[Reading]:
         """All readings not handed out yet."""
         ready = []
-        for reading, host, event in self._waiting:
-            event.synchronize()
+        for reading, host, arrived in self._waiting:
+            arrived()
             ready.append(_filled(reading, host))
         self._waiting.clear()
         return ready
+
+
+def copy_in_background(values: Tensor) -> tuple[Tensor, Callable[[], None]]:
+    """Starts a copy from a GPU; returns where it goes and a function that waits until it is there."""
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(values.device))
+    return host, event.synchronize
 
 
 def _filled(reading: Reading, values: Tensor) -> Reading:

@@ -124,6 +124,8 @@ class Trainer:
             TrainingError: if the loss is not finite, or memory or the disk are full.
         """
         self.model.train()
+        if self.device.type == "cuda":
+            self.rehearse()
         self._clock = time.monotonic()
         while True:
             if interrupts.pending:
@@ -137,6 +139,17 @@ class Trainer:
                 )
             else:
                 self._update(progress)
+
+    def rehearse(self) -> None:
+        """Computes the gradient of the largest batch and forgets it: too little memory shows now and not hours later.
+
+        Raises:
+            TrainingError: if memory does not suffice.
+        """
+        with _random_states_kept():
+            batch = self.batches.worst_batch()
+            self.gradient([batch], batch.target_tokens)
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _checkpoint_due(self, reason: str | None) -> bool:
         state = self.state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,30 @@ def test_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> None:
     for loss, norm in ((float("nan"), 1.0), (1.0, float("inf")), (float("-inf"), 1.0)):
         (found,) = readings.submit(5, torch.tensor(loss), torch.tensor(norm), 1, index)
         assert not found.finite
+
+
+def test_readings_of_a_gpu_come_one_update_late_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+
+    def copy(values: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
+        host = torch.zeros_like(values)
+
+        def arrived() -> None:
+            waits.append(float(values[0]))
+            host.copy_(values)
+
+        return host, arrived
+
+    monkeypatch.setattr("econmt.training.readings.copy_in_background", copy)
+    readings = Readings(torch.device("cuda"))
+    found = []
+    for update in (1, 2, 3):
+        ready = readings.submit(update, torch.tensor(10.0 * update), torch.tensor(0.5), update, [])
+        found.append([(reading.update, reading.loss, reading.tokens) for reading in ready])
+    assert found == [[], [(1, 10.0, 1)], [(2, 20.0, 2)]]
+    assert [(reading.update, reading.loss) for reading in readings.flush()] == [(3, 30.0)]
+    assert readings.flush() == []
+    assert waits == [10.0, 20.0, 30.0]
 
 
 def test_the_first_signal_is_remembered_and_the_second_leaves_at_once() -> None:

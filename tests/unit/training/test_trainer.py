@@ -15,6 +15,7 @@ from econmt.evaluation.metrics import Score
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
 from econmt.training.readings import Reading
+from econmt.training.state import seed_everything
 from econmt.training.trainer import Trainer
 from econmt.training.validation import Validation
 from tests.unit.training.tiny import Run, metrics, snapshot
@@ -343,6 +344,23 @@ def test_limits(make_run: MakeRun, limit: str, updates: int) -> None:
     assert result.update == updates
     assert result.reason == f"{limit.replace('=', ' ')} reached"
     assert [row["update"] for row in metrics(run.folder)] == [updates]
+
+
+def test_a_rehearsal_leaves_no_trace(make_run: MakeRun) -> None:
+    plain = make_run(name="plain").trainer()
+    rehearsed = make_run(name="rehearsed").trainer()
+    progress = Progress(plain.folder.log, plain.folder.tensorboard, make_run().console, 0)
+    with progress:
+        for trainer in (plain, rehearsed):
+            trainer.model.train()
+            seed_everything(1)
+            if trainer is rehearsed:
+                trainer.rehearse()
+                assert all(parameter.grad is None for parameter in trainer.parameters.values())
+            for _ in range(3):
+                trainer._update(progress)
+    for name, parameter in plain.parameters.items():
+        assert torch.equal(parameter, rehearsed.parameters[name])
 
 
 def test_worst_batches_run_out_of_memory_with_a_line_that_says_what_to_do(
