@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -51,7 +52,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = [word for word in words[:rest] if word != "--debug"] + words[rest:]
     for stream in (sys.stdout, sys.stderr):
         _write_utf8(stream)
-    code = _run(words, debug)
+    try:
+        code = _run(words, debug)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    if code == EXIT_INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C must not turn leaving into a crash
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -65,8 +71,6 @@ def _run(words: list[str], debug: bool) -> int:
         _application(words)(words, prog_name="econmt")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
         return _reader_left()
     except Exception as error:  # noqa: BLE001  the one place where every failure becomes a line and an exit code

@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import errno
 import importlib.util
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -107,8 +108,11 @@ def test_debug_after_two_dashes_is_an_argument(capsys: pytest.CaptureFixture[str
     assert "--debug: no such recipe" in capsys.readouterr().err
 
 
-def test_interrupted_is_quiet(run_verb: Any) -> None:
+def test_interrupted_is_quiet_however_often(run_verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: list[object] = []
+    monkeypatch.setattr(command.signal, "signal", lambda _, handler: handlers.append(handler))
     assert run_verb(fails_with(KeyboardInterrupt())) == (130, "", "")
+    assert handlers == [signal.SIG_IGN]
 
 
 def test_version(run_econmt: RunEconmt) -> None:
