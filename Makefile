@@ -50,11 +50,11 @@ clean:
 
 # What was installed is remembered by these stamps, so that a second run starts at once.
 $(state)/installed: $(state)/constraints.txt pyproject.toml setup.py
-	$(python) -m pip install --quiet --constraint $(state)/constraints.txt --editable .
+	$(python) -m pip install --constraint $(state)/constraints.txt --editable .
 	@touch $@
 
 $(state)/tested: $(state)/constraints.txt pyproject.toml setup.py
-	$(python) -m pip install --quiet --constraint $(state)/constraints.txt --editable '.[test]'
+	$(python) -m pip install --constraint $(state)/constraints.txt --editable '.[test]'
 	@touch $@ $(state)/installed
 
 # The tested versions, but for a torch that is there already.
