@@ -98,6 +98,11 @@ class Progress:
         with self._log.open("a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a terminal on which a line can live."""
+        return self._live is not None
+
     def live(self, figures: Figures) -> None:
         """Shows how it stands, on a terminal."""
         if self._live is not None:

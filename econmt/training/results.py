@@ -54,7 +54,7 @@ def are_complete(folder: ModelFolder, recipe: Recipe, update: int) -> bool:
     if not folder.results.is_file():
         return False
     found = json.loads(folder.results.read_text(encoding="utf-8"))
-    return bool(found["update"] == update and found["test"] == recipe.data.test)
+    return bool(found.get("update") == update and found.get("test") == recipe.data.test)
 
 
 def make_results(

@@ -41,32 +41,35 @@ class Start(NamedTuple):
 
 
 def find_start(recipe: Recipe, folder: ModelFolder, *, resume_with_changes: bool) -> Start:
-    """Puts a folder in order and finds the state to go on from.
+    """Puts a folder in order and finds the state to go on from; a folder that is refused is left as it was.
 
     Raises:
         InputError: if the folder's run has another recipe and ``resume_with_changes`` does not say to go on.
     """
+    changes = _changes(recipe, folder) if folder.commits() else []
+    if changes and not resume_with_changes:
+        raise InputError(
+            f"{folder.path}: was trained with another recipe: {'; '.join(changes)}; go on all the same with "
+            "--resume-with-changes, start anew with --overwrite-output, or give another output=DIR"
+        )
     keep_best_state = recipe.training.schedule.name == "plateau-reduce"
     commit = recover(folder, recipe.training.keep_last_params, keep_best_state)
-    if commit is None:
-        return Start()
+    return Start(commit, tuple(changes), resume_with_changes)
+
+
+def _changes(recipe: Recipe, folder: ModelFolder) -> list[str]:
+    """The keys that matter and differ from the recipe of the folder's run."""
     try:
         old = parse_recipe(folder.recipe.read_text(encoding="utf-8"), str(folder.recipe))
     except FileNotFoundError as error:
         raise InputError(
             f"{folder.path}: holds checkpoints but no recipe.yaml; put it back or start anew with --overwrite-output"
         ) from error
-    changes = [
+    return [
         f"{key} {_shown(before)} -> {_shown(now)}"
         for key, before, now in differing_keys(old, recipe)
         if key not in FREE_KEYS
     ]
-    if changes and not resume_with_changes:
-        raise InputError(
-            f"{folder.path}: was trained with another recipe: {'; '.join(changes)}; go on all the same with "
-            "--resume-with-changes, start anew with --overwrite-output, or give another output=DIR"
-        )
-    return Start(commit, tuple(changes), resume_with_changes)
 
 
 def _shown(value: object) -> str:

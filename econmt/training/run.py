@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,12 +13,12 @@ from rich.console import Console
 
 from econmt.data.store import PreparedData, prepare
 from econmt.data.subwords import fingerprint
-from econmt.errors import InputError, TrainingError
+from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.model import TranslationModel
 from econmt.recipe import Recipe, recipe_text
 from econmt.training.checkpoints import load_state
 from econmt.training.devices import reproducible, resolve_device, resolve_precision
-from econmt.training.files import write_text
+from econmt.training.files import write_text, write_whole
 from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupts
 from econmt.training.limits import end_reason
@@ -63,10 +63,9 @@ def run_recipe(
     folder = ModelFolder(recipe.output)
     folder.create()
     with folder.locked():
-        if overwrite_output:
-            folder.clear()
-            folder.create()
-        start = find_start(recipe, folder, resume_with_changes=resume_with_changes)
+        start = Start()
+        if not overwrite_output:
+            start = find_start(recipe, folder, resume_with_changes=resume_with_changes)
         if start.commit is not None:
             state = load_state(folder, start.commit)
             reason = end_reason(recipe.training, state, state.data["epoch"])
@@ -78,6 +77,9 @@ def run_recipe(
         with reproducible(device, recipe.training.threads):
             store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
             prepared = prepare(recipe, store, search, show_progress=console.is_terminal)
+            if overwrite_output:  # only now: text that cannot be used must not cost the old run
+                folder.clear()
+                folder.create()
             result = train(recipe, folder, prepared, start=start, console=console)
             return Outcome(result, make_results(recipe, folder, prepared, device, precision))
 
@@ -106,7 +108,12 @@ def train(
         with interrupts, progress:
             for note in notes:
                 progress.note(note)
-            result = trainer.run(progress, interrupts)
+            try:
+                result = trainer.run(progress, interrupts)
+            except EconmtError as error:
+                with contextlib.suppress(OSError):  # the disk may be what is full
+                    progress.record(f"training stopped: {error}")
+                raise
             progress.note(f"training ended: {result.reason}; best checkpoint {result.best_update}")
             return result
     except OSError as error:
@@ -173,6 +180,4 @@ def _copy(source: Path, destination: Path, start: Start) -> None:
             f"{destination}: the run began with another vocabulary than the prepared text has ({source}); put back the "
             "text it began with, or start anew with --overwrite-output"
         )
-    temporary = destination.with_name(destination.name + ".tmp")
-    shutil.copyfile(source, temporary)
-    temporary.replace(destination)
+    write_whole(destination, lambda file: file.write(content))

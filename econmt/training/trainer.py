@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -179,7 +180,7 @@ class Trainer:
             self._flush()
             progress.updates(self._figures(update))
             self.state.since_log = Meter()
-        else:
+        elif progress.is_live:
             progress.live(self._figures(update))
 
     def gradient(self, batches: list[Batch], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -243,6 +244,11 @@ class Trainer:
                 )
         except Abandoned:
             return
+        except torch.cuda.OutOfMemoryError as error:
+            raise TrainingError(
+                f"no memory left on {self.device} for validation at update {self.state.update}; {self._last_good()}: "
+                "lower decoding.batch_size or decoding.beam_size"
+            ) from error
         state = self.state
         improved = self._judge(result)
         new_signature = result.signature != state.signature
@@ -286,7 +292,7 @@ class Trainer:
         by_bleu = self.recipe.training.early_stopping.metric == "bleu"
         score = result.bleu if by_bleu else result.perplexity
         best = state.best_score
-        improved = best is None or (score > best if by_bleu else score < best)
+        improved = best is None or math.isnan(best) or (score > best if by_bleu else score < best)
         if improved:
             state.best_score, state.best_update, state.num_not_improved = score, state.update, 0
         else:
@@ -374,26 +380,23 @@ class Trainer:
         what = "loss" if reading.loss != reading.loss or abs(reading.loss) == float("inf") else "gradient"
         lines = [self.prepared.train.location(int(i)) for indices in reading.indices for i in indices]
         shown = ", ".join(lines[:8]) + (f" and {len(lines) - 8} more" if len(lines) > 8 else "")
-        good = (
+        return (
+            f"the {what} is not finite at update {reading.update}, pairs {shown}; {self._last_good()}: lower "
+            "training.optimizer.learning_rate or training.gradient_clipping.threshold"
+        )
+
+    def _last_good(self) -> str:
+        return (
             f"the last good checkpoint is update {self._saved}"
             if self._saved
             else "there is no checkpoint yet"
-        )
-        return (
-            f"the {what} is not finite at update {reading.update}, pairs {shown}; {good}: lower "
-            "training.optimizer.learning_rate or training.gradient_clipping.threshold"
         )
 
     def _out_of_memory(self, batch: Batch) -> str:
         size, target = batch.target_output.shape
-        good = (
-            f"the last good checkpoint is update {self._saved}"
-            if self._saved
-            else "there is no checkpoint yet"
-        )
         return (
             f"no memory left on {self.device} for a batch of {size} pairs, {batch.source.size(1)} source and {target} "
-            f"target positions; {good}: lower training.batch.size and raise training.update_interval"
+            f"target positions; {self._last_good()}: lower training.batch.size and raise training.update_interval"
         )
 
 

@@ -183,6 +183,28 @@ def test_keys_that_change_what_is_learnt_are_refused_and_listed(make_run: MakeRu
     run.train()  # the folder has the new recipe now
 
 
+def test_a_run_that_is_refused_is_left_as_it_was(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([3.0, 4.0, 4.0])
+    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
+    plateau = "training.schedule.name=plateau-reduce"
+    make_run(plateau, "training.max_updates=6", "training.keep_last_params=3").train()
+    run = make_run("training.max_updates=8", "training.keep_last_params=1")
+    before = contents(run.folder)
+    with pytest.raises(InputError, match=r"schedule\.name plateau-reduce -"):
+        run.train()
+    assert contents(run.folder) == before
+
+
+def test_overwriting_with_text_that_cannot_be_used_keeps_the_old_run(make_run: MakeRun) -> None:
+    run = make_run("training.max_updates=2")
+    run.train()
+    before = snapshot(run.folder)
+    other = make_run("data.train=[nowhere]")
+    with pytest.raises(InputError, match="nowhere"):
+        run_recipe(other.recipe, [run.text], console=other.console, overwrite_output=True)
+    assert snapshot(run.folder) == before
+
+
 def test_keys_that_only_say_how_to_run_may_differ(make_run: MakeRun) -> None:
     make_run("training.max_updates=2").train()
     run = make_run(
