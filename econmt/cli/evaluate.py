@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Optional
@@ -11,7 +10,7 @@ from typing import Annotated, Optional
 import typer
 
 from econmt.data.corpus import read_lines
-from econmt.decoding.streams import STANDARD_INPUT, read_chunks
+from econmt.decoding.streams import STANDARD_INPUT, read_chunks, standard_input
 from econmt.errors import InputError
 from econmt.evaluation.metrics import METRICS, Significance, corpus_score, make_metric, paired_bootstrap
 
@@ -91,7 +90,7 @@ def _metric_names(given: Sequence[str] | None) -> list[str]:
 def _lines(path: Path | None) -> list[str]:
     """Lines without spaces at their right end, which sacreBLEU's command line strips too."""
     if path is None:
-        lines = [line.rstrip() for chunk in read_chunks(sys.stdin.fileno(), 1 << 16) for line in chunk]
+        lines = [line.rstrip() for chunk in read_chunks(standard_input(), 1 << 16) for line in chunk]
         if not lines:
             raise InputError(
                 f"{STANDARD_INPUT}: no translations to judge; give --hypotheses FILE or pipe them in"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from enum import Enum
 from itertools import islice
@@ -31,7 +30,7 @@ from econmt.cli.loading import (
 )
 from econmt.data.corpus import Corpus, read_pairs
 from econmt.decoding.search import SearchOptions, length_penalty
-from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks
+from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE
 from econmt.errors import InputError
 from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
@@ -136,7 +135,7 @@ def _pairs(source: Path | None, target: Path | None) -> Iterator[list[tuple[str,
             yield chunk
         return
     number = 0
-    for lines in read_chunks(sys.stdin.fileno(), CHUNK_SIZE):
+    for lines in read_chunks(standard_input(), CHUNK_SIZE):
         chunk = []
         for line in lines:
             number += 1

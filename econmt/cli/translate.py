@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 import time
 from collections.abc import Iterator, Sequence
 from enum import Enum
@@ -33,7 +33,7 @@ from econmt.data.corpus import read_lines
 from econmt.data.files import notice
 from econmt.decoding.formats import format_translation
 from econmt.decoding.pictures import draw_attention
-from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks
+from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 from econmt.errors import InputError
 
@@ -137,7 +137,10 @@ def translate(
 def _chunks(input_file: Path | None, size: int) -> Iterator[list[str]]:
     """Lines of the input file, or of standard input, which may pause."""
     if input_file is None:
-        yield from read_chunks(sys.stdin.fileno(), size)
+        descriptor = standard_input()
+        if os.isatty(descriptor):
+            notice("reading from the terminal: a sentence a line, Ctrl-D ends")
+        yield from read_chunks(descriptor, size)
         return
     lines = read_lines(input_file)
     while chunk := list(islice(lines, size)):

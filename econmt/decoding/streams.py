@@ -42,6 +42,17 @@ def decode_line(raw: bytes, where: str, number: int) -> str:
     return line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
 
 
+def standard_input() -> int:
+    """The descriptor of standard input.
+
+    Raises:
+        InputError: if it is closed.
+    """
+    if sys.stdin is None or sys.stdin.closed:
+        raise InputError(f"{STANDARD_INPUT} is closed; name a file instead")
+    return sys.stdin.fileno()
+
+
 def _may_pause(descriptor: int) -> bool:
     """Whether more input may come later and a wait for it can be bounded: pipes, terminals and sockets."""
     if os.name != "posix":

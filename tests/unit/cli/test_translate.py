@@ -170,6 +170,25 @@ def test_what_cannot_be_used_is_one_clear_line(
     failure(call(*good, "-o", tmp_path / "none" / "out", text="a\n"), "none/out")
 
 
+def test_bfloat16_is_near(call: Call, word_model: Path) -> None:
+    exact, rounded = (
+        [float(line.split("\t")[0]) for line in call(*arguments, text=INPUT).lines]
+        for arguments in (
+            ("translate", "-m", word_model, "-b", 1, "--output-type", "score", "--precision", precision)
+            for precision in ("float32", "bfloat16")
+        )
+    )
+    assert rounded != exact
+    assert rounded == pytest.approx(exact, abs=0.1)
+
+
+def test_standard_input_may_be_closed(word_model: Path) -> None:
+    command = ["sh", "-c", '"$0" -m econmt translate -m "$1" <&-', sys.executable, str(word_model)]
+    done = subprocess.run(command, capture_output=True, text=True, env=econmt_environment(), check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["econmt: error: standard input is closed; name a file instead"]
+
+
 def test_bad_text_names_its_line_and_loses_nothing(call: Call, word_model: Path, tmp_path: Path) -> None:
     ended = call("translate", "-m", word_model, text=b"a b\nc\n\xff\nd\n")
     failure(ended, "standard input:3", "UTF-8")

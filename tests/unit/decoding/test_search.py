@@ -242,6 +242,40 @@ def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
     assert model.rows[-1] < 6
 
 
+def test_an_ended_hypothesis_keeps_its_place() -> None:
+    class EndsOnce(ToyModel):
+        """The empty translation is the most probable one; the others do not end before their limit."""
+
+        def table(self, sentence: int, prefix: int) -> torch.Tensor:
+            logits = super().table(sentence, prefix)
+            logits[EOS] = 2.0 if prefix == 3 else -20.0
+            return logits.log_softmax(dim=0)
+
+    model = EndsOnce()
+    # A strong length penalty keeps the search going after that.
+    (found,) = search(model, [0], limit=5, beam_size=3, nbest_size=3, length_penalty_alpha=9.0)
+    assert model.rows == [1, 2, 2, 2, 2, 2]
+    assert sorted(len(hypothesis.ids) for hypothesis in found) == [0, 5, 5]
+
+
+def test_rows_follow_their_sentences_when_one_leaves_as_another_grows() -> None:
+    class Uneven(ToyModel):
+        """Sentence 1 ends at once."""
+
+        def table(self, sentence: int, prefix: int) -> torch.Tensor:
+            if sentence == 1:
+                return torch.tensor([-9.0, -9.0, -9.0, 9.0, -9.0, -9.0]).log_softmax(dim=0)
+            return super().table(sentence, prefix)
+
+    model = Uneven(end_bias=-6.0)
+    first, second = search(model, [1, 2], beam_size=2)
+    assert model.rows[:2] == [2, 2]
+    assert first[0].ids == []
+    (alone,) = search(Uneven(end_bias=-6.0), [2], beam_size=2)
+    assert second[0].ids == alone[0].ids
+    assert second[0].log_probability == pytest.approx(alone[0].log_probability, abs=1e-6)
+
+
 def test_a_model_without_finite_probabilities_gives_no_hypothesis() -> None:
     class Broken(ToyModel):
         def table(self, sentence: int, prefix: int) -> torch.Tensor:

@@ -1,0 +1,94 @@
+"""Searching with the translation model itself, in its variants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt import recipe
+from econmt.data.subwords import BOS, EOS
+from econmt.decoding.ensemble import Ensemble
+from econmt.decoding.search import SearchOptions, beam_search
+from econmt.decoding.translator import pad_sources
+from econmt.model.translation import TranslationModel
+
+SIZE = 23
+SOURCES = [[5, 9, 4], [7], [4, 4, 8, 9, 10, 11, 22], [6, 5]]
+VARIANTS: dict[str, dict[str, object]] = {
+    "additive": {},
+    "layer-norm": {"attention": {"size": 7, "layer_norm": True}},
+    "dot": {"attention": {"type": "dot"}},
+    "bilinear": {"attention": {"type": "bilinear"}},
+    "gnmt": {"decoder": {"size": 8, "layers": 2, "input_feeding": False}},
+    "deep": {"decoder": {"size": 8, "layers": 3, "residual": True}, "encoder": {"size": 8, "layers": 2}},
+    "tied": {"weight_tying": "src_trg_softmax", "embedding": 6},
+    "average": {"decoder": {"size": 8, "state_init": "avg"}},
+}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def make_model(variant: str, seed: int = 1, device: str = "cpu") -> TranslationModel:
+    sections = {"embedding": 8, "encoder": {"size": 8}, "decoder": {"size": 8}, "attention": {"size": 8}}
+    torch.manual_seed(seed)
+    model = TranslationModel(recipe.Model.model_validate({**sections, **VARIANTS[variant]}), SIZE, SIZE)
+    with torch.no_grad():
+        # First values make all words alike; a trained model is not indifferent.
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    return model.to(device).eval()
+
+
+def teacher_forced(model: TranslationModel, source: Sequence[int], ids: Sequence[int]) -> Tensor:
+    """Log-probabilities (T, V) of each next token, the sentence alone and unpadded."""
+    device = model.output_weight.device
+    tensor, lengths = pad_sources([source], device)
+    with torch.no_grad():
+        hidden = model(tensor, lengths, torch.tensor([[BOS, *ids]], device=device))
+        logits = hidden[0] @ model.output_weight.T + model.output_bias
+    return logits.log_softmax(dim=-1).cpu()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_log_probabilities_are_those_of_teacher_forcing(variant: str, device: str) -> None:
+    model = make_model(variant, device=device)
+    source, lengths = pad_sources(SOURCES, torch.device(device))
+    limits = torch.tensor([4, 9, 6, 2])
+    found = beam_search(model, source, lengths, limits, SearchOptions(beam_size=4, nbest_size=4))
+    for sentence, hypotheses in enumerate(found):
+        assert len(hypotheses) == 4
+        for hypothesis in hypotheses:
+            log_probs = teacher_forced(model, SOURCES[sentence], hypothesis.ids)
+            chosen = log_probs.gather(1, torch.tensor([*hypothesis.ids, EOS])[:, None])
+            assert hypothesis.log_probability == pytest.approx(float(chosen.sum()), abs=1e-4)
+            assert hypothesis.attention is not None
+            torch.testing.assert_close(hypothesis.attention.sum(dim=1), torch.ones(len(hypothesis.ids) + 1))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_sentence_gives_the_same_alone(variant: str) -> None:
+    model = make_model(variant)
+    options = SearchOptions(beam_size=4, nbest_size=4)
+    together = beam_search(model, *pad_sources(SOURCES, torch.device("cpu")), torch.full((4,), 8), options)
+    for sentence, expected in enumerate(together):
+        alone = pad_sources([SOURCES[sentence]], torch.device("cpu"))
+        (found,) = beam_search(model, *alone, torch.tensor([8]), options)
+        assert [hypothesis.ids for hypothesis in found] == [hypothesis.ids for hypothesis in expected]
+        for one, other in zip(found, expected, strict=True):
+            assert one.score == pytest.approx(other.score, abs=1e-5)
+            torch.testing.assert_close(one.attention, other.attention, atol=1e-5, rtol=0)
+
+
+def test_an_ensemble_of_two_models_averages_their_teacher_forced_probabilities() -> None:
+    models = [make_model("additive", seed=1), make_model("gnmt", seed=2)]
+    source, lengths = pad_sources(SOURCES, torch.device("cpu"))
+    ensemble = Ensemble(models, "linear")
+    found = beam_search(ensemble, source, lengths, torch.full((4,), 6), SearchOptions(beam_size=3))
+    for sentence, (hypothesis,) in enumerate(found):
+        each = [teacher_forced(model, SOURCES[sentence], hypothesis.ids).exp() for model in models]
+        average = (sum(each) / 2).log()  # type: ignore[union-attr]
+        chosen = average.gather(1, torch.tensor([*hypothesis.ids, EOS])[:, None])
+        assert hypothesis.log_probability == pytest.approx(float(chosen.sum()), abs=1e-4)
