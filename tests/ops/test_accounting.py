@@ -41,3 +41,12 @@ def test_attention_inside_the_decoder_is_attention(op: str, device: str) -> None
     of_attention = (3, steps, 4, 5) if op == "attentional_lstm" else (3, steps, 4)
     assert saved["attention", of_attention] > 0
     assert saved["decoder", of_attention] == 0
+
+
+def test_watchers_hear_every_change_while_they_watch() -> None:
+    heard: list[str] = []
+    with accounting.watching(heard.append), accounting.layer("decoder"), accounting.layer("attention"):
+        pass
+    with accounting.layer("encoder"):
+        pass
+    assert heard == ["decoder", "attention", "decoder", "other"]

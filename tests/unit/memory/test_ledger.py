@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
 from rich.console import Console
@@ -11,7 +14,7 @@ from econmt import recipe
 from econmt.memory.ledger import CATEGORIES, LAYERS, Ledger, measure_step
 from econmt.memory.report import format_bytes, table
 from econmt.model import TranslationModel
-from econmt_ops.accounting import current_layer, layer
+from econmt_ops.accounting import layer
 
 
 @pytest.fixture
@@ -23,64 +26,155 @@ def model() -> TranslationModel:
             "encoder": {"layers": 1, "size": 8},
             "decoder": {"layers": 1, "size": 8},
             "attention": {"size": 5},
+            "dropout": 0.1,
         }
     )
     return TranslationModel(config, 11, 11)
 
 
-def test_feature_maps_by_layer(model: TranslationModel) -> None:
-    """A computation whose saved tensors are known: an exponential saves its output, a product its factors."""
-    source = torch.randn(10, 11)
+def loss_of(model: TranslationModel) -> Callable[[], Tensor]:
+    """A loss over a small batch that uses every parameter."""
+    ids, lengths = torch.tensor([[4, 5, 3], [6, 3, 0]]), torch.tensor([3, 2])
+
+    def loss() -> Tensor:
+        hidden = model(ids, lengths, ids)
+        with layer("output"):
+            return (hidden @ model.output_weight.T + model.output_bias).exp().sum()
+
+    return loss
+
+
+def size_of(model: TranslationModel) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def test_a_step_counted_by_hand(model: TranslationModel) -> None:
+    """What is kept: an exponential keeps its result, a product its factors. u = 10 x 8 values are 320 bytes."""
+    source = torch.ones(10, 11)
 
     def loss() -> Tensor:
         with layer("encoder"):
             hidden = (
                 source @ model.output_weight
-            ).exp()  # keeps source (as it is no parameter) and the output
+            ).exp()  # keeps source, which is no feature map, and the result
         with layer("output"):
             squared = hidden * hidden  # keeps hidden, which is counted already
-            return squared.exp().sum()  # keeps its output
+            return squared.exp().sum()  # keeps its result
 
-    ledger = measure_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), tokens=10)
-    feature_maps = {name: ledger.entries.get(("feature maps", name), 0) for name in LAYERS}
-    assert feature_maps["encoder"] == source.nbytes + 10 * 8 * 4
-    assert feature_maps["output"] == 10 * 8 * 4
-    assert ledger.category("feature maps") == sum(feature_maps.values())
+    weights = size_of(model)
+    ledger = measure_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), tokens=10, timed=False)
+    assert ledger.stash == {"encoder": 320, "output": 320}
+    # Backward, d exp: its incoming gradient is an expanded scalar; then the product makes two of 320 bytes and their
+    # sum while only encoder's result is still kept, and the squares and their exponential are gone.
+    assert ledger.entries["weights", "embedding"] == 2 * 11 * 6 * 4
+    assert ledger.category("weights") == weights
+    assert ledger.entries["other", "other"] == source.nbytes
+    assert ledger.category("feature maps") == 320
+    assert ledger.category("workspace") - 3 * 320 in range(1, 16)  # and scalars
+    assert ledger.peak == weights + source.nbytes + 320 + ledger.category("workspace")
 
 
-def test_parameters_gradients_and_optimizer_state(model: TranslationModel) -> None:
-    ids, lengths = torch.tensor([[4, 5, 3], [6, 3, 0]]), torch.tensor([3, 2])
-
-    def loss() -> Tensor:
-        return (model(ids, lengths, ids) @ model.output_weight.T + model.output_bias).exp().sum()
-
-    optimizer = torch.optim.Adam(model.parameters())
-    loss().backward()
-    optimizer.step()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    random_state = torch.get_rng_state()
-    ledger = measure_step(model, loss, optimizer, tokens=5)
-    size = sum(parameter.nbytes for parameter in model.parameters())
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_sum_of_the_parts_is_the_whole(model: TranslationModel, fused: bool) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), fused=fused)
+    ledger = measure_step(model, loss_of(model), optimizer, tokens=5, timed=False)
+    assert ledger.peak == ledger.total == max(size for _, size, _ in ledger.timeline)
+    assert ledger.peak == sum(ledger.category(category) for category in CATEGORIES)
+    assert ledger.peak == sum(ledger.layer(name) for name in LAYERS)
+    assert all(size >= 0 for size in ledger.entries.values())
+    size = size_of(model)
     assert ledger.category("weights") == size
-    assert ledger.category("gradients") == size
     steps = 4 * len(list(model.parameters()))  # Adam counts its steps in one float a parameter
     assert ledger.category("optimizer state") == 2 * size + steps
-    assert ledger.entries["weights", "embedding"] == 2 * 11 * 6 * 4
-    assert ledger.entries["weights", "output"] == (11 * 8 + 11) * 4
-    assert ledger.total == sum(ledger.category(category) for category in CATEGORIES)
-    assert ledger.total == sum(ledger.layer(name) for name in LAYERS)
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert ledger.largest == sorted(ledger.largest, key=lambda tensor: -tensor.bytes)
+    assert list(dict.fromkeys(phase for _, _, phase in ledger.timeline)) == [
+        "forward",
+        "backward",
+        "optimizer",
+    ]
+    # The update leaves weights, gradients and state, and the batch.
+    assert ledger.timeline[-1].bytes - 4 * size - steps in range(1, 200)
+
+
+def test_gradients_that_are_added_up_are_gradients(model: TranslationModel) -> None:
+    """Two backward passes in one step: at its end each gradient is one storage."""
+    loss = loss_of(model)
+
+    def twice() -> Tensor:
+        torch.autograd.backward(loss())
+        return loss()
+
+    small = measure_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), tokens=5, timed=False)
+    both = measure_step(model, twice, torch.optim.SGD(model.parameters(), lr=0.1), tokens=10, timed=False)
+    size = size_of(model)
+    assert both.timeline[-1].bytes == small.timeline[-1].bytes
+    # At the peak all gradients of the first pass are there.
+    assert both.category("gradients") == size
+    assert both.peak == both.total
+    assert both.stash == small.stash
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD"])
+@pytest.mark.parametrize("state", [False, True])
+def test_nothing_has_changed_afterwards(model: TranslationModel, name: str, state: bool) -> None:
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.Adam(model.parameters())
+        if name == "Adam"
+        else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    )
+    loss = loss_of(model)
+    if state:
+        torch.autograd.backward(loss())
+        optimizer.step()
+    parameters = {key: value.clone() for key, value in model.state_dict().items()}
+    before = copy.deepcopy(optimizer.state_dict())
+    random_state = torch.get_rng_state()
+    ledger = measure_step(model, loss, optimizer, tokens=5)
+    assert ledger.category("optimizer state") > 0
+    assert all(torch.equal(parameters[key], value) for key, value in model.state_dict().items())
+    after = optimizer.state_dict()
+    assert bool(after["state"]) == state
+    assert torch.equal(torch.cat(tensors(before["state"])), torch.cat(tensors(after["state"])))
     assert torch.equal(random_state, torch.get_rng_state())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_layer_scopes_nest() -> None:
-    assert current_layer() == "other"
-    with layer("decoder"), layer("attention"):
-        assert current_layer() == "attention"
-    with pytest.raises(RuntimeError, match="inside"), layer("decoder"):
-        raise RuntimeError("inside")
-    assert current_layer() == "other"
+def tensors(state: dict[int, dict[str, Tensor]]) -> list[Tensor]:
+    """All values of an optimizer's state."""
+    return [torch.zeros(1), *(part.flatten() for values in state.values() for part in values.values())]
+
+
+def test_times_and_rates(model: TranslationModel) -> None:
+    clipped: list[float] = []
+
+    def clip() -> None:
+        clipped.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ledger = measure_step(model, loss_of(model), optimizer, tokens=5, clip=clip, repeats=2)
+    assert len(clipped) == 4
+    assert min(clipped) > 0.0
+    layers = {"embedding", "encoder", "attention", "decoder", "output"}
+    for phase in ("forward", "backward"):
+        named = {name for (part, name), value in ledger.milliseconds.items() if part == phase and value > 0.0}
+        assert layers <= named
+    assert ledger.phase("optimizer") > 0.0
+    assert ledger.seconds > 0.0
+    assert ledger.tokens_per_second == 5 / ledger.seconds
+    # Products alone: 2 x 3 rows by the output layer once forward and twice backward, and much more.
+    assert ledger.flops > 3 * 2 * 6 * 8 * 11
+    assert ledger.share_of_peak is not None
+    assert 0.0 < ledger.share_of_peak < 1.0
+    total = sum(ledger.phase(phase) for phase in ("forward", "backward", "optimizer"))
+    assert ledger.timeline[-1].milliseconds == pytest.approx(total)
+    stamps = [moment.milliseconds for moment in ledger.timeline]
+    assert stamps == sorted(stamps)
+
+
+def test_a_ledger_without_times_has_no_rates(model: TranslationModel) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ledger = measure_step(model, loss_of(model), optimizer, tokens=5, timed=False)
+    assert (ledger.tokens_per_second, ledger.flops_per_second, ledger.share_of_peak) == (None, None, None)
 
 
 def test_report_prints_every_figure() -> None:

@@ -1,0 +1,66 @@
+"""Floating point operations of operators: a multiplication and an addition count two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+
+
+def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Floating point operations of one call of an operator: of matrix products, 0 for everything else."""
+    packet = func.overloadpacket
+    formula = _FORMULAS.get(packet)
+    if formula is not None:
+        return formula(*args)
+    known = flop_registry.get(packet)
+    return 0 if known is None else int(known(*args, **kwargs, out_val=result))
+
+
+def _mv(matrix: Tensor, _vector: Tensor, *_: Any) -> int:
+    return 2 * matrix.numel()
+
+
+def _dot(left: Tensor, _right: Tensor) -> int:
+    return 2 * left.numel()
+
+
+def lstm_flops(steps: int, batch: int, inputs: int, hidden: int) -> int:
+    """Forward operations of one LSTM layer in one direction: four gates, each a product of [x ; h]."""
+    return 2 * steps * batch * (inputs + hidden) * 4 * hidden
+
+
+def _onednn(inputs: Tensor, weight: Tensor, recurrent: Tensor, *_: Any) -> int:
+    return lstm_flops(inputs.shape[0], inputs.shape[1], weight.shape[1], recurrent.shape[1])
+
+
+def _onednn_backward(inputs: Tensor, weight: Tensor, recurrent: Tensor, *rest: Any) -> int:
+    return 2 * _onednn(inputs, weight, recurrent, *rest)
+
+
+def _cudnn(inputs: Tensor, weights: list[Tensor], stride: int, *_: Any) -> int:
+    # cuDNN gets inputs (T, B, I) or, batch first, (B, T, I): the product of the two is the same.
+    steps, batch, _size = inputs.shape
+    return sum(
+        lstm_flops(steps, batch, weights[first].shape[1], weights[first + 1].shape[1])
+        for first in range(0, len(weights), stride)
+    )
+
+
+def _cudnn_backward(inputs: Tensor, weights: list[Tensor], stride: int, *rest: Any) -> int:
+    return 2 * _cudnn(inputs, weights, stride, *rest)
+
+
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    aten.mv: _mv,
+    aten.dot: _dot,
+    aten.mkldnn_rnn_layer: _onednn,
+    aten.mkldnn_rnn_layer_backward: _onednn_backward,
+    aten._cudnn_rnn: _cudnn,
+    aten._cudnn_rnn_backward: _cudnn_backward,
+}

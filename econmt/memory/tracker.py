@@ -1,0 +1,300 @@
+"""Which bytes are alive at every moment of a computation, and why.
+
+A :class:`Tracker` follows every storage that an operator of PyTorch makes, resizes or lets go, on real tensors and on
+fake ones alike: views share a storage and count once. The body of an operator registered with
+``torch.library.custom_op`` is run with the tracker on, so that the workspace inside is seen. What the operators of
+PyTorch themselves use and give back inside (a reordered weight in oneDNN, say) is not.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import OPDEFS
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from econmt.memory.flops import count_flops
+from econmt_ops import accounting
+
+PHASES = ("forward", "backward", "optimizer")
+
+
+class NodeLayers:
+    """The layer of every node of the autograd graph: that of the code that made the node in the forward pass.
+
+    Nodes are numbered as they are made, so the numbers at which the current layer changed are enough.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._layers: list[str] = []
+        self._parameters: dict[int, str] = {}
+
+    def add_parameters(self, layers: Mapping[Tensor, str]) -> None:
+        """Give the layers of parameters, whose nodes have no number of their own."""
+        self._parameters.update({id(parameter): layer for parameter, layer in layers.items()})
+
+    def note(self, layer: str) -> None:
+        """From now on nodes belong to ``layer``."""
+        self._numbers.append(torch._C._autograd._get_sequence_nr())
+        self._layers.append(layer)
+
+    def __call__(self, node: Any) -> str:
+        """The layer of a node."""
+        if hasattr(node, "variable"):
+            return self._parameters.get(id(node.variable), "other")
+        index = bisect_right(self._numbers, node._sequence_nr())
+        return self._layers[index - 1] if index else "other"
+
+    def running(self) -> str:
+        """The layer of the running code: in a backward pass that of the node that is being computed."""
+        layer = accounting.current_layer()
+        node = torch._C._current_autograd_node() if layer == "other" else None
+        return layer if node is None else self(node)
+
+
+@dataclass(eq=False)
+class Storage:
+    """One storage.
+
+    Attributes:
+        size: bytes, in whole blocks of the allocator.
+        shape, dtype: of the tensor with which it was first seen.
+        operator: what made it, "" if it was there before.
+        layer: whose code made it.
+        kept_by: the layer that first kept it for the backward pass; None: it is not kept.
+        category: if known from outside, as of parameters; None otherwise.
+        address: of its first byte; 0 for fake tensors.
+    """
+
+    size: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    operator: str
+    layer: str
+    address: int
+    kept_by: str | None = None
+    category: str | None = None
+
+
+class Change(NamedTuple):
+    """A storage has grown by ``size`` bytes (or shrunk, if negative), ``seconds`` after the start."""
+
+    seconds: float
+    storage: Storage
+    size: int
+
+
+class Beginning(NamedTuple):
+    """When a phase begins: ``seconds`` after the start, after so many changes."""
+
+    seconds: float
+    changes: int
+
+
+class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows the storages of one device.
+
+    Args:
+        device: tensors elsewhere do not count.
+        block: sizes are rounded up to multiples of this, as an allocator does.
+        replacements: what to run instead of an operator, called with the operator and its arguments.
+
+    Attributes:
+        before: storages that were there before, with their sizes then.
+        changes: what happened since, in order.
+        begins: when every phase that has begun did so, in their order.
+        seconds: how long the recording was.
+        flops: floating point operations of the matrix products, by the type of their factors.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        block: int = 1,
+        replacements: Mapping[OpOverload, Callable[..., Any]] | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.device = device
+        self.nodes = NodeLayers()
+        self.before: list[tuple[Storage, int]] = []
+        self.changes: list[Change] = []
+        self.begins: dict[str, Beginning] = {}
+        self.seconds = 0.0
+        self.flops: Counter[torch.dtype] = Counter()
+        self._block = block
+        self._replacements = replacements or {}
+        self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
+        self._inside: list[str] = []
+        self._recording = False
+        self._start = 0.0
+
+    # ------------------------------------------------------------------ recording
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Follow what happens inside."""
+        self._start = time.perf_counter()
+        self._recording = True
+        self.nodes.note(accounting.current_layer())
+        try:
+            with (
+                accounting.watching(self.nodes.note),
+                torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor),
+                self,
+            ):
+                yield
+        finally:
+            self._recording = False
+            self.seconds = time.perf_counter() - self._start
+
+    def begin(self, phase: str) -> None:
+        """What follows belongs to ``phase``, one of :data:`PHASES`."""
+        self.begins[phase] = Beginning(time.perf_counter() - self._start, len(self.changes))
+
+    def label(self, tensor: Tensor, category: str, layer: str) -> None:
+        """Say what a tensor's storage is for, whenever it was made; the first label of a storage counts."""
+        for own in self._own((tensor,)):
+            storage = self._find(own)
+            if storage.category is None:
+                storage.category, storage.layer = category, layer
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        read = list(self._own((args, *kwargs.values())))
+        for tensor in read:
+            self._find(tensor)
+        name = str(func._schema.name)
+        body = self._body(func, name)
+        self._inside.append(name.replace("::", "."))
+        try:
+            if body is not None:
+                with self:
+                    result = body(*args, **kwargs)
+            elif func in self._replacements:
+                result = self._replacements[func](*args, **kwargs)
+            else:
+                result = func(*args, **kwargs)
+            if body is None and read:
+                self.flops[read[0].dtype] += count_flops(func, args, kwargs, result)
+            for tensor in read:
+                self._update(tensor)
+            for tensor in self._own((result,)):
+                if tensor.untyped_storage()._cdata not in self._known:
+                    self._add(tensor)
+        finally:
+            self._inside.pop()
+        return result
+
+    def _own(self, values: Iterable[Any]) -> Iterator[Tensor]:
+        """The dense tensors of the device in nested lists and tuples."""
+        for value in values:
+            if isinstance(value, Tensor):
+                if value.device.type == self.device.type and value.layout == torch.strided:
+                    yield value
+            elif isinstance(value, list | tuple):
+                yield from self._own(value)
+
+    def _body(self, func: Any, name: str) -> Callable[..., Any] | None:
+        """The Python body of a custom operator."""
+        if func in self._replacements or func.namespace == "aten":
+            return None
+        definition = OPDEFS.get(name)
+        return None if definition is None else definition._init_fn
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        """Called with every tensor that autograd keeps for the backward pass."""
+        for own in self._own((tensor,)):
+            storage = self._find(own)
+            if storage.kept_by is None:
+                storage.kept_by = accounting.current_layer()
+        return tensor
+
+    def _find(self, tensor: Tensor) -> Storage:
+        """The storage of a tensor; one that no operator has made since the start was there before it."""
+        known = self._known.get(tensor.untyped_storage()._cdata)
+        if known is not None:
+            return known[0]
+        storage = self._watch(tensor, "", "other")
+        self.before.append((storage, storage.size))
+        return storage
+
+    def _add(self, tensor: Tensor) -> None:
+        storage = self._watch(tensor, " ".join(self._inside), self.nodes.running())
+        self._change(storage, storage.size)
+
+    def _watch(self, tensor: Tensor, operator: str, layer: str) -> Storage:
+        memory = tensor.untyped_storage()
+        key = memory._cdata
+        storage = Storage(
+            self._round(memory.nbytes()),
+            tuple(tensor.shape),
+            tensor.dtype,
+            operator,
+            layer,
+            0 if memory.device.type == "meta" else memory.data_ptr(),
+        )
+
+        def gone(_: weakref.ref[Any]) -> None:
+            del self._known[key]
+            self._change(storage, -storage.size)
+
+        self._known[key] = storage, weakref.ref(memory, gone)
+        return storage
+
+    def _update(self, tensor: Tensor) -> None:
+        """Notice that an operator has resized one of its arguments."""
+        memory = tensor.untyped_storage()
+        storage = self._known[memory._cdata][0]
+        size = self._round(memory.nbytes())
+        if size != storage.size:
+            self._change(storage, size - storage.size)
+            storage.size = size
+
+    def _change(self, storage: Storage, size: int) -> None:
+        if self._recording:
+            self.changes.append(Change(time.perf_counter() - self._start, storage, size))
+
+    def _round(self, size: int) -> int:
+        return -(-size // self._block) * self._block
+
+    # ------------------------------------------------------------------ reading
+
+    def live(self) -> Iterator[int]:
+        """Live bytes at the start and after each change."""
+        total = sum(size for _, size in self.before)
+        yield total
+        for change in self.changes:
+            total += change.size
+            yield total
+
+    def peak(self) -> tuple[int, int]:
+        """The most bytes alive, and the number of changes before that moment."""
+        moment, size = max(enumerate(self.live()), key=itemgetter(1))  # the first of equals
+        return size, moment
+
+    def alive(self, moment: int) -> dict[Storage, int]:
+        """The storages alive after the first ``moment`` changes, with their bytes then."""
+        sizes = dict(self.before)
+        for change in self.changes[:moment]:
+            sizes[change.storage] = sizes.get(change.storage, 0) + change.size
+        return {storage: size for storage, size in sizes.items() if size}
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The type in which most floating point operations were done."""
+        return max(self.flops, key=self.flops.__getitem__, default=torch.float32)

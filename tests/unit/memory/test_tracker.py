@@ -1,0 +1,192 @@
+"""The tracker sees every storage once, from its first byte to its last."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from econmt.memory.tracker import Tracker
+from econmt_ops.accounting import layer
+
+CPU = torch.device("cpu")
+
+
+def sizes(tracker: Tracker) -> list[int]:
+    """Live bytes after each change."""
+    return list(tracker.live())
+
+
+def test_a_storage_lives_from_its_operator_to_its_last_reference() -> None:
+    tracker = Tracker(CPU)
+    with tracker.recording():
+        first = torch.zeros(10)  # 40 bytes
+        second = first + 1  # 80
+        view = first.view(2, 5)[0]
+        del first
+        third = second.double()  # 160
+        del view  # 120
+        del second, third
+    assert sizes(tracker) == [0, 40, 80, 160, 120, 80, 0]
+    assert tracker.peak() == (160, 3)
+
+
+def test_views_results_in_place_and_shared_storages_count_once() -> None:
+    base = torch.zeros(4, 4)
+    tracker = Tracker(CPU)
+    with tracker.recording():
+        views = [base[0], base.t(), base.view(16), base.detach()]
+        base.add_(1).mul_(2)
+        torch.add(base, 1, out=base)
+        flat = base.reshape(-1)
+    assert sizes(tracker) == [64]
+    assert views
+    assert flat.data_ptr() == base.data_ptr()
+
+
+def test_what_was_there_before_counts_from_the_start() -> None:
+    before = torch.zeros(8)
+    tracker = Tracker(CPU)
+    with tracker.recording():
+        made = torch.zeros(2)
+        del made
+        before + 1
+        del before
+    assert sizes(tracker) == [32, 40, 32, 64, 32, 0]
+
+
+def test_operators_that_resize() -> None:
+    tracker = Tracker(CPU)
+    with tracker.recording():
+        tensor = torch.empty(0)
+        torch.add(torch.ones(3), 1, out=tensor)
+        tensor.resize_(100)
+        tensor.resize_(1)  # keeps its storage
+    assert sizes(tracker) == [0, 0, 12, 24, 12, 400]
+
+
+def test_blocks_of_an_allocator() -> None:
+    tracker = Tracker(CPU, block=512)
+    with tracker.recording():
+        one = torch.zeros(1)
+        full = torch.zeros(128)
+        more = torch.zeros(129)
+    assert sizes(tracker) == [0, 512, 1024, 2048]
+    assert one.numel() + full.numel() + more.numel() == 258
+
+
+def test_what_autograd_keeps_is_alive_until_the_backward_pass() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    tracker = Tracker(CPU)
+    with tracker.recording():
+        tracker.begin("forward")
+        value = weight.exp().exp().sum()  # both results of exp are kept, nobody else holds them
+        tracker.begin("backward")
+        forward = tracker.alive(tracker.begins["backward"].changes)
+        torch.autograd.backward(value)
+        tracker.begin("optimizer")
+        after = tracker.alive(tracker.begins["optimizer"].changes)
+    kept = [storage for storage in forward if storage.kept_by is not None]
+    assert [(storage.operator, forward[storage]) for storage in kept] == [("aten.exp", 12), ("aten.exp", 12)]
+    assert not [storage for storage in after if storage.kept_by is not None]
+    assert weight.grad is not None
+    assert sum(after.values()) == weight.nbytes + weight.grad.nbytes + value.nbytes
+
+
+@torch.library.custom_op("econmt_tests::twice", mutates_args=())
+def twice(inputs: Tensor) -> Tensor:
+    """Uses 64 bytes a value inside."""
+    with layer("attention"):
+        wide = inputs.double().repeat(8)
+    return wide[: len(inputs)].float() * 2
+
+
+@twice.register_fake
+def _(inputs: Tensor) -> Tensor:
+    return torch.empty_like(inputs)
+
+
+def test_the_workspace_inside_of_custom_operators_is_seen() -> None:
+    inputs = torch.arange(3.0)
+    tracker = Tracker(CPU)
+    with tracker.recording(), layer("decoder"):
+        result = twice(inputs)
+    assert torch.equal(result, 2 * inputs)
+    peak, moment = tracker.peak()
+    assert peak == 12 + 24 * 8 + 24  # inputs, wide, and inputs in double precision until wide is made
+    alive = {storage.operator: storage.layer for storage in tracker.alive(moment)}
+    assert alive["econmt_tests.twice aten.repeat"] == "attention"
+    assert list(tracker.alive(len(tracker.changes)).values()) == [12, 12]
+    (made,) = (s for s in tracker.alive(len(tracker.changes)) if s.operator)
+    assert made.layer == "decoder"
+
+
+def test_fake_tensors_give_the_same_account_as_real_ones() -> None:
+    def run() -> list[int]:
+        weight = torch.ones(20, 30, requires_grad=True)
+        inputs = torch.ones(10, 30)
+        tracker = Tracker(CPU)
+        tracker.label(weight, "weights", "decoder")
+        with tracker.recording():
+            tracker.begin("forward")
+            value = twice(torch.tanh(inputs @ weight.t()).sum(1)[:7].detach()).sum()
+            value = value + (torch.tanh(inputs @ weight.t()) ** 2).sum()
+            tracker.begin("backward")
+            torch.autograd.backward(value)
+        return sizes(tracker)
+
+    real = run()
+    with FakeTensorMode():
+        assert run() == real
+    assert max(real) > 2400 + 1200
+
+
+def test_layers_in_the_backward_pass_are_those_of_the_forward_pass() -> None:
+    weight, other = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    tracker = Tracker(CPU)
+    tracker.nodes.add_parameters({weight: "embedding", other: "output"})
+    with tracker.recording():
+        tracker.begin("forward")
+        with layer("encoder"):
+            hidden = weight.exp()
+            with layer("attention"):
+                looked = hidden.tanh()
+            hidden = (hidden * looked).sin()
+        with layer("output"):
+            value = (hidden * other).sum()
+        forward = len(tracker.changes)
+        tracker.begin("backward")
+        torch.autograd.backward(value)
+    made = {(change.storage.operator, change.storage.layer) for change in tracker.changes[forward:]}
+    assert {("aten.tanh_backward", "attention"), ("aten.cos", "encoder")} <= made
+    assert {where for operator, where in made if operator == "aten.mul"} == {"encoder", "output"}
+    assert "other" not in {where for operator, where in made if operator != "aten.ones_like"}
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (1, 1, 1)])
+def test_floating_point_operations_of_products(shape: tuple[int, int, int]) -> None:
+    rows, inner, columns = shape
+    left, right = torch.ones(rows, inner), torch.ones(inner, columns)
+    tracker = Tracker(CPU)
+    with tracker.recording():
+        left @ right
+        torch.addmm(torch.zeros(columns), left, right)
+        left @ right[:, 0]
+        torch.bmm(left.expand(3, rows, inner), right.expand(3, inner, columns))
+        (left.bfloat16() @ right.bfloat16()).exp()
+    product = 2 * rows * inner * columns
+    assert tracker.flops[torch.float32] == 5 * product + 2 * rows * inner
+    assert tracker.flops[torch.bfloat16] == product
+    assert tracker.precision == torch.float32
+
+
+def test_floating_point_operations_of_lstms() -> None:
+    lstm = torch.nn.LSTM(6, 5, batch_first=True, bidirectional=True)
+    tracker = Tracker(CPU)
+    with tracker.recording():
+        outputs, _ = lstm(torch.ones(2, 7, 6))
+        forward = tracker.flops.total()
+        torch.autograd.backward(outputs.sum())
+    assert forward == 2 * 2 * (7 * 2) * (6 + 5) * (4 * 5)
+    assert tracker.flops.total() == 3 * forward
