@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,3 +86,41 @@ def layer_keep_masks(
     assert seed is not None
     shape = (batch, 1 if variational else steps, hidden)
     return [None] + [keep_mask(shape, p, seed, device, layer) for layer in range(1, layers)]
+
+
+@torch.library.custom_op("econmt_ops::dropout", mutates_args=())
+def _dropout(values: Tensor, p: float, seed: int, index: int, variational: bool) -> Tensor:
+    shape = (values.shape[0], 1, *values.shape[2:]) if variational else values.shape
+    return apply_dropout(values, keep_mask(shape, p, seed, values.device, index), p)
+
+
+@_dropout.register_fake
+def _(values: Tensor, _p: float, _seed: int, _index: int, _variational: bool) -> Tensor:
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch names them
+    ctx.rest = inputs[1:]
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+    return _dropout(gradient, *ctx.rest), None, None, None, None
+
+
+_dropout.register_autograd(_backward, setup_context=_remember)
+
+
+def dropout(values: Tensor, p: float, seed: int, variational: bool = False, index: int = -1) -> Tensor:
+    """Drops values with a mask that nobody keeps: the backward pass makes it again from the seed.
+
+    Args:
+        values: (B, T, ...).
+        p: the probability that a value is dropped, in [0, 1).
+        seed: of the mask; the same seed gives the same mask, see `keep_mask`.
+        variational: one mask a row for all its positions, (B, 1, ...) (Gal and Ghahramani 2016).
+        index: as in `keep_mask`.
+    """
+    if p == 0.0:
+        return values
+    result: Tensor = _dropout(values, p, seed, index, variational)
+    return result

@@ -22,7 +22,7 @@ _CLOSED = 1e4
 """What the gates read at padded positions; sigmoid(-1e4) is 0 and sigmoid(1e4) is 1 in every floating point
 type, and both slopes are 0."""
 
-_STEPWISE = (torch.bfloat16, torch.float16)
+STEPWISE = (torch.bfloat16, torch.float16)
 """The types in which a layer is a loop of steps."""
 
 _COLUMNS = 8
@@ -52,7 +52,7 @@ def last_outputs(outputs: Tensor, h: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(lengths > 0, outputs.gather(1, index).squeeze(1), h)
 
 
-def _closed_gates(layer: LSTMWeights) -> Tensor:
+def closed_gates(layer: LSTMWeights) -> Tensor:
     """Returns what the gates i, f, g, o of padded positions read, (4H,)."""
     pattern = layer.bias.new_tensor([-_CLOSED, _CLOSED, 0.0, -_CLOSED])
     return pattern.repeat_interleave(layer.hidden.shape[1])
@@ -70,7 +70,7 @@ def _padding_columns(inputs: Tensor, padding: Tensor) -> Tensor:
 
 def _closing_weight(layer: LSTMWeights) -> Tensor:
     """Returns the input weight (4H, I + 8) that lets torch's LSTM carry its state through padding."""
-    return torch.cat([layer.input, functional.pad(_closed_gates(layer).unsqueeze(1), (0, _COLUMNS - 1))], 1)
+    return torch.cat([layer.input, functional.pad(closed_gates(layer).unsqueeze(1), (0, _COLUMNS - 1))], 1)
 
 
 def torch_lstm(
@@ -96,9 +96,21 @@ def torch_lstm(
     return torch.lstm(inputs, (h, c), flat, True, 1, 0.0, training, bidirectional, True)
 
 
-def _layer_by_torch(
+def layer_by_torch(
     inputs: Tensor, layer: LSTMWeights, h: Tensor, c: Tensor, padding: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs one layer by torch's LSTM.
+
+    Args:
+        inputs: (B, T, I), finite at padded positions.
+        layer: the weights.
+        h: (B, H).
+        c: (B, H).
+        padding: (B, T), True at padded positions, where the gates are closed; or None.
+
+    Returns:
+        outputs (B, T, H), and h and c (B, H) after step T.
+    """
     weight = layer.input
     if padding is not None:
         inputs, weight = _padding_columns(inputs, padding), _closing_weight(layer)
@@ -113,7 +125,7 @@ def _layer_by_steps(
 ) -> tuple[Tensor, Tensor, Tensor]:
     products = functional.linear(inputs, layer.input, layer.bias)
     if padding is not None:
-        products = torch.where(padding.unsqueeze(2), _closed_gates(layer), products)
+        products = torch.where(padding.unsqueeze(2), closed_gates(layer), products)
     hidden = layer.hidden.t()
     outputs = []
     for product in products.unbind(1):
@@ -137,7 +149,7 @@ def lstm(
     """See `econmt_ops.lstm`; all arguments are given, checked and cast."""
     batch, steps, _ = inputs.shape
     device = inputs.device
-    run_layer = _layer_by_steps if inputs.dtype in _STEPWISE else _layer_by_torch
+    run_layer = _layer_by_steps if inputs.dtype in STEPWISE else layer_by_torch
     padding = None if lengths is None else padding_mask(lengths, steps, device)
     masks = layer_keep_masks(
         len(layers), batch, steps, layers[0].hidden.shape[1], dropout, dropout_seed, variational, device
@@ -163,7 +175,7 @@ def bidirectional_lstm(
     """See `econmt_ops.bidirectional_lstm`; all arguments are checked and cast."""
     batch, steps, _ = inputs.shape
     hidden = forward.hidden.shape[1]
-    if inputs.dtype in _STEPWISE:
+    if inputs.dtype in STEPWISE:
         h, c = inputs.new_zeros(batch, hidden), inputs.new_zeros(batch, hidden, dtype=torch.float32)
         both = [
             lstm(

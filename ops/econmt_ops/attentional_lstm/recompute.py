@@ -1,0 +1,262 @@
+"""The attentional LSTM by partial forward propagation: stash the small, make the large again.
+
+The forward pass keeps o, h of every layer and, as far as the stash level asks, the attention weights, the cell
+states and the gates. The backward pass makes the rest again, a block of steps at a time, in one workspace.
+README.md gives the mathematics. Both passes are operators of torch.library, so that FakeTensor and torch.compile
+know them; the backward operator itself has no derivative.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops import steps as step_functions
+from econmt_ops.accounting import layer
+from econmt_ops.additive_attention.recompute import additive_attention
+from econmt_ops.additive_attention.reference import attend
+from econmt_ops.attentional_lstm.backward import Backward, Gradients, Incoming, Stash
+from econmt_ops.attentional_lstm.forward import empty_result, run_forward
+from econmt_ops.attentional_lstm.problem import Options, Problem
+from econmt_ops.blocks import reaches
+from econmt_ops.lstm.recompute import lstm
+from econmt_ops.masking import padding_mask, zero_padding
+from econmt_ops.precision import accumulate_dtype
+from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
+
+_ARGUMENTS = (
+    "Tensor inputs, Tensor keys, Tensor values, Tensor[] input_weights, Tensor[] hidden_weights, Tensor[] biases, "
+    "Tensor? query, Tensor? score, Tensor combine, Tensor? combine_bias, Tensor? gain, Tensor? shift, "
+    "Tensor? lengths, Tensor[] first_h, Tensor[] first_c, Tensor first_output"
+)
+_OPTIONS = "bool residual, float dropout, int seed, bool variational, float scale, str stash, bool compiled"
+_COUNT = 16
+"""How many of the operator's arguments are tensors or lists of them."""
+
+
+def _problem(arguments: tuple[Any, ...]) -> Problem:
+    inputs, keys, values, input_weights, hidden_weights, biases, query, score, combine, bias = arguments[:10]
+    gain, shift, lengths = arguments[10:13]
+    layers = [LSTMWeights(*layer) for layer in zip(input_weights, hidden_weights, biases, strict=True)]
+    *options, compiled = arguments[_COUNT : _COUNT + 7]
+    norm = None if gain is None else (gain, shift)
+    run = step_functions.compiled() if compiled else step_functions.EAGER
+    return Problem(
+        inputs, keys, values, layers, query, score, combine, bias, norm, lengths, Options(*options), run
+    )
+
+
+@torch.library.custom_op(
+    "econmt_ops::attentional_lstm",
+    mutates_args=(),
+    schema=f"({_ARGUMENTS}, {_OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _forward(*arguments: Any) -> tuple[Tensor, ...]:
+    first_h, first_c, first_output = arguments[13:16]
+    result = run_forward(_problem(arguments), first_h, first_c, first_output, arguments[-1])
+    return tuple(result)
+
+
+@_forward.register_fake
+def _(*arguments: Any) -> tuple[Tensor, ...]:
+    inputs, keys, hidden_weights, stash = arguments[0], arguments[1], arguments[4], arguments[_COUNT + 5]
+    hidden = hidden_weights[0].shape[1]
+    return tuple(empty_result(inputs, keys, hidden, len(hidden_weights), stash, arguments[-1]))
+
+
+@torch.library.custom_op(
+    "econmt_ops::attentional_lstm_backward",
+    mutates_args=(),
+    schema="(Tensor? doutputs, Tensor? dattention, Tensor? dlast_h, Tensor? dlast_c, Tensor outputs, "
+    f"Tensor? attention, Tensor h, Tensor c, Tensor gates, {_ARGUMENTS}, {_OPTIONS}) -> Tensor[]",
+)
+def _backward(*arguments: Any) -> list[Tensor]:
+    call = arguments[9:]
+    problem = _problem(call)
+    stash = Stash(*arguments[4:9], *call[13:16])
+    backward = Backward(problem, stash, Incoming(*arguments[:4]))
+    return _in_order(problem, backward.run(), backward)
+
+
+def _in_order(problem: Problem, sums: Gradients, backward: Backward) -> list[Tensor]:
+    """The gradients in the order and types of the operator's tensor arguments; empty for arguments left out."""
+    nothing, hidden = problem.inputs.new_empty(0), problem.hidden
+    input_weights = [torch.cat([sums.input_weight, sums.recurrent[:, :hidden]], 1)]
+    hidden_weights = [sums.recurrent[:, hidden:]]
+    for total in sums.upper:
+        input_weights.append(total[:, :hidden])
+        hidden_weights.append(total[:, hidden:])
+    size = 0 if problem.query is None else problem.query.shape[0]
+    dquery, dtop = sums.after[:size] if size else nothing, sums.after[size:]
+    dprojected = sums.projected.to(problem.dtype)
+    dvalues = dprojected @ problem.from_values
+    dfrom_values = dprojected.flatten(0, 1).t() @ problem.values.flatten(0, 1)
+    if problem.padding is not None:
+        dvalues = dvalues.masked_fill_(problem.padding.unsqueeze(2), 0.0)
+    gradients = [
+        sums.inputs.transpose(0, 1),
+        sums.scores.key_gradient(),
+        dvalues,
+        *input_weights,
+        *hidden_weights,
+        *sums.biases,
+        dquery,
+        nothing if sums.scores.score is None else sums.scores.score,
+        torch.cat([dtop, dfrom_values.to(dtop.dtype)], 1),
+        sums.combine_bias if problem.combine_bias is not None else nothing,
+        *((nothing, nothing) if sums.scores.norm is None else sums.scores.norm),
+        *backward.dh,
+        *backward.dc,
+        backward.dfed,
+    ]
+    # Contiguous copies of their own: an operator's results may share memory neither with each other nor with arguments.
+    cells = range(len(gradients) - 1 - len(problem.layers), len(gradients) - 1)
+    return [
+        gradient.to(problem.accumulate if index in cells else problem.dtype, copy=True).contiguous()
+        for index, gradient in enumerate(gradients)
+    ]
+
+
+@_backward.register_fake
+def _(*arguments: Any) -> list[Tensor]:
+    call = arguments[9:]
+    nothing = call[0].new_empty(0)
+    tensors = [*call[:3], *call[3], *call[4], *call[5], *call[6:12], *call[13], *call[14], call[15]]
+    return [
+        nothing if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        for tensor in tensors
+    ]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    outputs, attention, h, c, gates, _, _ = output
+    ctx.set_materialize_grads(False)
+    ctx.layers = len(inputs[3])
+    ctx.options = inputs[_COUNT : _COUNT + 7]
+    keeps_attention = reaches(inputs[_COUNT + 5], "attention")
+    flat = [
+        part for item in inputs[:_COUNT] for part in (item if isinstance(item, list | tuple) else (item,))
+    ]
+    ctx.save_for_backward(outputs, attention if keeps_attention else None, h, c, gates, *flat)
+
+
+def _differentiate(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
+    doutputs, dattention, _, _, _, dlast_h, dlast_c = incoming
+    kept, flat = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+    count = ctx.layers
+    arguments = _unflatten(list(flat), count)
+    gradients = _backward(doutputs, dattention, dlast_h, dlast_c, *kept, *arguments, *ctx.options)
+    # The lengths, left out of the gradients, come after gain and shift.
+    gradients.insert(3 + 3 * count + 6, None)
+    shaped = _unflatten(
+        [None if gradient is None or gradient.numel() == 0 else gradient for gradient in gradients], count
+    )
+    return (*shaped, *(None for _ in range(8)))
+
+
+def _unflatten(flat: list[Any], layers: int) -> list[Any]:
+    """The operator's tensor arguments from a flat list: 3 tensors, 3 lists, 7 tensors, 2 lists, 1 tensor."""
+    result, position = [], 0
+    for kind in "tttllltttttttllt":
+        size = layers if kind == "l" else 1
+        part = flat[position : position + size]
+        result.append(part if kind == "l" else part[0])
+        position += size
+    return result
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup_context)
+
+
+def attentional_lstm(
+    inputs: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    weights: AttentionalLSTMWeights,
+    *,
+    lengths: Tensor | None,
+    state: AttentionalLSTMState,
+    input_feeding: bool,
+    residual: bool,
+    dropout: float,
+    dropout_seed: int | None,
+    variational: bool,
+    layer_norm: tuple[Tensor, Tensor] | None,
+    scale: float,
+    stash: str = "attention",
+    compiled: bool = False,
+) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
+    """See `econmt_ops.attentional_lstm`; all arguments are given, checked and cast."""
+    if not input_feeding:
+        stack = lstm(
+            inputs,
+            weights.layers,
+            state=state.layers,
+            lengths=None,
+            reverse=False,
+            residual=residual,
+            dropout=dropout,
+            dropout_seed=dropout_seed,
+            variational=variational,
+            stash=stash,
+            compiled=compiled,
+        )
+        return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, compiled)
+    gain, shift = (None, None) if layer_norm is None else layer_norm
+    arguments = (
+        inputs,
+        keys,
+        values,
+        [part.input for part in weights.layers],
+        [part.hidden for part in weights.layers],
+        [part.bias for part in weights.layers],
+        weights.query,
+        weights.score,
+        weights.combine,
+        weights.combine_bias,
+        gain,
+        shift,
+        lengths,
+        [h for h, _ in state.layers],
+        [c for _, c in state.layers],
+        state.output,
+    )
+    flat = [part for item in arguments for part in (item if isinstance(item, list) else (item,))]
+    keep = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in flat)
+    seed = 0 if dropout_seed is None else dropout_seed
+    options = (residual, dropout, seed, variational, scale, stash, compiled)
+    outputs, attention, _, _, _, last_h, last_c = _forward(*arguments, *options, keep)
+    layers = tuple(zip(last_h.unbind(0), last_c.unbind(0), strict=True))
+    outputs = outputs.transpose(0, 1)
+    return outputs, attention.transpose(0, 1), AttentionalLSTMState(layers, outputs[:, -1])
+
+
+def _attend_at_once(
+    stack: tuple[Tensor, LSTMState],
+    keys: Tensor,
+    values: Tensor,
+    weights: AttentionalLSTMWeights,
+    lengths: Tensor | None,
+    layer_norm: tuple[Tensor, Tensor] | None,
+    scale: float,
+    compiled: bool,
+) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
+    """Without input feeding nothing of the attention is recurrent: all steps at once, after the stack."""
+    h, layers = stack
+    query = h if weights.query is None else functional.linear(h, weights.query)
+    with layer("attention"):
+        if weights.score is None:
+            padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+            scores = torch.bmm(query, zero_padding(keys, padding).transpose(1, 2))
+            scores = scores.to(accumulate_dtype(h.dtype)) * scale
+            context, attention = attend(scores, zero_padding(values, padding), padding)
+        else:
+            context, attention = additive_attention(
+                query, keys, values, weights.score, lengths=lengths, layer_norm=layer_norm, compiled=compiled
+            )
+    combined = functional.linear(torch.cat([h, context], 2), weights.combine, weights.combine_bias)
+    outputs = combined.tanh()
+    return outputs, attention, AttentionalLSTMState(layers, outputs[:, -1])

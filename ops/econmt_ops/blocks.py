@@ -1,0 +1,76 @@
+"""Blocks of steps: how the recomputing ops cut a sequence so that what they make again fits a workspace.
+
+Shapes: T steps, K steps of a block, B batch; time comes first: (T, B, .).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+STASHES = ("outputs", "attention", "cells", "gates")
+"""What a forward pass keeps, each level beside what those before it keep: the outputs (every h, and c once a
+block); the attention weights; every c; the gates."""
+
+_BLOCK_BYTES = 16 << 20
+"""The workspace for the gates of one layer in one block of steps."""
+
+
+def reaches(stash: str, level: str) -> bool:
+    """Whether a stash level keeps what ``level`` names."""
+    return STASHES.index(stash) >= STASHES.index(level)
+
+
+def check_stash(op: str, stash: str) -> None:
+    """Raises ValueError if there is no such stash level."""
+    if stash not in STASHES:
+        raise ValueError(f"{op}: unknown stash level {stash!r}; available: {', '.join(STASHES)}")
+
+
+def split_blocks(steps: int, batch: int, hidden: int, accumulate: torch.dtype) -> list[tuple[int, int]]:
+    """The blocks of steps, (begin, end) each, whose gates fit the workspace."""
+    size = max(1, _BLOCK_BYTES // max(1, batch * 4 * hidden * accumulate.itemsize))
+    return [(begin, min(begin + size, steps)) for begin in range(0, steps, size)]
+
+
+def previous(sequence: Tensor, first: Tensor, begin: int, end: int) -> Tensor:
+    """The entries begin - 1 to end - 1 of a sequence (T, B, H) that ``first`` (B, H) precedes."""
+    if begin > 0:
+        return sequence[begin - 1 : end - 1]
+    return torch.cat([first.unsqueeze(0), sequence[: end - 1]], 0)
+
+
+def scan_cells(gates: Tensor, first: Tensor) -> Tensor:
+    """The cell states of a block from its gates: c_t = f_t c_{t-1} + i_t g_t.
+
+    Args:
+        gates: (K, B, 4H) after their nonlinearities. first: (B, H) before the block.
+
+    Returns:
+        (K + 1, B, H), ``first`` and the state after each step.
+    """
+    i, f, g, _ = gates.chunk(4, 2)
+    cells = torch.empty((len(gates) + 1, *first.shape), dtype=gates.dtype, device=gates.device)
+    cells[0] = first
+    torch.mul(i, g, out=cells[1:])
+    for step in range(len(gates)):
+        cells[step + 1].addcmul_(f[step], cells[step])
+    return cells
+
+
+def add_product(total: Tensor, left: Tensor, weight: Tensor) -> Tensor:
+    """total + left weight^T, in place. total (K, B, N) contiguous, left (K, B, M), weight (N, M)."""
+    total.view(-1, total.shape[2]).addmm_(left.reshape(-1, left.shape[2]), weight.t())
+    return total
+
+
+def add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left^T right to ``total`` (N, M), in place; left (K, B, N), right (K, B, M).
+
+    The product is made in the type of ``left``, the sum in the type of ``total``.
+    """
+    left, right = left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2])
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right

@@ -1,0 +1,111 @@
+"""What one step of the recurrent ops computes between its matrix products, forward and backward.
+
+Everything here is pointwise work and reductions, written as pure functions of tensors so that torch.compile can
+fuse each into one loop. Shapes: B batch, S source positions, H hidden, A attention size.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+LAYER_NORM_EPSILON = 1e-5
+
+
+def cell_forward(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """One LSTM step from its gates before their nonlinearities.
+
+    Args:
+        gates: (B, 4H) in the compute type, in the order i, f, g, o.
+        c: (B, H) in the accumulate type.
+
+    Returns:
+        h (B, H) in the compute type, c (B, H) in the accumulate type.
+    """
+    i, f, g, o = gates.to(c.dtype).chunk(4, 1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return (torch.sigmoid(o) * torch.tanh(c)).to(gates.dtype), c
+
+
+def cell_backward(gates: Tensor, before: Tensor, c: Tensor, dh: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
+    """Backward of :func:`cell_forward`.
+
+    Args:
+        gates: (B, 4H) after their nonlinearities, in the accumulate type.
+        before: (B, H) the cell state before the step. c: (B, H) after it.
+        dh: (B, H) gradient of h. dc: (B, H) gradient of c. All in the accumulate type.
+
+    Returns:
+        The gradients of the gates before their nonlinearities (B, 4H), and of ``before`` (B, H).
+    """
+    i, f, g, o = gates.chunk(4, 1)
+    squashed = torch.tanh(c)
+    total = dc + dh * o * (1 - squashed * squashed)
+    parts = (
+        total * g * i * (1 - i),
+        total * before * f * (1 - f),
+        total * i * (1 - g * g),
+        dh * squashed * o * (1 - o),
+    )
+    return torch.cat(parts, 1), total * f
+
+
+def activate(gates: Tensor, accumulate: torch.dtype) -> Tensor:
+    """The nonlinearities of the gates (..., 4H), in the accumulate type: sigmoid, but tanh for g."""
+    gates = gates.to(accumulate, copy=True)
+    i_f, g, o = gates.tensor_split((gates.shape[-1] // 2, gates.shape[-1] * 3 // 4), -1)
+    i_f.sigmoid_()
+    g.tanh_()
+    o.sigmoid_()
+    return gates
+
+
+def additive_forward(query: Tensor, keys: Tensor, score: Tensor) -> Tensor:
+    """score . tanh(query + keys_s). query (B, A), keys (B, S, A), score (A,); returns (B, S)."""
+    return torch.matmul((query.unsqueeze(1) + keys).tanh_(), score)
+
+
+def additive_backward(
+    query: Tensor, keys: Tensor, score: Tensor, de: Tensor, dkeys: Tensor, dscore: Tensor
+) -> Tensor:
+    """Backward of :func:`additive_forward`, the feature maps recomputed in one workspace (B, S, A).
+
+    Rows of ``de`` sum to zero, as gradients of a softmax's scores do, so sum_s de_s (1 - tanh^2) is
+    -sum_s de_s tanh^2; for the keys the first term is added by the caller, once for all steps.
+
+    Args:
+        de: (B, S) gradient of the scores.
+        dkeys: (B, S, A) accumulates de_s tanh^2, in place.
+        dscore: (A,) accumulates sum de_s tanh, in place.
+
+    Returns:
+        The gradient of the query (B, A).
+    """
+    hidden = (query.unsqueeze(1) + keys).tanh_()
+    weight = de.to(hidden.dtype)
+    dscore += torch.mv(hidden.view(-1, hidden.shape[2]).t(), weight.reshape(-1))
+    hidden.mul_(hidden)
+    dkeys.addcmul_(de.unsqueeze(2), hidden)
+    return torch.bmm(weight.unsqueeze(1), hidden).squeeze(1) * -score
+
+
+class Steps(NamedTuple):
+    """The step functions, eager or compiled."""
+
+    cell_forward: Callable[..., Any]
+    cell_backward: Callable[..., Any]
+    additive_forward: Callable[..., Any]
+    additive_backward: Callable[..., Any]
+
+
+EAGER = Steps(cell_forward, cell_backward, additive_forward, additive_backward)
+
+
+@functools.cache
+def compiled() -> Steps:
+    """The step functions compiled by torch.compile, for all sizes at once where it can."""
+    return Steps(*(torch.compile(function, dynamic=True) for function in EAGER))
