@@ -48,6 +48,18 @@ def test_every_pair_is_its_line(run: Callable[..., PreparedData], corpus: Path) 
         assert prepared.train.location(index) == f"{corpus / 'train.en'}:{index + 1}"
 
 
+def test_text_longer_than_a_chunk(
+    run: Callable[..., PreparedData], corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("econmt.data.store._CHUNK_PAIRS", 7)
+    prepared = run()
+    source = lines(corpus / "train.en")
+    for index in (6, 7, 13, 199):
+        assert prepared.vocabularies.source.decode(prepared.train.pair(index)[0].tolist()) == source[index]
+        assert prepared.train.location(index) == f"{corpus / 'train.en'}:{index + 1}"
+    assert prepared.valid_source == lines(corpus / "valid.en")
+
+
 def test_valid_and_test_keep_their_raw_lines(run: Callable[..., PreparedData], corpus: Path) -> None:
     put(corpus, "valid", "  a\u2028b  c\t\n\nfull\x85\n", "x\r y\nz\n\n")
     prepared = run(max_length=40)
