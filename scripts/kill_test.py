@@ -51,10 +51,10 @@ training:
   schedule: {{name: plateau-reduce, reduce_num_not_improved: 1}}
   precision: float32
   max_updates: {updates}
-  checkpoint_interval: 5
+  checkpoint_interval: 3
   early_stopping: {{max_num_checkpoint_not_improved: null}}
   keep_last_params: 2
-  log_interval: 3
+  log_interval: 4
   device: cpu
   threads: 1
   seed: 3
@@ -228,7 +228,10 @@ def _test(place: Path, wanted: int, updates: int, draw: random.Random, console: 
         victim = prepare_recipe(f"killed-{len(kills)}")
         here: list[Kill] = []
         while len(kills) + len(here) < wanted:
-            kill = kill_once(recipe, victim, talk, draw, start_up, training / max(wanted, 4))
+            # Moments are spread over what is left to train, so that the run does not end before its last kill.
+            left = 1.0 - (here[-1].update if here else 0) / updates
+            stretch = 1.5 * training * left / (wanted - len(kills) - len(here) + 1)
+            kill = kill_once(recipe, victim, talk, draw, start_up, stretch)
             if kill is None:
                 break
             here.append(kill)

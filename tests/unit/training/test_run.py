@@ -38,6 +38,28 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None
     assert snapshot(other.folder) != snapshot(whole.folder)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("model.weight_tying=trg_softmax",),
+        (
+            "training.optimizer.name=sgd",
+            "training.optimizer.momentum=0.9",
+            "training.optimizer.learning_rate=0.5",
+        ),
+        ("training.schedule.name=inverse-sqrt", "training.schedule.warmup=3", "training.update_interval=3"),
+        ("training.precision=bfloat16", "training.batch.type=word", "training.batch.size=24"),
+    ],
+)
+def test_other_recipes_go_on_as_exactly(make_run: MakeRun, change: tuple[str, ...]) -> None:
+    whole = make_run(*change, name="whole")
+    whole.train()
+    make_run(*change, "training.max_updates=4", name="parts").train()
+    parts = make_run(*change, name="parts")
+    parts.train()
+    assert snapshot(parts.folder) == snapshot(whole.folder)
+
+
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, updates: int, interrupts: list[Interrupts]) -> None:
     """Makes a signal arrive during the given update."""
     original = Trainer._update
