@@ -88,15 +88,14 @@ def _metric_names(given: Sequence[str] | None) -> list[str]:
 
 
 def _lines(path: Path | None) -> list[str]:
-    """Lines without spaces at their right end, which sacreBLEU's command line strips too."""
-    if path is None:
-        lines = [line.rstrip() for chunk in read_chunks(standard_input(), 1 << 16) for line in chunk]
-        if not lines:
-            raise InputError(
-                f"{STANDARD_INPUT}: no translations to judge; give --hypotheses FILE or pipe them in"
-            )
-        return lines
-    return [line.rstrip() for line in read_lines(path)]
+    if path is not None:
+        return list(read_lines(path))
+    lines = [line for chunk in read_chunks(standard_input(), 1 << 16) for line in chunk]
+    if not lines:
+        raise InputError(
+            f"{STANDARD_INPUT}: no translations to judge; give --hypotheses FILE or pipe them in"
+        )
+    return lines
 
 
 def _check_counts(name: str, lines: Sequence[str], other: str, other_lines: Sequence[str]) -> None:

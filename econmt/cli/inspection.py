@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +89,14 @@ def parameters_by_layer(path: Path) -> dict[str, int]:
     return counts
 
 
-def folder_bytes(path: Path) -> int:
-    """Bytes of all files in a folder, each counted once however many names it has; 0 if there is none."""
-    if not path.is_dir():
-        return 0
-    stats = [entry.stat() for entry in path.rglob("*") if entry.is_file()]
-    return sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in stats}.values())
+def disk_bytes(paths: Iterable[Path]) -> int:
+    """Bytes of files, each counted once however many names it has; a file that training removes meanwhile is none."""
+    sizes: dict[tuple[int, int], int] = {}
+    for path in paths:
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            sizes[found.st_dev, found.st_ino] = found.st_size if path.is_file() else 0
+    return sum(sizes.values())
 
 
 def inspect_folder(path: Path) -> dict[str, Any]:
@@ -145,14 +149,10 @@ def inspect_folder(path: Path) -> dict[str, Any]:
             for update in sorted(set(rows) | set(numbered))
         ],
         "bytes": {
-            "parameters": sum(
-                {
-                    f.stat().st_ino: f.stat().st_size for f in (*numbered.values(), *_existing(folder.best))
-                }.values()
-            ),
-            "training_state": folder_bytes(folder.states),
-            "prepared": folder_bytes(folder.prepared),
-            "total": folder_bytes(path),
+            "parameters": disk_bytes((*numbered.values(), folder.best)),
+            "training_state": disk_bytes(folder.states.rglob("*")),
+            "prepared": disk_bytes(folder.prepared.rglob("*")),
+            "total": disk_bytes(path.rglob("*")),
         },
         "versions": {
             "format": best_metadata.get("format"),
@@ -173,10 +173,6 @@ def _finished(folder: ModelFolder, rows: dict[int, dict[str, float]]) -> bool | 
         return False
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{folder.results}: broken; run econmt train again to write it anew") from None
-
-
-def _existing(path: Path) -> list[Path]:
-    return [path] if path.is_file() else []
 
 
 def _json_number(value: float) -> float | None:

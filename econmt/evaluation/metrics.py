@@ -131,10 +131,7 @@ def ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 def _one(name: str, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(f"got {len(hypotheses)} hypotheses and {len(references)} references")
-    # sacreBLEU's command line strips the right end of every line; so that its figure is this one, so does this.
-    stripped = ([line.rstrip() for line in lines] for lines in (hypotheses, references))
-    hypothesis_lines, reference_lines = stripped
-    return corpus_score(make_metric(name), hypothesis_lines, [reference_lines])
+    return corpus_score(make_metric(name), hypotheses, [references])
 
 
 def paired_bootstrap(

@@ -25,7 +25,7 @@ def from_file(path: Path, content: bytes, size: int = 1000) -> list[list[str]]:
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, Callable[[bytes], None], Callable[[], None]]]:
-    """A read end, and functions that write and close the other end."""
+    """A read end, and functions that write and close the other end; a reader that waits for ever is let go."""
     reader, writer = os.pipe()
     closed = threading.Event()
 
@@ -37,7 +37,11 @@ def pipe() -> Iterator[tuple[int, Callable[[bytes], None], Callable[[], None]]]:
             closed.set()
             os.close(writer)
 
+    rescue = threading.Timer(20.0, close)
+    rescue.start()
     yield reader, write, close
+    rescue.cancel()
+    rescue.join()
     close()
     os.close(reader)
 
