@@ -74,7 +74,7 @@ def make_results(
         loaded.vocabularies,
         recipe.decoding,
         device,
-        precision,
+        torch.float32,
         max_length=recipe.data.max_length,
     )
     score, signature = float("nan"), ""

@@ -48,7 +48,7 @@ def validate(
         prepared: with the validation text raw, so that BLEU compares detokenised text with it.
         recipe: its decoding section, and how many sentences are translated.
         device: of the model.
-        precision: as in training.
+        precision: of the perplexity, as in training.
         stop: asked often; True makes validation end at once.
 
     Raises:
@@ -61,9 +61,7 @@ def validate(
         if count == 0:
             return Validation(value, float("nan"), "", None)
         count = len(prepared.valid_source) if count < 0 else count
-        hypotheses = translate(
-            model, prepared.valid_source[:count], prepared, recipe, device, precision, stop
-        )
+        hypotheses = translate(model, prepared.valid_source[:count], prepared, recipe, device, stop)
         score = bleu(hypotheses, prepared.valid_target[:count])
         return Validation(value, score.value, score.signature, hypotheses)
     finally:
@@ -97,16 +95,15 @@ def translate(
     prepared: PreparedData,
     recipe: Recipe,
     device: torch.device,
-    precision: torch.dtype,
     stop: Callable[[], bool],
 ) -> list[str]:
-    """Translations of raw lines, detokenised."""
+    """Translations of raw lines, detokenised; in float32, as ``econmt translate`` makes them by default."""
     translator = Translator(
         [_Stoppable(model, stop)],
         prepared.vocabularies,
         recipe.decoding,
         device,
-        precision,
+        torch.float32,
         max_length=recipe.data.max_length,
     )
     return [translation.text for translation in translator.translate(lines)]
