@@ -9,14 +9,14 @@ the key and, for an unknown key, the nearest valid one. Field descriptions here 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from econmt.errors import InputError
-from econmt.typed_yaml import dump_yaml, load_section
+from econmt.typed_yaml import SizeOrAuto, changed_values, dump_yaml, leaves, load_section
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -239,6 +239,25 @@ class Model(Section):
         return Dropout(embedding=self.dropout, layers=self.dropout, output=self.dropout)
 
 
+Implementation = Literal["auto", "reference", "recompute", "compiled"]
+
+
+class Ops(Section):
+    """How the large operations treat their feature maps: memory and time change, not what is learnt.
+
+    reference: as plain autograd. recompute: small inputs are kept, the rest is made again in the backward pass.
+    compiled: the same with its inner steps compiled, which needs a C++ compiler.
+    """
+
+    attention: Implementation = Field("auto", description="attention; with input feeding, the decoder's loop")
+    lstm: Implementation = Field("auto", description="LSTM layers of encoder and decoder")
+    output: Implementation = Field("auto", description="output layer and loss")
+    stash: Literal["auto", "outputs", "attention", "cells", "gates"] = Field(
+        "auto",
+        description="what recomputing LSTMs keep: outputs, also attention weights, also cell states, also gates",
+    )
+
+
 class BatchSize(Section):
     """How many sentences go into one update."""
 
@@ -318,6 +337,10 @@ class Training(Section):
     bucket_width: Positive = Field(
         8, description="lengths are rounded up to multiples of this; pairs of like shape share batches"
     )
+    memory_budget: SizeOrAuto | None = Field(
+        None,
+        description="bytes training may take, as 4GiB, 512MiB or a number; auto: what the device has; null: any",
+    )
     update_interval: Positive = Field(1, description="batches whose gradients are added up before one update")
     optimizer: Optimizer = Field(default_factory=Optimizer, description="the optimizer")
     schedule: Schedule = Field(default_factory=Schedule, description="how the learning rate changes")
@@ -388,6 +411,7 @@ class Recipe(Section):
     output: str = Field(description="model folder; the same command again resumes from it", min_length=1)
     data: Data = Field(description="where the text is and how it becomes token ids")
     model: Model = Field(default_factory=Model, description="the translation model")
+    ops: Ops = Field(default_factory=Ops, description="how the large operations keep their feature maps")
     training: Training = Field(description="how the parameters are learnt")
     decoding: Decoding = Field(default_factory=Decoding, description="how translations are searched for")
 
@@ -466,29 +490,11 @@ def recipe_text(recipe: Recipe, *, changed_only: bool = False) -> str:
         recipe: what to write.
         changed_only: leave out what equals the defaults.
     """
-    return dump_yaml(_changed(recipe) if changed_only else recipe.model_dump(mode="json"))
-
-
-def _changed(section: BaseModel) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if field.is_required() or value != field.get_default(call_default_factory=True):
-            values[name] = _changed(value) if isinstance(value, Section) else value
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return dump_yaml(changed_values(recipe) if changed_only else recipe.model_dump(mode="json"))
 
 
 def differing_keys(old: Recipe, new: Recipe) -> list[tuple[str, object, object]]:
     """Where two recipes differ: dotted key, old value, new value; None where a recipe lacks the key."""
-    before, after = dict(_leaves(old)), dict(_leaves(new))
+    before, after = dict(leaves(old)), dict(leaves(new))
     keys = [*before, *(key for key in after if key not in before)]
     return [(k, before.get(k), after.get(k)) for k in keys if before.get(k) != after.get(k)]
-
-
-def _leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, BaseModel):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value

@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, Tag, ValidationError
+from pydantic import BaseModel, BeforeValidator, Tag, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -267,6 +267,59 @@ def walk(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[Ba
         for inner in section_kinds(field.annotation):
             yield from walk(inner, f"{prefix}{name}.")
 
+
+def changed_values(section: BaseModel) -> dict[str, Any]:
+    """The plain data of a section without what equals the defaults."""
+    values: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if field.is_required() or value != field.get_default(call_default_factory=True):
+            values[name] = changed_values(value) if isinstance(value, BaseModel) else value
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Every value below a section with its dotted key."""
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+_UNITS = {
+    unit: factor
+    for power, letter in enumerate("kMGT", start=1)
+    for unit, factor in ((f"{letter}B".lower(), 1000**power), (f"{letter}iB".lower(), 1024**power))
+}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as people write it: 4GiB, 512 MiB, 2GB, 1.5GB or a plain number of bytes.
+
+    Raises:
+        ValueError: it is none, or less than one byte.
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z]*)", text.strip())
+    unit = "" if found is None else found[2].lower()
+    factor = {"": 1, "b": 1, **_UNITS}.get(unit)
+    size = 0 if found is None or factor is None else int(float(found[1]) * factor)
+    if size < 1:
+        raise ValueError(f"expected a size like 4GiB, 512MiB, 2GB or a number of bytes, found {text!r}")
+    return size
+
+
+def _check_size(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if isinstance(value, str) and value != "auto":
+        parse_size(value)
+    return value
+
+
+SizeOrAuto = Annotated[str, BeforeValidator(_check_size)]
+"""The type of a key that holds a size that :func:`parse_size` reads, or auto."""
 
 _EXPECTED = {
     "string_type": "text",

@@ -129,6 +129,7 @@ def measure_step(
     tokens: int,
     *,
     clip: Callable[[], object] | None = None,
+    accumulating: bool = False,
     timed: bool = True,
     repeats: int = 1,
 ) -> Ledger:
@@ -146,6 +147,7 @@ def measure_step(
         optimizer: over parameters of ``model``.
         tokens: target tokens of that batch.
         clip: clips the gradients before the update.
+        accumulating: count a step that finds gradients to add to, as every batch of an update but its first one.
         timed: measure times too.
         repeats: how many whole steps are run for ``seconds``, which is the quickest of them.
     """
@@ -159,7 +161,7 @@ def measure_step(
     with _put_back(model, optimizer, device):
         give_state(optimizer)
         tracker = Tracker(device, block=512 if device.type == "cuda" else 1)
-        ledger = track_step(tracker, model, loss, optimizer, update)
+        ledger = track_step(tracker, model, loss, optimizer, update, accumulating=accumulating)
         ledger.tokens = tokens
         if timed:
             ledger.milliseconds, ledger.seconds = time_step(
@@ -176,6 +178,8 @@ def track_step(
     loss: Callable[[], Tensor],
     optimizer: torch.optim.Optimizer,
     update: Callable[[], object],
+    *,
+    accumulating: bool = False,
 ) -> Ledger:
     """Run one training step, on real or fake tensors, and account for its bytes; it changes what it changes.
 
@@ -185,12 +189,16 @@ def track_step(
         loss: as in :func:`measure_step`.
         optimizer: with its state.
         update: clips and updates.
+        accumulating: there are gradients already, to add to.
     """
     optimizer.zero_grad(set_to_none=True)
     layers = _layers(model)
     tracker.nodes.add_parameters(layers)
     for parameter, layer in layers.items():
         tracker.label(parameter, "weights", layer)
+        if accumulating:
+            parameter.grad = torch.zeros_like(parameter)
+            tracker.label(parameter.grad, "gradients", layer)
     _label_state(tracker, optimizer, layers)
     with tracker.recording():
         tracker.begin("forward")

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt.memory.flops import count_flops
@@ -109,7 +110,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         device: tensors elsewhere do not count.
         block: sizes are rounded up to multiples of this, as an allocator does.
-        replacements: what to run instead of an operator, called with the operator and its arguments.
+        replacements: what to run instead of an operator, called with its arguments, the tracker on.
 
     Attributes:
         before: storages that were there before, with their sizes then.
@@ -175,21 +176,21 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # a fake tensor asks for its device
+            return func(*args, **kwargs)
         read = list(self._own((args, *kwargs.values())))
         for tensor in read:
             self._find(tensor)
         name = str(func._schema.name)
-        body = self._body(func, name)
+        body = self._replacements.get(func) or _body(func, name)
         self._inside.append(name.replace("::", "."))
         try:
-            if body is not None:
+            if body is None:
+                result = func(*args, **kwargs)
+            else:
                 with self:
                     result = body(*args, **kwargs)
-            elif func in self._replacements:
-                result = self._replacements[func](*args, **kwargs)
-            else:
-                result = func(*args, **kwargs)
-            if body is None and read:
+            if read:
                 self.flops[read[0].dtype] += count_flops(func, args, kwargs, result)
             for tensor in read:
                 self._update(tensor)
@@ -204,17 +205,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The dense tensors of the device in nested lists and tuples."""
         for value in values:
             if isinstance(value, Tensor):
-                if value.device.type == self.device.type and value.layout == torch.strided:
+                if _device_type(value) == self.device.type and value.layout == torch.strided:
                     yield value
             elif isinstance(value, list | tuple):
                 yield from self._own(value)
-
-    def _body(self, func: Any, name: str) -> Callable[..., Any] | None:
-        """The Python body of a custom operator."""
-        if func in self._replacements or func.namespace == "aten":
-            return None
-        definition = OPDEFS.get(name)
-        return None if definition is None else definition._init_fn
 
     def _keep(self, tensor: Tensor) -> Tensor:
         """Called with every tensor that autograd keeps for the backward pass."""
@@ -298,3 +292,15 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def precision(self) -> torch.dtype:
         """The type in which most floating point operations were done."""
         return max(self.flops, key=self.flops.__getitem__, default=torch.float32)
+
+
+def _body(func: Any, name: str) -> Callable[..., Any] | None:
+    """The Python body of a custom operator."""
+    definition = None if func.namespace == "aten" else OPDEFS.get(name)
+    return None if definition is None else definition._init_fn
+
+
+def _device_type(tensor: Tensor) -> str:
+    # A fake tensor's ``device`` is an operator of its own, and slow.
+    device: torch.device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+    return device.type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from econmt.model.translation import DecoderState, EncoderOutput, TranslationModel
+from econmt.model.implementations import Implementations
+from econmt.model.translation import DecoderState, EncoderOutput, TranslationModel, build_model
 
-__all__ = ["DecoderState", "EncoderOutput", "TranslationModel"]
+__all__ = ["DecoderState", "EncoderOutput", "Implementations", "TranslationModel", "build_model"]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt import recipe
+from econmt.model.implementations import Implementations
 from econmt.model.layers import initialize_linear, initialize_matrix
 from econmt_ops import additive_attention
 
@@ -24,6 +25,7 @@ class Attention(nn.Module):
         query: (A, H) projection of the decoder state, or None: the state itself is the query.
         score: (A,) weights of the sum over tanh(query + key), or None: query and key are multiplied.
         scale: factor of the product of query and key.
+        implementations: of the ops; the model sets them.
     """
 
     query: nn.Parameter | None
@@ -31,6 +33,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: recipe.Attention, encoder_size: int, decoder_size: int) -> None:
         super().__init__()
+        self.implementations = Implementations()
         self.key: nn.Linear | None = None
         self.query = None
         self.score = None
@@ -72,7 +75,13 @@ class Attention(nn.Module):
         if self.score is not None and self.query is not None:
             query = nn.functional.linear(states, self.query)
             return additive_attention(
-                query, keys, values, self.score, lengths=lengths, layer_norm=self.layer_norm
+                query,
+                keys,
+                values,
+                self.score,
+                lengths=lengths,
+                layer_norm=self.layer_norm,
+                implementation=self.implementations.attention,
             )
         scores = torch.matmul(states, keys.transpose(1, 2)).float() * self.scale
         positions = torch.arange(keys.shape[1], device=keys.device)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from econmt import recipe
 from econmt.model.attention import Attention
+from econmt.model.implementations import Implementations
 from econmt.model.layers import LSTMLayer, SeededDropout, draw_seed, initialize_linear, weights_of
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, attentional_lstm, lstm
 from econmt_ops.accounting import layer as account
@@ -37,6 +38,9 @@ class Decoder(nn.Module, ABC):
     """What both decoders share: the layers, the attention and the combination of state and context.
 
     o_t = tanh(combine [h_t ; context_t]) is the attentional hidden vector (Luong et al., 2015, equation 5).
+
+    Attributes:
+        implementations: of the ops; the model sets them.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Decoder(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.config = config
+        self.implementations = Implementations()
         self.attention = Attention(attention, encoder_size, config.size)
         self.dropout = SeededDropout(dropout.layers, dropout.variational)
         self.layers = nn.ModuleList(
@@ -128,6 +133,7 @@ class InputFeedingDecoder(Decoder):
             variational=self.dropout.variational,
             layer_norm=attention.layer_norm,
             scale=attention.scale,
+            **self.implementations.for_loop(),
         )
         return outputs, alignment, Recurrent(after.layers, after.output)
 
@@ -144,7 +150,8 @@ class ParallelDecoder(Decoder):
     def forward(self, inputs: Tensor, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
         """See :meth:`Decoder.forward`."""
         weights = weights_of(self.layers)
-        outputs, (after,) = lstm(inputs, weights[:1], state=state.layers[:1])
+        how = self.implementations.for_lstm()
+        outputs, (after,) = lstm(inputs, weights[:1], state=state.layers[:1], **how)
         states = [after]
         with account("attention"):
             contexts, alignment = self.attention(outputs, memory.keys, memory.values, memory.lengths)
@@ -153,7 +160,7 @@ class ParallelDecoder(Decoder):
             below = self.dropout(outputs)
             joined = torch.cat([below, contexts], dim=-1)
             outputs, (after,) = lstm(
-                joined, weights[layer : layer + 1], state=state.layers[layer : layer + 1]
+                joined, weights[layer : layer + 1], state=state.layers[layer : layer + 1], **how
             )
             if self.config.residual:
                 outputs = outputs + below

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt import recipe
+from econmt.model.implementations import Implementations
 from econmt.model.layers import LSTMLayer, SeededDropout, draw_seed, weights_of
 from econmt_ops import LSTMWeights, bidirectional_lstm, lstm
 
@@ -18,11 +19,15 @@ class Encoder(nn.Module):
 
     ``reverse_input`` makes the layers of one direction read from the end of the sentence; a layer of two directions
     reads both ways in any case. Outputs stay at the positions of their words.
+
+    Attributes:
+        implementations: of the ops; the model sets them.
     """
 
     def __init__(self, config: recipe.Encoder, input_size: int, dropout: recipe.Dropout) -> None:
         super().__init__()
         self.config = config
+        self.implementations = Implementations()
         self.dropout = SeededDropout(dropout.layers, dropout.variational)
         both = {"none": 0, "bottom": 1, "all": config.layers}[config.bidirectional]
         half = config.size // 2
@@ -50,7 +55,9 @@ class Encoder(nn.Module):
         both_ways = zip(weights_of(self.forward_layers), weights_of(self.backward_layers), strict=True)
         for layer, (ahead, back) in enumerate(both_ways):
             below = outputs if layer == 0 else self.dropout(outputs)
-            outputs, states = bidirectional_lstm(below, ahead, back, lengths=lengths)
+            outputs, states = bidirectional_lstm(
+                below, ahead, back, lengths=lengths, **self.implementations.for_lstm()
+            )
             last = torch.cat([states[0][0], states[1][0]], dim=-1)
             if self.config.residual and layer > 0:
                 outputs = outputs + below
@@ -83,6 +90,7 @@ class Encoder(nn.Module):
             dropout=probability,
             dropout_seed=draw_seed() if probability > 0.0 else None,
             variational=self.dropout.variational,
+            **self.implementations.for_lstm(),
         )
         return outputs, states[-1][0]
 

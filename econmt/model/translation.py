@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from econmt import recipe
 from econmt.model.decoder import Memory, Recurrent, make_decoder
 from econmt.model.encoder import Encoder
+from econmt.model.implementations import Implementations
 from econmt.model.layers import SeededDropout, initialize_embedding, initialize_linear, mean_of_valid
+from econmt_ops import linear_cross_entropy
 from econmt_ops.accounting import layer
 
 
@@ -58,10 +60,18 @@ class TranslationModel(nn.Module):
         config: the recipe's model section.
         source_size: source vocabulary, special symbols counted.
         target_size: target vocabulary V.
-        pad: the padding id; its embeddings get no gradient from positions that hold it.
+        pad: the padding id; its embeddings get no gradient from positions that hold it, and no loss counts it.
+        implementations: of the ops.
     """
 
-    def __init__(self, config: recipe.Model, source_size: int, target_size: int, pad: int = 0) -> None:
+    def __init__(
+        self,
+        config: recipe.Model,
+        source_size: int,
+        target_size: int,
+        pad: int = 0,
+        implementations: Implementations | None = None,
+    ) -> None:
         super().__init__()
         dropout = config.dropouts
         tying = config.weight_tying
@@ -72,6 +82,7 @@ class TranslationModel(nn.Module):
         self.config = config
         self.source_size = source_size
         self.target_size = target_size
+        self.pad = pad
         self.source_embedding = nn.Embedding(source_size, config.embedding, padding_idx=pad)
         self.target_embedding = nn.Embedding(target_size, config.embedding, padding_idx=pad)
         if tying in ("src_trg", "src_trg_softmax"):
@@ -88,7 +99,20 @@ class TranslationModel(nn.Module):
         self.output = nn.Linear(config.embedding if tied else config.decoder.size, target_size)
         if tied:
             self.output.weight = self.target_embedding.weight
+        self.implementations = Implementations() if implementations is None else implementations
         self.initialize()
+
+    @property
+    def implementations(self) -> Implementations:
+        """Which implementations of the ops the model runs; they may be changed between two batches."""
+        return self._implementations
+
+    @implementations.setter
+    def implementations(self, implementations: Implementations) -> None:
+        self._implementations = implementations
+        self.encoder.implementations = implementations
+        self.decoder.implementations = implementations
+        self.decoder.attention.implementations = implementations
 
     @property
     def output_weight(self) -> Tensor:
@@ -141,6 +165,35 @@ class TranslationModel(nn.Module):
         with layer("output"):
             return self._read_out(self.output_dropout(outputs))
 
+    def loss(
+        self,
+        source: Tensor,
+        source_lengths: Tensor,
+        target_input: Tensor,
+        target_output: Tensor,
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """Cross-entropy summed over the target tokens that are not padding, a float32 scalar in nats.
+
+        Args:
+            source: (B, S) int64 ids. source_lengths: (B,). target_input: (B, T) int64, the target after BOS.
+            target_output: (B, T) int64, the target before EOS and EOS.
+            label_smoothing: probability mass spread evenly over all V target tokens.
+        """
+        hidden = self(source, source_lengths, target_input)
+        with layer("output"):
+            loss = linear_cross_entropy(
+                hidden.reshape(-1, hidden.size(-1)),
+                self.output_weight,
+                target_output.reshape(-1),
+                bias=self.output_bias,
+                label_smoothing=label_smoothing,
+                ignore_index=self.pad,
+                reduction="sum",
+                implementation=self.implementations.output,
+            )
+        return loss.to(torch.float32)
+
     def initial_state(self, encoded: EncoderOutput) -> DecoderState:
         """The state before the first target word, one row a sentence."""
         return DecoderState(encoded.memory, self.decoder.initial_state(encoded.summary))
@@ -178,3 +231,16 @@ class TranslationModel(nn.Module):
             else:
                 layers[name] = "output"
         return layers
+
+
+def build_model(config: recipe.Recipe, source_size: int, target_size: int) -> TranslationModel:
+    """The model of a recipe, with the implementations it asks for and first parameters.
+
+    Args:
+        config: the recipe.
+        source_size: source vocabulary, special symbols counted.
+        target_size: target vocabulary.
+    """
+    return TranslationModel(
+        config.model, source_size, target_size, implementations=Implementations.of(config.ops)
+    )

@@ -28,7 +28,7 @@ from torch import Tensor
 from econmt.data.files import sync_folder
 from econmt.data.subwords import Vocabularies, fingerprint, load_vocabularies
 from econmt.errors import InputError, TrainingError
-from econmt.model import TranslationModel
+from econmt.model import TranslationModel, build_model
 from econmt.recipe import Model, Recipe, parse_recipe
 from econmt.training.files import FORMAT, read_metadata, read_tensors, write_tensors, write_text
 from econmt.training.folder import Commit, ModelFolder, remove
@@ -267,7 +267,7 @@ def load_model(
     check_vocabulary(metadata, fingerprint(home.path), path)
     check_model(metadata, recipe.model, path)
     vocabularies = load_vocabularies(home.path)
-    model = TranslationModel(recipe.model, vocabularies.source.size, vocabularies.target.size)
+    model = build_model(recipe, vocabularies.source.size, vocabularies.target.size)
     load_parameters(model, tensors, path)
     return LoadedModel(model.to(device).eval(), vocabularies, recipe)
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from econmt.data.batches import Batch
 from econmt.data.subwords import PAD
 from econmt.model import TranslationModel
-from econmt_ops import linear_cross_entropy
-from econmt_ops.accounting import layer
 
 
 def loss_of_batch(model: TranslationModel, batch: Batch, label_smoothing: float) -> tuple[Tensor, Tensor]:
@@ -27,16 +24,8 @@ def loss_of_batch(model: TranslationModel, batch: Batch, label_smoothing: float)
         The loss, a float32 scalar in nats, and the number of target tokens, an int64 scalar, both on the model's
         device: nothing here waits for it.
     """
-    hidden = model(batch.source, batch.source_lengths, batch.target_input)
-    with layer("output"):
-        loss = linear_cross_entropy(
-            hidden.reshape(-1, hidden.size(-1)),
-            model.output_weight,
-            batch.target_output.reshape(-1),
-            bias=model.output_bias,
-            label_smoothing=label_smoothing,
-            ignore_index=PAD,
-            reduction="sum",
-        )
+    loss = model.loss(
+        batch.source, batch.source_lengths, batch.target_input, batch.target_output, label_smoothing
+    )
     tokens = (batch.target_output != PAD).sum()
-    return loss.to(torch.float32), tokens
+    return loss, tokens

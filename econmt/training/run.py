@@ -14,7 +14,7 @@ from rich.console import Console
 from econmt.data.store import PreparedData, prepare
 from econmt.data.subwords import fingerprint
 from econmt.errors import EconmtError, InputError, TrainingError
-from econmt.model import TranslationModel
+from econmt.model import TranslationModel, build_model
 from econmt.recipe import Recipe, recipe_text
 from econmt.training.checkpoints import load_state
 from econmt.training.devices import reproducible, resolve_device, resolve_precision
@@ -158,7 +158,7 @@ def make_trainer(
 def first_model(recipe: Recipe, prepared: PreparedData) -> TranslationModel:
     """The model on the CPU with the first parameters that the generator gives."""
     vocabularies = prepared.vocabularies
-    return TranslationModel(recipe.model, vocabularies.source.size, vocabularies.target.size)
+    return build_model(recipe, vocabularies.source.size, vocabularies.target.size)
 
 
 def text_fingerprint(prepared: PreparedData) -> str:

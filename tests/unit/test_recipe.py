@@ -126,7 +126,7 @@ def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
         ),
         (
             ("name: small", "zzz: 1\nname: x"),
-            "mine.yaml:1: zzz: unknown key; valid keys here: name, output, data, model, training, decoding",
+            "mine.yaml:1: zzz: unknown key; valid keys here: name, output, data, model, ops, training, decoding",
         ),
         (
             ("  max_updates: 10", "  batch: {type: token}\n  max_updates: 10"),
@@ -310,3 +310,23 @@ def test_text_that_looks_like_something_else_reads_back(name: str, source: str) 
     data = {"source": source, "target": name, "train": [name], "valid": source}
     recipe = Recipe.model_validate({"name": name, "output": source, "data": data, "training": {}})
     assert parse_recipe(dump_yaml(recipe.model_dump(mode="json")), "again") == recipe
+
+
+@pytest.mark.parametrize("size", ["4GiB", "auto", "512 MiB", "1.5GB", "123456"])
+def test_memory_budget_is_kept_as_it_was_written(size: str) -> None:
+    recipe = load_recipe("quickstart", [f"training.memory_budget={size}"])
+    assert recipe.training.memory_budget == size
+    assert parse_recipe(recipe_text(recipe), "again") == recipe
+
+
+@pytest.mark.parametrize("size", ["4 elephants", "-1", "0", "GiB", "''"])
+def test_memory_budget_that_is_no_size(size: str) -> None:
+    with pytest.raises(InputError, match="expected a size like 4GiB"):
+        load_recipe("quickstart", [f"training.memory_budget={size}"])
+
+
+def test_ops_are_auto_until_told_otherwise() -> None:
+    ops = load_recipe("quickstart").ops
+    assert {ops.attention, ops.lstm, ops.output, ops.stash} == {"auto"}
+    with pytest.raises(InputError, match="did you mean recompute"):
+        load_recipe("quickstart", ["ops.attention=recomputed"])

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from econmt.errors import InputError
-from econmt.typed_yaml import dotted, load_section, walk
+from econmt.typed_yaml import dotted, load_section, parse_size, walk
 
 
 class Anything(BaseModel):
@@ -107,3 +107,25 @@ def test_walk_lists_every_key_in_order() -> None:
         last: str = ""
 
     assert [key for key, _, _ in walk(Outer)] == ["first", "inner", "inner.value", "last"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GiB", 4 * 2**30),
+        ("512 MiB", 2**29),
+        ("2GB", 2 * 10**9),
+        ("1.5kB", 1500),
+        ("3 TB", 3 * 10**12),
+        ("7", 7),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    assert parse_size(f" {text.lower()} ") == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "4 Gi", "4GiBs", "0", "0.5", "-4GiB", "4,5GB", "inf"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="4GiB"):
+        parse_size(text)

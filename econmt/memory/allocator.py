@@ -1,0 +1,109 @@
+"""CUDA's caching allocator, simulated: what a sequence of allocations takes from the device.
+
+As PyTorch's CUDACachingAllocator with its default settings: sizes are multiples of 512 bytes; requests up to 1 MiB are
+cut from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, larger ones get a segment of their own in
+multiples of 2 MiB; the smallest free block that is large enough is taken, and what is left of it is split off unless
+it is small; free neighbours become one block again; a segment is never given back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+BLOCK = 512
+"""Sizes are multiples of this, in bytes."""
+
+_SMALL = 1 << 20
+_SMALL_SEGMENT = 2 << 20
+_LARGE_SEGMENT = 20 << 20
+_OWN_SEGMENT = 10 << 20
+_ROUNDING = 2 << 20
+
+
+def round_up(size: int, multiple: int) -> int:
+    """The smallest multiple of ``multiple`` that is not less than ``size``."""
+    return -(-size // multiple) * multiple
+
+
+class _Pool:
+    """The free blocks of one pool, as (size, address), smallest first, and their neighbours."""
+
+    def __init__(self, small: bool) -> None:
+        self.small = small
+        self.free: list[tuple[int, int]] = []
+        self.ends: dict[int, int] = {}
+        """End of a free block -> its begin."""
+        self.begins: dict[int, int] = {}
+        """Begin of a free block -> its end."""
+
+    def put(self, begin: int, end: int) -> None:
+        insort(self.free, (end - begin, begin))
+        self.begins[begin], self.ends[end] = end, begin
+
+    def take(self, begin: int, end: int) -> None:
+        del self.free[bisect_left(self.free, (end - begin, begin))]
+        del self.begins[begin], self.ends[end]
+
+    def segment(self, size: int) -> int:
+        """Bytes to ask the device for."""
+        if self.small:
+            return _SMALL_SEGMENT
+        return _LARGE_SEGMENT if size < _OWN_SEGMENT else round_up(size, _ROUNDING)
+
+    def splits(self, rest: int) -> bool:
+        """Whether what is left of a block becomes a block."""
+        return rest >= BLOCK if self.small else rest > _SMALL
+
+
+class CachingAllocator:
+    """The allocator of one device and stream.
+
+    Attributes:
+        allocated, reserved: bytes in blocks that are used, and in segments, now.
+        peak_allocated, peak_reserved: at most so far.
+    """
+
+    def __init__(self) -> None:
+        self.allocated = self.peak_allocated = 0
+        self.reserved = self.peak_reserved = 0
+        self._pools = {small: _Pool(small) for small in (True, False)}
+        self._used: dict[int, tuple[int, bool]] = {}
+        self._next = 0
+
+    def allocate(self, size: int) -> int:
+        """Take ``size`` bytes, more than 0; returns their address."""
+        size = round_up(size, BLOCK)
+        pool = self._pools[size <= _SMALL]
+        index = bisect_left(pool.free, (size, -1))
+        if index < len(pool.free):
+            length, begin = pool.free[index]
+            pool.take(begin, begin + length)
+        else:
+            length, begin = pool.segment(size), self._next
+            # A gap between segments, so that blocks of two of them are no neighbours.
+            self._next += length + BLOCK
+            self.reserved += length
+            self.peak_reserved = max(self.peak_reserved, self.reserved)
+        end = begin + length
+        if pool.splits(length - size):
+            pool.put(begin + size, end)
+            end = begin + size
+        self._used[begin] = end, pool.small
+        self.allocated += end - begin
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return begin
+
+    def free(self, begin: int) -> None:
+        """Give back what :meth:`allocate` gave at this address."""
+        end, small = self._used.pop(begin)
+        self.allocated -= end - begin
+        pool = self._pools[small]
+        if begin in pool.ends:
+            before = pool.ends[begin]
+            pool.take(before, begin)
+            begin = before
+        if end in pool.begins:
+            after = pool.begins[end]
+            pool.take(end, after)
+            end = after
+        pool.put(begin, end)

@@ -1,0 +1,130 @@
+"""The ledger of a training step, predicted: no data, no GPU and next to no memory.
+
+The step runs under a :class:`~econmt.memory.tracker.Tracker` as a measured one does, but on fake tensors, which have
+shapes and no values. What depends on values is taken at its worst: every row is full.
+
+For ``device="cuda"`` the fake tensors are those of a CPU, because PyTorch without CUDA has no others, and the rest is
+assumed: sizes are rounded to blocks of 512 bytes and the caching allocator's segments are simulated; cuBLAS has the
+workspace that PyTorch gives it; the LSTMs of PyTorch run in cuDNN, which is taken to keep gates, cell states and
+outputs of every step and to work in the gates of one layer.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from econmt import recipe as schema
+from econmt.memory.allocator import BLOCK, CachingAllocator
+from econmt.memory.fake import REPLACEMENTS, CuDNN
+from econmt.memory.ledger import Ledger, give_state, track_step
+from econmt.memory.tracker import Storage, Tracker
+from econmt.model import Implementations, TranslationModel, build_model
+
+CUBLAS_WORKSPACE = 32 << 20
+"""Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0 or more; older ones get 8.1 MiB."""
+
+_CPU = torch.device("cpu")
+
+
+def estimate_step(
+    recipe: schema.Recipe,
+    source_size: int,
+    target_size: int,
+    shape: tuple[int, int, int],
+    device: str = "cpu",
+    *,
+    precision: torch.dtype | None = None,
+    implementations: Implementations | None = None,
+) -> Ledger:
+    """Predict the ledger of a training step: what ``measure_step`` would measure, without times.
+
+    With ``training.update_interval`` above 1 it is a later batch of an update, which finds gradients to add to.
+
+    Args:
+        recipe: its model, ops and training sections.
+        source_size: source vocabulary, special symbols counted.
+        target_size: target vocabulary.
+        shape: (B, S, T): sentence pairs, source positions, target positions.
+        device: "cpu" or "cuda".
+        precision: of products and feature maps; None: as the recipe says, "auto" being bfloat16 on cuda and
+            float32 on the CPU.
+        implementations: instead of those that the recipe asks for.
+
+    Returns:
+        The ledger; on cuda with ``allocated`` and ``reserved``, and sizes in whole blocks.
+    """
+    cuda = device == "cuda"
+    if precision is None:
+        wanted = recipe.training.precision
+        lower = wanted == "bfloat16" or (wanted == "auto" and cuda)
+        precision = torch.bfloat16 if lower else torch.float32
+    batch, source_length, target_length = shape
+    smoothing = recipe.training.label_smoothing
+    with FakeTensorMode(), CuDNN() if cuda else nullcontext():
+        model = build_model(recipe, source_size, target_size).train()
+        if implementations is not None:
+            model.implementations = implementations
+        optimizer = make_optimizer(model, recipe.training.optimizer)
+        give_state(optimizer)
+        source, target_input, target_output = (
+            torch.ones(batch, length, dtype=torch.int64)
+            for length in (source_length, target_length, target_length)
+        )
+        lengths = torch.ones(batch, dtype=torch.int64)
+
+        def loss() -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
+                total = model.loss(source, lengths, target_input, target_output, smoothing)
+            return total / (batch * target_length)
+
+        tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=REPLACEMENTS)
+        if cuda:
+            workspace = torch.empty(CUBLAS_WORKSPACE, dtype=torch.uint8)
+            tracker.label(workspace, "workspace", "other")
+        accumulating = recipe.training.update_interval > 1
+        ledger = track_step(tracker, model, loss, optimizer, optimizer.step, accumulating=accumulating)
+    ledger.tokens = batch * target_length
+    ledger.device = device
+    if cuda:
+        allocator = simulate(tracker)
+        ledger.allocated, ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
+    return ledger
+
+
+def make_optimizer(model: TranslationModel, config: schema.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer of a recipe, for its state; that of a run is made by ``econmt.training``, above this package."""
+    parameters = list(model.parameters())
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=config.learning_rate,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+    algorithm = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    return algorithm(
+        parameters,
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def simulate(tracker: Tracker) -> CachingAllocator:
+    """The caching allocator after the allocations that a tracker has seen."""
+    allocator = CachingAllocator()
+    blocks: dict[Storage, tuple[int, int]] = {}
+    for storage, size in [*tracker.before, *((change.storage, change.size) for change in tracker.changes)]:
+        before, address = blocks.pop(storage, (0, 0))
+        if before + size:
+            blocks[storage] = before + size, allocator.allocate(before + size)
+        if before:
+            allocator.free(address)
+    return allocator

@@ -1,0 +1,185 @@
+"""The estimate agrees with what is measured, for every kind of model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt import recipe
+from econmt.memory.estimate import CUBLAS_WORKSPACE, estimate_step, make_optimizer
+from econmt.memory.ledger import Ledger, measure_step
+from econmt.model import build_model
+from econmt.recipe import Recipe, load_recipe
+from econmt.training import optimizers
+
+VOCABULARY = 97
+SMALL = ("model.embedding=16", "model.encoder.size=32", "model.decoder.size=32", "model.attention.size=48")
+RECOMPUTE = ("ops.attention=recompute", "ops.lstm=recompute", "ops.output=recompute")
+
+
+def small(name: str, *overrides: str) -> Recipe:
+    """A shipped recipe with a small model."""
+    return load_recipe(name, [*SMALL, *overrides])
+
+
+def measure(recipe: Recipe, shape: tuple[int, int, int], ragged: bool = False) -> Ledger:
+    """The ledger of a real step on full rows, or on rows of all lengths."""
+    torch.manual_seed(1)
+    batch, source_length, target_length = shape
+    model = build_model(recipe, VOCABULARY, VOCABULARY).train()
+    source = torch.randint(4, VOCABULARY, (batch, source_length))
+    target = torch.randint(4, VOCABULARY, (batch, target_length))
+    lengths = torch.full((batch,), source_length)
+    if ragged:
+        lengths = torch.arange(batch) % source_length + 1
+        target[torch.arange(target_length) > (torch.arange(batch) % target_length)[:, None]] = 0
+    shifted = target.clone()
+
+    def loss() -> Tensor:
+        lower = recipe.training.precision == "bfloat16"
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=lower):
+            total = model.loss(source, lengths, shifted, target, recipe.training.label_smoothing)
+        return total / target.numel()
+
+    optimizer = optimizers.make_optimizer(dict(model.named_parameters()), recipe.training.optimizer)
+    accumulating = recipe.training.update_interval > 1
+    return measure_step(model, loss, optimizer, target.numel(), accumulating=accumulating, timed=False)
+
+
+class Case(NamedTuple):
+    """A recipe, what differs from it, and a shape (B, S, T)."""
+
+    name: str
+    overrides: tuple[str, ...]
+    shape: tuple[int, int, int]
+
+
+CASES = [
+    Case("iwslt", (), (48, 7, 4)),
+    Case("iwslt", ("training.precision=bfloat16",), (24, 3, 5)),
+    Case("iwslt", RECOMPUTE, (64, 9, 4)),
+    Case("iwslt", (*RECOMPUTE, "training.precision=bfloat16", "training.update_interval=2"), (33, 6, 3)),
+    Case("groundhog", (), (64, 5, 5)),
+    Case("groundhog", ("training.optimizer={name: sgd, learning_rate: 0.1, momentum: 0.9}",), (40, 1, 4)),
+    Case("best", (), (48, 6, 3)),
+    Case("best", (*RECOMPUTE, "training.precision=bfloat16"), (32, 4, 3)),
+    Case("best", ("training.precision=bfloat16", "model.decoder.input_feeding=false"), (32, 5, 3)),
+    Case("multi30k", ("ops.attention=recompute",), (64, 12, 3)),
+    Case("multi30k", ("model.attention.type=dot", "training.label_smoothing=0.1"), (50, 4, 4)),
+    Case("tatoeba", ("model.decoder.input_feeding=false", "model.attention.type=bilinear"), (64, 8, 4)),
+    Case("tatoeba", ("training.precision=bfloat16", "ops.output=recompute"), (48, 4, 5)),
+    Case("quickstart", ("model.attention.type=scaled_dot", "training.precision=bfloat16"), (64, 6, 4)),
+    Case("quickstart", ("model.decoder.input_feeding=false", *RECOMPUTE), (64, 12, 10)),
+    Case("quickstart", ("model.attention.layer_norm=true", "training.update_interval=4"), (1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}{CASES.index(case)}")
+def test_agrees_with_the_measured_peak(case: Case) -> None:
+    recipe = small(case.name, *case.overrides)
+    measured = measure(recipe, case.shape)
+    estimated = estimate_step(recipe, VOCABULARY, VOCABULARY, case.shape)
+    assert estimated.peak == pytest.approx(measured.peak, rel=0.02)
+    assert estimated.stashed == pytest.approx(measured.stashed, rel=0.02)
+    assert estimated.peak == estimated.total
+    assert estimated.flops == measured.flops
+    assert estimated.tokens == measured.tokens == case.shape[0] * case.shape[2]
+    for category in ("weights", "optimizer state"):
+        assert estimated.category(category) == measured.category(category)
+    # The agreement is no matter of weights alone.
+    if case.shape != (1, 1, 1):
+        assert estimated.category("feature maps") + estimated.category("workspace") > 0.3 * estimated.peak
+
+
+@pytest.mark.parametrize("overrides", [(), RECOMPUTE], ids=["reference", "recompute"])
+def test_is_an_upper_bound_for_rows_of_all_lengths(overrides: tuple[str, ...]) -> None:
+    recipe = small("multi30k", *overrides)
+    shape = (24, 6, 5)
+    measured = measure(recipe, shape, ragged=True)
+    estimated = estimate_step(recipe, VOCABULARY, VOCABULARY, shape)
+    assert measured.peak <= estimated.peak <= 1.25 * measured.peak
+
+
+def test_changes_nothing_outside() -> None:
+    state = torch.get_rng_state()
+    estimate_step(small("quickstart"), VOCABULARY, VOCABULARY, (2, 2, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.ones(2).sum() == 2.0
+
+
+def test_large_models_take_no_memory() -> None:
+    recipe = load_recipe("iwslt", ["model.encoder.size=16384", "model.decoder.size=16384"])
+    ledger = estimate_step(recipe, 10**6, 10**6, (4096, 2, 1))
+    assert ledger.category("weights") > 10 * 2**30
+    assert ledger.peak > 100 * 2**30
+
+
+def test_implementations_replace_those_of_the_recipe() -> None:
+    shape = (16, 8, 4)
+    plain = estimate_step(small("iwslt"), VOCABULARY, VOCABULARY, shape)
+    asked = small("iwslt", *RECOMPUTE)
+    other = estimate_step(asked, VOCABULARY, VOCABULARY, shape)
+    assert other.stashed < 0.5 * plain.stashed
+    from econmt.model import Implementations
+
+    reference = Implementations("reference", "reference", "reference")
+    back = estimate_step(asked, VOCABULARY, VOCABULARY, shape, implementations=reference)
+    assert (back.peak, back.stash) == (plain.peak, plain.stash)
+
+
+def test_on_cuda_sizes_are_whole_blocks_and_segments() -> None:
+    recipe = small("iwslt", "training.precision=float32")
+    shape = (48, 7, 4)
+    cpu = estimate_step(recipe, VOCABULARY, VOCABULARY, shape)
+    cuda = estimate_step(recipe, VOCABULARY, VOCABULARY, shape, "cuda")
+    assert cuda.device == "cuda"
+    assert all(size % 512 == 0 for size in cuda.entries.values())
+    assert cuda.peak == cuda.total
+    assert cuda.entries["workspace", "other"] >= CUBLAS_WORKSPACE
+    assert cuda.category("weights") in range(cpu.category("weights"), cpu.category("weights") + 512 * 40)
+    assert cuda.allocated is not None
+    assert cuda.reserved is not None
+    assert cuda.peak <= cuda.allocated <= cuda.reserved
+    assert cuda.reserved % (2 << 20) == 0
+    assert (cpu.allocated, cpu.reserved) == (None, None)
+    assert cpu.device == "cpu"
+
+
+def test_auto_is_bfloat16_on_cuda_alone() -> None:
+    recipe = small("iwslt", "training.precision=auto")
+    shape = (16, 4, 3)
+    wide = estimate_step(recipe, VOCABULARY, VOCABULARY, shape, "cuda", precision=torch.float32)
+    auto = estimate_step(recipe, VOCABULARY, VOCABULARY, shape, "cuda")
+    assert auto.stashed < 0.8 * wide.stashed
+    on_cpu = estimate_step(recipe, VOCABULARY, VOCABULARY, shape)
+    assert on_cpu.peak == estimate_step(recipe, VOCABULARY, VOCABULARY, shape, precision=torch.float32).peak
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_optimizer_is_that_of_training(name: str, momentum: float) -> None:
+    """The estimator may not import the training room, so it is held to it here."""
+    config = recipe.Optimizer.model_validate(
+        {
+            "name": name,
+            "learning_rate": 0.5,
+            "betas": [0.5, 0.75],
+            "weight_decay": 0.25,
+            "momentum": momentum,
+            "eps": 0.1,
+        }
+    )
+    model = build_model(small("quickstart"), VOCABULARY, VOCABULARY)
+    mine = make_optimizer(model, config)
+    theirs = optimizers.make_optimizer(dict(model.named_parameters()), config)
+    assert type(mine) is type(theirs)
+    assert mine.defaults == theirs.defaults
+
+
+def test_every_shipped_recipe_can_be_estimated() -> None:
+    names = Counter(case.name for case in CASES)
+    assert set(recipe.shipped_recipes()) <= set(names) | {"wikitext-2"}

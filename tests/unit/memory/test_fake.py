@@ -1,0 +1,81 @@
+"""What stands in for operators on fake tensors has the sizes of the real thing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from econmt.memory.fake import REPLACEMENTS, CuDNN, onednn_workspace
+from econmt.memory.tracker import Tracker
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 1, 16), (10, 4, 8, 16), (9, 3, 72, 64), (3, 5, 520, 512), (5, 2, 16, 256), (4, 6, 300, 48)],
+)
+def test_onednn_keeps_what_is_predicted(sizes: tuple[int, int, int, int]) -> None:
+    steps, batch, inputs, hidden = sizes
+    weights = [
+        torch.zeros(4 * hidden, inputs),
+        torch.zeros(4 * hidden, hidden),
+        *2 * [torch.zeros(4 * hidden)],
+    ]
+    state = torch.zeros(1, batch, hidden)
+    result = torch.ops.aten.mkldnn_rnn_layer(
+        torch.zeros(steps, batch, inputs),
+        *weights,
+        state,
+        state,
+        False,
+        [],
+        2,
+        hidden,
+        1,
+        True,
+        False,
+        False,
+        True,
+    )
+    # Rows may be padded otherwise on a CPU with other vectors.
+    assert onednn_workspace(*sizes) == pytest.approx(result[3].numel(), rel=0.02, abs=7 * 4096)
+
+
+def test_values_are_taken_at_their_worst() -> None:
+    with FakeTensorMode(), Tracker(torch.device("cpu"), replacements=REPLACEMENTS):
+        seed = int(torch.randint(2**62, ()))
+        assert (torch.zeros(3, 4) != 0).nonzero().shape == (12, 2)
+        mask = torch.ones(5, dtype=torch.bool)
+        assert torch.zeros(5, 2)[mask.nonzero().squeeze(1)].shape == (5, 2)
+    assert isinstance(seed, int)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_cudnn_lstm_has_the_results_and_gradients_of_an_lstm(bidirectional: bool, batch_first: bool) -> None:
+    lstm = torch.nn.LSTM(6, 5, batch_first=batch_first, bidirectional=bidirectional)
+    inputs = torch.zeros(7, 3, 6, requires_grad=True)
+    state = torch.zeros(2 if bidirectional else 1, 3 if not batch_first else 7, 5)
+    real, (real_h, real_c) = lstm(inputs, (state, state))
+    weights = [parameter.shape for parameter in lstm.parameters()]
+    tracker = Tracker(torch.device("cpu"), replacements=REPLACEMENTS)
+    with FakeTensorMode(), CuDNN():
+        inputs, state = torch.zeros(7, 3, 6, requires_grad=True), torch.zeros(state.shape)
+        parameters = [torch.zeros(shape, requires_grad=True) for shape in weights]
+        with tracker.recording():
+            outputs, h, c = torch.lstm(
+                inputs, (state, state), parameters, True, 1, 0.0, True, bidirectional, batch_first
+            )
+            torch.autograd.backward(outputs.sum())
+        assert (outputs.shape, outputs.stride()) == (real.shape, real.stride())
+        assert (h.shape, c.shape) == (real_h.shape, real_c.shape)
+        assert inputs.grad is not None
+        assert inputs.grad.shape == inputs.shape
+        assert [None if p.grad is None else p.grad.shape for p in parameters] == weights
+    kept = {s.shape for s in tracker.alive(len(tracker.changes)) if s.kept_by is not None}
+    directions = 2 if bidirectional else 1
+    assert (21 * directions * 6 * 5 * 4,) not in kept  # the reserve is gone after the backward pass
+    sizes = [change.size for change in tracker.changes]
+    assert 21 * directions * 6 * 5 * 4 in sizes
+    steps, batch = (3, 7) if batch_first else (7, 3)
+    assert tracker.flops.total() == 3 * 2 * directions * steps * batch * (6 + 5) * 20

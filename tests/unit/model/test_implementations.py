@@ -1,0 +1,156 @@
+"""The implementations that a recipe asks for reach every op, and change nothing but rounding."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt import recipe
+from econmt.model import (
+    Implementations,
+    TranslationModel,
+    attention,
+    build_model,
+    decoder,
+    encoder,
+    translation,
+)
+from econmt.recipe import load_recipe
+from econmt_ops import linear_cross_entropy
+
+RECOMPUTE = Implementations("recompute", "recompute", "recompute")
+SOURCE, LENGTHS = torch.tensor([[4, 5, 6, 7, 3], [8, 3, 0, 0, 0]]), torch.tensor([5, 2])
+TARGET = torch.tensor([[4, 9, 7, 3], [8, 3, 0, 0]])
+
+
+def make_model(implementations: Implementations | None = None, **options: object) -> TranslationModel:
+    """A tiny model in double precision, always with the same parameters."""
+    torch.manual_seed(1)
+    config = recipe.Model.model_validate(
+        {
+            "embedding": 6,
+            "encoder": {"layers": 2, "size": 8},
+            "decoder": {"layers": 2, "size": 8, "input_feeding": options.pop("input_feeding", True)},
+            "attention": {"size": 5, **options},
+            "dropout": 0.3,
+        }
+    )
+    return TranslationModel(config, 11, 11, implementations=implementations).double()
+
+
+def record(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
+    """Notes the implementation and the stash level of every call of an op by the model."""
+    calls: list[tuple[str, str, str]] = []
+
+    def noting(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, stash: str = "", **options: Any) -> Any:
+            calls.append((name, options["implementation"], stash))
+            return op(*args, **{**options, "implementation": "reference"})
+
+        return run
+
+    for module, name in (
+        (encoder, "lstm"),
+        (encoder, "bidirectional_lstm"),
+        (decoder, "lstm"),
+        (decoder, "attentional_lstm"),
+        (attention, "additive_attention"),
+        (translation, "linear_cross_entropy"),
+    ):
+        monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
+    return calls
+
+
+@pytest.mark.parametrize("input_feeding", [True, False])
+def test_every_op_is_told(monkeypatch: pytest.MonkeyPatch, input_feeding: bool) -> None:
+    calls = record(monkeypatch)
+    model = make_model(input_feeding=input_feeding)
+    model.loss(SOURCE, LENGTHS, TARGET, TARGET)
+    assert {(name, stash) for _, name, stash in calls} == {("auto", "")}
+    calls.clear()
+    model.implementations = Implementations("recompute", "compiled", "reference", "cells")
+    model.loss(SOURCE, LENGTHS, TARGET, TARGET)
+    told = {
+        ("bidirectional_lstm", "compiled", "cells"),
+        ("lstm", "compiled", "cells"),
+        ("linear_cross_entropy", "reference", ""),
+    }
+    if input_feeding:
+        assert set(calls) == told | {("attentional_lstm", "recompute", "cells")}
+    else:
+        assert set(calls) == told | {("additive_attention", "recompute", "")}
+
+
+@pytest.mark.parametrize(
+    ("attention", "lstm", "stash", "expected"),
+    [
+        ("auto", "auto", "auto", ("auto", None)),
+        ("reference", "recompute", "cells", ("reference", None)),
+        ("recompute", "reference", "outputs", ("recompute", "gates")),
+        ("recompute", "recompute", "outputs", ("recompute", "outputs")),
+        ("compiled", "recompute", "auto", ("compiled", None)),
+    ],
+)
+def test_the_loop_keeps_gates_where_lstms_are_left_to_autograd(
+    attention: str, lstm: str, stash: str, expected: tuple[str, str | None]
+) -> None:
+    arguments = Implementations(attention, lstm, "auto", stash).for_loop()
+    assert (arguments["implementation"], arguments.get("stash")) == expected
+
+
+def test_a_recipe_says_which() -> None:
+    changes = ["ops={attention: recompute, lstm: reference, output: compiled, stash: cells}"]
+    model = build_model(load_recipe("quickstart", changes), 20, 20)
+    assert model.implementations == Implementations("recompute", "reference", "compiled", "cells")
+    assert build_model(load_recipe("quickstart"), 20, 20).implementations == Implementations()
+
+
+def test_loss_is_the_cross_entropy_of_what_is_no_padding() -> None:
+    model = make_model().eval()
+    hidden = model(SOURCE, LENGTHS, TARGET)
+    log_probabilities = torch.log_softmax(hidden @ model.output_weight.t() + model.output_bias, -1)
+    expected = -sum(
+        log_probabilities[row, position, word]
+        for row, words in enumerate(TARGET.tolist())
+        for position, word in enumerate(words)
+        if word != 0
+    )
+    loss = model.loss(SOURCE, LENGTHS, TARGET, TARGET)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(float(torch.as_tensor(expected).detach()), rel=1e-6)
+    smoothed = model.loss(SOURCE, LENGTHS, TARGET, TARGET, label_smoothing=0.1)
+    direct = linear_cross_entropy(
+        hidden.flatten(0, 1),
+        model.output_weight,
+        TARGET.flatten(),
+        bias=model.output_bias,
+        label_smoothing=0.1,
+        ignore_index=0,
+        reduction="sum",
+    )
+    assert smoothed.item() == pytest.approx(direct.item(), rel=1e-6)
+
+
+def loss_and_gradients(model: TranslationModel) -> tuple[float, dict[str, Tensor]]:
+    """With dropout, from the same seed."""
+    model.train()
+    torch.manual_seed(2)
+    loss = model.loss(SOURCE, LENGTHS, TARGET, TARGET)
+    torch.autograd.backward(loss)
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), gradients
+
+
+@pytest.mark.parametrize(X)
+def test_recomputing_changes_nothing(input_feeding: bool, type: str) -> None:
+    expected = loss_and_gradients(make_model(input_feeding=input_feeding, type=type))
+    found = loss_and_gradients(make_model(RECOMPUTE, input_feeding=input_feeding, type=type))
+    assert found[0] == pytest.approx(expected[0], rel=1e-6)
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-9, atol=1e-11)
