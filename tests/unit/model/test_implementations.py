@@ -146,7 +146,9 @@ def loss_and_gradients(model: TranslationModel) -> tuple[float, dict[str, Tensor
     return loss.item(), gradients
 
 
-@pytest.mark.parametrize(X)
+@pytest.mark.parametrize(
+    ("input_feeding", "type"), list(itertools.product((True, False), ("additive", "dot", "bilinear")))
+)
 def test_recomputing_changes_nothing(input_feeding: bool, type: str) -> None:
     expected = loss_and_gradients(make_model(input_feeding=input_feeding, type=type))
     found = loss_and_gradients(make_model(RECOMPUTE, input_feeding=input_feeding, type=type))
