@@ -21,10 +21,15 @@ def reaches(stash: str, level: str) -> bool:
     return STASHES.index(stash) >= STASHES.index(level)
 
 
-def check_stash(op: str, stash: str) -> None:
-    """Raises ValueError if there is no such stash level."""
-    if stash not in STASHES:
-        raise ValueError(f"{op}: unknown stash level {stash!r}; available: {', '.join(STASHES)}")
+def stash_option(op: str, stash: str, reference: bool) -> dict[str, str]:
+    """The argument that tells an implementation of ``op`` its stash level; none for "auto" and the reference.
+
+    Raises:
+        ValueError: there is no such level.
+    """
+    if stash != "auto" and stash not in STASHES:
+        raise ValueError(f"{op}: unknown stash level {stash!r}; available: {', '.join(('auto', *STASHES))}")
+    return {} if reference or stash == "auto" else {"stash": stash}
 
 
 def split_blocks(steps: int, batch: int, hidden: int, accumulate: torch.dtype) -> list[tuple[int, int]]:

@@ -7,6 +7,9 @@ fuse each into one loop. Shapes: B batch, S source positions, H hidden, A attent
 from __future__ import annotations
 
 import functools
+import os
+import shutil
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -93,6 +96,25 @@ def additive_backward(
     return torch.bmm(weight.unsqueeze(1), hidden).squeeze(1) * -score
 
 
+def losses(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Cross entropies (C,) and the logarithms of the softmaxes' denominators (C,) of logits (C, V).
+
+    loss = (1 - s)(lse - l_y) + s (lse - mean l) with targets y (C,) and smoothing s (Szegedy et al. 2016).
+    """
+    lse = torch.logsumexp(logits, 1)
+    loss = lse - (1.0 - smoothing) * logits.gather(1, targets.unsqueeze(1)).squeeze(1)
+    return loss - smoothing * logits.mean(1) if smoothing else loss, lse
+
+
+def logit_gradient(logits: Tensor, lse: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    """The gradient of :func:`losses` in the logits, which it may overwrite: softmax - (1 - s) 1_y - s / V."""
+    gradient = logits.sub_(lse.unsqueeze(1)).exp_()
+    if smoothing:
+        gradient -= smoothing / logits.shape[1]
+    row = targets.unsqueeze(1)
+    return gradient.scatter_add_(1, row, gradient.new_full(row.shape, smoothing - 1.0))
+
+
 class Steps(NamedTuple):
     """The step functions, eager or compiled."""
 
@@ -100,12 +122,35 @@ class Steps(NamedTuple):
     cell_backward: Callable[..., Any]
     additive_forward: Callable[..., Any]
     additive_backward: Callable[..., Any]
+    losses: Callable[..., Any]
+    logit_gradient: Callable[..., Any]
 
 
-EAGER = Steps(cell_forward, cell_backward, additive_forward, additive_backward)
+EAGER = Steps(cell_forward, cell_backward, additive_forward, additive_backward, losses, logit_gradient)
+
+
+def has_compiler() -> bool:
+    """Whether this machine has the C++ compiler that torch.compile calls."""
+    names = (os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl")
+    return any(shutil.which(name) for name in names if name)
 
 
 @functools.cache
 def compiled() -> Steps:
-    """The step functions compiled by torch.compile, for all sizes at once where it can."""
+    """The step functions compiled by torch.compile, for all sizes at once where it can.
+
+    Without a C++ compiler it says so, once, and the eager ones run.
+    """
+    if not has_compiler():
+        warnings.warn(
+            "econmt_ops: no C++ compiler found, so 'compiled' runs as 'recompute'; install g++ or set CXX",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return EAGER
     return Steps(*(torch.compile(function, dynamic=True) for function in EAGER))
+
+
+def steps(compiled_ones: bool) -> Steps:
+    """The compiled step functions, or the eager ones."""
+    return compiled() if compiled_ones else EAGER

@@ -22,8 +22,13 @@ TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 8e-3, tor
 
 
 def each_implementation(package: str, op: str) -> pytest.MarkDecorator:
-    """Runs a test with every implementation of an op that works on this machine, and with "auto"."""
-    return pytest.mark.parametrize("implementation", ["auto", *implementations(package, op)])
+    """Runs a test with every implementation of an op that works on this machine.
+
+    But for "compiled", which is "recompute" with other step functions and compiles anew for many of these sizes:
+    test_compiled.py runs it on a few.
+    """
+    names = [name for name in implementations(package, op) if name != "compiled"]
+    return pytest.mark.parametrize("implementation", names)
 
 
 def each_size(*sizes: dict[str, int]) -> pytest.MarkDecorator:

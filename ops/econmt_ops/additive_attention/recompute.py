@@ -32,7 +32,7 @@ def _prepare(
 ) -> Scores:
     padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
     norm = None if gain is None or shift is None else (gain, shift)
-    run = step_functions.compiled() if compiled else step_functions.EAGER
+    run = step_functions.steps(compiled)
     return Scores(zero_padding(keys, padding), score_weight, norm, 1.0, padding, run)
 
 

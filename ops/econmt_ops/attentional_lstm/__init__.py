@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from econmt_ops.blocks import stash_option
 from econmt_ops.checks import Shapes, check_dropout
 from econmt_ops.lstm import cast_layers, check_layers, prepare_state
 from econmt_ops.precision import compute_dtype, explicit_casts
@@ -88,6 +89,7 @@ def attentional_lstm(
     variational: bool = False,
     layer_norm: tuple[Tensor, Tensor] | None = None,
     scale: float = 1.0,
+    stash: str = "auto",
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Runs a stack of LSTM layers with attention after its top and, if wanted, input feeding.
@@ -119,6 +121,9 @@ def attentional_lstm(
         layer_norm: (gain (A,), bias (A,)) of the layer normalisation applied to query + keys before tanh;
             None: there is none.
         scale: of dot attention; 1 for additive attention.
+        stash: what the recomputing implementations keep for the backward pass, each level beside what those
+            before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them.
+            The reference keeps what autograd keeps.
         implementation: "auto" or the name of one.
 
     Returns:
@@ -126,7 +131,8 @@ def attentional_lstm(
         the last step.
 
     Raises:
-        ValueError: shapes or types do not fit, the implementation is unknown, or dropout has no seed.
+        ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no
+            seed.
     """
     function = resolve("attentional_lstm", implementation, _IMPLEMENTATIONS)
     weights = weights._replace(layers=tuple(weights.layers))
@@ -154,5 +160,6 @@ def attentional_lstm(
             variational=variational,
             layer_norm=None if layer_norm is None else (layer_norm[0].to(dtype), layer_norm[1].to(dtype)),
             scale=scale,
+            **stash_option("attentional_lstm", stash, function is _IMPLEMENTATIONS["reference"]),
         )
     return result

@@ -43,7 +43,7 @@ def _problem(arguments: tuple[Any, ...]) -> Problem:
     layers = [LSTMWeights(*layer) for layer in zip(input_weights, hidden_weights, biases, strict=True)]
     *options, compiled = arguments[_COUNT : _COUNT + 7]
     norm = None if gain is None else (gain, shift)
-    run = step_functions.compiled() if compiled else step_functions.EAGER
+    run = step_functions.steps(compiled)
     return Problem(
         inputs, keys, values, layers, query, score, combine, bias, norm, lengths, Options(*options), run
     )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.precision import accumulate_dtype
+from econmt_ops.steps import steps
 
 CHUNK_BYTES = 32 << 20
 """The workspace for the logits of one chunk."""
@@ -43,15 +44,6 @@ def _chunks(
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     product = torch.mm(hidden, weight.t()) if bias is None else torch.addmm(bias, hidden, weight.t())
     return product.to(accumulate_dtype(hidden.dtype))
-
-
-def _to_gradient(logits: Tensor, lse: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    """Turns logits (C, V) into their gradients, in place."""
-    gradient = logits.sub_(lse.unsqueeze(1)).exp_()
-    if smoothing:
-        gradient -= smoothing / logits.shape[1]
-    row = targets.unsqueeze(1)
-    return gradient.scatter_add_(1, row, gradient.new_full(row.shape, smoothing - 1.0))
 
 
 class _Sums:
@@ -84,7 +76,7 @@ class _Sums:
     "econmt_ops::linear_cross_entropy",
     mutates_args=(),
     schema="(Tensor hidden, Tensor weight, Tensor targets, Tensor? bias, float smoothing, int ignore_index, "
-    "str reduction, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool compiled, str reduction, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward(
     hidden: Tensor,
@@ -93,22 +85,20 @@ def _forward(
     bias: Tensor | None,
     smoothing: float,
     ignore_index: int,
+    compiled: bool,
     reduction: str,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    accumulate = accumulate_dtype(hidden.dtype)
+    run, accumulate = steps(compiled), accumulate_dtype(hidden.dtype)
     losses = hidden.new_zeros(len(targets), dtype=accumulate)
     gradients_too = keep and reduction != "none"
     sums = _Sums(hidden, weight, bias) if gradients_too else None
     for rows, part, wanted, counts in _chunks(hidden, targets, ignore_index, len(weight)):
         logits = _logits(part, weight, bias)
-        lse = torch.logsumexp(logits, 1)
-        loss = lse - (1.0 - smoothing) * logits.gather(1, wanted.unsqueeze(1)).squeeze(1)
-        if smoothing:
-            loss -= smoothing * logits.mean(1)
+        loss, lse = run.losses(logits, wanted, smoothing)
         losses[rows] = loss if counts is None else loss * counts.squeeze(1)
         if sums is not None:
-            gradient = _to_gradient(logits, lse, wanted, smoothing)
+            gradient = run.logit_gradient(logits, lse, wanted, smoothing)
             sums.add(rows, part, weight, gradient if counts is None else gradient.mul_(counts))
     count = (targets != ignore_index).sum().to(accumulate)
     if reduction == "none":
@@ -136,6 +126,7 @@ def _(
     bias: Tensor | None,
     smoothing: float,  # noqa: ARG001
     ignore_index: int,  # noqa: ARG001
+    compiled: bool,  # noqa: ARG001
     reduction: str,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -151,7 +142,7 @@ def _(
     "econmt_ops::linear_cross_entropy_backward",
     mutates_args=(),
     schema="(Tensor dlosses, Tensor hidden, Tensor weight, Tensor targets, Tensor? bias, float smoothing, "
-    "int ignore_index) -> (Tensor, Tensor, Tensor)",
+    "int ignore_index, bool compiled) -> (Tensor, Tensor, Tensor)",
 )
 def _backward_by_row(
     dlosses: Tensor,
@@ -161,11 +152,14 @@ def _backward_by_row(
     bias: Tensor | None,
     smoothing: float,
     ignore_index: int,
+    compiled: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    run = steps(compiled)
     sums = _Sums(hidden, weight, bias)
     for rows, part, wanted, counts in _chunks(hidden, targets, ignore_index, len(weight)):
         logits = _logits(part, weight, bias)
-        gradient = _to_gradient(logits, torch.logsumexp(logits, 1), wanted, smoothing)
+        _, lse = run.losses(logits, wanted, smoothing)
+        gradient = run.logit_gradient(logits, lse, wanted, smoothing)
         gradient *= dlosses[rows].unsqueeze(1)
         sums.add(rows, part, weight, gradient if counts is None else gradient.mul_(counts))
     return sums.results(hidden)
@@ -180,14 +174,15 @@ def _(
     bias: Tensor | None,
     smoothing: float,  # noqa: ARG001
     ignore_index: int,  # noqa: ARG001
+    compiled: bool,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _Sums(hidden, weight, bias).results(hidden)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, targets, bias, smoothing, ignore_index, reduction, _ = inputs
+    hidden, weight, targets, bias, smoothing, ignore_index, compiled, reduction, _ = inputs
     ctx.set_materialize_grads(False)
-    ctx.options = (smoothing, ignore_index)
+    ctx.options = (smoothing, ignore_index, compiled)
     ctx.reduction = reduction
     ctx.types = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
     if reduction == "none":
@@ -198,7 +193,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _differentiate(ctx: Any, dloss: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
     if dloss is None:
-        return (None,) * 8
+        return (None,) * 9
     if ctx.reduction == "none":
         gradients = _backward_by_row(dloss, *ctx.saved_tensors, *ctx.options)
     else:
@@ -209,7 +204,7 @@ def _differentiate(ctx: Any, dloss: Tensor | None, *_: Tensor | None) -> tuple[A
         None if dtype is None else gradient.to(dtype)
         for gradient, dtype in zip(gradients, ctx.types, strict=True)
     )
-    return dhidden, dweight, None, dbias, None, None, None, None
+    return dhidden, dweight, None, dbias, None, None, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
@@ -224,9 +219,12 @@ def linear_cross_entropy(
     label_smoothing: float,
     ignore_index: int,
     reduction: str,
+    compiled: bool = False,
 ) -> Tensor:
     """See `econmt_ops.linear_cross_entropy`; all arguments are given, checked and cast."""
     tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    loss: Tensor = _forward(hidden, weight, targets, bias, label_smoothing, ignore_index, reduction, keep)[0]
+    loss: Tensor = _forward(
+        hidden, weight, targets, bias, label_smoothing, ignore_index, compiled, reduction, keep
+    )[0]
     return loss

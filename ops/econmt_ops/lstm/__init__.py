@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from econmt_ops.blocks import stash_option
 from econmt_ops.checks import Shapes, check_dropout
 from econmt_ops.precision import accumulate_dtype, compute_dtype, explicit_casts
 from econmt_ops.select import implementations, resolve
@@ -83,6 +84,7 @@ def lstm(
     dropout: float = 0.0,
     dropout_seed: int | None = None,
     variational: bool = False,
+    stash: str = "auto",
     implementation: str = "auto",
 ) -> tuple[Tensor, LSTMState]:
     """Runs a stack of LSTM layers over a batch of sequences.
@@ -106,6 +108,9 @@ def lstm(
         dropout_seed: the seed of the dropout masks, required when dropout is not 0.
         variational: one mask a row and layer for all time steps (Gal and Ghahramani 2016) instead of one mask
             a step.
+        stash: what the recomputing implementations keep for the backward pass, each level beside what those
+            before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them.
+            The reference keeps what autograd keeps.
         implementation: "auto" or the name of one.
 
     Returns:
@@ -115,7 +120,8 @@ def lstm(
         inputs.
 
     Raises:
-        ValueError: shapes or types do not fit, the implementation is unknown, or dropout has no seed.
+        ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no
+            seed.
     """
     function = resolve("lstm", implementation, _IMPLEMENTATIONS)
     check = Shapes("lstm")
@@ -139,6 +145,7 @@ def lstm(
             dropout=dropout,
             dropout_seed=dropout_seed,
             variational=variational,
+            **stash_option("lstm", stash, function is _IMPLEMENTATIONS["reference"]),
         )
     return result
 
@@ -149,6 +156,7 @@ def bidirectional_lstm(
     backward: LSTMWeights,
     *,
     lengths: Tensor | None = None,
+    stash: str = "auto",
     implementation: str = "auto",
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
     """Runs one LSTM layer over a batch of sequences in both directions, from zero states.
@@ -162,6 +170,9 @@ def bidirectional_lstm(
         backward: the weights of the direction from each row's own last position to the first.
         lengths: (B,) int64, on the CPU or the device: what lies at or past a row's length has no influence;
             None: all rows are T long.
+        stash: what the recomputing implementations keep for the backward pass, each level beside what those
+            before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them.
+            The reference keeps what autograd keeps.
         implementation: "auto" or the name of one.
 
     Returns:
@@ -170,7 +181,7 @@ def bidirectional_lstm(
         the last step of each direction. c is float32, or float64 for float64 inputs.
 
     Raises:
-        ValueError: shapes or types do not fit, or the implementation is unknown.
+        ValueError: shapes or types do not fit, or the implementation or stash level is unknown.
     """
     function = resolve("bidirectional_lstm", implementation, _BIDIRECTIONAL)
     check = Shapes("bidirectional_lstm")
@@ -183,6 +194,9 @@ def bidirectional_lstm(
     dtype = compute_dtype(inputs)
     with explicit_casts(inputs):
         result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = function(
-            inputs.to(dtype), *cast_layers((forward, backward), dtype), lengths=lengths
+            inputs.to(dtype),
+            *cast_layers((forward, backward), dtype),
+            lengths=lengths,
+            **stash_option("bidirectional_lstm", stash, function is _BIDIRECTIONAL["reference"]),
         )
     return result

@@ -63,7 +63,7 @@ class _Layer:
             None if lengths is None else padding_mask(lengths, self.steps, inputs.device).t().contiguous()
         )
         self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
-        self.run = step_functions.compiled() if compiled else step_functions.EAGER
+        self.run = step_functions.steps(compiled)
 
     def walk(self, sequence: Tensor, begin: int, end: int) -> Tensor:
         """What the walk meets of a sequence (T, B, .) in its steps begin to end."""

@@ -1,0 +1,9 @@
+"""The recomputing additive attention with its steps compiled by torch.compile; see `econmt_ops.steps.compiled`."""
+
+from __future__ import annotations
+
+import functools
+
+from econmt_ops.additive_attention import recompute
+
+additive_attention = functools.partial(recompute.additive_attention, compiled=True)

@@ -1,0 +1,9 @@
+"""The recomputing attentional LSTM with its inner steps compiled by torch.compile; see `econmt_ops.steps.compiled`."""
+
+from __future__ import annotations
+
+import functools
+
+from econmt_ops.attentional_lstm import recompute
+
+attentional_lstm = functools.partial(recompute.attentional_lstm, compiled=True)

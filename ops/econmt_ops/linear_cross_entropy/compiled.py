@@ -1,0 +1,9 @@
+"""The recomputing output layer with its steps compiled by torch.compile; see `econmt_ops.steps.compiled`."""
+
+from __future__ import annotations
+
+import functools
+
+from econmt_ops.linear_cross_entropy import recompute
+
+linear_cross_entropy = functools.partial(recompute.linear_cross_entropy, compiled=True)

@@ -1,0 +1,327 @@
+"""What the recomputing implementations promise beside equal results: blocks, stash levels, registration, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import econmt_ops
+from econmt_ops import blocks
+from econmt_ops.dropout import apply_dropout, dropout, keep_mask
+from econmt_ops.linear_cross_entropy import recompute as loss_module
+from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights
+from tests.ops.helpers import Make, assert_close, values_and_gradients
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workspaces so small that every sequence is cut into blocks, and the loss into chunks of few rows."""
+    monkeypatch.setattr(blocks, "_BLOCK_BYTES", 3 * 2 * 4 * 7 * 8)
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 2 * 11 * 8)
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """torch.empty gives NaN, so that memory that is read before it is written shows."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def attentional_arguments(
+    make: Make, layers: int = 2, batch: int = 3, steps: int = 5, size: int = 7, positions: int = 4
+) -> dict[str, Any]:
+    """Arguments of attentional_lstm with additive attention and input feeding."""
+    stack = make.layers(6 + size, size, layers)
+    weights = AttentionalLSTMWeights(
+        stack, make(9, size), make(9), make(size, size + 8, scale=0.5), make(size)
+    )
+    return {
+        "inputs": make(batch, steps, 6),
+        "keys": make(batch, positions, 9),
+        "values": make(batch, positions, 8),
+        "weights": weights,
+        "state": AttentionalLSTMState(make.state(batch, size, layers), make(batch, size)),
+    }
+
+
+def lstm_arguments(
+    make: Make, layers: int = 2, batch: int = 3, steps: int = 5, size: int = 7
+) -> dict[str, Any]:
+    return {
+        "inputs": make(batch, steps, 6),
+        "layers": make.layers(6, size, layers),
+        "state": make.state(batch, size, layers),
+    }
+
+
+def same(op: Callable[..., Any], arguments: dict[str, Any], tolerance: float = 1e-10, **options: Any) -> None:
+    """The recomputing op gives the values and gradients of the reference."""
+    stash = options.pop("stash", "auto")
+
+    def reference(**tensors: Any) -> Any:
+        return op(**tensors, **options, implementation="reference")
+
+    def recompute(**tensors: Any) -> Any:
+        return op(
+            **tensors, **options, implementation="recompute", **({} if stash is None else {"stash": stash})
+        )
+
+    values, gradients = values_and_gradients(reference, arguments)
+    other_values, other_gradients = values_and_gradients(recompute, arguments)
+    assert_close(other_values, values, tolerance)
+    assert_close(other_gradients, gradients, tolerance)
+
+
+@pytest.mark.usefixtures("small_blocks", "poisoned_memory")
+@pytest.mark.parametrize("stash", blocks.STASHES)
+@pytest.mark.parametrize("input_feeding", [True, False], ids=["fed", "not-fed"])
+def test_attentional_lstm_in_blocks(stash: str, input_feeding: bool) -> None:
+    arguments = attentional_arguments(Make("cpu"))
+    if not input_feeding:
+        arguments["weights"] = arguments["weights"]._replace(layers=Make("cpu").layers(6, 7, 2))
+    options = {
+        "lengths": torch.tensor([4, 1, 2]),
+        "input_feeding": input_feeding,
+        "dropout": 0.4,
+        "dropout_seed": 3,
+        "residual": True,
+    }
+    assert len(blocks.split_blocks(5, 3, 7, torch.float64)) > 1
+    same(econmt_ops.attentional_lstm, arguments, stash=stash, **options)
+
+
+@pytest.mark.usefixtures("small_blocks", "poisoned_memory")
+@pytest.mark.parametrize("stash", blocks.STASHES)
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("lengths", [None, torch.tensor([5, 1, 3])], ids=["full", "ragged"])
+def test_lstm_in_blocks(stash: str, reverse: bool, lengths: Tensor | None) -> None:
+    options = {"lengths": lengths, "reverse": reverse, "dropout": 0.4, "dropout_seed": 3, "residual": True}
+    same(econmt_ops.lstm, lstm_arguments(Make("cpu")), stash=stash, **options)
+
+
+@pytest.mark.usefixtures("small_blocks", "poisoned_memory")
+@pytest.mark.parametrize("stash", blocks.STASHES)
+@pytest.mark.parametrize("lengths", [None, torch.tensor([5, 1, 3])], ids=["full", "ragged"])
+def test_bidirectional_lstm_in_blocks(stash: str, lengths: Tensor | None) -> None:
+    make = Make("cpu")
+    arguments = {"inputs": make(3, 5, 6), "forward": make.layer(6, 7), "backward": make.layer(6, 7)}
+    same(econmt_ops.bidirectional_lstm, arguments, stash=stash, lengths=lengths)
+
+
+@pytest.mark.usefixtures("small_blocks", "poisoned_memory")
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_in_chunks(reduction: str, smoothing: float) -> None:
+    make = Make("cpu")
+    arguments = {"hidden": make(9, 5), "weight": make(11, 5), "bias": make(11)}
+    targets = torch.tensor([0, 10, 3, 3, 7, 3, 1, 2, 3])
+    same(
+        econmt_ops.linear_cross_entropy,
+        arguments,
+        stash=None,
+        targets=targets,
+        ignore_index=3,
+        label_smoothing=smoothing,
+        reduction=reduction,
+    )
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    batch=st.integers(1, 4),
+    steps=st.integers(1, 6),
+    size=st.integers(1, 9),
+    positions=st.integers(1, 5),
+    layers=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+)
+def test_any_shape(batch: int, steps: int, size: int, positions: int, layers: int, seed: int) -> None:
+    make = Make("cpu", seed=seed)
+    arguments = attentional_arguments(make, layers, batch, steps, size, positions)
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, positions + 1, (batch,), generator=generator)
+    same(econmt_ops.attentional_lstm, arguments, lengths=lengths)
+    lengths = torch.randint(0, steps + 1, (batch,), generator=generator)
+    same(econmt_ops.lstm, lstm_arguments(make, layers, batch, steps, size), lengths=lengths)
+
+
+def recorded_calls(function: Callable[[], Any], names: set[str]) -> dict[str, tuple[Any, ...]]:
+    """The arguments of the first call of each of our operators during ``function``."""
+    seen: dict[str, tuple[Any, ...]] = {}
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            name = func.name()
+            if name in names:
+                seen.setdefault(name, args)
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():
+        function()
+    return seen
+
+
+OPERATORS = (
+    "additive_attention",
+    "attentional_lstm",
+    "linear_cross_entropy",
+    "lstm_layer",
+    "dropout",
+)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_opcheck(operator: str) -> None:
+    """Schema, autograd registration, FakeTensor and tracing with gradients agree with what really runs."""
+    make = Make("cpu", torch.float32)
+
+    def use_all() -> None:
+        arguments = attentional_arguments(make)
+        lengths = torch.tensor([4, 1, 2])
+        econmt_ops.attentional_lstm(
+            **arguments, lengths=lengths, dropout=0.3, dropout_seed=1, implementation="recompute"
+        )
+        econmt_ops.additive_attention(
+            make(3, 5, 9), make(3, 4, 9), make(3, 4, 8), make(9), lengths=lengths, implementation="recompute"
+        )
+        econmt_ops.lstm(
+            **lstm_arguments(make), lengths=lengths, dropout=0.3, dropout_seed=1, implementation="recompute"
+        )
+        targets = torch.tensor([0, 3, 2])
+        econmt_ops.linear_cross_entropy(make(3, 5), make(11, 5), targets, implementation="recompute")
+
+    name = f"econmt_ops::{operator}"
+    arguments = list(recorded_calls(use_all, {name})[name])
+    keeps = operator in ("attentional_lstm", "linear_cross_entropy", "lstm_layer")
+    if keeps:
+        arguments[-1] = True  # what a forward pass with gradients asks for
+    arguments = [
+        [part.detach().clone().requires_grad_() for part in argument]
+        if isinstance(argument, list) and argument and isinstance(argument[0], Tensor)
+        else argument.detach().clone().requires_grad_(argument.is_floating_point())
+        if isinstance(argument, Tensor)
+        else argument
+        for argument in arguments
+    ]
+    overload = getattr(torch.ops.econmt_ops, operator).default
+    torch.library.opcheck(overload, tuple(arguments))
+
+
+def test_opcheck_of_masks() -> None:
+    arguments = ([3, 4], 0.4, 11, 2, torch.device("cpu"))
+    torch.library.opcheck(torch.ops.econmt_ops.keep_mask.default, arguments)
+
+
+def test_no_second_derivative() -> None:
+    """The backward operators have no derivative, and say so instead of giving a wrong one."""
+    make = Make("cpu")
+    arguments = lstm_arguments(make)
+    inputs = arguments.pop("inputs").requires_grad_()
+    outputs, _ = econmt_ops.lstm(inputs, **arguments, implementation="recompute")
+    (gradient,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"lstm_layer_backward|does not require grad"):
+        torch.autograd.grad(gradient.sum(), inputs)
+
+
+def stashed_bytes(function: Callable[[], Any], own: list[Tensor]) -> int:
+    """Bytes of the storages that autograd keeps while ``function`` runs, its arguments ``own`` left out."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in own}
+    kept: dict[int, Tensor] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in known:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        function()
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def test_stash_is_what_the_levels_say() -> None:
+    """o, every h and c a block; then the attention, every c, and the gates."""
+    batch, steps, size, positions = 4, 6, 8, 5
+    make = Make("cpu", torch.float32)
+    arguments = attentional_arguments(make, 2, batch, steps, size, positions)
+    own = [leaf.requires_grad_() for leaf in tree_leaves(arguments)]
+    sizes = {
+        level: stashed_bytes(
+            lambda level=level: econmt_ops.attentional_lstm(
+                **arguments, lengths=None, stash=level, implementation="recompute"
+            ),
+            own,
+        )
+        for level in blocks.STASHES
+    }
+    cell = batch * size * 4
+    outputs = steps * cell + 2 * steps * cell + 2 * cell
+    assert sizes["outputs"] == outputs
+    assert sizes["attention"] == outputs + steps * batch * positions * 4
+    assert sizes["cells"] == sizes["attention"] + 2 * (steps - 1) * cell
+    assert sizes["gates"] == sizes["cells"] + 2 * steps * 4 * cell
+    reference = stashed_bytes(
+        lambda: econmt_ops.attentional_lstm(**arguments, lengths=None, implementation="reference"), own
+    )
+    assert reference > 4 * sizes["attention"]
+
+
+def test_lstm_stash_is_its_outputs() -> None:
+    batch, steps, size = 4, 6, 8
+    arguments = lstm_arguments(Make("cpu", torch.float32), 3, batch, steps, size)
+    own = [leaf.requires_grad_() for leaf in tree_leaves(arguments)]
+    kept = stashed_bytes(lambda: econmt_ops.lstm(**arguments, implementation="recompute"), own)
+    assert kept == 3 * (steps + 1) * batch * size * 4
+
+
+def test_loss_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor inside is as large as a few rows of logits, but for the gradients themselves."""
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", 4 * 3000 * 4)
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor):
+                    largest = max(largest, leaf.numel())
+            return result
+
+    hidden, weight, targets = torch.randn(200, 3), torch.randn(3000, 3), torch.randint(3000, (200,))
+    with Watch():
+        loss_module._forward._init_fn(hidden, weight, targets, None, 0.1, -100, False, "mean", True)
+    assert largest == 4 * 3000
+
+
+def test_dropout_keeps_no_mask() -> None:
+    values = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    for variational in (False, True):
+        dropped = dropout(values, 0.4, 11, variational)
+        shape = (3, 1, 5) if variational else (3, 4, 5)
+        mask = keep_mask(shape, 0.4, 11, values.device)
+        assert torch.equal(dropped, apply_dropout(values, mask, 0.4))
+        weight = torch.randn(3, 4, 5, dtype=torch.float64)
+        (gradient,) = torch.autograd.grad((dropped * weight).sum(), values)
+        assert torch.equal(gradient, apply_dropout(weight, mask, 0.4))
+        kept = stashed_bytes(lambda variational=variational: dropout(values, 0.4, 11, variational), [values])
+        assert kept == 0
+
+
+def test_unknown_stash_level() -> None:
+    arguments = lstm_arguments(Make("cpu"))
+    with pytest.raises(ValueError, match="lstm: unknown stash level 'all'; available: auto, outputs"):
+        econmt_ops.lstm(**arguments, stash="all")
