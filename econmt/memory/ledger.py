@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from econmt.memory.allocator import BLOCK
 from econmt.memory.timing import peak_flops, time_step
 from econmt.memory.tracker import PHASES, Beginning, Storage, Tracker
 from econmt.model import TranslationModel
@@ -139,7 +141,9 @@ def measure_step(
     none. Bytes and times are measured in different passes, so that following the bytes costs no time. Afterwards the
     parameters, the buffers, the optimizer and the random states are as they were; gradients are cleared.
 
-    On the CPU functions compiled by torch.compile run uncompiled while bytes are followed.
+    On a GPU the bytes are those that the caching allocator has given out, what operators use and give back inside
+    included; bytes that are no tensor of the step (cuBLAS's workspace, other models) are "other". Functions compiled
+    by torch.compile run uncompiled while bytes are followed.
 
     Args:
         model: the model whose parameters ``loss`` uses.
@@ -160,8 +164,13 @@ def measure_step(
 
     with _put_back(model, optimizer, device):
         give_state(optimizer)
-        tracker = Tracker(device, block=512 if device.type == "cuda" else 1)
+        tracker = Tracker(device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            tracker = Tracker(device, block=BLOCK, meter=lambda: _read_allocator(device))
         ledger = track_step(tracker, model, loss, optimizer, update, accumulating=accumulating)
+        if device.type == "cuda":
+            ledger.allocated, ledger.reserved = ledger.peak, torch.cuda.memory_reserved(device)
         ledger.tokens = tokens
         if timed:
             ledger.milliseconds, ledger.seconds = time_step(
@@ -221,12 +230,22 @@ def ledger_of(tracker: Tracker) -> Ledger:
     alive = tracker.alive(moment)
     for storage, size in alive.items():
         ledger.entries[_kind(storage)] += size
+    if tracker.unknown:
+        ledger.entries["other", "other"] += tracker.unknown
+    hidden = tracker.hidden.get(moment)
+    if hidden is not None:
+        ledger.entries["workspace", hidden.layer] += hidden.size
+        inside = TensorAtPeak(
+            hidden.size, (hidden.size,), "uint8", "workspace", hidden.layer, hidden.operator
+        )
+        ledger.largest.append(inside)
     for storage in sorted(alive, key=alive.__getitem__, reverse=True)[:LARGEST]:
         category, layer = _kind(storage)
         dtype = str(storage.dtype).removeprefix("torch.")
         ledger.largest.append(
             TensorAtPeak(alive[storage], storage.shape, dtype, category, layer, storage.operator)
         )
+    ledger.largest = sorted(ledger.largest, key=itemgetter(0), reverse=True)[:LARGEST]
     for storage, size in tracker.alive(tracker.begins["backward"].changes).items():
         category, layer = _kind(storage)
         if category == "feature maps":
@@ -301,6 +320,13 @@ def _put_back(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.
                     tensor.copy_(copy)
             if not had_state:
                 optimizer.state.clear()
+
+
+def _read_allocator(device: torch.device) -> tuple[int, int]:
+    """Bytes that CUDA's allocator has given out, now and at most since the last call."""
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device), peak
 
 
 def _scale(ledger: Ledger) -> None:

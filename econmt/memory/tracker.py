@@ -3,7 +3,8 @@
 A :class:`Tracker` follows every storage that an operator of PyTorch makes, resizes or lets go, on real tensors and on
 fake ones alike: views share a storage and count once. The body of an operator registered with
 ``torch.library.custom_op`` is run with the tracker on, so that the workspace inside is seen. What the operators of
-PyTorch themselves use and give back inside (a reordered weight in oneDNN, say) is not.
+PyTorch themselves use and give back inside (a reordered weight in oneDNN, say) is seen only where an allocator
+counts: on a GPU.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -97,6 +99,14 @@ class Change(NamedTuple):
     size: int
 
 
+class Hidden(NamedTuple):
+    """Bytes that an operator used and gave back inside."""
+
+    size: int
+    layer: str
+    operator: str
+
+
 class Beginning(NamedTuple):
     """When a phase begins: ``seconds`` after the start, after so many changes."""
 
@@ -111,10 +121,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device: tensors elsewhere do not count.
         block: sizes are rounded up to multiples of this, as an allocator does.
         replacements: what to run instead of an operator, called with its arguments, the tracker on.
+        meter: gives the bytes that the device's allocator has given out, and their peak since the last call.
 
     Attributes:
         before: storages that were there before, with their sizes then.
         changes: what happened since, in order.
+        hidden: by the number of changes before it, what an operator used inside.
         begins: when every phase that has begun did so, in their order.
         seconds: how long the recording was.
         flops: floating point operations of the matrix products, by the type of their factors.
@@ -126,17 +138,21 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         *,
         block: int = 1,
         replacements: Mapping[OpOverload, Callable[..., Any]] | None = None,
+        meter: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
         self.nodes = NodeLayers()
         self.before: list[tuple[Storage, int]] = []
         self.changes: list[Change] = []
+        self.hidden: dict[int, Hidden] = {}
         self.begins: dict[str, Beginning] = {}
         self.seconds = 0.0
         self.flops: Counter[torch.dtype] = Counter()
         self._block = block
         self._replacements = replacements or {}
+        self._meter = meter
+        self._at_start = self._grown = 0
         self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
         self._inside: list[str] = []
         self._recording = False
@@ -149,6 +165,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Follow what happens inside."""
         self._start = time.perf_counter()
         self._recording = True
+        if self._meter is not None:
+            self._at_start, _ = self._meter()
         self.nodes.note(accounting.current_layer())
         try:
             with (
@@ -186,6 +204,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inside.append(name.replace("::", "."))
         try:
             if body is None:
+                if self._meter is not None:
+                    self._meter()
                 result = func(*args, **kwargs)
             else:
                 with self:
@@ -197,6 +217,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in self._own((result,)):
                 if tensor.untyped_storage()._cdata not in self._known:
                     self._add(tensor)
+            if body is None and self._meter is not None:
+                self._note_hidden(self._meter()[1])
         finally:
             self._inside.pop()
         return result
@@ -259,8 +281,15 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._change(storage, size - storage.size)
             storage.size = size
 
+    def _note_hidden(self, peak: int) -> None:
+        size = peak - self._at_start - self._grown
+        before = self.hidden.get(len(self.changes))
+        if size > (0 if before is None else before.size):
+            self.hidden[len(self.changes)] = Hidden(size, self.nodes.running(), " ".join(self._inside))
+
     def _change(self, storage: Storage, size: int) -> None:
         if self._recording:
+            self._grown += size
             self.changes.append(Change(time.perf_counter() - self._start, storage, size))
 
     def _round(self, size: int) -> int:
@@ -268,13 +297,18 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # ------------------------------------------------------------------ reading
 
+    @property
+    def unknown(self) -> int:
+        """Bytes that the allocator had given out at the start and that belong to no known storage."""
+        return 0 if self._meter is None else max(0, self._at_start - sum(size for _, size in self.before))
+
     def live(self) -> Iterator[int]:
-        """Live bytes at the start and after each change."""
-        total = sum(size for _, size in self.before)
-        yield total
-        for change in self.changes:
-            total += change.size
-            yield total
+        """Live bytes at the start and after each change, with what the operator of that change used inside."""
+        total = self.unknown + sum(size for _, size in self.before)
+        for moment, grown in enumerate(chain([0], (change.size for change in self.changes))):
+            total += grown
+            hidden = self.hidden.get(moment)
+            yield total if hidden is None else total + hidden.size
 
     def peak(self) -> tuple[int, int]:
         """The most bytes alive, and the number of changes before that moment."""

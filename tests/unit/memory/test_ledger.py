@@ -11,8 +11,9 @@ from rich.console import Console
 from torch import Tensor
 
 from econmt import recipe
-from econmt.memory.ledger import CATEGORIES, LAYERS, Ledger, measure_step
+from econmt.memory.ledger import CATEGORIES, LAYERS, Ledger, ledger_of, measure_step
 from econmt.memory.report import format_bytes, table
+from econmt.memory.tracker import Tracker
 from econmt.model import TranslationModel
 from econmt_ops.accounting import layer
 
@@ -112,6 +113,61 @@ def test_gradients_that_are_added_up_are_gradients(model: TranslationModel) -> N
     assert both.category("gradients") == size
     assert both.peak == both.total
     assert both.stash == small.stash
+
+
+def test_a_batch_that_adds_to_gradients_finds_them(model: TranslationModel) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = measure_step(model, loss_of(model), optimizer, tokens=5, timed=False)
+    later = measure_step(model, loss_of(model), optimizer, tokens=5, accumulating=True, timed=False)
+    size = size_of(model)
+    assert later.timeline[0].bytes == first.timeline[0].bytes + size
+    assert later.timeline[-1].bytes == first.timeline[-1].bytes
+    assert later.category("gradients") == size
+    assert first.peak < later.peak <= first.peak + size
+
+
+def test_what_only_an_allocator_sees_is_in_the_account() -> None:
+    """An allocator that had given out 1,000 bytes more than is known, and 300 inside of one operator."""
+    weight = torch.ones(4, requires_grad=True)
+    readings = iter([(1016, 0), (1016, 0), (1032, 1332), (1032, 0), (1048, 1048)])
+    tracker = Tracker(torch.device("cpu"), meter=lambda: next(readings, (0, 0)))
+    tracker.label(weight, "weights", "output")
+    with tracker.recording():
+        tracker.begin("forward")
+        with layer("decoder"):
+            hidden = weight.exp()
+        value = hidden.sin()
+        tracker.begin("backward")
+        tracker.begin("optimizer")
+    assert value.numel() == 4
+    assert list(tracker.live()) == [1016, 1332, 1048]
+    ledger = ledger_of(tracker)
+    assert ledger.peak == ledger.total == 1332
+    assert ledger.entries == {
+        ("weights", "output"): 16,
+        ("other", "other"): 1000,
+        ("feature maps", "decoder"): 16,
+        ("workspace", "decoder"): 300,
+    }
+    assert ledger.largest[0] == (300, (300,), "uint8", "workspace", "decoder", "aten.exp")
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_the_peak_is_the_allocators(model: TranslationModel) -> None:
+    model.cuda()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    ids, lengths = torch.randint(4, 11, (64, 20), device="cuda"), torch.full((64,), 20, device="cuda")
+    ledger = measure_step(model, lambda: model.loss(ids, lengths, ids, ids), optimizer, tokens=64 * 20)
+    assert ledger.device == "cuda"
+    assert ledger.peak == ledger.total == ledger.allocated
+    assert ledger.reserved is not None
+    assert ledger.reserved >= ledger.peak
+    torch.cuda.reset_peak_memory_stats()
+    torch.autograd.backward(model.loss(ids, lengths, ids, ids))
+    optimizer.step()
+    assert ledger.peak == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)
+    assert ledger.share_of_peak is not None
+    assert {"forward", "backward", "optimizer"} == {phase for phase, _ in ledger.milliseconds}
 
 
 @pytest.mark.parametrize("name", ["Adam", "SGD"])
