@@ -124,6 +124,7 @@ def lstm(
             seed.
     """
     function = resolve("lstm", implementation, _IMPLEMENTATIONS)
+    reference = function is _IMPLEMENTATIONS["reference"]
     check = Shapes("lstm")
     check("inputs", inputs, "B T I")
     check.not_empty("inputs", inputs)
@@ -145,7 +146,8 @@ def lstm(
             dropout=dropout,
             dropout_seed=dropout_seed,
             variational=variational,
-            **stash_option("lstm", stash, function is _IMPLEMENTATIONS["reference"]),
+            **stash_option("lstm", stash, reference),
+            **({} if reference else {"from_zero": state is None}),
         )
     return result
 

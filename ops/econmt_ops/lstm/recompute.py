@@ -10,6 +10,7 @@ B batch, T steps, I input size, H hidden, K steps of a block. Inside, time comes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,14 +27,15 @@ from econmt_ops.precision import accumulate_dtype
 from econmt_ops.weights import LSTMState, LSTMWeights
 
 _ARGUMENTS = (
-    "Tensor inputs, Tensor weight, Tensor recurrent, Tensor bias, Tensor first_h, Tensor first_c, "
+    "Tensor inputs, Tensor[] weights, Tensor[] recurrents, Tensor[] biases, Tensor[] first_h, Tensor[] first_c, "
     "Tensor? lengths"
 )
-_OPTIONS = "bool reverse, str stash, bool compiled"
+_OPTIONS = "bool[] reverse, str stash, bool compiled"
+"""One entry of each list a direction: a layer reads forwards, backwards, or both ways into one output."""
 
 
-class _Layer:
-    """One layer's call: its tensors in the order in which the walk meets them.
+class _Direction:
+    """One direction of a layer: its tensors in the order in which its walk meets them.
 
     Attributes:
         inputs: (T, B, I), zero at padded positions. padding: (T, B) or None.
@@ -42,26 +44,21 @@ class _Layer:
     def __init__(
         self,
         inputs: Tensor,
-        weight: Tensor,
-        recurrent: Tensor,
-        bias: Tensor,
+        weights: LSTMWeights,
         first_h: Tensor,
         first_c: Tensor,
-        lengths: Tensor | None,
+        padding: Tensor | None,
         reverse: bool,
         stash: str,
         compiled: bool,
     ) -> None:
         self.batch, self.steps, _ = inputs.shape
-        self.hidden = recurrent.shape[1]
+        self.hidden = weights.hidden.shape[1]
         self.inputs = inputs.transpose(0, 1)
-        self.weights = LSTMWeights(weight, recurrent, bias)
+        self.weights = weights
         self.first_h, self.first_c = first_h, first_c
-        self.reverse, self.stash = reverse, stash
+        self.padding, self.reverse, self.stash = padding, reverse, stash
         self.accumulate = accumulate_dtype(inputs.dtype)
-        self.padding = (
-            None if lengths is None else padding_mask(lengths, self.steps, inputs.device).t().contiguous()
-        )
         self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
         self.run = step_functions.steps(compiled)
 
@@ -71,10 +68,12 @@ class _Layer:
             return sequence[begin:end]
         return sequence[self.steps - end : self.steps - begin].flip(0)
 
-    def write(self, sequence: Tensor, begin: int, end: int, part: Tensor) -> None:
-        """Puts what the walk made in its steps begin to end where it belongs."""
+    def put(self, sequence: Tensor, begin: int, end: int, part: Tensor, add: bool = False) -> None:
+        """Puts, or adds, what the walk made in its steps begin to end where it belongs."""
         if self.reverse:
-            sequence[self.steps - end : self.steps - begin] = part.flip(0)
+            begin, end, part = self.steps - end, self.steps - begin, part.flip(0)
+        if add:
+            sequence[begin:end] += part
         else:
             sequence[begin:end] = part
 
@@ -93,9 +92,94 @@ class _Layer:
             return products
         return torch.where(padding.unsqueeze(2), closed_gates(self.weights), products)
 
+    def previous(self, outputs: Tensor, begin: int, end: int) -> Tensor:
+        """h of the step before for the walk's steps begin to end, (K, B, H)."""
+        if begin > 0:
+            return self.walk(outputs, begin - 1, end - 1)
+        return torch.cat([self.first_h.unsqueeze(0), self.walk(outputs, 0, end - 1)], 0)
+
+    def forward(self, outputs: Tensor, cells: Tensor, gates_stash: Tensor) -> tuple[Tensor, Tensor]:
+        """Walks, fills outputs (T, B, H) and the stashes, and returns the last h and c (B, H)."""
+        h, c = self.first_h, self.first_c
+        keep, every_cell = len(cells) > 0, len(cells) > 0 and reaches(self.stash, "cells")
+        # torch's own LSTM is the fastest forward pass, but keeps c in the type of the inputs and tells only the last.
+        by_torch = h.dtype not in STEPWISE and not every_cell
+        for number, (begin, end) in enumerate(self.blocks):
+            if keep and not every_cell:
+                cells[number] = c
+            inputs, padding = self.read(begin, end)
+            if by_torch:
+                mask = None if padding is None else padding.t()
+                made, h, c = layer_by_torch(inputs.transpose(0, 1), self.weights, h, c, mask)
+                self.put(outputs, begin, end, made.transpose(0, 1))
+                continue
+            products = self.products(inputs, padding)
+            for step, product in enumerate(products.unbind(0), start=begin):
+                gates = torch.addmm(product, h, self.weights.hidden.t())
+                h, c = self.run.cell_forward(gates, c)
+                self.put(outputs, step, step + 1, h.unsqueeze(0))
+                if every_cell:
+                    cells[step] = c
+                if len(gates_stash):
+                    gates_stash[step] = step_functions.activate(gates, self.accumulate)
+        return h, c
+
+    def backward(
+        self,
+        doutputs: Tensor | None,
+        dh: Tensor,
+        dc: Tensor,
+        outputs: Tensor,
+        cells: Tensor,
+        gates_stash: Tensor,
+        dinputs: Tensor,
+    ) -> list[Tensor]:
+        """Walks back, adds to dinputs (T, B, I), and returns the gradients of weights and first state."""
+        weights, dtype = self.weights, outputs.dtype
+        dweight, drecurrent, dbias = (torch.zeros_like(part, dtype=self.accumulate) for part in weights)
+        for number, (begin, end) in reversed(list(enumerate(self.blocks))):
+            inputs, padding = self.read(begin, end)
+            before = self.previous(outputs, begin, end)
+            if len(gates_stash):
+                gates = gates_stash[begin:end]
+            else:
+                products = add_product(self.products(inputs, padding), before, weights.hidden)
+                gates = step_functions.activate(products, self.accumulate)
+            if reaches(self.stash, "cells"):
+                states = torch.cat([previous(cells, self.first_c, begin, begin + 1), cells[begin:end]], 0)
+            else:
+                states = scan_cells(gates, cells[number])
+            dz = gates.new_empty(gates.shape, dtype=dtype)
+            incoming = None if doutputs is None else self.walk(doutputs, begin, end)
+            for step in reversed(range(end - begin)):
+                total = dh if incoming is None else dh + incoming[step]
+                dgates, dc = self.run.cell_backward(
+                    gates[step], states[step], states[step + 1], total.to(self.accumulate), dc
+                )
+                dz[step] = dgates
+                dh = torch.mm(dz[step], weights.hidden)
+            add_outer(dweight, dz, inputs)
+            add_outer(drecurrent, dz, before)
+            dbias += dz.sum((0, 1), dtype=self.accumulate)
+            self.put(dinputs, begin, end, dz @ weights.input, add=True)
+        return [dweight, drecurrent, dbias, dh, dc]
+
+
+def _directions(call: tuple[Any, ...]) -> list[_Direction]:
+    inputs, weights, recurrents, biases, first_h, first_c, lengths, reverse, stash, compiled = call
+    padding = None
+    if lengths is not None:
+        padding = padding_mask(lengths, inputs.shape[1], inputs.device).t().contiguous()
+    return [
+        _Direction(inputs, LSTMWeights(*parts), h, c, padding, backwards, stash, compiled)
+        for *parts, h, c, backwards in zip(
+            weights, recurrents, biases, first_h, first_c, reverse, strict=True
+        )
+    ]
+
 
 def _empty_result(
-    inputs: Tensor, hidden: int, stash: str, keep: bool
+    inputs: Tensor, hidden: int, directions: int, stash: str, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, steps, _ = inputs.shape
     accumulate = accumulate_dtype(inputs.dtype)
@@ -103,11 +187,11 @@ def _empty_result(
     cells = (steps if reaches(stash, "cells") else blocks) if keep else 0
     gates = steps if keep and reaches(stash, "gates") else 0
     return (
-        inputs.new_empty(steps, batch, hidden),
-        inputs.new_empty(cells, batch, hidden, dtype=accumulate),
-        inputs.new_empty(gates, batch, 4 * hidden, dtype=accumulate),
-        inputs.new_empty(batch, hidden),
-        inputs.new_empty(batch, hidden, dtype=accumulate),
+        inputs.new_empty(steps, batch, directions * hidden),
+        inputs.new_empty(directions, cells, batch, hidden, dtype=accumulate),
+        inputs.new_empty(directions, gates, batch, 4 * hidden, dtype=accumulate),
+        inputs.new_empty(directions, batch, hidden),
+        inputs.new_empty(directions, batch, hidden, dtype=accumulate),
     )
 
 
@@ -117,39 +201,21 @@ def _empty_result(
     schema=f"({_ARGUMENTS}, {_OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    layer, keep = _Layer(*arguments[:-1]), arguments[-1]
-    outputs, cells, gates_stash, last_h, last_c = _empty_result(arguments[0], layer.hidden, layer.stash, keep)
-    h, c = layer.first_h, layer.first_c
-    every_cell = keep and reaches(layer.stash, "cells")
-    # torch's own LSTM is the fastest forward pass, but keeps c in the type of the inputs and tells only the last one.
-    by_torch = arguments[0].dtype not in STEPWISE and not every_cell
-    for number, (begin, end) in enumerate(layer.blocks):
-        if keep and not every_cell:
-            cells[number] = c
-        inputs, padding = layer.read(begin, end)
-        if by_torch:
-            made, h, c = layer_by_torch(
-                inputs.transpose(0, 1), layer.weights, h, c, None if padding is None else padding.t()
-            )
-            layer.write(outputs, begin, end, made.transpose(0, 1))
-            continue
-        products = layer.products(inputs, padding)
-        for step, product in enumerate(products.unbind(0), start=begin):
-            gates = torch.addmm(product, h, layer.weights.hidden.t())
-            h, c = layer.run.cell_forward(gates, c)
-            layer.write(outputs, step, step + 1, h.unsqueeze(0))
-            if every_cell:
-                cells[step] = c
-            if gates_stash.shape[0]:
-                gates_stash[step] = step_functions.activate(gates, layer.accumulate)
-    last_h.copy_(h)
-    last_c.copy_(c)
-    return outputs, cells, gates_stash, last_h, last_c
+    *call, keep = arguments
+    directions = _directions(tuple(call))
+    result = _empty_result(arguments[0], directions[0].hidden, len(directions), directions[0].stash, keep)
+    outputs, cells, gates, last_h, last_c = result
+    for number, (direction, part) in enumerate(
+        zip(directions, outputs.chunk(len(directions), 2), strict=True)
+    ):
+        last_h[number], last_c[number] = direction.forward(part, cells[number], gates[number])
+    return result
 
 
 @_forward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    return _empty_result(arguments[0], arguments[2].shape[1], arguments[8], arguments[10])
+    recurrents = arguments[2]
+    return _empty_result(arguments[0], recurrents[0].shape[1], len(recurrents), arguments[8], arguments[10])
 
 
 @torch.library.custom_op(
@@ -164,69 +230,60 @@ def _backward(
     dlast_c: Tensor | None,
     outputs: Tensor,
     cells: Tensor,
-    gates_stash: Tensor,
+    gates: Tensor,
     *call: Any,
 ) -> list[Tensor]:
-    layer = _Layer(*call)
-    weights = layer.weights
-    dtype, accumulate = outputs.dtype, layer.accumulate
-    dinputs = torch.empty_like(layer.inputs, memory_format=torch.contiguous_format)
-    dweight = torch.zeros_like(weights.input, dtype=accumulate)
-    drecurrent = torch.zeros_like(weights.hidden, dtype=accumulate)
-    dbias = torch.zeros_like(weights.bias, dtype=accumulate)
-    zero = torch.zeros_like(layer.first_h)
-    dh = zero if dlast_h is None else dlast_h
-    dc = zero.to(accumulate) if dlast_c is None else dlast_c
-    for number, (begin, end) in reversed(list(enumerate(layer.blocks))):
-        inputs, padding = layer.read(begin, end)
-        before = previous_walk(layer, outputs, begin, end)
-        if gates_stash.shape[0]:
-            gates = gates_stash[begin:end]
-        else:
-            products = add_product(layer.products(inputs, padding), before, weights.hidden)
-            gates = step_functions.activate(products, accumulate)
-        if reaches(layer.stash, "cells"):
-            states = torch.cat([previous(cells, layer.first_c, begin, begin + 1), cells[begin:end]], 0)
-        else:
-            states = scan_cells(gates, cells[number])
-        dz = gates.new_empty(gates.shape, dtype=dtype)
-        incoming = None if doutputs is None else layer.walk(doutputs, begin, end)
-        for step in reversed(range(end - begin)):
-            total = dh if incoming is None else dh + incoming[step]
-            dgates, dc = layer.run.cell_backward(
-                gates[step], states[step], states[step + 1], total.to(accumulate), dc
+    directions, dtype = _directions(call), outputs.dtype
+    dinputs = torch.zeros_like(directions[0].inputs, memory_format=torch.contiguous_format)
+    found = []
+    for number, direction in enumerate(directions):
+        part = slice(number * direction.hidden, (number + 1) * direction.hidden)
+        found.append(
+            direction.backward(
+                None if doutputs is None else doutputs[..., part],
+                torch.zeros_like(direction.first_h) if dlast_h is None else dlast_h[number],
+                torch.zeros_like(direction.first_c) if dlast_c is None else dlast_c[number],
+                outputs[..., part],
+                cells[number],
+                gates[number],
+                dinputs,
             )
-            dz[step] = dgates
-            dh = torch.mm(dz[step], weights.hidden)
-        add_outer(dweight, dz, inputs)
-        add_outer(drecurrent, dz, before)
-        dbias += dz.sum((0, 1), dtype=accumulate)
-        layer.write(dinputs, begin, end, dz @ weights.input)
-    results = [dinputs.transpose(0, 1), dweight, drecurrent, dbias, dh]
-    return [*(result.to(dtype, copy=True).contiguous() for result in results), dc.clone()]
-
-
-def previous_walk(layer: _Layer, outputs: Tensor, begin: int, end: int) -> Tensor:
-    """h of the step before for the walk's steps begin to end, (K, B, H)."""
-    if begin > 0:
-        return layer.walk(outputs, begin - 1, end - 1)
-    return torch.cat([layer.first_h.unsqueeze(0), layer.walk(outputs, 0, end - 1)], 0)
+        )
+    # In the order of the operator's arguments: lists of weights, recurrents, biases and first h, then of first c.
+    lists = [[gradients[kind] for gradients in found] for kind in range(5)]
+    flat = [dinputs.transpose(0, 1), *(gradient for kind in lists[:4] for gradient in kind)]
+    return [
+        *(gradient.to(dtype, copy=True).contiguous() for gradient in flat),
+        *(gradient.clone() for gradient in lists[4]),
+    ]
 
 
 @_backward.register_fake
 def _(*arguments: Any) -> list[Tensor]:
-    return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in arguments[6:12]]
+    inputs, *lists = arguments[6:12]
+    return [
+        torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        for tensor in (inputs, *(part for parts in lists for part in parts))
+    ]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.options = inputs[7:10]
-    ctx.save_for_backward(*output[:3], *inputs[:7])
+    lists = [part for parts in inputs[1:6] for part in parts]
+    ctx.save_for_backward(*output[:3], inputs[0], inputs[6], *lists)
 
 
 def _differentiate(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
-    gradients = _backward(incoming[0], incoming[3], incoming[4], *ctx.saved_tensors, *ctx.options)
-    return (*gradients, *(None for _ in range(5)))
+    outputs, cells, gates, inputs, lengths, *flat = ctx.saved_tensors
+    count = len(ctx.options[0])
+    lists = [flat[begin : begin + count] for begin in range(0, 5 * count, count)]
+    gradients = _backward(
+        incoming[0], incoming[3], incoming[4], outputs, cells, gates, inputs, *lists, lengths, *ctx.options
+    )
+    dinputs, *flat = gradients
+    lists = [flat[begin : begin + count] for begin in range(0, 5 * count, count)]
+    return (dinputs, *lists, *(None for _ in range(5)))
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
@@ -234,21 +291,24 @@ _forward.register_autograd(_differentiate, setup_context=_setup_context)
 
 def run_layer(
     inputs: Tensor,
-    weights: LSTMWeights,
-    h: Tensor,
-    c: Tensor,
+    weights: Sequence[LSTMWeights],
+    first: Sequence[tuple[Tensor, Tensor]],
     lengths: Tensor | None,
-    reverse: bool,
+    reverse: Sequence[bool],
     stash: str,
     compiled: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One layer: outputs (B, T, H), h and c (B, H) after the walk's last step.
+    """One layer in D directions: outputs (B, T, D H), h and c (D, B, H) after each walk's last step.
 
-    A row's h passes padding as 0, so with ``reverse`` and ``lengths`` the first h must be zero.
+    A row's h passes padding as 0: a reversed direction with lengths must start from zero, and the last h of a
+    forward one has to be taken from the outputs.
     """
-    tensors = (inputs, *weights, h, c)
-    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    outputs, _, _, last_h, last_c = _forward(*tensors, lengths, reverse, stash, compiled, keep)
+    lists = [[layer[part] for layer in weights] for part in range(3)]
+    lists += [[h for h, _ in first], [c for _, c in first]]
+    keep = torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in (inputs, *(part for parts in lists for part in parts))
+    )
+    outputs, _, _, last_h, last_c = _forward(inputs, *lists, lengths, list(reverse), stash, compiled, keep)
     return outputs.transpose(0, 1), last_h, last_c
 
 
@@ -263,26 +323,32 @@ def lstm(
     dropout: float,
     dropout_seed: int | None,
     variational: bool,
+    from_zero: bool = False,
     stash: str = "outputs",
     compiled: bool = False,
 ) -> tuple[Tensor, LSTMState]:
-    """See `econmt_ops.lstm`; all arguments are given, checked and cast."""
-    outputs = reverse_rows(inputs, lengths) if reverse else inputs
+    """See `econmt_ops.lstm`; all arguments are given, checked and cast. ``from_zero``: all of ``state`` is zero."""
+    # Rows are turned round only where a first state has to pass the padding before it.
+    turn = reverse and lengths is not None and not from_zero
+    outputs = reverse_rows(inputs, lengths) if turn else inputs
     last: list[tuple[Tensor, Tensor]] = []
     for number, (layer, (h, c)) in enumerate(zip(layers, state, strict=True)):
         read = outputs
         if number > 0 and dropout > 0.0:
             assert dropout_seed is not None
-            seed = derive_seed(dropout_seed, number)
             # Masks belong to positions, whichever way the stack walks.
-            read = reverse_rows(read, lengths) if reverse and not variational else read
-            read = drop_units(read, dropout, seed, variational)
-            read = reverse_rows(read, lengths) if reverse and not variational else read
-        outputs, last_h, last_c = run_layer(read, layer, h, c, lengths, False, stash, compiled)
-        last.append((last_h if lengths is None else last_outputs(outputs, h, lengths), last_c))
+            read = reverse_rows(read, lengths) if turn else read
+            read = drop_units(read, dropout, derive_seed(dropout_seed, number), variational)
+            read = reverse_rows(read, lengths) if turn else read
+        walks = [reverse and not turn]
+        outputs, last_h, last_c = run_layer(read, [layer], [(h, c)], lengths, walks, stash, compiled)
+        forward = lengths is not None and not walks[0]
+        last.append(
+            (last_outputs(outputs, h, lengths) if forward and lengths is not None else last_h[0], last_c[0])
+        )
         if residual and number > 0:
             outputs = outputs + read
-    return reverse_rows(outputs, lengths) if reverse else outputs, tuple(last)
+    return reverse_rows(outputs, lengths) if turn else outputs, tuple(last)
 
 
 def bidirectional_lstm(
@@ -295,10 +361,11 @@ def bidirectional_lstm(
     compiled: bool = False,
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
     """See `econmt_ops.bidirectional_lstm`; all arguments are checked and cast."""
-    h = inputs.new_zeros(inputs.shape[0], forward.hidden.shape[1])
-    c = h.to(accumulate_dtype(h.dtype))
-    ahead, ahead_h, ahead_c = run_layer(inputs, forward, h, c, lengths, False, stash, compiled)
-    back, back_h, back_c = run_layer(inputs, backward, h, c, lengths, True, stash, compiled)
-    if lengths is not None:
-        ahead_h = last_outputs(ahead, h, lengths)
-    return torch.cat([ahead, back], 2), ((ahead_h, ahead_c), (back_h, back_c))
+    hidden = forward.hidden.shape[1]
+    h = inputs.new_zeros(inputs.shape[0], hidden)
+    zero = (h, h.to(accumulate_dtype(h.dtype)))
+    outputs, last_h, last_c = run_layer(
+        inputs, [forward, backward], [zero, zero], lengths, [False, True], stash, compiled
+    )
+    ahead = last_h[0] if lengths is None else last_outputs(outputs[..., :hidden], h, lengths)
+    return outputs, ((ahead, last_c[0]), (last_h[1], last_c[1]))
