@@ -166,4 +166,4 @@ def _measure(
         with autocast(device, precision):
             return loss_of_batch(model, batch, training.label_smoothing)[0]
 
-    return measure_step(model, loss, optimizer, batch.target_tokens)
+    return measure_step(model, loss, optimizer, batch.target_tokens, timed=False)
