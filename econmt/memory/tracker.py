@@ -155,6 +155,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._at_start = self._grown = 0
         self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
         self._inside: list[str] = []
+        self._replacing: int | None = None
         self._recording = False
         self._start = 0.0
 
@@ -200,8 +201,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in read:
             self._find(tensor)
         name = str(func._schema.name)
-        body = self._replacements.get(func) or _body(func, name)
-        self._inside.append(name.replace("::", "."))
+        replacement = self._replacements.get(func)
+        body = replacement or _body(func, name)
+        # What a replacement does inside stands for the operator alone.
+        self._inside.append(name.replace("::", ".") if self._replacing is None else "")
+        if replacement is not None and self._replacing is None:
+            self._replacing = len(self._inside)
         try:
             if body is None:
                 if self._meter is not None:
@@ -220,6 +225,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if body is None and self._meter is not None:
                 self._note_hidden(self._meter()[1])
         finally:
+            if self._replacing == len(self._inside):
+                self._replacing = None
             self._inside.pop()
         return result
 
@@ -250,7 +257,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return storage
 
     def _add(self, tensor: Tensor) -> None:
-        storage = self._watch(tensor, " ".join(self._inside), self.nodes.running())
+        storage = self._watch(tensor, self._path(), self.nodes.running())
         self._change(storage, storage.size)
 
     def _watch(self, tensor: Tensor, operator: str, layer: str) -> Storage:
@@ -285,7 +292,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = peak - self._at_start - self._grown
         before = self.hidden.get(len(self.changes))
         if size > (0 if before is None else before.size):
-            self.hidden[len(self.changes)] = Hidden(size, self.nodes.running(), " ".join(self._inside))
+            self.hidden[len(self.changes)] = Hidden(size, self.nodes.running(), self._path())
+
+    def _path(self) -> str:
+        """The running operator, after the custom operators around it."""
+        return " ".join(filter(None, self._inside))
 
     def _change(self, storage: Storage, size: int) -> None:
         if self._recording:

@@ -75,6 +75,8 @@ def test_cudnn_lstm_has_the_results_and_gradients_of_an_lstm(bidirectional: bool
     kept = {s.shape for s in tracker.alive(len(tracker.changes)) if s.kept_by is not None}
     directions = 2 if bidirectional else 1
     assert (21 * directions * 6 * 5 * 4,) not in kept  # the reserve is gone after the backward pass
+    assert {c.storage.operator for c in tracker.changes} >= {"aten._cudnn_rnn", "aten._cudnn_rnn_backward"}
+    assert not [c for c in tracker.changes if c.storage.operator.endswith("aten.new_empty")]
     sizes = [change.size for change in tracker.changes]
     assert 21 * directions * 6 * 5 * 4 in sizes
     steps, batch = (3, 7) if batch_first else (7, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from econmt import recipe
 from econmt.memory.ledger import CATEGORIES, LAYERS, Ledger, ledger_of, measure_step
 from econmt.memory.report import format_bytes, table
 from econmt.memory.tracker import Tracker
-from econmt.model import TranslationModel
+from econmt.model import Implementations, TranslationModel
 from econmt_ops.accounting import layer
 
 
@@ -150,6 +151,42 @@ def test_what_only_an_allocator_sees_is_in_the_account() -> None:
         ("workspace", "decoder"): 300,
     }
     assert ledger.largest[0] == (300, (300,), "uint8", "workspace", "decoder", "aten.exp")
+
+
+@pytest.mark.parametrize("implementation", ["reference", "recompute"])
+def test_the_peak_is_what_the_process_takes(model: TranslationModel, implementation: str) -> None:
+    """Against the profiler, which hears of every allocation and not of what it is for."""
+    model.implementations = Implementations(*3 * [implementation])
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    ids, lengths = torch.randint(4, 11, (64, 5)), torch.full((64,), 5)
+
+    def step() -> None:
+        torch.autograd.backward(model.loss(ids, lengths, ids, ids))
+        optimizer.step()
+
+    ledger = measure_step(model, lambda: model.loss(ids, lengths, ids, ids), optimizer, 320, timed=False)
+    step()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        step()
+    live = peak = 0
+    for size in allocations(profile.profiler.kineto_results.experimental_event_tree()):
+        live += size
+        peak = max(peak, live)
+    assert peak > 3 * ledger.timeline[0].bytes
+    assert ledger.peak - ledger.timeline[0].bytes == pytest.approx(peak, rel=0.02)
+
+
+def allocations(events: list[Any]) -> list[int]:
+    """Bytes taken (or given back, negative) in the order in which it happened."""
+    found: list[tuple[int, int]] = []
+    waiting = list(events)
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag.name == "Allocation":
+            found.append((event.start_time_ns, event.extra_fields.alloc_size))
+    return [size for _, size in sorted(found, key=lambda pair: pair[0])]
 
 
 @pytest.mark.cuda
