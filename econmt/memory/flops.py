@@ -14,7 +14,12 @@ aten = torch.ops.aten
 
 def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     """Floating point operations of one call of an operator: of matrix products, 0 for everything else."""
-    packet = func.overloadpacket
+    # addmm_, which writes into its first argument, does what addmm does.
+    packet = (
+        getattr(aten, func._schema.name.split("::")[1].rstrip("_"), None)
+        if func.namespace == "aten"
+        else func.overloadpacket
+    )
     formula = _FORMULAS.get(packet)
     if formula is not None:
         return formula(*args)

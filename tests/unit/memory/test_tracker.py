@@ -175,8 +175,10 @@ def test_floating_point_operations_of_products(shape: tuple[int, int, int]) -> N
         left @ right[:, 0]
         torch.bmm(left.expand(3, rows, inner), right.expand(3, inner, columns))
         (left.bfloat16() @ right.bfloat16()).exp()
+        total = torch.zeros(rows, columns).addmm_(left, right)
+        torch.mm(left, right, out=total)
     product = 2 * rows * inner * columns
-    assert tracker.flops[torch.float32] == 5 * product + 2 * rows * inner
+    assert tracker.flops[torch.float32] == 7 * product + 2 * rows * inner
     assert tracker.flops[torch.bfloat16] == product
     assert tracker.precision == torch.float32
 
