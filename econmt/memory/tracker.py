@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -197,6 +198,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace == "prim":  # a fake tensor asks for its device
             return func(*args, **kwargs)
+        if _is_composite(func):  # below autograd PyTorch does not take them apart by itself
+            with self:
+                return func.decompose(*args, **kwargs)
         read = list(self._own((args, *kwargs.values())))
         for tensor in read:
             self._find(tensor)
@@ -337,6 +341,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def precision(self) -> torch.dtype:
         """The type in which most floating point operations were done."""
         return max(self.flops, key=self.flops.__getitem__, default=torch.float32)
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether an operator is made of others and nothing else."""
+    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
 def _body(func: Any, name: str) -> Callable[..., Any] | None:

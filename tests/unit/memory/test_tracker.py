@@ -192,3 +192,20 @@ def test_floating_point_operations_of_lstms() -> None:
         torch.autograd.backward(outputs.sum())
     assert forward == 2 * 2 * (7 * 2) * (6 + 5) * (4 * 5)
     assert tracker.flops.total() == 3 * forward
+
+
+@torch.library.custom_op("econmt_tests::product", mutates_args=())
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """A product by an operator that PyTorch takes apart for autograd alone."""
+    return torch.nn.functional.linear(left, right.t()) + torch.matmul(left, right)
+
+
+def test_composite_operators_are_taken_apart_inside_of_custom_ones_too() -> None:
+    left, right = torch.ones(2, 3, 4), torch.ones(4, 5)
+    tracker = Tracker(CPU)
+    with tracker.recording():
+        result = product(left, right)
+    assert torch.equal(result, torch.full((2, 3, 5), 8.0))
+    assert tracker.flops[torch.float32] == 2 * (2 * 6 * 4 * 5)
+    operators = {change.storage.operator for change in tracker.changes}
+    assert operators <= {f"econmt_tests.product aten.{name}" for name in ("mm", "addmm", "add", "clone")}
