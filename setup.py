@@ -9,6 +9,7 @@ setup(
     package_dir={"econmt_ops": "ops/econmt_ops", "econmt._recipes": "recipes"},
     package_data={
         "econmt": ["py.typed"],
+        "econmt.memory": ["page.html"],
         "econmt_ops": ["py.typed"],
         "econmt_ops.*": ["README.md"],
         "econmt._recipes": ["*.yaml"],

@@ -25,6 +25,7 @@ VERBS = {
     "translate": "Translate text with one or several trained models.",
     "score": "Print the log-probability of given translations.",
     "evaluate": "BLEU, chrF and TER of translations, and their significance.",
+    "profile": "Say where the bytes and milliseconds of a training step go.",
     "prepare": "Write the token store of a recipe's text without training.",
     "average": "Average the parameters of several checkpoints.",
     "info": "Say what a model folder holds.",

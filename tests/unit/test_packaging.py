@@ -39,7 +39,8 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     assert len(recipes) >= 6
     assert recipes <= names
     assert {"econmt/py.typed", "econmt_ops/py.typed"} <= names
-    assert {Path(name).suffix for name in names} <= {".py", ".yaml", ".md", ".typed"}
+    assert {name for name in names if name.endswith(".html")} == {"econmt/memory/page.html"}
+    assert {Path(name).suffix for name in names} <= {".py", ".yaml", ".md", ".typed", ".html"}
 
 
 def test_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""Which shapes and vocabulary sizes a recipe's training sees: from its prepared text, or from the recipe alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from econmt.data.batches import BatchIterator, rows_of_batch
+from econmt.data.bpe_dropout import dropout_capacity
+from econmt.data.buckets import assign_buckets
+from econmt.data.corpus import search_path
+from econmt.data.store import META_FILE, PreparedData, open_prepared, prepare, store_folder
+from econmt.errors import InputError
+from econmt.memory.profiling import Shape, Workload
+from econmt.recipe import Recipe, WordSubwords, find_recipe
+
+MOST_BUCKETS = 12
+"""How many buckets are shown of a recipe that has more."""
+
+
+class Found(NamedTuple):
+    """What to profile, the buckets of the recipe as (source, target) positions, and what to say of it."""
+
+    workload: Workload
+    shape: Shape
+    buckets: list[tuple[int, int]]
+    notes: list[str]
+
+
+def find_workload(
+    name: str, recipe: Recipe, bucket: str | None, rows: int | None, data_dir: Path | None
+) -> Found:
+    """Find the shape to profile.
+
+    Args:
+        name: the recipe as it was given.
+        recipe: its content.
+        bucket: "SxT" as it was given; None: the worst bucket.
+        rows: sentence pairs; None: as many as the recipe puts into a batch.
+        data_dir: folder with the text, which is prepared if need be; None: only text that is prepared already counts.
+
+    Raises:
+        InputError: the bucket is none, or the text in ``data_dir`` cannot be used.
+    """
+    wanted = None if bucket is None else parse_bucket(bucket)
+    prepared = _prepared(name, recipe, data_dir)
+    if prepared is None:
+        sizes, shape, buckets, notes = _from_recipe(recipe)
+    else:
+        sizes, shape, buckets, notes = _from_text(recipe, prepared)
+    if wanted is not None:
+        shape = Shape(rows_of_batch(recipe.training.batch, wanted[1]), *wanted)
+        buckets, notes = [wanted], notes[1:]
+    if rows is not None:
+        shape = shape._replace(rows=rows)
+    return Found(Workload(recipe, *sizes), shape, buckets, notes)
+
+
+def parse_bucket(text: str) -> tuple[int, int]:
+    """Source and target positions of "100x80".
+
+    Raises:
+        InputError: the text is something else.
+    """
+    found = re.fullmatch(r"\s*([1-9][0-9]{0,5})\s*[xX×]\s*([1-9][0-9]{0,5})\s*", text)
+    if found is None:
+        raise InputError(f"--bucket '{text}': expected source x target positions, as 100x80")
+    return int(found[1]), int(found[2])
+
+
+def _prepared(name: str, recipe: Recipe, data_dir: Path | None) -> PreparedData | None:
+    folder = store_folder(recipe)
+    if data_dir is not None:
+        search = search_path(find_recipe(name).parent, data_dir)
+        return prepare(recipe, folder, search, show_progress=True)
+    return open_prepared(folder) if _holds_text_of(folder, recipe) else None
+
+
+def _holds_text_of(folder: Path, recipe: Recipe) -> bool:
+    """Whether a folder holds the store of this recipe's text, cut as the recipe says."""
+    try:
+        made_from = json.loads((folder / META_FILE).read_text(encoding="utf-8"))["data"]
+        wanted = recipe.data.model_dump(mode="json")
+        # Where the store lies and what is drawn while training change nothing in it.
+        for settings in (made_from, wanted):
+            settings.pop("prepared", None)
+            settings["subwords"].pop("dropout", None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return bool(made_from == wanted)
+
+
+def _from_text(
+    recipe: Recipe, prepared: PreparedData
+) -> tuple[tuple[int, int], Shape, list[tuple[int, int]], list[str]]:
+    training, longest = recipe.training, recipe.data.max_length
+    batches = BatchIterator(
+        prepared, training.batch, training.bucket_width, training.seed, max_length=longest
+    )
+    worst = batches.worst_batch()
+    rows, width = worst.source.shape
+    shape = Shape(rows, width, worst.target_output.shape[1])
+    capacity = None
+    if prepared.subword_dropout > 0.0:
+        capacity = dropout_capacity(prepared.subword_dropout, longest)
+    found = assign_buckets(
+        prepared.train.source_lengths, prepared.train.target_lengths, training.bucket_width, capacity
+    )
+    widest: dict[int, int] = {}
+    for source, target in found.shapes.tolist():
+        widest[target] = max(source, widest.get(target, 0))
+    buckets = _thinned([(source, target) for target, source in sorted(widest.items())])
+    sizes = prepared.vocabularies.source.size, prepared.vocabularies.target.size
+    note = f"Shape: the largest batch of the text in {prepared.folder}, every row full."
+    return sizes, shape, buckets, [note]
+
+
+def _from_recipe(recipe: Recipe) -> tuple[tuple[int, int], Shape, list[tuple[int, int]], list[str]]:
+    words = recipe.data.subwords
+    sizes = (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
+    longest, width = recipe.data.max_length, recipe.training.bucket_width
+    shape = Shape(rows_of_batch(recipe.training.batch, longest), longest, longest)
+    diagonal = [(length, length) for length in (*range(width, longest, width), longest)]
+    notes = [
+        f"Shape: data.max_length, {longest}, on both sides, every row full; the longest pairs of a text may take up to "
+        f"{-(-(longest + 1) // width) * width} with the end of the sentence and the bucket's padding.",
+        f"The recipe's text is not prepared in {store_folder(recipe)}, so the vocabulary sizes are the recipe's; "
+        "econmt prepare, or --data-dir, for the worst bucket of the text.",
+    ]
+    return sizes, shape, _thinned(diagonal), notes
+
+
+def _thinned(buckets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """At most :data:`MOST_BUCKETS` of them, evenly chosen, first and last included."""
+    if len(buckets) <= MOST_BUCKETS:
+        return list(buckets)
+    places = np.linspace(0, len(buckets) - 1, MOST_BUCKETS).round().astype(int)
+    return [buckets[place] for place in places.tolist()]

@@ -1,0 +1,218 @@
+"""``econmt profile``: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from econmt.cli import profile as verb
+from econmt.memory import profiling
+from tests.unit.cli.conftest import Call
+from tests.unit.training.tiny import write_recipe
+
+BUCKET = ("--bucket", "6x5", "--batch", 8)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A recipe whose text is nowhere."""
+    return write_recipe(tmp_path / "reverse.yaml", tmp_path / "nowhere", tmp_path / "run")
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the compiled techniques out, which take their time to compile."""
+    monkeypatch.setattr(verb, "has_compiler", lambda: False)
+
+
+def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
+    ended = call("profile", recipe, *BUCKET)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.lines[0] == (
+        "reverse: 8 x 6 x 5 (sentence pairs x source x target positions), vocabulary 50 and 50, cpu, float32"
+    )
+    assert "Bytes and times: measured." in ended.lines
+    for words in ("40 target tokens", "feature maps", "forward ms", "largest tensors", "target tokens/s"):
+        assert words in ended.out
+    assert "data.max_length" not in ended.out
+
+
+def test_json_holds_everything(call: Call, recipe: Path) -> None:
+    ended = call("profile", recipe, "ops.attention=recompute", *BUCKET, "--json")
+    assert (ended.code, ended.err) == (0, "")
+    found = json.loads(ended.out)
+    assert found["shape"] == {"rows": 8, "source": 6, "target": 5}
+    assert (
+        found["command"] == f"econmt profile {recipe} ops.attention=recompute --bucket 6x5 --batch 8 --json"
+    )
+    (only,) = found["profiles"]
+    assert (only["technique"], only["bytes"], only["precision"]) == (
+        "as in the recipe",
+        "measured",
+        "float32",
+    )
+    assert only["ops"]["attention"] == "recompute"
+    assert sum(entry["bytes"] for entry in only["ledger"]["entries"]) == only["ledger"]["peak_bytes"]
+    assert only["times"]["target_tokens_per_second"] > 0
+    assert found["machine"]["torch"] == torch.__version__
+
+
+def test_compares_and_draws(call: Call, recipe: Path, tmp_path: Path, no_compiler: None) -> None:
+    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+    ended = call("profile", recipe, *BUCKET, "--compare", "--html", page, "--trace", trace)
+    assert (ended.code, ended.err) == (0, "")
+    rows = [line for line in ended.lines if line.startswith("│")]
+    names = [line.split("│")[1].strip() for line in rows]
+    techniques = ["reference", "+ attention", "+ LSTM", "+ output", "all", "all, bfloat16"]
+    assert names == techniques * 2
+    for line in rows[1:5]:
+        assert " less " in line or " more " in line or "the same" in line
+    assert ended.lines[-2:] == [f"page: {page}", f"trace: {trace}"]
+    text = page.read_text(encoding="utf-8")
+    assert text.count('class="panel"') == 6
+    assert "--compare" in text
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_estimates_without_a_gpu(
+    call: Call, recipe: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a step was run")
+
+    monkeypatch.setattr(profiling, "Step", refuse)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    ended = call("profile", recipe, *BUCKET, "--device", "cuda", "--estimate", "--json")
+    assert (ended.code, ended.err) == (0, "")
+    found = json.loads(ended.out)
+    (only,) = found["profiles"]
+    assert (found["device"], only["bytes"], only["precision"]) == ("cuda", "estimated", "bfloat16")
+    assert only["times"] is None
+    assert only["ledger"]["reserved_bytes"] % (2 << 20) == 0
+    ended = call("profile", recipe, *BUCKET, "--estimate", "training.device=cuda:1")
+    assert "CUDA's allocator" in ended.out
+    assert "no step was run" in ended.out
+
+
+def test_without_text_the_longest_pairs_are_profiled(call: Call, recipe: Path) -> None:
+    found = json.loads(
+        call("profile", recipe, "data.max_length=9", "training.batch.size=3", "--estimate", "--json").out
+    )
+    assert found["shape"] == {"rows": 3, "source": 9, "target": 9}
+    assert found["vocabulary"] == {"source": 50, "target": 50}
+    assert "data.max_length, 9, on both sides" in found["notes"][0]
+    assert "may take up to 12" in found["notes"][0]
+    words = ("data.max_length=9", "training.batch={type: word, size: 40}", "--estimate", "--json")
+    assert json.loads(call("profile", recipe, *words).out)["shape"]["rows"] == 4
+
+
+def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "mine.yaml", text, tmp_path / "run")
+    store = f"data.prepared={tmp_path / 'store'}"
+    given = ("profile", recipe, store, "--estimate", "--json")
+    assert "not prepared" in json.loads(call(*given).out)["notes"][1]
+    ended = call(*given, "--data-dir", text)
+    found = json.loads(ended.out)
+    assert found["shape"] == {"rows": 4, "source": 8, "target": 8}  # six letters and the end, in fours
+    assert found["vocabulary"] == {"source": 12, "target": 12}
+    assert "largest batch of the text" in found["notes"][0]
+    # It is prepared now, and found without being told; but not by a recipe that cuts text in another way.
+    assert json.loads(call(*given).out)["vocabulary"] == {"source": 12, "target": 12}
+    other = json.loads(call(*given, "data.max_length=5").out)
+    assert other["vocabulary"] == {"source": 50, "target": 50}
+
+
+def test_largest_batches(call: Call, recipe: Path) -> None:
+    ended = call("profile", recipe, "--bucket", "3x2", "--fit", "200kB", "--json")
+    assert (ended.code, ended.err) == (0, "")
+    found = json.loads(ended.out)["fit"]
+    (row,) = found["techniques"]["as in the recipe"]
+    assert found["budget_bytes"] == 200_000
+    assert row["rows"] > 1
+    assert row["bytes"] <= 200_000
+    more = ("profile", recipe, "--bucket", "3x2", "--batch", row["rows"] + 1, "--estimate", "--json")
+    assert json.loads(call(*more).out)["profiles"][0]["ledger"]["peak_bytes"] > 200_000
+
+
+def test_largest_batches_of_all_buckets(
+    call: Call, recipe: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fake(workload: object, technique: object, bucket: tuple[int, int], *rest: object) -> object:
+        asked.append(bucket)
+        return verb.Fit(*bucket, 7, 1000)
+
+    monkeypatch.setattr(verb, "fit", fake)
+    ended = call("profile", recipe, "data.max_length=9", "--fit", "1GiB", "--compare")
+    assert ended.code == 0
+    assert asked == [(9, 9), (8, 8), (4, 4)] * 3
+    heads = [line for line in ended.lines if line.startswith("┃")]
+    for name in ("reference", "all", "all, bfloat16"):
+        assert any(name in line for line in heads)
+    rows = [line.split("│")[1:3] for line in ended.lines if line.startswith("│")]
+    assert [[cell.strip() for cell in row] for row in rows] == [["4", "4"], ["8", "8"], ["9", "9"]]
+    asked.clear()
+    call("profile", recipe, "data.max_length=100", "--fit", "1GiB")
+    assert len(asked) == 12
+    assert asked[0] == (100, 100)
+    assert asked[-1] == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--bucket", "6by5"), "--bucket '6by5': expected source x target positions, as 100x80"),
+        (("--bucket", "0x5"), "--bucket '0x5': expected source x target positions, as 100x80"),
+        (
+            ("--fit", "much"),
+            "--fit: expected a size like 4GiB, 512MiB, 2GB or a number of bytes, found 'much'",
+        ),
+        (
+            ("--estimate", "--measure"),
+            "--estimate runs no step and --measure runs whole ones; give one of them",
+        ),
+        (("--trace", "t.json", "--estimate"), "--trace needs a real step; leave out --estimate and --fit"),
+        (
+            ("--html", "p.html", "--fit", "1GB"),
+            "--fit prints a table of estimates; leave out --html and --measure",
+        ),
+        (("--html", "no/such/p.html"), "no/such: no such folder"),
+        (("--html", "."), ".: a folder; give the name of a file"),
+        (
+            ("--device", "cuda"),
+            "device 'cuda': torch sees no GPU here; add --estimate to predict without one, or give --device cpu",
+        ),
+        (("--device", "tpu"), "device 'tpu': unknown; give auto, cpu, cuda or cuda:N"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_one_line(
+    given: tuple[str, ...], said: str, call: Call, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    ended = call("profile", recipe, *given)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == f"econmt: error: {said}\n"
+
+
+def test_a_missing_recipe_is_one_line(call: Call) -> None:
+    ended = call("profile", "iwsl", "--estimate")
+    assert (ended.code, ended.out) == (2, "")
+    assert "no such recipe; did you mean the shipped recipe iwslt?" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_nothing_to_trace_where_no_step_fits(
+    call: Call, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "free_memory", lambda device: 1000)
+    ended = call("profile", recipe, *BUCKET)
+    assert ended.code == 0
+    assert "Bytes: estimated with fake tensors; no step fits the free memory." in ended.lines
+    ended = call("profile", recipe, *BUCKET, "--trace", tmp_path / "t.json")
+    assert ended.code == 2
+    assert "there is no step to trace" in ended.err

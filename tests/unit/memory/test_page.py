@@ -1,0 +1,287 @@
+"""The page is well-formed, stands alone, and shows the figures of the ledgers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from econmt.memory import charts
+from econmt.memory.charts import Bar, Part
+from econmt.memory.ledger import CATEGORIES, LAYERS, Moment
+from econmt.memory.page import best_of, page
+from econmt.memory.report import format_bytes, thin
+from tests.unit.memory.samples import make_ledger, make_profile, make_report
+
+VOID = {"meta", "br", "input", "hr", "img", "link"}
+LOADING = {"src", "href", "action", "srcset", "data", "poster", "xlink:href"}
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, texts and ancestors; refuses what is not well-formed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[dict[str, Any]] = []
+        self.elements: list[dict[str, Any]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attributes]
+        assert len(names) == len(set(names)), f"{tag} says {names}"
+        element = {"tag": tag, "text": "", "above": [*self.open], **dict(attributes)}
+        self.elements.append(element)
+        if tag not in VOID and tag not in ("rect", "line", "circle", "path"):
+            self.open.append(element)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append({"tag": tag, "text": "", "above": [*self.open], **dict(attributes)})
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("rect", "path"):
+            return
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open[-1]["tag"] == tag, f"</{tag}> closes {self.open[-1]['tag']}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        for element in self.open:
+            element["text"] += data
+
+    def find(self, tag: str, css: str = "", inside: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Elements by tag and class, below another one."""
+        return [
+            element
+            for element in self.elements
+            if element["tag"] == tag
+            and css in ("", *(element.get("class") or "").split())
+            and (inside is None or any(above is inside for above in element["above"]))
+        ]
+
+    def rows(self, kind: str, inside: dict[str, Any] | None = None) -> list[list[dict[str, Any]]]:
+        """The cells of each row of the first table of a kind, without its head."""
+        table = self.find("table", kind, inside)[0]
+        body = self.find("tbody", inside=table)[0]
+        return [
+            [*self.find("th", inside=row), *self.find("td", inside=row)]
+            for row in self.find("tr", inside=body)
+        ]
+
+
+PROFILES = [
+    make_profile("reference", 4),
+    make_profile("+ attention", 3),
+    make_profile("all", 1),
+    make_profile("all, twice", 2, rows=2),
+]
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return page(make_report(*PROFILES))
+
+
+@pytest.fixture(scope="module")
+def parsed(text: str) -> Page:
+    return Page(text)
+
+
+def test_stands_alone(text: str, parsed: Page) -> None:
+    assert re.findall(r"https?:|//\w|@import|url\(", text) == []
+    for element in parsed.elements:
+        assert not LOADING & set(element), element["tag"]
+        assert element["tag"] not in ("link", "iframe", "img", "object", "embed", "base")
+    assert len(text) < 200_000
+    assert not re.search(r"\$\{?\w", text)
+
+
+def test_says_what_it_is(parsed: Page) -> None:
+    (html,) = parsed.find("html")
+    assert html["lang"] == "en"
+    assert parsed.find("title")[0]["text"] == "Memory of a training step: sample"
+    facts = dict(
+        zip((e["text"] for e in parsed.find("dt")), (e["text"] for e in parsed.find("dd")), strict=True)
+    )
+    assert facts["command"] == "econmt profile sample"
+    assert facts["processor"] == "abacus"
+    assert facts["torch"] == "2.13.0"
+    header = parsed.find("header")[0]["text"]
+    for words in ("sample", "4 sentence pairs, 30 source x 20 target", "1,234 and 56", "counted on fingers"):
+        assert words in header
+
+
+def test_every_panel_shows_its_ledger(parsed: Page) -> None:
+    panels = parsed.find("div", "panel")
+    assert [panel["data-technique"] for panel in panels] == ["0", "1", "2", "3"]
+    for panel, profile in zip(panels, PROFILES, strict=True):
+        ledger = profile.bytes
+        drawn = Counter[str]()
+        for rect in parsed.find("rect", inside=panel):
+            drawn[rect["data-kind"]] += int(rect["data-amount"])
+        assert drawn == {name: ledger.category(name) for name in CATEGORIES if ledger.category(name)}
+        *layers, sums = parsed.rows("ledger", panel)
+        for row in layers:
+            name = row[0]["text"]
+            assert [int(cell["data-bytes"]) for cell in row[1:]] == [
+                *(ledger.entries.get((category, name), 0) for category in CATEGORIES),
+                ledger.layer(name),
+            ]
+        assert [row[0]["text"] for row in layers] == [name for name in LAYERS if ledger.layer(name)]
+        assert int(sums[-1]["data-bytes"]) == ledger.peak == sum(drawn.values())
+        (peak,) = parsed.find("circle", "peak", panel)
+        assert int(peak["data-bytes"]) == ledger.peak
+        assert parsed.find("text", "peak-label", panel)[0]["text"] == f"peak {format_bytes(ledger.peak)}"
+        assert len(parsed.find("text", "before-label", panel)) == (profile is not PROFILES[0])
+
+
+def test_bars_are_as_long_as_their_bytes(parsed: Page) -> None:
+    panel = parsed.find("div", "panel")[0]
+    rects = parsed.find("rect", inside=panel)
+    scale = {round(float(r["width"]) / int(r["data-amount"]), 6) for r in rects if float(r["width"]) > 10}
+    assert len(scale) == 1
+    feature_maps = next(r for r in rects if r["data-kind"] == "feature maps")
+    assert feature_maps["text"] == ""
+    assert "k-feature-maps" in feature_maps["class"]
+
+
+def test_largest_tensors_are_named(parsed: Page) -> None:
+    first, second = parsed.rows("largest", parsed.find("div", "panel")[0])
+    assert [cell["text"] for cell in first] == [
+        "24.0 MB",
+        "4 of 6.0 MB",
+        "4 x 30 x 128",
+        "float32",
+        "feature maps",
+        "attention",
+        "aten.tanh",
+    ]
+    assert second[-1]["text"] == "there before the step"
+
+
+def test_techniques_stand_against_the_reference(parsed: Page) -> None:
+    rows = parsed.rows("comparison")
+    assert [[cell["text"] for cell in row] for row in rows[:3]] == [
+        ["reference", "36.0 MB", "", "35.0 MB", "", "2,000", "", "measured"],
+        ["+ attention", "27.0 MB", "1.33x less", "27.0 MB", "1.30x less", "2,667", "1.33x", "measured"],
+        ["all", "9.0 MB", "4.00x less", "11.0 MB", "3.18x less", "8,000", "4.00x", "measured"],
+    ]
+    assert rows[3][-1]["text"] == "estimated"
+    (section,) = (s for s in parsed.find("section") if s["text"].startswith("Before and after"))
+    drawn = Counter[str]()
+    for rect in parsed.find("rect", inside=section):
+        drawn[rect["data-kind"]] += float(rect["data-amount"])
+    for layer in ("attention", "decoder"):
+        assert drawn[layer] == sum(profile.bytes.stash[layer] for profile in PROFILES)
+    for category in CATEGORIES:
+        assert drawn[category] == sum(profile.bytes.category(category) for profile in PROFILES)
+    assert drawn["speed"] == pytest.approx(2000 + 2666.7 + 8000 + 4000)
+    figures = [tile["text"] for tile in parsed.find("span", "figure")]
+    assert figures == ["4.00x less", "3.18x less", "4.00x"]
+
+
+def test_one_technique_has_no_comparison() -> None:
+    parsed = Page(page(make_report(make_profile("as in the recipe", 2))))
+    assert parsed.find("fieldset") == []
+    assert parsed.find("table", "comparison") == []
+    assert [tile["text"] for tile in parsed.find("span", "figure")] == ["19.0 MB", "18.0 MB", "4,000"]
+    assert len(parsed.find("div", "panel")) == 1
+    times = [[cell["text"] for cell in row] for row in parsed.rows("times")]
+    assert times[0] == ["attention", "12.0 MB", "3.0", "4.0"]
+    assert times[-1] == ["all", "18.0 MB", "4.0", "4.0"]
+
+
+def test_an_estimate_has_no_times() -> None:
+    report = make_report(make_profile("reference", 2, timed=False), make_profile("all", 1, timed=False))
+    report.device = "cuda"
+    parsed = Page(page(report))
+    assert parsed.find("table", "times") == []
+    assert "allocations and releases" in parsed.find("svg", "timeline")[0]["text"]
+    assert [tile["text"] for tile in parsed.find("span", "figure")] == ["2.00x less", "1.73x less"]
+    assert "GPU" in parsed.find("header")[0]["text"]
+
+
+def test_the_script_gets_the_timelines(parsed: Page) -> None:
+    data = json.loads(next(s for s in parsed.find("script") if s.get("id") == "data")["text"])
+    for moments, profile in zip(data["moments"], PROFILES, strict=True):
+        assert moments == [
+            [moment.milliseconds, moment.bytes, data["phases"].index(moment.phase)]
+            for moment in profile.bytes.timeline
+        ]
+
+
+def test_can_be_used_without_a_mouse(parsed: Page) -> None:
+    labelled = {id(label) for label in parsed.find("label")}
+    for field in parsed.find("input"):
+        assert any(id(above) in labelled for above in field["above"])
+    assert len(parsed.find("legend")) == 1
+    for chart in parsed.find("svg"):
+        assert chart["role"] == "img"
+        assert len(chart["aria-label"]) > 20
+    for region in parsed.find("div", "wide"):
+        assert (region["tabindex"], region["role"]) == ("0", "region")
+
+
+def test_names_cannot_break_the_page() -> None:
+    evil = "</script><b>&\"'$title"
+    report = make_report(make_profile(evil, 2), make_profile("all", 1), recipe=evil)
+    report.notes, report.how = [evil], evil
+    parsed = Page(page(report))
+    assert parsed.find("b") == []
+    assert parsed.find("title")[0]["text"].endswith(evil)
+    assert evil in parsed.find("header")[0]["text"]
+
+
+def test_the_headline_compares_like_with_like() -> None:
+    import torch
+
+    narrow = make_profile("all, bfloat16", 0)
+    narrow.technique = narrow.technique._replace(precision=torch.bfloat16)
+    slow, fast = make_profile("all", 1), make_profile("all, compiled", 1)
+    assert fast.times is not None
+    fast.times.seconds /= 2
+    assert best_of([make_profile("reference", 4), slow, narrow, fast]) is fast
+
+
+@pytest.mark.parametrize("largest", [1, 7, 10, 11, 999, 1000, 1234.5, 4.99e9, 5e9, 5.01e9])
+def test_ticks_are_few_and_round(largest: float) -> None:
+    found = charts.ticks(largest)
+    assert found[0] == 0.0
+    assert found[-2] < largest <= found[-1] * (1 + 1e-9)
+    assert 3 <= len(found) <= 7
+    assert float(f"{found[1]:.2g}") == pytest.approx(found[1])
+
+
+def test_a_timeline_is_drawn_to_scale() -> None:
+    ledger = make_ledger(2)
+    drawn = Page(charts.timeline(ledger.timeline, "words", largest=25_000_000, timed=True, before=None))
+    (peak,) = drawn.find("circle", "peak")
+    assert float(peak["cx"]) == pytest.approx(charts.PLOT_LEFT + 0.6 * charts.PLOT_WIDTH, abs=0.1)
+    ticks = {t["text"]: float(t["y"]) for t in drawn.find("text", "tick") if "B" in t["text"]}
+    share = (ticks["0 B"] - float(peak["cy"])) / (ticks["0 B"] - ticks["25 MB"])
+    assert share == pytest.approx(ledger.peak / 25_000_000, abs=1e-3)
+    forward = drawn.find("path", "k-forward")[0]["d"]
+    assert f"H{charts.PLOT_LEFT + 0.4 * charts.PLOT_WIDTH:.1f}V" in forward  # until the backward pass begins
+
+
+def test_words_stand_in_a_segment_only_if_they_fit() -> None:
+    parts = [Part("weights", 900, "w"), Part("gradients", 95, "g"), Part("other", 5, "o")]
+    drawn = Page(charts.bars([Bar("layer", parts, "1.0 kB", "2x")], "words", largest=1000))
+    assert [t["text"] for t in drawn.find("text", "inside")] == ["weights 90 %", "10 %"]
+    assert drawn.find("tspan", "remark")[0]["text"] == "2x"
+
+
+def test_long_timelines_are_thinned() -> None:
+    profile = make_profile("reference", 1)
+    peak = profile.bytes.peak
+    many = [Moment(0.001 * index, index * 13 % peak, "forward") for index in range(20_000)]
+    rest = [Moment(20.0, peak, "backward"), Moment(21.0, 1, "optimizer")]
+    profile.bytes.timeline = [*many, *rest]
+    text = page(make_report(profile))
+    assert len(text) < 200_000
+    assert rest[0] in thin(profile.bytes.timeline)

@@ -1,0 +1,214 @@
+"""Techniques are measured where that is possible, and estimated where it is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from econmt.memory import profiling
+from econmt.memory.ledger import Ledger
+from econmt.memory.machine import describe_machine, free_memory, processor_name
+from econmt.memory.profiling import (
+    Shape,
+    Step,
+    Technique,
+    Workload,
+    affordable_rows,
+    estimate,
+    profile,
+    rows_that_fit,
+    techniques,
+)
+from econmt.model import Implementations
+from econmt.recipe import load_recipe
+
+SMALL = (
+    "model.embedding=8",
+    "model.encoder.size=16",
+    "model.decoder.size=16",
+    "model.attention.size=64",
+    "training.gradient_clipping.threshold=0.5",
+)
+SHAPE = Shape(32, 6, 5)
+CPU = torch.device("cpu")
+ROWS = [techniques("auto", False)[index] for index in (0, 4, 5)]
+
+
+@pytest.fixture
+def workload() -> Workload:
+    return Workload(load_recipe("iwslt", SMALL), 90, 70)
+
+
+def test_rows_of_a_comparison() -> None:
+    rows = {row.name: row for row in techniques("cells", True)}
+    assert list(rows) == [
+        "reference",
+        "+ attention",
+        "+ LSTM",
+        "+ output",
+        "all",
+        "all, bfloat16",
+        "all, compiled",
+        "all, compiled, bfloat16",
+    ]
+    assert set(rows["reference"].implementations[:3]) == {"reference"}
+    for name, place in (("+ attention", 0), ("+ LSTM", 1), ("+ output", 2)):
+        changed = ["reference"] * 3
+        changed[place] = "recompute"
+        assert list(rows[name].implementations[:3]) == changed
+        assert rows[name].precision == torch.float32
+    assert rows["all"].implementations == ("recompute", "recompute", "recompute", "cells")
+    assert rows["all, compiled, bfloat16"].implementations == ("compiled", "compiled", "compiled", "cells")
+    assert [name for name in rows if rows[name].precision == torch.bfloat16] == [
+        "all, bfloat16",
+        "all, compiled, bfloat16",
+    ]
+    assert list(rows)[:6] == [row.name for row in techniques("cells", False)]
+
+
+def test_measured_whole_where_memory_and_time_allow(workload: Workload) -> None:
+    said: list[str] = []
+    found = profile(workload, ROWS, SHAPE, CPU, patient=True, say=said.append)
+    assert [each.technique for each in found] == ROWS
+    for each in found:
+        assert each.measured
+        assert each.times is each.bytes
+        assert each.timed_shape == each.shape == SHAPE
+        assert each.bytes.tokens == 32 * 5
+        assert each.bytes.total == each.bytes.peak
+        predicted = estimate(workload, each.technique, SHAPE, "cpu")
+        assert each.bytes.peak == pytest.approx(predicted.peak, rel=0.02)
+        assert each.tokens_per_second == pytest.approx(160 / each.bytes.seconds)
+    reference, everything, narrow = (each.bytes for each in found)
+    assert everything.stashed < 0.5 * reference.stashed
+    assert narrow.stash["attention"] < everything.stash["attention"]
+    assert said[0] == "predicting 32 x 6 x 5: reference"
+
+
+def test_too_slow_a_batch_is_timed_with_fewer_rows(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "affordable_rows", lambda time, rows, limit: rows // 4)
+    found = profile(workload, ROWS[:2], SHAPE, CPU, patient=False, say=str)
+    for each in found:
+        assert not each.measured
+        assert each.shape == SHAPE
+        assert each.timed_shape == Shape(8, 6, 5)
+        assert each.times is not None
+        assert each.times.tokens == 8 * 5
+        assert each.bytes.tokens == 32 * 5
+        assert each.bytes.milliseconds == {}
+        assert each.bytes.peak == estimate(workload, each.technique, SHAPE, "cpu").peak
+    assert found[1].bytes.stashed < 0.5 * found[0].bytes.stashed
+
+
+def test_what_fits_no_memory_is_estimated(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "free_memory", lambda device: 1000)
+    (found,) = profile(workload, ROWS[:1], SHAPE, CPU, patient=True, say=str)
+    assert (found.measured, found.times, found.timed_shape) == (False, None, None)
+    assert found.tokens_per_second is None
+    assert found.bytes.peak > 1000
+
+
+def test_a_batch_too_large_for_memory_is_timed_with_what_fits(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = estimate(workload, ROWS[0], SHAPE, "cpu")
+    monkeypatch.setattr(profiling, "free_memory", lambda device: int(0.6 * whole.peak / 0.8))
+    (found,) = profile(workload, ROWS[:1], SHAPE, CPU, patient=True, say=str)
+    assert found.timed_shape is not None
+    assert 1 <= found.timed_shape.rows < 32
+    smaller = estimate(workload, ROWS[0], found.timed_shape, "cpu")
+    assert smaller.peak < 0.6 * whole.peak
+
+
+def test_rows_that_fit() -> None:
+    ledger = Ledger(peak=1000)
+    ledger.entries.update(
+        {("weights", "output"): 60, ("optimizer state", "output"): 80, ("feature maps", "output"): 860}
+    )
+    shape = Shape(8, 5, 5)
+    assert [rows_that_fit(ledger, shape, memory) for memory in (100, 299, 300, 999, 2000)] == [0, 0, 1, 7, 8]
+    # Where the peak comes before there are gradients, it may be below the bytes counted as fixed.
+    ledger.entries["weights", "output"] = 600
+    assert [rows_that_fit(ledger, shape, memory) for memory in (999, 1000)] == [0, 8]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rows", "expected"),
+    [
+        (lambda rows: 1.0 + 0.1 * rows, 128, 64),  # 90 rows in 10 s
+        (lambda rows: 1.0 + 0.01 * rows, 128, 128),
+        (lambda rows: 1.0 * rows, 128, 8),
+        (lambda rows: 50.0, 128, 1),
+        (lambda rows: 50.0, 15, 15),  # too few to try fewer
+        (lambda rows: 9.0, 128, 32),  # no slope seen: 5 % of a step for a sixteenth more rows is assumed
+    ],
+)
+def test_affordable_rows(seconds: object, rows: int, expected: int) -> None:
+    asked: list[int] = []
+
+    def time(count: int) -> float:
+        asked.append(count)
+        value: float = seconds(count)  # type: ignore[operator]
+        return value
+
+    assert affordable_rows(time, rows, 10.0) == expected
+    assert asked == ([8, 16] if rows == 128 else [])
+
+
+def test_a_step_clips_as_the_recipe_says(workload: Workload) -> None:
+    step = Step(workload, Shape(2, 3, 2), CPU)
+    for parameter in step.model.parameters():
+        parameter.grad = torch.full_like(parameter, -3.0)
+    step.clip()
+    assert {float(value) for p in step.model.parameters() for value in p.grad.unique()} == {-0.5}
+    other = load_recipe("multi30k", [*SMALL[:4], "training.gradient_clipping.threshold=2.0"])
+    step = Step(Workload(other, 90, 90), Shape(2, 3, 2), CPU)
+    for parameter in step.model.parameters():
+        parameter.grad = torch.full_like(parameter, -3.0)
+    step.clip()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in step.model.parameters()])
+    assert float(norm) == pytest.approx(2.0, rel=1e-4)
+
+
+def test_a_step_trains_and_can_be_traced(workload: Workload, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    step = Step(workload, Shape(2, 3, 2), CPU)
+    assert torch.equal(torch.get_rng_state(), state)
+    step.use(Technique("all", Implementations(*["recompute"] * 3), torch.float32))
+    before = float(step.loss().detach())
+    for _ in range(5):
+        step.run()
+    assert float(step.loss().detach()) < before
+    assert step.seconds() > 0.0
+    path = tmp_path / "trace.json"
+    step.trace(path)
+    events = json.loads(path.read_text())["traceEvents"]
+    assert any("econmt" in event.get("name", "") for event in events)
+
+
+def test_the_machine_is_described() -> None:
+    found = describe_machine("cpu")
+    assert found["torch"] == torch.__version__
+    assert found["threads"] == str(torch.get_num_threads())
+    assert found["processor"] == processor_name() != ""
+    assert 1 << 20 < free_memory(CPU) < 1 << 50
+
+
+def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from econmt.memory import machine
+
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Abacus (R) 3\nmodel name\t: other\n")
+    (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:    17 kB\n")
+    monkeypatch.setattr(machine, "_SYSTEM", tmp_path)
+    assert processor_name() == "Abacus (R) 3"
+    assert free_memory(CPU) == 17 * 1024
+    (tmp_path / "meminfo").unlink()
+    (tmp_path / "cpuinfo").unlink()
+    assert processor_name()
+    assert free_memory(CPU) > 17 * 1024

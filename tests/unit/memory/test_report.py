@@ -1,0 +1,239 @@
+"""Tables and data say what the ledgers say."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from econmt.memory.fit import Fit
+from econmt.memory.ledger import Ledger, Moment, TensorAtPeak
+from econmt.memory.report import (
+    comparison_table,
+    faster,
+    fit_data,
+    fit_table,
+    format_rate,
+    grouped,
+    heading,
+    largest_table,
+    layers_table,
+    less,
+    maker,
+    peak_moment,
+    print_report,
+    report_data,
+    shape_text,
+    stash_table,
+    summary,
+    thin,
+)
+from tests.unit.memory.samples import SHAPE, make_ledger, make_profile, make_report
+
+
+def cells(table: Table) -> list[list[str]]:
+    """The printed rows of a table, a list of cells each, the head first."""
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table)
+    rows = [re.split("[┃│]", line)[1:-1] for line in capture.get().splitlines() if line[:1] in "┃│"]
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def test_stash_and_times_by_layer() -> None:
+    assert cells(layers_table(make_profile("reference", 1))) == [
+        ["layer", "stash", "share", "forward ms", "backward ms"],
+        ["attention", "6.0 MB", "67 %", "3.0", "4.0"],
+        ["decoder", "3.0 MB", "33 %", "1.0", "0.0"],
+        ["all", "9.0 MB", "100 %", "4.0", "4.0"],
+    ]
+
+
+def test_an_estimate_has_no_times() -> None:
+    profile = make_profile("reference", 1, timed=False)
+    assert cells(layers_table(profile))[1] == ["attention", "6.0 MB", "67 %"]
+    assert summary(profile) == ["peak 11.0 MB, in the backward phase; stash 9.0 MB; estimated"]
+
+
+def test_summary_tells_speed_and_share_of_the_peak() -> None:
+    assert summary(make_profile("reference", 1)) == [
+        "peak 11.0 MB, in the backward phase; stash 9.0 MB; measured",
+        "10 ms a step, 8,000 target tokens/s, 300.0 MFLOP/s, 8 % of what a large matrix product reaches here",
+    ]
+
+
+def test_times_of_fewer_rows_are_told_as_such() -> None:
+    profile = make_profile("reference", 1, rows=2)
+    assert layers_table(profile).title == "stash and time by layer (time of 2 x 30 x 20)"
+    assert summary(profile)[0].endswith("estimated")
+    assert summary(profile)[1].endswith("here (2 x 30 x 20)")
+
+
+def test_summary_tells_the_allocator() -> None:
+    profile = make_profile("reference", 1, timed=False)
+    profile.bytes.allocated, profile.bytes.reserved = 12_000_000, 20_000_000
+    assert summary(profile)[1] == "CUDA's allocator: 12.0 MB allocated, 20.0 MB reserved"
+
+
+def test_equal_tensors_stand_together() -> None:
+    small = TensorAtPeak(10, (5, 2), "uint8", "workspace", "loss", "econmt.lstm aten.mm")
+    large = small._replace(bytes=15)
+    assert grouped([large, small, small]) == [(small, 2), (large, 1)]
+    assert maker(small) == "aten.mm in econmt.lstm"
+    rows = cells(largest_table(make_ledger(3)))
+    assert rows[1] == [
+        "18.0 MB",
+        "3 of 6.0 MB",
+        "4 x 30 x 128",
+        "float32",
+        "feature maps",
+        "attention",
+        "aten.tanh",
+    ]
+    assert rows[2] == [
+        "1.5 MB",
+        "1",
+        "one value",
+        "float32",
+        "weights",
+        "decoder",
+        "there before the step",
+    ]
+    assert largest_table(make_ledger(3)).title == "the 4 largest tensors at the peak"
+
+
+def test_comparison_is_against_the_first_row() -> None:
+    rows = cells(comparison_table([make_profile("reference", 4), make_profile("all", 1)]))
+    assert rows[0] == ["technique", "stash", "change", "peak", "change", "target tokens/s", "change"]
+    assert rows[1] == ["reference", "36.0 MB", "", "35.0 MB", "", "2,000", ""]
+    assert rows[2] == ["all", "9.0 MB", "4.00x less", "11.0 MB", "3.18x less", "8,000", "4.00x"]
+
+
+def test_a_technique_without_times_has_no_speed() -> None:
+    rows = cells(comparison_table([make_profile("reference", 4, timed=False), make_profile("all", 1)]))
+    assert rows[1][5:] == ["", ""]
+    assert rows[2][5:] == ["8,000", ""]
+
+
+def test_stash_by_layer_and_technique() -> None:
+    rows = cells(stash_table([make_profile("reference", 4), make_profile("all", 1)]))
+    assert rows == [
+        ["technique", "attention", "decoder"],
+        ["reference", "24.0 MB   67 %", "12.0 MB   33 %"],
+        ["all", "6.0 MB   67 %", "3.0 MB   33 %"],
+    ]
+
+
+def test_largest_batches() -> None:
+    fits = {"reference": [Fit(10, 20, 3, 900), Fit(30, 40, 0, 5000)], "all": [Fit(10, 20, 64, 990)] * 2}
+    table = fit_table(fits, 1000)
+    assert table.title == "largest batch in 1.0 kB (1,000 bytes)"
+    assert cells(table)[1:] == [
+        ["10", "20", "3", "60", "900 B", "64", "1,280", "990 B"],
+        ["30", "40", "none", "", "1 row: 5.0 kB", "64", "1,280", "990 B"],
+    ]
+    assert fit_data(fits, 1000)["techniques"]["reference"][1] == {
+        "source": 30,
+        "target": 40,
+        "rows": 0,
+        "bytes": 5000,
+    }
+
+
+def test_words() -> None:
+    assert [less(10.0, 4.0), less(4.0, 10.0), less(10.0, 10.0), less(0, 0)] == [
+        "2.50x less",
+        "2.50x more",
+        "the same",
+        "the same",
+    ]
+    assert faster(100.0, 150.0) == "1.50x"
+    assert [format_rate(value) for value in (2.0, 1.5e3, 163.25e9, 2.0e12)] == [
+        "2.0 FLOP/s",
+        "1.5 kFLOP/s",
+        "163.2 GFLOP/s",
+        "2.0 TFLOP/s",
+    ]
+    assert shape_text((128, 100, 512)) == "128 x 100 x 512"
+
+
+def test_everything_is_printed() -> None:
+    console = Console(width=160)
+    one = make_report(make_profile("as in the recipe", 1))
+    with console.capture() as capture:
+        print_report(one, console)
+    text = capture.get()
+    for expected in ("sample: 4 x 30 x 20", "1,234 and 56", "Shape: as it came.", "fingers", "8,000 target"):
+        assert expected in text
+    several = make_report(make_profile("reference", 4), make_profile("all", 1))
+    with console.capture() as capture:
+        print_report(several, console)
+    text = capture.get()
+    assert "3.18x less" in text
+    assert "67 %" in text
+    assert "float32" in heading(one)[0]
+    assert "float32" not in heading(several)[0]
+
+
+def test_data_is_json_and_adds_up() -> None:
+    report = make_report(make_profile("reference", 4, rows=2), make_profile("all", 1, timed=False))
+    data = json.loads(json.dumps(report_data(report)))
+    first, second = data["profiles"]
+    assert (data["shape"], data["vocabulary"]) == (
+        {"rows": 4, "source": 30, "target": 20},
+        {"source": 1234, "target": 56},
+    )
+    ledger = first["ledger"]
+    assert sum(entry["bytes"] for entry in ledger["entries"]) == ledger["peak_bytes"] == 35_012_345
+    assert sum(ledger["stash"].values()) == ledger["stash_bytes"] == 36_000_000
+    assert max(size for _, size, _ in ledger["timeline"]) == ledger["peak_bytes"]
+    assert ledger["peak_phase"] == "backward"
+    assert ledger["largest"][0]["shape"] == [4, 30, 128]
+    assert first["bytes"] == "estimated"
+    assert first["ops"] == {
+        "attention": "reference",
+        "lstm": "recompute",
+        "output": "auto",
+        "stash": "auto",
+    }
+    assert first["times"]["shape"] == {"rows": 2, "source": 30, "target": 20}
+    assert first["times"]["milliseconds"]["forward"] == {"attention": 3.0, "decoder": 1.0}
+    assert first["times"]["target_tokens_per_second"] == pytest.approx(2000.0)
+    assert first["times"]["share_of_peak"] == pytest.approx(3.0e6 / 0.04 / 4.0e9)
+    assert second["times"] is None
+
+
+def test_a_thinned_timeline_keeps_the_peak_and_the_phases() -> None:
+    moments = [Moment(0.01 * index, index * 7919 % 10007, "forward") for index in range(5000)]
+    moments += [Moment(50.0 + 0.01 * index, index * 31 % 977, "backward") for index in range(5000)]
+    moments += [
+        Moment(100.0, 5, "optimizer"),
+        Moment(100.0, 20_000, "optimizer"),
+        Moment(100.0, 3, "optimizer"),
+    ]
+    few = thin(moments, 100)
+    assert len(few) < 110
+    assert [moment for moment in few if moment in moments] == few
+    assert [moment.milliseconds for moment in few] == sorted(moment.milliseconds for moment in few)
+    assert max(few, key=lambda moment: moment.bytes) == Moment(100.0, 20_000, "optimizer")
+    assert [next(m for m in few if m.phase == phase) for phase in ("forward", "backward", "optimizer")] == [
+        moments[0],
+        moments[5000],
+        moments[10_000],
+    ]
+    assert few[-1] == moments[-1]
+    # The highest of each column is there: the outline is the same.
+    for begin in range(0, 5000, 200):
+        assert max(moments[begin : begin + 200], key=lambda moment: moment.bytes) in few
+    assert thin(moments[:3]) == moments[:3]
+
+
+def test_the_first_of_equal_peaks_counts() -> None:
+    ledger = Ledger(
+        timeline=[Moment(0.0, 5, "forward"), Moment(1.0, 9, "forward"), Moment(2.0, 9, "backward")]
+    )
+    assert peak_moment(ledger) == Moment(1.0, 9, "forward")
+    assert str(SHAPE) == "4 x 30 x 20"
