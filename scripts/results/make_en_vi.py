@@ -39,7 +39,9 @@ def unquote(line: str) -> str:
 
 def main() -> None:
     """Write DEST/{train,tst2012,tst2013}.{en,vi}."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("data", type=Path, help="folder that holds vlsp20-en-vi and iwslt15-en-vi")
     parser.add_argument("destination", type=Path, help="folder to write")
     arguments = parser.parse_args()
