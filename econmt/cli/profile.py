@@ -18,7 +18,7 @@ from econmt.errors import InputError
 from econmt.memory.fit import Fit, fit
 from econmt.memory.machine import describe_machine
 from econmt.memory.page import page
-from econmt.memory.profiling import Profile, Say, Shape, Step, Technique, estimate, techniques
+from econmt.memory.profiling import Profile, Say, Shape, Step, Technique, estimates, techniques
 from econmt.memory.profiling import profile as measure_profile
 from econmt.memory.report import Report, fit_data, fit_table, print_report, report_data
 from econmt.model import Implementations
@@ -151,12 +151,11 @@ class _Run:
         workload, shape = self.found.workload, self.found.shape
         if not self.predicted:
             return measure_profile(workload, rows, shape, self.where, patient=self.measured, say=say)
-        profiles = []
-        for technique in rows:
-            say(f"predicting {shape}: {technique.name}")
-            ledger = estimate(workload, technique, shape, self.where.type)
-            profiles.append(Profile(technique, shape, ledger, measured=False))
-        return profiles
+        ledgers = estimates(workload, rows, shape, self.where.type, say)
+        return [
+            Profile(technique, shape, ledger, measured=False)
+            for technique, ledger in zip(rows, ledgers, strict=True)
+        ]
 
     def _report(self, profiles: list[Profile]) -> Report:
         sizes = self.found.workload.source_size, self.found.workload.target_size
@@ -275,10 +274,10 @@ def _command(context: typer.Context) -> str:
     words = ["econmt", "profile"]
     for parameter in context.command.params:
         value = context.params.get(parameter.name or "")
-        if value is None or value is False or value == []:
+        if value is None or value is False or value in ((), []):
             continue
         if parameter.param_type_name == "argument":
-            words += value if isinstance(value, list) else [str(value)]
+            words += value if isinstance(value, (list, tuple)) else [str(value)]
         else:
             words += [parameter.opts[0], *([] if value is True else [str(value)])]
     return shlex.join(words)

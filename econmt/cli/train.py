@@ -14,8 +14,11 @@ from econmt.data.batches import BatchIterator
 from econmt.data.buckets import assign_buckets
 from econmt.data.corpus import search_path
 from econmt.data.store import PreparedData, prepare
+from econmt.memory.plan import plan_table
 from econmt.memory.report import table as ledger_table
 from econmt.recipe import Recipe, find_recipe, load_recipe
+from econmt.training.budget import first_plan
+from econmt.training.devices import resolve_device, resolve_precision
 from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import Results
@@ -145,3 +148,7 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
     for (source_width, target_width), pairs in zip(found.shapes.tolist(), found.counts.tolist(), strict=True):
         buckets.add_row(str(source_width), str(target_width), f"{pairs:,}")
     console.print(buckets)
+    device = resolve_device(training.device)
+    plan = first_plan(recipe, prepared, device, resolve_precision(training.precision, device))
+    if plan is not None:
+        console.print(plan_table(plan))

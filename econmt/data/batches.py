@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -67,6 +68,34 @@ class Batch:
             source_tokens=self.source_tokens,
             target_tokens=self.target_tokens,
         )
+
+    def split(self, rows: int) -> list[Batch]:
+        """The same pairs in the fewest parts of at most ``rows`` rows, as even as can be, padded as before."""
+        count = -(-len(self.indices) // rows)
+        return [self] if count == 1 else [self._part(part) for part in _even_parts(len(self.indices), count)]
+
+    def first(self, rows: int) -> Batch:
+        """The first ``rows`` rows, or all if there are fewer, padded as before."""
+        return self if rows >= len(self.indices) else self._part(slice(0, rows))
+
+    def _part(self, rows: slice) -> Batch:
+        real = self.indices[rows] >= 0
+        return Batch(
+            source=self.source[rows],
+            source_lengths=self.source_lengths[rows],
+            target_input=self.target_input[rows],
+            target_output=self.target_output[rows],
+            target_lengths=self.target_lengths[rows],
+            indices=self.indices[rows],
+            source_tokens=int(self.source_lengths[rows][real].sum()),
+            target_tokens=int(self.target_lengths[rows].sum()),
+        )
+
+
+def _even_parts(rows: int, count: int) -> list[slice]:
+    """``count`` neighbouring slices of ``rows`` rows, the first ones a row longer where it does not go evenly."""
+    ends = [-(-rows * number // count) for number in range(count + 1)]
+    return [slice(begin, end) for begin, end in pairwise(ends)]
 
 
 def pad_batch(
@@ -146,6 +175,15 @@ class EpochTable(NamedTuple):
     """(P, 2): source and target positions of each batch."""
     remainders: npt.NDArray[np.int64]
     """(R,): places, in the order of pairs, of those that do not fill a batch of their bucket."""
+
+
+class BatchShape(NamedTuple):
+    """A padded shape of batches: source and target positions, the most rows of any of them, how many there are."""
+
+    source: int
+    target: int
+    rows: int
+    batches: int
 
 
 def rows_of_batch(batch: BatchSize, target_positions: int) -> int:
@@ -276,11 +314,32 @@ class BatchIterator:
             self._epoch, self._position = self._epoch + 1, 0
         return batch
 
+    def shapes(self) -> list[BatchShape]:
+        """Every padded shape that batches of an epoch have, by rising target, then source positions.
+
+        With BPE-dropout a batch may come out smaller than its shape here, never larger.
+        """
+        found: dict[tuple[int, int], list[int]] = {}
+        for row, rows in enumerate(self._table.rows.tolist()):
+            found.setdefault(self._shape_of(row), []).append(-(-rows // self._world_size))
+        return [
+            BatchShape(source, target, max(rows), len(rows))
+            for (source, target), rows in sorted(found.items(), key=lambda item: item[0][::-1])
+        ]
+
     def worst_batch(self) -> Batch:
         """The batch that needs the most memory: the most rows x source x target positions of any in an epoch."""
         volume = self._table.rows * self._table.shapes[:, 0] * self._table.shapes[:, 1]
         positions = self._table.rows * self._table.shapes.sum(axis=1)
-        row = int(np.lexsort((positions, volume))[-1])
+        return self._plain_batch(int(np.lexsort((positions, volume))[-1]))
+
+    def largest_batch(self, source: int, target: int) -> Batch:
+        """The batch with the most rows of those of this padded shape, one of :meth:`shapes`."""
+        alike = np.flatnonzero((self._table.shapes == (source, target)).all(axis=1))
+        return self._plain_batch(int(alike[np.argmax(self._table.rows[alike])]))
+
+    def _plain_batch(self, row: int) -> Batch:
+        """A batch as the table has it: no epoch's order, no BPE-dropout."""
         indices = self._pairs_of(row, self._buckets.order)[self._rank :: self._world_size]
         if not len(indices):
             return _stand_in(self._shape_of(row))

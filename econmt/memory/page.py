@@ -306,24 +306,25 @@ def _read_out(rows: Iterable[Bar]) -> str:
 
 def _comparison_table(profiles: Sequence[Profile]) -> str:
     first = profiles[0]
-    head = ["technique", "stash", "change", "peak", "change", "target tokens/s", "change", "bytes"]
+    timed = any(profile.tokens_per_second is not None for profile in profiles)
+    head = ["technique", "stash", "change", "peak", "change"]
+    head += ["target tokens/s", "change"] if timed else []
     rows = []
     for profile in profiles:
         same = profile is first
-        speed, before = profile.tokens_per_second, first.tokens_per_second
-        rows.append(
-            [
-                profile.technique.name,
-                _cell(profile.bytes.stashed),
-                _text("" if same else less(first.bytes.stashed, profile.bytes.stashed)),
-                _cell(profile.bytes.peak),
-                _text("" if same else less(first.bytes.peak, profile.bytes.peak)),
-                _text("" if speed is None else f"{speed:,.0f}"),
-                _text("" if same or speed is None or before is None else faster(before, speed)),
-                _text("measured" if profile.measured else "estimated"),
-            ]
-        )
-    return _table("comparison", head, rows)
+        row = [
+            profile.technique.name,
+            _cell(profile.bytes.stashed),
+            _text("" if same else less(first.bytes.stashed, profile.bytes.stashed)),
+            _cell(profile.bytes.peak),
+            _text("" if same else less(first.bytes.peak, profile.bytes.peak)),
+        ]
+        if timed:
+            speed, before = profile.tokens_per_second, first.tokens_per_second
+            row.append(_text("" if speed is None else f"{speed:,.0f}"))
+            row.append(_text("" if same or speed is None or before is None else faster(before, speed)))
+        rows.append([*row, _text("measured" if profile.measured else "estimated")])
+    return _table("comparison", [*head, "bytes"], rows)
 
 
 # ---------------------------------------------------------------------- parts

@@ -122,8 +122,6 @@ def techniques(stash: str, compiled: bool) -> list[Technique]:
 
 def estimate(workload: Workload, technique: Technique, shape: Shape, device: str) -> Ledger:
     """The ledger of a step without running it; ``device`` is "cpu" or "cuda"."""
-    # The steps that torch.compile makes allocate what the plain ones do.
-    names = ["recompute" if name == "compiled" else name for name in technique.implementations]
     return estimate_step(
         workload.recipe,
         workload.source_size,
@@ -131,8 +129,27 @@ def estimate(workload: Workload, technique: Technique, shape: Shape, device: str
         shape,
         device,
         precision=technique.precision,
-        implementations=Implementations(*names),
+        implementations=_eager(technique).implementations,
     )
+
+
+def estimates(
+    workload: Workload, rows: Sequence[Technique], shape: Shape, device: str, say: Say
+) -> list[Ledger]:
+    """The ledgers of several techniques; those that keep the same are estimated once."""
+    found: dict[Technique, Ledger] = {}
+    for technique in rows:
+        key = _eager(technique)
+        if key not in found:
+            say(f"predicting {shape}: {technique.name}")
+            found[key] = estimate(workload, technique, shape, device)
+    return [found[_eager(technique)] for technique in rows]
+
+
+def _eager(technique: Technique) -> Technique:
+    """The technique, without a name, that allocates the same bytes: what torch.compile makes allocates no others."""
+    names = ["recompute" if name == "compiled" else name for name in technique.implementations]
+    return Technique("", Implementations(*names), technique.precision)
 
 
 class Step:
@@ -270,18 +287,17 @@ def profile(
 
         count = affordable_rows(round_time, count, TIME_LIMIT / _PASSES)
     timed = shape._replace(rows=count)
-    times = measure(Step(workload, timed, device), rows, say) if count else [None] * len(rows)
-    profiles = []
-    for number, (technique, ledger) in enumerate(zip(rows, times, strict=True)):
-        if ledger is not None and timed == shape:
-            profiles.append(Profile(technique, shape, ledger, True, ledger, shape))
-            continue
-        say(f"predicting {shape}: {technique.name}")
-        predicted = first if number == 0 else estimate(workload, technique, shape, "cpu")
-        profiles.append(
-            Profile(technique, shape, predicted, False, ledger, None if ledger is None else timed)
-        )
-    return profiles
+    times = measure(Step(workload, timed, device), rows, say) if count else []
+    if timed == shape:
+        return [
+            Profile(row, shape, ledger, True, ledger, shape) for row, ledger in zip(rows, times, strict=True)
+        ]
+    guesses = [first, *estimates(workload, rows[1:], shape, "cpu", say)]
+    found: list[Ledger | None] = [*times] or [None] * len(rows)
+    return [
+        Profile(row, shape, guess, False, ledger, None if ledger is None else timed)
+        for row, guess, ledger in zip(rows, guesses, found, strict=True)
+    ]
 
 
 def _seconds(step: Step, technique: Technique) -> float:
@@ -325,15 +341,14 @@ def _profile_gpu(
                 ledgers[technique] = step.measure()
             step.forget()
         _take_turns(step, list(ledgers.items()), say)
-    profiles = []
-    for technique in rows:
-        ledger = ledgers.get(technique)
-        if ledger is not None:
-            profiles.append(Profile(technique, shape, ledger, True, ledger, shape))
-            continue
-        say(f"predicting {shape}: {technique.name}")
-        profiles.append(Profile(technique, shape, estimate(workload, technique, shape, "cuda"), False))
-    return profiles
+    left = [technique for technique in rows if technique not in ledgers]
+    predicted = dict(zip(left, estimates(workload, left, shape, "cuda", say), strict=True))
+    return [
+        Profile(row, shape, ledgers[row], True, ledgers[row], shape)
+        if row in ledgers
+        else Profile(row, shape, predicted[row], False)
+        for row in rows
+    ]
 
 
 def rows_that_fit(ledger: Ledger, shape: Shape, memory: int) -> int:

@@ -81,12 +81,16 @@ def less(before: float, after: float) -> str:
     before, after = max(before, 1), max(after, 1)
     if round(before / after, 2) == 1.0:
         return "the same"
-    return f"{before / after:.2f}x less" if after < before else f"{after / before:.2f}x more"
+    return f"{_times(before / after)} less" if after < before else f"{_times(after / before)} more"
 
 
 def faster(before: float, after: float) -> str:
     """How much larger a speed has become."""
-    return f"{after / before:.2f}x"
+    return _times(after / before)
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}x" if ratio >= 10 else f"{ratio:.2f}x"
 
 
 def peak_moment(ledger: Ledger) -> Moment:
@@ -100,8 +104,9 @@ def grouped(largest: Sequence[TensorAtPeak]) -> list[tuple[TensorAtPeak, int]]:
 
 
 def maker(tensor: TensorAtPeak) -> str:
-    """The operator that made a tensor, the innermost first: "aten.mm in econmt.lstm"."""
-    return " in ".join(reversed(tensor.operator.split())) or "there before the step"
+    """The operator that made a tensor, the innermost first: "mm in lstm_layer_backward"."""
+    names = [name.rpartition(".")[2] for name in tensor.operator.split()]
+    return " in ".join(reversed(names)) or "there before the step"
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -205,9 +210,10 @@ def summary(profile: Profile) -> list[str]:
 def comparison_table(profiles: Sequence[Profile]) -> Table:
     """A row a technique: stash, peak and speed, each with its change against the first row."""
     first = profiles[0]
+    timed = any(profile.tokens_per_second is not None for profile in profiles)
     result = Table(title="techniques, each against the reference")
     result.add_column("technique")
-    for column in ("stash", "change", "peak", "change", "target tokens/s", "change"):
+    for column in ("stash", "change", "peak", "change", *(("target tokens/s", "change") if timed else ())):
         result.add_column(column, justify="right")
     for profile in profiles:
         ledger = profile.bytes
@@ -217,11 +223,12 @@ def comparison_table(profiles: Sequence[Profile]) -> Table:
             format_bytes(ledger.peak),
             less(first.bytes.peak, ledger.peak),
         ]
-        before, now = first.tokens_per_second, profile.tokens_per_second
-        cells.append("" if now is None else f"{now:,.0f}")
-        cells.append("" if now is None or before is None else faster(before, now))
+        if timed:
+            before, now = first.tokens_per_second, profile.tokens_per_second
+            cells.append("" if now is None else f"{now:,.0f}")
+            cells.append("" if now is None or before is None else faster(before, now))
         if profile is first:
-            cells[1] = cells[3] = cells[5] = ""
+            cells[1::2] = [""] * len(cells[1::2])
         result.add_row(profile.technique.name, *cells)
     return result
 
@@ -325,7 +332,7 @@ def ledger_data(ledger: Ledger) -> dict[str, Any]:
         ],
         "stash_bytes": ledger.stashed,
         "stash": {layer: ledger.stash[layer] for layer in LAYERS if ledger.stash.get(layer)},
-        "largest": [tensor._asdict() for tensor in ledger.largest],
+        "largest": [{**tensor._asdict(), "count": count} for tensor, count in grouped(ledger.largest)],
         "timeline": [list(moment) for moment in thin(ledger.timeline)],
         "allocated_bytes": ledger.allocated,
         "reserved_bytes": ledger.reserved,

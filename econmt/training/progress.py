@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
 from pathlib import Path
@@ -10,8 +11,12 @@ from typing import NamedTuple
 
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 from torch.utils.tensorboard import SummaryWriter
+
+LOG_WIDTH = 160
+"""Columns that a table may take in the log file."""
 
 
 class Figures(NamedTuple):
@@ -92,6 +97,15 @@ class Progress:
         """One line for the person and the log file."""
         self._console.print(Text(text), soft_wrap=True)
         self.record(text)
+
+    def show(self, table: Table) -> None:
+        """A table for the person, and line by line for the log file."""
+        self._console.print(table)
+        plain = Console(width=LOG_WIDTH, file=io.StringIO())
+        with plain.capture() as captured:
+            plain.print(table)
+        for line in captured.get().splitlines():
+            self.record(line.rstrip())
 
     def record(self, text: str) -> None:
         """One line for the log file alone."""

@@ -15,6 +15,7 @@ from econmt.decoding.pictures import draw_attention
 from econmt.decoding.translator import Translation, Translator
 from econmt.evaluation.metrics import bleu
 from econmt.memory.ledger import Ledger, measure_step
+from econmt.memory.plan import Plan
 from econmt.recipe import Recipe
 from econmt.training.checkpoints import load_model, load_saved, load_state, named_parameters
 from econmt.training.devices import autocast
@@ -68,6 +69,7 @@ def make_results(
     """
     commit = folder.commits()[-1]
     state = load_state(folder, commit)
+    plan = Plan.from_state_dict(state.plan) if state.plan else None
     loaded = load_model(folder.path, "best", device)
     translator = Translator(
         [loaded.model],
@@ -75,6 +77,7 @@ def make_results(
         recipe.decoding,
         device,
         torch.float32,
+        batch_size=None if plan is None else plan.decoding_rows,
         max_length=recipe.data.max_length,
     )
     score, signature = float("nan"), ""
@@ -100,7 +103,7 @@ def make_results(
         signature=signature,
         samples=samples[:SAMPLES],
         pictures=_draw(folder, state.metrics, state.best_update, translations, sources, translator),
-        ledger=_measure(recipe, folder, prepared, device, precision),
+        ledger=_measure(recipe, folder, prepared, device, precision, plan),
     )
     record = {
         "update": state.update,
@@ -147,9 +150,14 @@ def _draw(
 
 
 def _measure(
-    recipe: Recipe, folder: ModelFolder, prepared: PreparedData, device: torch.device, precision: torch.dtype
+    recipe: Recipe,
+    folder: ModelFolder,
+    prepared: PreparedData,
+    device: torch.device,
+    precision: torch.dtype,
+    plan: Plan | None,
 ) -> Ledger:
-    """The bytes of a training step on the largest batch."""
+    """The bytes of a training step on the largest batch, or with a plan on the largest micro-batch."""
     training = recipe.training
     model = load_model(folder.path, "best", device).model.train()
     parameters = named_parameters(model)
@@ -160,10 +168,16 @@ def _measure(
     batches = BatchIterator(
         prepared, training.batch, training.bucket_width, training.seed, max_length=recipe.data.max_length
     )
-    batch = batches.worst_batch().to(device)
+    batch, accumulating = batches.worst_batch(), False
+    if plan is not None:
+        worst = plan.worst
+        batch = batches.largest_batch(worst.source, worst.target).first(worst.rows)
+        model.implementations = worst.implementations
+        accumulating = training.update_interval > 1 or worst.parts > 1
+    batch = batch.to(device)
 
     def loss() -> torch.Tensor:
         with autocast(device, precision):
             return loss_of_batch(model, batch, training.label_smoothing)[0]
 
-    return measure_step(model, loss, optimizer, batch.target_tokens, timed=False)
+    return measure_step(model, loss, optimizer, batch.target_tokens, accumulating=accumulating, timed=False)

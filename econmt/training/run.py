@@ -14,8 +14,10 @@ from rich.console import Console
 from econmt.data.store import PreparedData, prepare
 from econmt.data.subwords import fingerprint
 from econmt.errors import EconmtError, InputError, TrainingError
+from econmt.memory.plan import plan_table
 from econmt.model import TranslationModel, build_model
 from econmt.recipe import Recipe, recipe_text
+from econmt.training.budget import first_plan
 from econmt.training.checkpoints import load_state
 from econmt.training.devices import reproducible, resolve_device, resolve_precision
 from econmt.training.files import write_text, write_whole
@@ -77,7 +79,8 @@ def run_recipe(
         with reproducible(device, recipe.training.threads):
             store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
             prepared = prepare(recipe, store, search, show_progress=console.is_terminal)
-            if overwrite_output:  # only now: text that cannot be used must not cost the old run
+            if overwrite_output:  # only now: text or a budget that cannot be used must not cost the old run
+                first_plan(recipe, prepared, device, precision)
                 folder.clear()
                 folder.create()
             result = train(recipe, folder, prepared, start=start, console=console)
@@ -100,6 +103,9 @@ def train(
         TrainingError: if the loss is not finite, or memory or the disk are full.
         Interrupted: after SIGTERM or Ctrl-C, with everything saved.
     """
+    if recipe.training.memory_budget is not None:
+        # It takes some seconds.
+        console.print(f"planning for a memory budget of {recipe.training.memory_budget}", markup=False)
     trainer, notes = make_trainer(recipe, folder, prepared, start)
     try:
         write_text(folder.recipe, recipe_text(recipe))
@@ -108,6 +114,8 @@ def train(
         with interrupts, progress:
             for note in notes:
                 progress.note(note)
+            if trainer.budget.plan is not None:
+                progress.show(plan_table(trainer.budget.plan))
             try:
                 result = trainer.run(progress, interrupts)
             except EconmtError as error:
@@ -152,6 +160,7 @@ def make_trainer(
             notes.append("going on with changed text")
             trainer.state.text = state.text
         notes.append(f"going on from update {trainer.state.update}")
+    trainer.make_plan()
     return trainer, notes
 
 

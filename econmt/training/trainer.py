@@ -15,6 +15,7 @@ from econmt.data.store import PreparedData
 from econmt.errors import TrainingError
 from econmt.model import TranslationModel
 from econmt.recipe import Recipe
+from econmt.training.budget import Budget, divide, is_out_of_memory
 from econmt.training.checkpoints import (
     Saved,
     load_parameters,
@@ -92,6 +93,7 @@ class Trainer:
         self.batches = BatchIterator(
             prepared, training.batch, training.bucket_width, training.seed, max_length=recipe.data.max_length
         )
+        self.budget = Budget(recipe, prepared, self.batches, device, precision, self.parameters.values())
         self._readings = Readings(device)
         self._saved = state.update
         self._clock = time.monotonic()
@@ -115,6 +117,15 @@ class Trainer:
         restore_random_states(saved.state.random)
         return notes
 
+    def make_plan(self) -> None:
+        """Plans, if the recipe has a byte budget, how batches are treated; a saved plan that still holds is kept.
+
+        Raises:
+            InputError: if the budget does not suffice.
+        """
+        state = optimizer_tensors(self.optimizer, self.parameters)
+        self.budget.make(self.state, sum(tensor.nbytes for tensor in state.values()))
+
     # ------------------------------------------------------------------ the loop
 
     def run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
@@ -125,8 +136,9 @@ class Trainer:
             TrainingError: if the loss is not finite, or memory or the disk are full.
         """
         self.model.train()
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
+        self._tell_of_plan(progress)
         self._clock = time.monotonic()
         while True:
             if interrupts.pending:
@@ -144,12 +156,16 @@ class Trainer:
     def rehearse(self) -> None:
         """Computes the gradient of the largest batch and forgets it: too little memory shows now and not hours later.
 
+        With a byte budget it is the micro-batch for which the plan predicts the most.
+
         Raises:
             TrainingError: if memory does not suffice.
         """
         with _random_states_kept():
-            batch = self.batches.worst_batch()
-            self.gradient([batch], batch.target_tokens)
+            room = self.budget.room_for_optimizer(self.optimizer)
+            batches = self.budget.largest_batches()
+            self.gradient(batches, batches[0].target_tokens)
+            del room
         self.optimizer.zero_grad(set_to_none=True)
 
     def _checkpoint_due(self, reason: str | None) -> bool:
@@ -166,6 +182,7 @@ class Trainer:
         tokens = sum(batch.target_tokens for batch in batches)
         set_learning_rate(self.optimizer, self.schedule.learning_rate(update))
         loss, norm = self.gradient(batches, tokens)
+        self._tell_of_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
         for reading in self._readings.submit(update, loss, norm, tokens, indices):
             self._count(reading)
@@ -194,22 +211,46 @@ class Trainer:
             The summed loss and the norm of the gradient before clipping, scalars on the device.
         """
         training = self.recipe.training
-        self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.device)
-        for batch in batches:
-            try:
-                with autocast(self.device, self.precision):
-                    loss, _ = loss_of_batch(self.model, batch.to(self.device), training.label_smoothing)
-                (loss / tokens).backward()  # type: ignore[no-untyped-call]
-            except torch.cuda.OutOfMemoryError as error:
-                raise TrainingError(self._out_of_memory(batch)) from error
-            total = total + loss.detach()
+        before = None if self.budget.plan is None else random_states()
+        while (total := self._add_up(batches, tokens)) is None:
+            assert before is not None
+            restore_random_states(before)
         clipping = training.gradient_clipping
         limit = clipping.threshold if clipping.type == "norm" else float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), limit)
         if clipping.type == "value":
             torch.nn.utils.clip_grad_value_(self.parameters.values(), clipping.threshold)
         return total, norm
+
+    def _add_up(self, batches: list[Batch], tokens: int) -> torch.Tensor | None:
+        """The summed loss, its gradient left in the parameters; None if memory was full and less is tried at once.
+
+        Raises:
+            TrainingError: if memory was full and there is no plan, or nothing left to divide.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for batch in batches:
+            for part in divide(self.model, batch, self.budget.plan):
+                try:
+                    total = total + self._backward(part, tokens)
+                    continue
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    if self.budget.plan is None or len(part.indices) == 1:
+                        raise TrainingError(self._out_of_memory(part)) from error
+                # Only now, after the error, are the tensors of the step that failed gone.
+                self.optimizer.zero_grad(set_to_none=True)
+                self.budget.shrink(batch, len(part.indices))
+                return None
+        return total
+
+    def _backward(self, batch: Batch, tokens: int) -> torch.Tensor:
+        with autocast(self.device, self.precision):
+            loss, _ = loss_of_batch(self.model, batch.to(self.device), self.recipe.training.label_smoothing)
+        (loss / tokens).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def _count(self, reading: Reading) -> None:
         if not reading.finite:
@@ -232,6 +273,7 @@ class Trainer:
     def _checkpoint(self, progress: Progress, interrupts: Interrupts) -> None:
         """Validates and saves; nothing of it stays if an interruption cuts the validation short."""
         self._flush()
+        self.optimizer.zero_grad(set_to_none=True)
         try:
             with _random_states_kept():
                 result = validate(
@@ -241,6 +283,7 @@ class Trainer:
                     self.device,
                     self.precision,
                     lambda: interrupts.pending,
+                    self.budget.plan,
                 )
         except Abandoned:
             return
@@ -321,6 +364,12 @@ class Trainer:
         self.state.schedule = self.schedule.state_dict()
         self.state.data = self.batches.state_dict()
         self.state.random = random_states()
+        self.budget.remember(self.state)
+
+    def _tell_of_plan(self, progress: Progress) -> None:
+        for note in self.budget.notes:
+            progress.note(note)
+        self.budget.notes.clear()
 
     def _tell(self, progress: Progress, result: Validation, improved: bool, goes_back: bool) -> None:
         state = self.state
@@ -394,9 +443,12 @@ class Trainer:
 
     def _out_of_memory(self, batch: Batch) -> str:
         size, target = batch.target_output.shape
+        advice = "give training.memory_budget=auto, or lower training.batch.size and raise training.update_interval"
+        if self.budget.plan is not None:
+            advice = "no budget can divide it further: lower data.max_length or the model's sizes"
         return (
             f"no memory left on {self.device} for a batch of {size} pairs, {batch.source.size(1)} source and {target} "
-            f"target positions; {self._last_good()}: lower training.batch.size and raise training.update_interval"
+            f"target positions; {self._last_good()}: {advice}"
         )
 
 

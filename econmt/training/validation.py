@@ -13,8 +13,10 @@ from econmt.data.store import PreparedData
 from econmt.data.token_store import TokenStore
 from econmt.decoding.translator import Translator
 from econmt.evaluation.metrics import bleu
-from econmt.model import DecoderState, TranslationModel
+from econmt.memory.plan import Plan
+from econmt.model import DecoderState, Implementations, TranslationModel
 from econmt.recipe import Recipe
+from econmt.training.budget import divide
 from econmt.training.devices import autocast
 from econmt.training.objective import loss_of_batch
 from econmt.training.progress import perplexity as perplexity_of
@@ -40,6 +42,7 @@ def validate(
     device: torch.device,
     precision: torch.dtype,
     stop: Callable[[], bool],
+    plan: Plan | None = None,
 ) -> Validation:
     """Perplexity of the validation text and, if the recipe wants it, translations and BLEU.
 
@@ -50,18 +53,19 @@ def validate(
         device: of the model.
         precision: of the perplexity, as in training.
         stop: asked often; True makes validation end at once.
+        plan: of the run's byte budget, which validation obeys too; None: there is none.
 
     Raises:
         Abandoned: if ``stop`` said so.
     """
     model.eval()
     try:
-        value = perplexity(model, prepared.valid, recipe.decoding.batch_size, device, precision, stop)
+        value = perplexity(model, prepared.valid, recipe.decoding.batch_size, device, precision, stop, plan)
         count = recipe.training.decode_and_evaluate
         if count == 0:
             return Validation(value, float("nan"), "", None)
         count = len(prepared.valid_source) if count < 0 else count
-        hypotheses = translate(model, prepared.valid_source[:count], prepared, recipe, device, stop)
+        hypotheses = translate(model, prepared.valid_source[:count], prepared, recipe, device, stop, plan)
         score = bleu(hypotheses, prepared.valid_target[:count])
         return Validation(value, score.value, score.signature, hypotheses)
     finally:
@@ -75,17 +79,19 @@ def perplexity(
     device: torch.device,
     precision: torch.dtype,
     stop: Callable[[], bool],
+    plan: Plan | None = None,
 ) -> float:
     """Perplexity of a store's targets, end of sentence counted, without label smoothing."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     tokens = 0
     with torch.no_grad(), autocast(device, precision):
-        for batch in valid_batches(store, batch_size):
-            if stop():
-                raise Abandoned
-            loss, _ = loss_of_batch(model, batch.to(device), 0.0)
-            total += loss
-            tokens += batch.target_tokens
+        for whole in valid_batches(store, batch_size):
+            for batch in divide(model, whole, plan):
+                if stop():
+                    raise Abandoned
+                loss, _ = loss_of_batch(model, batch.to(device), 0.0)
+                total += loss
+                tokens += batch.target_tokens
     return perplexity_of(total.item() / tokens)
 
 
@@ -96,14 +102,19 @@ def translate(
     recipe: Recipe,
     device: torch.device,
     stop: Callable[[], bool],
+    plan: Plan | None = None,
 ) -> list[str]:
     """Translations of raw lines, detokenised; in float32, as ``econmt translate`` makes them by default."""
+    if plan is not None:
+        # Not those of whatever batch came last: the same after an interruption.
+        model.implementations = Implementations.of(recipe.ops)
     translator = Translator(
         [_Stoppable(model, stop)],
         prepared.vocabularies,
         recipe.decoding,
         device,
         torch.float32,
+        batch_size=None if plan is None else plan.decoding_rows,
         max_length=recipe.data.max_length,
     )
     return [translation.text for translation in translator.translate(lines)]

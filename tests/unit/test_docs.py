@@ -66,6 +66,9 @@ def check(words: list[str]) -> None:
         overrides = [word for word in rest[1:] if "=" in word and not word.startswith("-")]
         known = shipped_recipes()
         name = Path(recipe).stem
+        if (ROOT / recipe).is_file():
+            load_recipe(ROOT / recipe, overrides)
+            return
         assert name in known or recipe == "mine.yaml", f"{recipe} is no shipped recipe"
         load_recipe(name if name in known else "multi30k", overrides)
 

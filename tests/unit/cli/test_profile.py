@@ -38,6 +38,9 @@ def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
     for words in ("40 target tokens", "feature maps", "forward ms", "largest tensors", "target tokens/s"):
         assert words in ended.out
     assert "data.max_length" not in ended.out
+    assert json.loads(call("profile", recipe, "--estimate", "--json").out)["command"] == (
+        f"econmt profile {recipe} --json --estimate"
+    )
 
 
 def test_json_holds_everything(call: Call, recipe: Path) -> None:
@@ -98,9 +101,8 @@ def test_estimates_without_a_gpu(
 
 
 def test_without_text_the_longest_pairs_are_profiled(call: Call, recipe: Path) -> None:
-    found = json.loads(
-        call("profile", recipe, "data.max_length=9", "training.batch.size=3", "--estimate", "--json").out
-    )
+    words = ("data.max_length=9", "training.batch.size=3", "--estimate", "--json")
+    found = json.loads(call("profile", recipe, *words).out)
     assert found["shape"] == {"rows": 3, "source": 9, "target": 9}
     assert found["vocabulary"] == {"source": 50, "target": 50}
     assert "data.max_length, 9, on both sides" in found["notes"][0]

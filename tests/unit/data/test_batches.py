@@ -351,6 +351,80 @@ class TestDropout:
                 assert batch.source.numel() * batch.target_output.shape[1] <= volume
                 assert batch.source.shape[1] - int(batch.source_lengths.max()) < 4
 
+    def test_no_batch_exceeds_the_shapes(self, prepared: PreparedData) -> None:
+        stream = self.stream(prepared)
+        shapes = stream.shapes()
+        for batch in epoch_of(stream):
+            rows, source = batch.source.shape
+            target = batch.target_output.shape[1]
+            assert any(s.source >= source and s.target >= target and s.rows >= rows for s in shapes)
+
     def test_a_plain_store_has_none(self, prepared: PreparedData) -> None:
         batches = epoch_of(iterator(prepared.train))
         assert sum(batch.source_tokens for batch in batches) == int(prepared.train.source_lengths.sum()) + 200
+
+
+def test_split_gives_the_fewest_even_parts_of_the_same_rows(
+    tmp_path: Path, make_store: MakeStore, random_lengths: RandomLengths
+) -> None:
+    (batch,) = epoch_of(
+        iterator(make_store(tmp_path, random_lengths(11)), BatchSize(type="sentence", size=11))
+    )
+    assert len(batch.indices) == 11
+    for rows, sizes in (
+        (11, [11]),
+        (20, [11]),
+        (10, [6, 5]),
+        (4, [4, 4, 3]),
+        (3, [3, 3, 3, 2]),
+        (1, [1] * 11),
+    ):
+        parts = batch.split(rows)
+        assert [len(part.indices) for part in parts] == sizes
+        for name in (
+            "source",
+            "source_lengths",
+            "target_input",
+            "target_output",
+            "target_lengths",
+            "indices",
+        ):
+            joined = torch.cat([getattr(part, name) for part in parts])
+            assert torch.equal(joined, getattr(batch, name))
+        assert sum(part.target_tokens for part in parts) == batch.target_tokens
+        assert sum(part.source_tokens for part in parts) == batch.source_tokens
+        assert all(part.target_tokens == int(part.target_lengths.sum()) for part in parts)
+    first = batch.first(4)
+    assert first.indices.tolist() == batch.indices.tolist()[:4]
+    assert first.source.shape[1] == batch.source.shape[1]
+    assert first.target_tokens == int(batch.target_lengths[:4].sum())
+    assert same(batch.first(11), batch.first(99))
+
+
+def test_a_row_that_stands_in_has_no_tokens_after_a_split(tmp_path: Path, make_store: MakeStore) -> None:
+    (batch,) = epoch_of(iterator(make_store(tmp_path, [(3, 3)]), rank=1, ranks=2))
+    for part in (*batch.split(1), batch.first(1)):
+        assert (part.source_tokens, part.target_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("size", [SENTENCES, WORDS])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_shapes_are_those_of_an_epoch(store: TokenStore, size: BatchSize, ranks: int) -> None:
+    streams = [iterator(store, size, rank=rank, ranks=ranks) for rank in range(ranks)]
+    found: dict[tuple[int, int], list[int]] = {}
+    for batches in zip(*map(epoch_of, streams), strict=True):
+        rows = max(int((batch.indices >= 0).sum()) for batch in batches)
+        shape = batches[0].source.shape[1], batches[0].target_output.shape[1]
+        found.setdefault(shape, []).append(rows)
+    shapes = streams[0].shapes()
+    assert {shape[:2]: shape[2:] for shape in shapes} == {
+        key: (max(rows), len(rows)) for key, rows in found.items()
+    }
+    assert [shape[1::-1] for shape in shapes] == sorted(shape[1::-1] for shape in shapes)
+    for source, target, rows, _ in shapes:
+        batch = streams[0].largest_batch(source, target)
+        assert (len(batch.indices), batch.source.shape[1], batch.target_output.shape[1]) == (
+            rows,
+            source,
+            target,
+        )

@@ -159,7 +159,7 @@ def test_largest_tensors_are_named(parsed: Page) -> None:
         "float32",
         "feature maps",
         "attention",
-        "aten.tanh",
+        "tanh",
     ]
     assert second[-1]["text"] == "there before the step"
 
@@ -201,6 +201,14 @@ def test_an_estimate_has_no_times() -> None:
     report.device = "cuda"
     parsed = Page(page(report))
     assert parsed.find("table", "times") == []
+    assert [cell["text"] for cell in parsed.rows("comparison")[1]] == [
+        "all",
+        "9.0 MB",
+        "2.00x less",
+        "11.0 MB",
+        "1.73x less",
+        "estimated",
+    ]
     assert "allocations and releases" in parsed.find("svg", "timeline")[0]["text"]
     assert [tile["text"] for tile in parsed.find("span", "figure")] == ["2.00x less", "1.73x less"]
     assert "GPU" in parsed.find("header")[0]["text"]

@@ -1,0 +1,244 @@
+"""A run's byte budget: its plan, made before the first update or taken over from a saved state."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+import torch
+
+from econmt.data.batches import Batch, BatchIterator
+from econmt.data.store import PreparedData
+from econmt.decoding.search import MAX_OUTPUT_EXTRA
+from econmt.errors import InputError, TrainingError
+from econmt.memory.budget import budget_bytes, size_text, total_memory
+from econmt.memory.plan import Plan, Planner, estimator, sufficient_budget, usable
+from econmt.memory.prices import settings
+from econmt.memory.search import estimate_search, search_rows
+from econmt.model import Implementations, TranslationModel, build_model
+from econmt.recipe import Recipe
+from econmt.training.state import TrainingState
+
+_ALLOCATION_FAILED = (
+    "DefaultCPUAllocator",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""How PyTorch says that memory is full where it has no type of error for it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device, or the machine, has no memory left."""
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _ALLOCATION_FAILED)
+
+
+def divide(model: TranslationModel, batch: Batch, plan: Plan | None) -> list[Batch]:
+    """The micro-batches of a batch, whose ops the model is made to run as planned; the batch itself without a plan."""
+    if plan is None:
+        return [batch]
+    entry = plan.find(batch)
+    model.implementations = entry.implementations
+    return batch.split(entry.rows)
+
+
+def first_plan(
+    recipe: Recipe, prepared: PreparedData, device: torch.device, precision: torch.dtype
+) -> Plan | None:
+    """The plan with which a run would begin; None without a budget.
+
+    Args:
+        recipe: the run.
+        prepared: its text.
+        device: where it would compute.
+        precision: of products and feature maps.
+
+    Raises:
+        InputError: if the budget does not suffice for one sentence.
+    """
+    if recipe.training.memory_budget is None:
+        return None
+    batches = BatchIterator(
+        prepared,
+        recipe.training.batch,
+        recipe.training.bucket_width,
+        recipe.training.seed,
+        max_length=recipe.data.max_length,
+    )
+    source, target = prepared.vocabularies
+    with torch.device("meta"):
+        model = build_model(recipe, source.size, target.size)
+    budget = Budget(recipe, prepared, batches, device, precision, model.parameters())
+    budget.make(TrainingState(), 0)
+    return budget.plan
+
+
+class Budget:
+    """How a run keeps to the bytes that its recipe allows, if it does not allow all.
+
+    Args:
+        recipe: the run.
+        prepared: its text.
+        batches: of training.
+        device: where it computes.
+        precision: of products and feature maps.
+        parameters: of the model.
+
+    Attributes:
+        plan: None until :meth:`make`, and if the recipe has no budget.
+        notes: what a person should know of changes to it, one line each.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        prepared: PreparedData,
+        batches: BatchIterator,
+        device: torch.device,
+        precision: torch.dtype,
+        parameters: Iterable[torch.Tensor],
+    ) -> None:
+        self.plan: Plan | None = None
+        self.notes: list[str] = []
+        self._recipe = recipe
+        self._prepared = prepared
+        self._batches = batches
+        self._device = device
+        self._precision = precision
+        self._weights = sum(parameter.nbytes for parameter in parameters)
+
+    def make(self, state: TrainingState, taken: int) -> None:
+        """Make the plan; that of a saved state is kept if it was made for the same.
+
+        Args:
+            state: where the run stands.
+            taken: bytes of optimizer state that are there already.
+
+        Raises:
+            InputError: if the budget does not suffice for one sentence.
+        """
+        value = self._recipe.training.memory_budget
+        if value is None:
+            return
+        if state.plan.get("made_for") == self._made_for(state.text):
+            self.plan = Plan.from_state_dict(state.plan)
+        else:
+            self.plan = self._planned(budget_bytes(value, self._device, self._weights + taken))
+
+    def remember(self, state: TrainingState) -> None:
+        """Put the plan into a state that is to be saved."""
+        state.plan = {}
+        if self.plan is not None:
+            state.plan = {"made_for": self._made_for(state.text), **self.plan.state_dict()}
+
+    def largest_batches(self) -> list[Batch]:
+        """Batches whose gradient needs as much memory as any: one, or two alike where gradients are added up."""
+        if self.plan is None:
+            return [self._batches.worst_batch()]
+        worst = self.plan.worst
+        batch = self._batches.largest_batch(worst.source, worst.target).first(worst.rows)
+        return [batch, batch] if worst.parts > 1 and self._device.type == "cuda" else [batch]
+
+    def room_for_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        """As many bytes as a GPU must still have for the optimizer's state.
+
+        Raises:
+            TrainingError: if it does not have them.
+        """
+        there = bool(optimizer.state) or self._device.type != "cuda"
+        try:
+            return torch.empty(0 if there else self._state, dtype=torch.uint8, device=self._device)
+        except torch.cuda.OutOfMemoryError as error:
+            raise TrainingError(
+                f"no memory left on {self._device} for the state of the optimizer; take a smaller model or another GPU"
+            ) from error
+
+    def shrink(self, batch: Batch, rows: int) -> None:
+        """Learn that micro-batches of ``rows`` rows, at least 2, were too large for such a batch."""
+        assert self.plan is not None
+        smaller = self.plan.halve(self.plan.find(batch), rows)
+        self.notes.append(
+            f"no memory left on {self._device} for {rows} pairs of {smaller.source} x {smaller.target}: micro-batches "
+            f"of at most {smaller.rows} from now on"
+        )
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @property
+    def _state(self) -> int:
+        """Bytes of the optimizer's state, the few of its counters left aside."""
+        optimizer = self._recipe.training.optimizer
+        copies = 2 if optimizer.name in ("adam", "adamw") else int(optimizer.momentum > 0.0)
+        return copies * self._weights
+
+    def _made_for(self, text: str) -> str:
+        """Tells apart all that a plan depends on; ``text`` is the fingerprint of the text."""
+        recipe, training = self._recipe, self._recipe.training
+        parts = {
+            "sections": [
+                section.model_dump(mode="json")
+                for section in (
+                    recipe.model,
+                    recipe.ops,
+                    recipe.decoding,
+                    training.batch,
+                    training.optimizer,
+                )
+            ],
+            "budget": training.memory_budget,
+            "device": self._device.type,
+            "memory": total_memory(self._device) if training.memory_budget == "auto" else 0,
+            "precision": str(self._precision),
+            "text": text,
+            "values": [
+                training.bucket_width,
+                training.update_interval,
+                training.label_smoothing,
+                recipe.data.max_length,
+            ],
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def _sizes(self) -> tuple[int, int]:
+        source, target = self._prepared.vocabularies
+        return source.size, target.size
+
+    def _planned(self, budget: int) -> Plan:
+        recipe, training = self._recipe, self._recipe.training
+        kind = self._device.type
+        planner = Planner(
+            self._batches.shapes(),
+            settings(Implementations.of(recipe.ops), kind),
+            budget,
+            estimator(recipe, *self._sizes, kind, self._precision),
+            accumulating=training.update_interval > 1,
+            width=training.bucket_width,
+        )
+        return Plan(budget, planner.allot(), self._decoding_rows(budget))
+
+    def _decoding_rows(self, budget: int) -> int:
+        """Sentences that validation, and the test text in the end, translate together."""
+        recipe, decoding = self._recipe, self._recipe.decoding
+        texts = [self._prepared.test] if recipe.training.decode_and_evaluate == 0 else [self._prepared.valid]
+        longest = max((int(text.source_lengths.max()) for text in texts if text is not None), default=0)
+        # Batches of longer sentences have fewer of them in turn.
+        source = min(longest, recipe.data.max_length) + 1
+        target = int(decoding.max_output_factor * longest) + MAX_OUTPUT_EXTRA + 1
+
+        def needed(sentences: int) -> int:
+            shape = sentences, source, target
+            found = estimate_search(recipe, *self._sizes, shape, self._device.type, torch.float32)
+            return self._state + found
+
+        rows = search_rows(needed, usable(budget), decoding.batch_size)
+        if rows == 0:
+            size = needed(1)
+            raise InputError(
+                f"training.memory_budget {size_text(budget)}: translating one validation sentence of {source} tokens "
+                f"with decoding.beam_size={decoding.beam_size} needs {size_text(size)}; give "
+                f"training.memory_budget={sufficient_budget(size)} or a smaller beam"
+            )
+        return rows

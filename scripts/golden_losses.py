@@ -1,0 +1,130 @@
+"""The loss of every update of a small training run, for each implementation of the ops.
+
+tests/system/test_same_answer.py compares the curves. Those of the reference are kept beside it in
+golden_losses.json, so
+that a change of the reference itself is seen. After one that is meant, write them anew:
+
+    python scripts/golden_losses.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt.model import Implementations, build_model
+from econmt.recipe import Recipe, load_recipe
+from econmt.training.optimizers import make_optimizer
+from econmt_ops.blocks import STASHES
+
+FILE = Path(__file__).resolve().parent.parent / "tests" / "system" / "golden_losses.json"
+UPDATES = 200
+VOCABULARY = 23
+PAD, BOS, EOS = 0, 2, 3
+REFERENCE = Implementations("reference", "reference", "reference")
+MODEL = (
+    "model.embedding=6",
+    "model.encoder.size=8",
+    "model.encoder.layers=2",
+    "model.decoder.size=8",
+    "model.decoder.layers=2",
+    "model.attention.size=7",
+    "model.dropout=0.1",
+    "training.label_smoothing=0.1",
+    "training.optimizer.learning_rate=0.005",
+)
+KINDS = {
+    "input feeding": ("model.attention.layer_norm=true",),
+    "whole target": (
+        "model.decoder.input_feeding=false",
+        "model.encoder.layers=1",
+        "model.weight_tying=trg_softmax",
+    ),
+}
+"""What the two models have of their own."""
+
+
+class Example(NamedTuple):
+    """A batch: source (B, S), its lengths (B,), target before and after a shift (B, T)."""
+
+    source: Tensor
+    lengths: Tensor
+    target_input: Tensor
+    target_output: Tensor
+
+
+def recipe(kind: str) -> Recipe:
+    """The recipe of a model of :data:`KINDS`."""
+    return load_recipe("quickstart", [*MODEL, *KINDS[kind]])
+
+
+def examples() -> Iterator[Example]:
+    """Batches of sequences and their reverses, of many shapes, the same in every run."""
+    draw = torch.Generator().manual_seed(11)
+    for _ in range(UPDATES):
+        rows, longest = (int(torch.randint(low, high, (), generator=draw)) for low, high in ((1, 5), (1, 4)))
+        lengths = torch.randint(1, longest + 1, (rows,), generator=draw)
+        source = torch.randint(4, VOCABULARY, (rows, longest + 1), generator=draw)
+        target_input = torch.full((rows, longest + 1), PAD)
+        target_output = target_input.clone()
+        for row, length in enumerate(lengths.tolist()):
+            words = source[row, :length].clone()
+            source[row, length] = EOS
+            source[row, length + 1 :] = PAD
+            target_output[row, : length + 1] = torch.cat([words.flip(0), torch.tensor([EOS])])
+            target_input[row, : length + 1] = torch.cat([torch.tensor([BOS]), words.flip(0)])
+        yield Example(source, lengths + 1, target_input, target_output)
+
+
+def curve(kind: str, implementations: Implementations) -> list[float]:
+    """The loss a token of every update, in nats, float32 on the CPU."""
+    config = recipe(kind)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        model = build_model(config, VOCABULARY, VOCABULARY).train()
+        model.implementations = implementations
+        optimizer = make_optimizer(dict(model.named_parameters()), config.training.optimizer)
+        losses = []
+        for example in examples():
+            optimizer.zero_grad(set_to_none=True)
+            total = model.loss(*example, label_smoothing=config.training.label_smoothing)
+            loss = total / (example.target_output != PAD).sum()
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+def variants(kind: str, name: str) -> list[Implementations]:
+    """Each op alone with another implementation, and all ops with every stash level; fewer where nothing new would run.
+
+    Compiled ops run the steps of the recomputing ones, and compiling takes long: one run with all of them is enough.
+    """
+    everything = [Implementations(name, name, name, level) for level in STASHES]
+    alone = [REFERENCE._replace(**{op: name}) for op in ("attention", "lstm", "output")]
+    if name == "compiled":
+        return everything[:1] if kind == "input feeding" else []
+    return [*alone, *everything] if kind == "input feeding" else [alone[0], everything[0]]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the reference's curves."""
+    if arguments:
+        print(__doc__, file=sys.stderr)
+        return 2
+    curves = {kind: curve(kind, REFERENCE) for kind in KINDS}
+    FILE.write_text(json.dumps(curves, indent=0) + "\n", encoding="utf-8")
+    for kind, losses in curves.items():
+        print(f"{kind}: {losses[0]:.6f} -> {losses[-1]:.6f} in {UPDATES} updates")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,50 @@
+"""However the ops are computed, training learns the same."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+
+from econmt.model import Implementations
+from econmt_ops.steps import has_compiler
+from scripts.golden_losses import FILE, KINDS, REFERENCE, UPDATES, curve, variants
+
+NAMES = ["recompute", *(["compiled"] if has_compiler() else [])]
+CASES = [(kind, setting) for kind in KINDS for name in NAMES for setting in variants(kind, name)]
+
+
+@cache
+def reference(kind: str) -> list[float]:
+    return curve(kind, REFERENCE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reference_is_what_it_was(kind: str) -> None:
+    golden = json.loads(FILE.read_text(encoding="utf-8"))
+    assert set(golden) == set(KINDS)
+    losses = reference(kind)
+    assert len(losses) == len(golden[kind]) == UPDATES
+    assert losses == pytest.approx(golden[kind], rel=1e-4)
+    # The run has learnt something: a mistake in a gradient would show.
+    assert sum(losses[-20:]) < 0.8 * sum(losses[:20])
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of what does not matter here
+@pytest.mark.parametrize(
+    ("kind", "setting"), CASES, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+)
+def test_every_implementation_learns_what_the_reference_learns(kind: str, setting: Implementations) -> None:
+    losses = curve(kind, setting)
+    assert losses == pytest.approx(reference(kind), rel=1e-5)
+
+
+def test_every_op_and_every_level_is_among_them() -> None:
+    settings = {setting for _, setting in CASES}
+    for op in ("attention", "lstm", "output"):
+        assert REFERENCE._replace(**{op: "recompute"}) in settings
+    for level in ("outputs", "attention", "cells", "gates"):
+        assert Implementations("recompute", "recompute", "recompute", level) in settings
+    for name in NAMES:
+        assert any(setting[:3] == (name, name, name) for setting in settings)

@@ -1,0 +1,507 @@
+"""A plan keeps every step within the budget, at the least cost, and refuses only what cannot be done."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from econmt.data.batches import Batch, BatchShape, pad_batch
+from econmt.decoding.search import SearchOptions, beam_search, output_limits
+from econmt.errors import InputError
+from econmt.memory import budget as budgets
+from econmt.memory.budget import AUTO_SHARE, budget_bytes, group_room, nearest_budget, size_text
+from econmt.memory.ledger import measure_step
+from econmt.memory.peaks import Peaks
+from econmt.memory.plan import RESERVE, Allotment, Plan, Planner, describe, estimator, plan_table, usable
+from econmt.memory.prices import PRICES, settings
+from econmt.memory.profiling import Shape
+from econmt.memory.search import estimate_search, search_rows
+from econmt.memory.tracker import Tracker
+from econmt.model import Implementations, build_model
+from econmt.recipe import Recipe, load_recipe
+from econmt.training.optimizers import make_optimizer
+from econmt.typed_yaml import parse_size
+
+AUTO = Implementations()
+LEAN = Implementations("recompute", "recompute", "recompute", "outputs")
+LADDER = [AUTO, Implementations(attention="recompute"), LEAN]
+CPU = torch.device("cpu")
+
+
+class Phase(NamedTuple):
+    """Bytes alive in a phase of a step: fixed + rows (a + b source + c target + d source target)."""
+
+    fixed: int
+    coefficients: tuple[int, int, int, int]
+
+    def bytes(self, shape: Shape) -> int:
+        rows, source, target = shape
+        a, b, c, d = self.coefficients
+        return self.fixed + rows * (a + b * source + c * target + d * source * target)
+
+
+def peak_of(phases: list[Phase], shape: Shape) -> int:
+    return max(phase.bytes(shape) for phase in phases)
+
+
+COEFFICIENTS = st.tuples(*[st.integers(0, 50)] * 4)
+PHASES = st.lists(st.builds(Phase, st.integers(1000, 9000), COEFFICIENTS), min_size=1, max_size=3)
+SHAPES = st.lists(
+    st.builds(BatchShape, st.integers(1, 100), st.integers(1, 100), st.integers(1, 200), st.integers(1, 9)),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda shape: shape[:2],
+)
+
+
+# ---------------------------------------------------------------------- peaks
+
+
+@given(phases=PHASES, largest=st.builds(Shape, *[st.integers(1, 120)] * 3), data=st.data())
+def test_what_is_told_of_a_shape_is_never_too_little(
+    phases: list[Phase], largest: Shape, data: st.DataObject
+) -> None:
+    peaks = Peaks(lambda shape: peak_of(phases, shape), largest)
+    shape = Shape(*(data.draw(st.integers(1, most)) for most in largest))
+    told = peaks(shape)
+    assert peak_of(phases, shape) <= told <= peaks(largest) == peaks.most
+    assert peaks.check(shape)
+    assert peaks(shape) == told
+    limit = data.draw(st.integers(0, 2 * told))
+    rows = peaks.rows(shape.source, shape.target, limit)
+    assert 0 <= rows <= largest.rows
+    if rows:
+        assert peaks(shape._replace(rows=rows)) <= limit + 1
+    if rows < largest.rows:
+        assert peaks(shape._replace(rows=rows + 1)) > limit
+
+
+def test_along_the_diagonal_one_phase_is_told_exactly() -> None:
+    phase = Phase(5000, (0, 30, 70, 0))
+    peaks = Peaks(phase.bytes, Shape(64, 40, 80))
+    for part in (1, 2, 10, 20, 39):
+        shape = Shape(16, part, 2 * part)
+        assert phase.bytes(shape) <= peaks(shape) <= 1.03 * phase.bytes(shape)
+
+
+def test_few_estimates_are_enough() -> None:
+    seen = []
+
+    def estimate(shape: Shape) -> int:
+        seen.append(shape)
+        return Phase(1000, (1, 1, 1, 1)).bytes(shape)
+
+    peaks = Peaks(estimate, Shape(128, 100, 100))
+    assert peaks.most
+    assert seen == [(128, 100, 100)]
+    for rows in range(1, 100):
+        peaks(Shape(rows, rows, 7))
+    assert sorted(seen[1:]) == [(1, 2, 2), (128, 2, 2), (128, 50, 50)]
+
+
+def test_a_workspace_that_grows_no_further_raises_all_peaks() -> None:
+    def estimate(shape: Shape) -> int:
+        return 1000 + min(5000, shape.rows * shape.target * 100) + shape.rows * shape.target * 10
+
+    peaks = Peaks(estimate, Shape(100, 10, 10))
+    shape = Shape(10, 10, 10)
+    assert peaks(shape) < estimate(shape)
+    assert not peaks.check(shape)
+    assert peaks(shape) == estimate(shape)
+    assert peaks.check(shape)
+    assert peaks(Shape(20, 10, 10)) >= estimate(Shape(20, 10, 10))
+
+
+# ---------------------------------------------------------------------- planner
+
+
+def lean_phases(phases: list[Phase], share: float) -> list[Phase]:
+    """Phases of a setting that keeps less."""
+    return [
+        Phase(p.fixed, tuple(int(share * value) for value in p.coefficients))  # type: ignore[arg-type]
+        for p in phases
+    ]
+
+
+def peaks_of(phases: list[Phase], gradients: int = 0) -> Callable[[Implementations, Shape, bool], int]:
+    shares = {setting: 0.5**number for number, setting in enumerate(LADDER)}
+
+    def peak(setting: Implementations, shape: Shape, accumulating: bool) -> int:
+        return peak_of(lean_phases(phases, shares[setting]), shape) + gradients * accumulating
+
+    return peak
+
+
+@given(phases=PHASES, shapes=SHAPES, budget=st.integers(500, 3_000_000), gradients=st.integers(0, 2000))
+@hypothesis_settings(max_examples=300)
+def test_every_micro_batch_fits_and_only_what_cannot_fit_is_refused(
+    phases: list[Phase], shapes: list[BatchShape], budget: int, gradients: int
+) -> None:
+    peak = peaks_of(phases, gradients)
+
+    def plan(size: int, kept: list[BatchShape] = shapes) -> list[Allotment]:
+        return Planner(kept, LADDER, size, peak, accumulating=False, width=1).allot()
+
+    one = max(peak(LEAN, Shape(1, shape.source, shape.target), True) for shape in shapes)
+    limit = usable(budget)
+    try:
+        found = plan(budget)
+    except InputError as error:
+        assert one > limit
+        advice = re.fullmatch(
+            r"training\.memory_budget .*: one sentence of the worst bucket, (\d+) x (\d+), needs .*; give "
+            r"training\.memory_budget=([^ ]+)(?: or data\.max_length=(\d+))?",
+            str(error),
+        )
+        assert advice is not None
+        assert (int(advice[1]), int(advice[2])) in {(shape.source, shape.target) for shape in shapes}
+        wanted = parse_size(advice[3])
+        assert wanted > budget
+        assert plan(wanted)
+        if advice[4] is not None:
+            longest = int(advice[4]) + 1
+            short = [shape for shape in shapes if max(shape.source, shape.target) <= longest]
+            assert not short or plan(budget, short)
+        return
+    assert {entry[:4] for entry in found} == set(shapes)
+    for entry in found:
+        whole = Shape(entry.sentences, entry.source, entry.target)
+        part = Shape(entry.rows, entry.source, entry.target)
+        assert 1 <= entry.rows <= entry.sentences
+        assert -(-entry.sentences // entry.parts) == entry.rows
+        exact = peak(entry.implementations, part, entry.parts > 1)
+        # One sentence may be told to need more than the limit and still not do so.
+        assert exact <= limit
+        assert exact <= entry.peak
+        if entry.implementations != AUTO:
+            assert Peaks(lambda s: peak(AUTO, s, False), shape_of(shapes))(whole) > limit
+        if entry.parts > 1:
+            assert entry.implementations == LEAN
+
+
+def shape_of(shapes: list[BatchShape]) -> Shape:
+    return Shape(*(max(shape[field] for shape in shapes) for field in (2, 0, 1)))
+
+
+SAME_ROWS = [
+    BatchShape(10, 10, 100, 50),
+    BatchShape(20, 20, 100, 30),
+    BatchShape(40, 40, 100, 9),
+    BatchShape(80, 80, 100, 2),
+]
+LINEAR = [Phase(100_000, (0, 0, 1000, 0))]
+
+
+def allot(budget: int, **options: int) -> dict[int, Allotment]:
+    planner = Planner(SAME_ROWS, LADDER, budget, peaks_of(LINEAR, **options), accumulating=False, width=10)
+    return {entry.target: entry for entry in planner.allot()}
+
+
+def test_with_enough_memory_nothing_changes() -> None:
+    found = allot(10_000_000)
+    assert {entry.implementations for entry in found.values()} == {AUTO}
+    assert {entry.parts for entry in found.values()} == {1}
+
+
+def test_small_buckets_stay_as_they_are_and_large_ones_keep_less() -> None:
+    # 80 positions: 8.1 MB as it is, 4.1 MB with the second setting.
+    found = allot(4_500_000)
+    assert [found[target].implementations for target in (10, 20, 40, 80)] == [AUTO, AUTO, AUTO, LADDER[1]]
+    assert {entry.parts for entry in found.values()} == {1}
+    assert found[80].peak == 100_000 + 100 * 80 * 500
+
+
+def test_batches_that_do_not_fit_at_all_are_divided_evenly() -> None:
+    # Not divided, the last setting takes 2.1 MB for 80 positions; 0.97 MB leave room for 43 rows.
+    found = allot(1_000_000)
+    assert (found[80].implementations, found[80].parts, found[80].rows) == (LEAN, 3, 34)
+    assert found[80].peak == pytest.approx(100_000 + 34 * 80 * 250, rel=0.01)
+    assert [found[target].parts for target in (10, 20, 40)] == [1, 1, 2]
+    assert found[10].implementations == LADDER[1]
+    # Gradients to add to make them smaller.
+    assert allot(1_000_000, gradients=400_000)[80].parts == 5
+
+
+def test_the_largest_micro_batch_is_that_of_the_highest_peak() -> None:
+    plan = Plan(1_000_000, allot(1_000_000).values(), 7)
+    assert plan.worst.peak == max(entry.peak for entry in plan)
+    equal = [Allotment(8, 8, 4, 1, 4, 100, AUTO), Allotment(16, 8, 4, 1, 4, 100, AUTO)]
+    assert Plan(100, equal, 1).worst.source == 16
+
+
+def test_settings_are_tried_by_bisection() -> None:
+    tried = set()
+    ladder = [Implementations(stash=str(number)) for number in range(9)]
+
+    def peak(setting: Implementations, shape: Shape, accumulating: bool) -> int:
+        tried.add(int(setting.stash))
+        return 10_000 - 1000 * int(setting.stash) + shape.rows
+
+    shapes = [BatchShape(8, 8, 10, 3)]
+    found = Planner(shapes, ladder, 4200, peak, accumulating=False, width=8).allot()
+    assert found[0].implementations == ladder[6]
+    assert len(tried) <= 6
+
+
+# ---------------------------------------------------------------------- plan
+
+
+def batch(rows: int, source: int, target: int) -> Batch:
+    lengths = np.full(rows, 1)
+    ids = np.full((rows, 1), 5)
+    return pad_batch(np.arange(rows), ids, lengths, ids, lengths, (source, target))
+
+
+def test_other_shapes_get_what_the_known_ones_make_of_them() -> None:
+    plan = Plan(1000, [Allotment(8, 8, 64, 3, 64, 900, AUTO), Allotment(16, 16, 64, 3, 10, 800, LEAN)], 5)
+    exact = plan.find(batch(64, 16, 16))
+    assert (exact.rows, exact.implementations) == (10, LEAN)
+    # Smaller than the first; between both: half as many rows as in the first at twice the positions.
+    assert plan.find(batch(64, 8, 4))[:6] == (8, 4, 64, 0, 64, 900)
+    assert plan.find(batch(64, 16, 8)).rows == 32
+    assert plan.find(batch(20, 16, 8)).rows == 20
+    assert plan.find(batch(64, 16, 8)).implementations == AUTO
+    # Longer than all, as validation may be.
+    assert plan.find(batch(64, 32, 16)).rows == 8
+    assert plan.find(batch(64, 1000, 1000)).rows == 1
+
+
+def test_halving_is_remembered_for_one_shape() -> None:
+    plan = Plan(1000, [Allotment(8, 8, 64, 3, 33, 900, AUTO), Allotment(16, 16, 9, 3, 9, 800, LEAN)], 5)
+    assert plan.halve(plan.find(batch(64, 8, 8)), 32).rows == 16
+    assert plan.find(batch(64, 8, 8)).rows == 16
+    assert plan.find(batch(9, 16, 16)).rows == 9
+    other = plan.find(batch(6, 32, 16))
+    plan.halve(other, 4)
+    assert plan.find(batch(6, 32, 16)).rows == 2
+    assert plan.worst.batches == 3
+    back = Plan.from_state_dict(json.loads(json.dumps(plan.state_dict())))
+    assert (back.budget, back.decoding_rows, list(back)) == (1000, 5, list(plan))
+    assert next(iter(back)).implementations == AUTO
+
+
+def test_the_table_has_a_row_for_each_treatment() -> None:
+    cells = cells_of(Plan(4_500_000, allot(4_500_000).values(), 7))
+    assert cells == [
+        ("3", "40 x 40", "89", "100", "1", "auto", "3.91 MiB"),
+        ("1", "80 x 80", "2", "100", "1", "recompute attention", "3.91 MiB"),
+    ]
+    divided = cells_of(Plan(1_000_000, allot(1_000_000).values(), 7))
+    assert ("1", "80 x 80", "2", "100", "3 of 34") in [row[:5] for row in divided]
+    words = [Allotment(8, 8, 64, 3, 32, 9, LEAN), Allotment(16, 16, 32, 5, 16, 8, LEAN)]
+    assert cells_of(Plan(10, words, 1)) == [
+        ("2", "16 x 16", "8", "32 to 64", "2 of 16 to 32", describe(LEAN), "9 B")
+    ]
+    halved = Plan(10, [*words, Allotment(4, 4, 3, 0, 2, 99, LEAN)], 1)
+    assert cells_of(halved) == cells_of(Plan(10, words, 1))
+
+
+def cells_of(plan: Plan) -> list[tuple[object, ...]]:
+    return list(zip(*(column.cells for column in plan_table(plan).columns), strict=True))
+
+
+def test_describe() -> None:
+    assert describe(AUTO) == "auto"
+    assert describe(Implementations("recompute", "compiled", "recompute", "cells")) == (
+        "recompute attention, output; compiled lstm; stash cells"
+    )
+
+
+# ---------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_settings_begin_with_the_given_one_and_end_with_the_leanest(device: str) -> None:
+    found = settings(AUTO, device)
+    assert found[0] == AUTO
+    assert found[-1] == LEAN
+    assert len(set(found)) == len(found) == 7
+    assert PRICES[device]["attention"] <= PRICES[device]["output"] < PRICES[device]["lstm"]
+    assert found[1] == Implementations("recompute", "auto", "auto", "gates")
+    assert [setting.stash for setting in found[3:]] == ["gates", "cells", "attention", "outputs"]
+
+
+def test_what_a_recipe_names_stays() -> None:
+    named = Implementations("reference", "recompute", "compiled", "cells")
+    assert settings(named, "cpu") == [named]
+    some = Implementations(lstm="reference")
+    assert settings(some, "cpu")[-1] == Implementations("recompute", "reference", "recompute", "auto")
+    level = Implementations(stash="cells")
+    assert settings(level, "cpu")[-1] == Implementations("recompute", "recompute", "recompute", "cells")
+    recomputing = Implementations("compiled", "recompute", "compiled")
+    assert settings(recomputing, "cpu")[-1] == recomputing._replace(stash="outputs")
+
+
+# ---------------------------------------------------------------------- with the real estimator
+
+VOCABULARY = 60
+
+
+def small(*overrides: str) -> Recipe:
+    sizes = ("embedding=8", "encoder.size=16", "decoder.size=16", "attention.size=16")
+    return load_recipe("quickstart", [*(f"model.{size}" for size in sizes), *overrides])
+
+
+def measured(recipe: Recipe, entry: Allotment) -> int:
+    """The peak of a real step of an allotment."""
+    model = build_model(recipe, VOCABULARY, VOCABULARY).train()
+    model.implementations = entry.implementations
+    ids = torch.randint(4, VOCABULARY, (2, entry.rows, max(entry.source, entry.target)))
+    source, target = ids[0, :, : entry.source].clone(), ids[1, :, : entry.target].clone()
+    lengths = torch.full((entry.rows,), entry.source)
+    before = target.clone()
+
+    def loss() -> torch.Tensor:
+        return model.loss(source, lengths, before, target, recipe.training.label_smoothing)
+
+    optimizer = make_optimizer(dict(model.named_parameters()), recipe.training.optimizer)
+    accumulating = entry.parts > 1
+    return measure_step(model, loss, optimizer, target.numel(), accumulating=accumulating, timed=False).peak
+
+
+def test_real_steps_stay_within_the_budget() -> None:
+    recipe = small()
+    peak = estimator(recipe, VOCABULARY, VOCABULARY, "cpu", torch.float32)
+    shapes = [BatchShape(3, 4, 48, 3), BatchShape(6, 6, 48, 3)]
+    whole = peak(AUTO, Shape(48, 6, 6), False)
+    least = peak(LEAN, Shape(48, 6, 6), False)
+    ladder = [AUTO, LEAN]
+    for budget in (1.01 * whole / (1 - RESERVE), 1.1 * least, 0.6 * least):
+        found = Planner(shapes, ladder, int(budget), peak, accumulating=False, width=4).allot()
+        largest = found[-1]
+        assert measured(recipe, largest) <= largest.peak <= budget
+        if budget > whole:
+            assert (largest.implementations, largest.parts) == (AUTO, 1)
+        elif budget > least:
+            assert (largest.implementations, largest.parts) == (LEAN, 1)
+        else:
+            assert (largest.implementations, largest.parts > 1) == (LEAN, True)
+
+
+def test_estimates_are_made_once() -> None:
+    first = estimator(small("output=a"), VOCABULARY, VOCABULARY, "cpu", torch.float32)
+    again = estimator(small("output=b"), VOCABULARY, VOCABULARY, "cpu", torch.float32)
+    other = estimator(small("model.embedding=12"), VOCABULARY, VOCABULARY, "cpu", torch.float32)
+    shape = Shape(3, 2, 2)
+    assert first(AUTO, shape, False) == again(AUTO, shape, False)
+    assert first(AUTO, shape, False) < first(AUTO, shape, True)
+    assert other(AUTO, shape, False) > first(AUTO, shape, False)
+    compiled = Implementations("compiled", "compiled", "compiled", "outputs")
+    assert first(compiled, shape, False) == first(LEAN, shape, False)
+    assert (
+        estimator(small(), VOCABULARY, VOCABULARY, "cuda", torch.bfloat16)(AUTO, shape, False) % (2 << 20)
+        == 0
+    )
+
+
+# ---------------------------------------------------------------------- search
+
+
+def searched(recipe: Recipe, sentences: int, length: int) -> int:
+    """The peak of a real search."""
+    torch.manual_seed(3)
+    model = build_model(recipe, VOCABULARY, VOCABULARY).eval()
+    with torch.no_grad():
+        model.output_bias[3] = -100.0  # no translation ends before it must
+    source = torch.randint(4, VOCABULARY, (sentences, length))
+    lengths = torch.full((sentences,), length)
+    limits = output_limits(lengths, recipe.decoding.max_output_factor)
+    tracker = Tracker(CPU)
+    for parameter in model.parameters():
+        tracker.label(parameter, "weights", "other")
+    with tracker.recording():
+        tracker.begin("forward")
+        beam_search(model, source, lengths, limits, SearchOptions.from_recipe(recipe.decoding))
+    return tracker.peak()[0]
+
+
+@pytest.mark.parametrize(("sentences", "length"), [(1, 6), (12, 9)])
+def test_a_search_takes_what_was_predicted_or_a_little_less(sentences: int, length: int) -> None:
+    recipe = small("decoding.beam_size=4", "decoding.max_output_factor=1.0")
+    target = length - 1 + 10 + 1
+    predicted = estimate_search(
+        recipe, VOCABULARY, VOCABULARY, (sentences, length, target), "cpu", torch.float32
+    )
+    found = searched(recipe, sentences, length)
+    assert 0.99 * found <= predicted <= 1.25 * found
+
+
+def test_search_rows() -> None:
+    def needed(sentences: int) -> int:
+        return 1000 + 10 * sentences
+
+    assert search_rows(needed, 2000, 64) == 64
+    assert search_rows(needed, 1645, 64) == 64
+    assert search_rows(needed, 1639, 64) == 63
+    assert search_rows(needed, 1015, 64) == 1
+    assert search_rows(needed, 1009, 64) == 0
+    assert search_rows(needed, 1009, 1) == 0
+
+
+# ---------------------------------------------------------------------- bytes
+
+
+@given(st.integers(1, 2**45))
+def test_the_nearest_budget_is_enough_and_near(size: int) -> None:
+    found = parse_size(nearest_budget(size))
+    assert size <= found
+    assert found <= 1.11 * size + 1
+
+
+def test_sizes_as_words() -> None:
+    assert [size_text(size) for size in (17, 1 << 10, 1000 << 10, int(1.3 * (1 << 30)))] == [
+        "17 B",
+        "1 KiB",
+        "0.977 MiB",
+        "1.3 GiB",
+    ]
+    assert nearest_budget(1.33 * (1 << 30)) == "1.4GiB"
+    assert nearest_budget(133 << 20) == "140MiB"
+
+
+def test_auto_takes_most_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(budgets, "group_room", lambda: None)
+    assert budget_bytes("auto", CPU, 500) == int(AUTO_SHARE * 1500)
+    monkeypatch.setattr(budgets, "group_room", lambda: 300)
+    assert budget_bytes("auto", CPU, 500) == int(AUTO_SHARE * 800)
+    assert budget_bytes("4GiB", CPU, 500) == 4 << 30
+
+
+def write_group(folder: Path, limit: str, used: int, droppable: int, names: tuple[str, str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names[0]).write_text(f"{limit}\n")
+    (folder / names[1]).write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {droppable}\n")
+
+
+def test_the_limits_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups, own = tmp_path / "cgroup", tmp_path / "own"
+    monkeypatch.setattr(budgets, "_GROUPS", groups)
+    monkeypatch.setattr(budgets, "_OWN_GROUP", own)
+    assert group_room() is None
+    own.write_text("0::/jobs/mine\n")
+    assert group_room() is None
+    second = ("memory.max", "memory.current", "inactive_file")
+    write_group(groups / "jobs" / "mine", "max", 10, 0, second)
+    assert group_room() is None
+    write_group(groups / "jobs", "1000", 700, 50, second)
+    assert group_room() == 350
+    write_group(groups / "jobs" / "mine", "500", 400, 0, second)
+    assert group_room() == 100
+    write_group(groups / "jobs" / "mine", "500", 600, 0, second)
+    assert group_room() == 0
+    own.write_text("4:memory:/docker/x\n")
+    first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    write_group(groups / "memory", "2000", 500, 100, first)
+    assert group_room() == 1600

@@ -1,0 +1,459 @@
+"""A byte budget changes how batches are computed and never what is learnt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from econmt.data.batches import Batch
+from econmt.decoding.translator import Translator
+from econmt.errors import InputError, TrainingError
+from econmt.memory.budget import AUTO_SHARE
+from econmt.memory.plan import Allotment, Plan, Planner
+from econmt.memory.tracker import Tracker
+from econmt.model import Implementations
+from econmt.training.budget import Budget, is_out_of_memory
+from econmt.training.checkpoints import load_state
+from econmt.training.objective import loss_of_batch
+from econmt.training.progress import Progress
+from econmt.training.results import make_results
+from econmt.training.run import run_recipe
+from econmt.training.trainer import Trainer
+from econmt.training.validation import perplexity, translate
+from tests.unit.training.test_trainer import batch_of, gradients
+from tests.unit.training.tiny import Run, metrics, snapshot
+
+MakeRun = Callable[..., Run]
+Use = Callable[..., None]
+LEAN = Implementations("recompute", "recompute", "recompute", "outputs")
+BUDGET = "training.memory_budget=1GiB"
+EXACT = ("model.dropout=0.0", "training.gradient_clipping.type=none")
+CPU = torch.device("cpu")
+FULL = [
+    RuntimeError("[enforce fail at alloc_cpu.cpp:123] DefaultCPUAllocator: can't allocate memory: error 12"),
+    torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    MemoryError(),
+]
+
+
+@pytest.fixture
+def use_rows(monkeypatch: pytest.MonkeyPatch) -> Use:
+    """Makes all plans those of so many rows a micro-batch, without estimates."""
+
+    def use(rows: int, implementations: Implementations = LEAN, decoding_rows: int = 3) -> None:
+        def allot(planner: Planner) -> list[Allotment]:
+            return [
+                Allotment(*shape, min(rows, shape.rows), shape.source * shape.target, implementations)
+                for shape in planner._shapes
+            ]
+
+        monkeypatch.setattr(Planner, "allot", allot)
+        monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: decoding_rows)
+
+    return use
+
+
+def fill_memory(monkeypatch: pytest.MonkeyPatch, rows: int, error: BaseException = FULL[0]) -> list[int]:
+    """Lets training fail on more than so many rows, the gradient half computed; returns the rows of each attempt."""
+    attempts = []
+
+    def limited(model: Any, batch: Batch, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
+        attempts.append(len(batch.indices))
+        loss, tokens = loss_of_batch(model, batch, smoothing)
+        if len(batch.indices) > rows:
+            loss.backward()
+            raise error
+        return loss, tokens
+
+    monkeypatch.setattr("econmt.training.trainer.loss_of_batch", limited)
+    return attempts
+
+
+def plan_of(trainer: Trainer) -> Plan:
+    assert trainer.budget.plan is not None
+    return trainer.budget.plan
+
+
+# ---------------------------------------------------------------------- the same update
+
+
+@pytest.mark.parametrize("implementations", [Implementations(), LEAN], ids=["auto", "lean"])
+def test_micro_batches_give_the_gradient_of_the_whole(
+    make_run: MakeRun, use_rows: Use, implementations: Implementations
+) -> None:
+    use_rows(3, implementations)
+    trainer = make_run(BUDGET, *EXACT, "training.batch.size=8").trainer()
+    trainer.model.double()
+    batches = [batch_of(trainer, range(8)), batch_of(trainer, range(8, 13))]
+    divided = gradients(trainer, batches)
+    assert trainer.model.implementations == implementations
+    trainer.budget.plan = None
+    trainer.model.implementations = Implementations()
+    whole = gradients(trainer, batches)
+    assert set(divided) == set(whole) == set(trainer.parameters)
+    for name, value in whole.items():
+        assert value.dtype == torch.float64
+        torch.testing.assert_close(divided[name], value, rtol=1e-10, atol=1e-12)
+
+
+def test_a_run_with_a_budget_learns_the_same(make_run: MakeRun, use_rows: Use) -> None:
+    use_rows(3)
+    free = make_run(*EXACT, name="free")
+    free.train()
+    bounded = make_run(*EXACT, BUDGET, name="bounded")
+    bounded.train()
+    for mine, other in zip(metrics(bounded.folder), metrics(free.folder), strict=True):
+        for column in ("train_loss", "valid_perplexity", "gradient_norm"):
+            assert mine[column] == pytest.approx(other[column], rel=1e-4)
+        assert mine["target_tokens"] == other["target_tokens"]
+        assert mine["bleu"] == other["bleu"]
+    hypotheses = bounded.folder.hypotheses(8).read_text()
+    assert hypotheses == free.folder.hypotheses(8).read_text()
+
+
+def test_without_a_budget_there_is_no_plan(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Planner, "allot")
+    run = make_run("training.max_updates=2", "ops.lstm=recompute")
+    run.train()
+    assert "plan" not in run.said()
+    trainer = run.trainer()
+    assert trainer.budget.plan is None
+    assert trainer.state.plan == {}
+    assert trainer.model.implementations == Implementations(lstm="recompute")
+
+
+def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
+    use_rows(3)
+    run = make_run(BUDGET, "training.max_updates=2")
+    run.train()
+    log = run.folder.log.read_text()
+    for text in (run.said(), log):
+        assert "plan for a memory budget of 1 GiB" in text
+        assert "2 of 3" in text
+        assert "recompute attention, lstm, output; stash outputs" in text
+        assert "predicted peak" in text
+    assert all(line[:2] == "20" for line in log.splitlines())
+
+
+# ---------------------------------------------------------------------- going on
+
+
+@pytest.mark.parametrize("rows", [4, 3])
+def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, use_rows: Use, rows: int) -> None:
+    use_rows(rows)
+    make_run(BUDGET, name="whole").train()
+    for updates in (2, 6, 8):
+        make_run(BUDGET, f"training.max_updates={updates}", name="parts").train()
+    assert snapshot(make_run(name="parts").folder) == snapshot(make_run(name="whole").folder)
+
+
+def test_a_saved_plan_is_taken_over(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rows(2)
+    make_run(BUDGET, "training.max_updates=2").train()
+    monkeypatch.delattr(Planner, "allot")
+    run = make_run(BUDGET, "training.max_updates=4")
+    run.train()
+    assert "micro-batches" in run.said()
+    assert {entry.rows for entry in plan_of(run.trainer())} == {2}
+
+
+def test_another_budget_makes_another_plan_and_asks_for_no_leave(make_run: MakeRun, use_rows: Use) -> None:
+    use_rows(2)
+    make_run("training.max_updates=2").train()
+    make_run(BUDGET, "training.max_updates=4").train()
+    use_rows(1)
+    make_run("training.memory_budget=2GiB", "training.max_updates=6").train()
+    assert {entry.rows for entry in plan_of(make_run("training.memory_budget=2GiB").trainer())} == {1}
+    last = make_run("ops.output=recompute", "training.max_updates=8")
+    last.train()
+    assert last.trainer().state.plan == {}
+
+
+def test_a_changed_batch_size_makes_another_plan(make_run: MakeRun, use_rows: Use) -> None:
+    use_rows(2)
+    make_run(BUDGET, "training.max_updates=2").train()
+    use_rows(1)
+    trainer = make_run(BUDGET, "training.batch.size=5").trainer(resume_with_changes=True)
+    assert {entry.rows for entry in plan_of(trainer)} == {1}
+
+
+# ---------------------------------------------------------------------- memory is full
+
+
+@pytest.mark.parametrize("error", FULL, ids=["cpu", "cuda", "cublas", "python"])
+def test_full_memory_halves_the_micro_batch_and_repeats_the_step(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    use_rows(8)
+    trainer = make_run(BUDGET, *EXACT, "training.batch.size=8").trainer()
+    batches = [batch_of(trainer, range(3)), batch_of(trainer, range(8))]
+    whole = gradients(trainer, batches)
+    attempts = fill_memory(monkeypatch, 4, error)
+    halved = gradients(trainer, batches)
+    assert attempts == [3, 8, 3, 4, 4]
+    for name, value in whole.items():
+        torch.testing.assert_close(halved[name], value, rtol=1e-4, atol=1e-7)
+    gradients(trainer, batches)
+    assert attempts[5:] == [3, 4, 4]
+    (note,) = trainer.budget.notes
+    shape = f"{batches[1].source.shape[1]} x {batches[1].target_output.shape[1]}"
+    assert note == f"no memory left on cpu for 8 pairs of {shape}: micro-batches of at most 4 from now on"
+
+
+def test_a_run_whose_memory_was_full_is_that_of_the_smaller_plan(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rows(2)
+    make_run(BUDGET, name="small").train()
+    use_rows(4)
+    fill_memory(monkeypatch, 2)
+    for updates in (4, 8):
+        make_run(BUDGET, f"training.max_updates={updates}", name="full").train()
+    full = make_run(BUDGET, name="full")
+    # Masks of dropout are drawn for each micro-batch, and attempts that failed have drawn none.
+    found, expected = (
+        {name: content for name, content in snapshot(run.folder).items() if name.endswith("safetensors")}
+        for run in (full, make_run(name="small"))
+    )
+    assert found == expected
+    assert len(found) > 2
+    learnt = {entry.rows for entry in plan_of(full.trainer())}
+    assert learnt == {2}
+    assert "micro-batches of at most 2 from now on" in full.folder.log.read_text()
+
+
+def test_what_was_learnt_is_saved(make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_rows(4)
+    with monkeypatch.context() as limited:
+        fill_memory(limited, 1)
+        make_run(BUDGET, "training.max_updates=8").train()
+    run = make_run(BUDGET)
+    assert {entry.rows for entry in plan_of(run.trainer())} == {1}
+    saved = load_state(run.folder, run.folder.commits()[-1]).plan
+    assert json.loads(json.dumps(saved)) == saved
+
+
+def test_one_sentence_that_does_not_fit_ends_the_run(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rows(4)
+    attempts = fill_memory(monkeypatch, 0)
+    with pytest.raises(
+        TrainingError, match=r"^no memory left on cpu for a batch of 1 pairs, .*: lower data\.max_length or"
+    ):
+        make_run(BUDGET).train()
+    assert attempts == [4, 2, 1]
+
+
+def test_other_errors_are_no_lack_of_memory(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rows(4)
+    trainer = make_run(BUDGET).trainer()
+    fill_memory(monkeypatch, 0, RuntimeError("shapes do not match"))
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        gradients(trainer, [batch_of(trainer, range(4))])
+    assert not is_out_of_memory(ValueError("DefaultCPUAllocator"))
+
+
+def test_without_a_budget_full_memory_ends_the_run_and_names_the_budget(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_run().trainer()
+    fill_memory(monkeypatch, 2)
+    with pytest.raises(TrainingError, match=r"for a batch of 4 pairs.*give training\.memory_budget=auto"):
+        gradients(trainer, [batch_of(trainer, range(4))])
+
+
+# ---------------------------------------------------------------------- the first step
+
+
+def test_the_worst_micro_batch_runs_first_and_leaves_no_trace(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rows(3)
+    trainer = make_run(BUDGET).trainer()
+    worst = plan_of(trainer).worst
+    shapes = []
+
+    def noted(model: Any, batch: Batch, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
+        shapes.append((*batch.source.shape, batch.target_output.shape[1]))
+        return loss_of_batch(model, batch, smoothing)
+
+    monkeypatch.setattr("econmt.training.trainer.loss_of_batch", noted)
+    state, before = torch.get_rng_state(), [p.clone() for p in trainer.parameters.values()]
+    trainer.rehearse()
+    assert shapes == [(worst.rows, worst.source, worst.target)]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(map(torch.equal, before, trainer.parameters.values()))
+    assert all(parameter.grad is None for parameter in trainer.parameters.values())
+    assert trainer.batches.state_dict()["position"] == 0
+
+
+@pytest.mark.parametrize(("overrides", "rehearsals"), [((), 0), ((BUDGET,), 1)], ids=["free", "bounded"])
+def test_on_a_cpu_there_is_a_first_step_only_with_a_budget(
+    make_run: MakeRun,
+    use_rows: Use,
+    monkeypatch: pytest.MonkeyPatch,
+    overrides: tuple[str, ...],
+    rehearsals: int,
+) -> None:
+    use_rows(3)
+    calls = []
+    monkeypatch.setattr(Trainer, "rehearse", lambda trainer: calls.append(trainer.state.update))
+    make_run(*overrides, "training.max_updates=2").train()
+    assert calls == [0] * rehearsals
+
+
+# ---------------------------------------------------------------------- validation and the end
+
+
+def test_validation_obeys_the_budget(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rows(2, decoding_rows=2)
+    run = make_run(BUDGET, "training.max_updates=8")
+    run.train()
+    trainer = run.trainer()
+    rows: list[int] = []
+    sizes: list[int] = []
+
+    def noted(model: Any, batch: Batch, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
+        rows.append(len(batch.indices))
+        return loss_of_batch(model, batch, smoothing)
+
+    class Noted(Translator):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            sizes.append(self.batch_size)
+
+    monkeypatch.setattr("econmt.training.validation.loss_of_batch", noted)
+    monkeypatch.setattr("econmt.training.validation.Translator", Noted)
+    found = []
+    trainer.model.eval()
+    for plan in (None, trainer.budget.plan):
+        value = perplexity(trainer.model, trainer.prepared.valid, 64, CPU, torch.float32, lambda: False, plan)
+        lines = translate(
+            trainer.model,
+            trainer.prepared.valid_source,
+            trainer.prepared,
+            trainer.recipe,
+            CPU,
+            lambda: False,
+            plan,
+        )
+        found.append((value, lines))
+    assert rows == [6, 2, 2, 2]
+    assert sizes == [64, 2]
+    assert trainer.model.implementations == Implementations()
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
+    assert found[1][1] == found[0][1]
+
+
+def test_the_step_measured_in_the_end_is_the_largest_micro_batch(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rows(2)
+    run = make_run(BUDGET, "training.max_updates=2")
+    run.train()
+    rows = []
+
+    def noted(model: Any, batch: Batch, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
+        rows.append(len(batch.indices))
+        assert model.implementations == LEAN
+        return loss_of_batch(model, batch, smoothing)
+
+    monkeypatch.setattr("econmt.training.results.loss_of_batch", noted)
+    found = make_results(run.recipe, run.folder, run.prepared(), CPU, torch.float32)
+    assert set(rows) == {2}
+    assert found.ledger.category("gradients") > 0
+
+
+# ---------------------------------------------------------------------- real plans
+
+
+def test_real_updates_stay_within_the_budget(make_run: MakeRun) -> None:
+    budget = 60 << 10
+    run = make_run(f"training.memory_budget={budget}", "training.batch.size=16", "model.dropout=0.0")
+    trainer = run.trainer()
+    plan = plan_of(trainer)
+    assert plan.worst.parts > 2
+    assert 1 <= plan.decoding_rows < 64
+    progress = Progress(run.folder.log, run.folder.tensorboard, run.console, 0)
+    trainer.model.train()
+    with progress:
+        trainer._update(progress)
+        for _ in range(2):
+            trainer.optimizer.zero_grad(set_to_none=True)
+            tracker = Tracker(CPU)
+            with tracker.recording():
+                tracker.begin("forward")
+                trainer._update(progress)
+            assert 0.7 * budget < tracker.peak()[0] <= budget
+
+
+def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run: MakeRun) -> None:
+    run = make_run("training.max_updates=2")
+    run.train()
+    before = snapshot(run.folder)
+    small = make_run("training.memory_budget=20KiB")
+    with pytest.raises(
+        InputError, match=r"^training\.memory_budget 20 KiB: one sentence of the worst bucket"
+    ) as e:
+        run_recipe(small.recipe, [small.text], console=small.console, overwrite_output=True)
+    assert "; give training.memory_budget=" in str(e.value)
+    assert snapshot(run.folder) == before
+
+
+def test_auto_is_what_the_device_has(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rows(2)
+    monkeypatch.setattr("econmt.memory.budget.free_memory", lambda device: 10**9)
+    monkeypatch.setattr("econmt.memory.budget.group_room", lambda: None)
+    run = make_run("training.memory_budget=auto", "training.max_updates=2")
+    trainer = run.trainer()
+    weights = sum(parameter.nbytes for parameter in trainer.parameters.values())
+    assert plan_of(trainer).budget == int(AUTO_SHARE * (10**9 + weights))
+    run.train()
+    # A run that goes on keeps its plan, though other programs have come and gone.
+    monkeypatch.setattr("econmt.memory.budget.free_memory", lambda device: 10**8)
+    assert plan_of(run.trainer()).budget == plan_of(trainer).budget
+    # Unless the machine is another one.
+    monkeypatch.setattr("econmt.training.budget.total_memory", lambda device: 10**9)
+    assert plan_of(run.trainer()).budget < plan_of(trainer).budget
+
+
+def test_a_search_that_does_not_fit_is_refused(
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_rows(2)
+    monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 0)
+    monkeypatch.setattr("econmt.training.budget.estimate_search", lambda *_: 10**9)
+    with pytest.raises(
+        InputError, match=r"with decoding\.beam_size=2 needs .*; give training\.memory_budget=.* or a"
+    ):
+        make_run("training.memory_budget=1MiB").trainer()
+
+
+def test_budgets_know_the_state_of_the_optimizer(make_run: MakeRun) -> None:
+    for name, copies in (("adam", 2), ("sgd", 0), ("{name: sgd, momentum: 0.9}", 1)):
+        optimizer = name if name.startswith("{") else f"{{name: {name}}}"
+        trainer = make_run(f"training.optimizer={optimizer}").trainer()
+        weights = sum(parameter.nbytes for parameter in trainer.parameters.values())
+        budget = Budget(
+            trainer.recipe,
+            trainer.prepared,
+            trainer.batches,
+            CPU,
+            torch.float32,
+            trainer.parameters.values(),
+        )
+        assert budget._state == copies * weights
