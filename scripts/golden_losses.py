@@ -1,8 +1,7 @@
 """The loss of every update of a small training run, for each implementation of the ops.
 
-tests/system/test_same_answer.py compares the curves. Those of the reference are kept beside it in
-golden_losses.json, so
-that a change of the reference itself is seen. After one that is meant, write them anew:
+The curves are compared by tests/system/test_same_answer.py. Those of the reference are kept beside it, so that a change
+of the reference itself is seen. After one that is meant, write them anew:
 
     python scripts/golden_losses.py
 """
