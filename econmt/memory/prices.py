@@ -8,16 +8,16 @@ from econmt.model import Implementations
 from econmt_ops.blocks import STASHES
 
 PRICES = {
-    "cpu": {"attention": 0.0, "output": 0.0, "lstm": 1500.0},
+    "cpu": {"attention": 160.0, "output": 0.0, "lstm": 2000.0},
     "cuda": {"attention": 0.13, "output": 0.46, "lstm": 2.0},
 }
 """By device and op: milliseconds that a training step takes longer for each GiB that it does not keep.
 
-Of the CPU as measured: the iwslt recipe, 32 sentence pairs of 20 x 20 positions, float32, one thread of an AMD EPYC
-(Zen 4); recomputing attention and output layer was a little quicker than keeping. Of CUDA as counted for an H200 from
-its speed and its bandwidth, not measured. A run takes them as they stand, so that the same recipe always has the same
-plan: figures measured at its start would differ from one start to the next, and with them the rounding of what is
-learnt.
+Those of the CPU are measured (scripts/measure_prices.py): the multi30k recipe, 64 sentence pairs of 16 x 16 positions,
+float32, one thread of an AMD EPYC (Zen 4); recomputing the output layer made a step quicker. Those of CUDA are counted
+from speed and bandwidth of an H200 and not measured. A run takes them as they stand, so that the same recipe always has
+the same plan: figures measured at its start would differ from one start to the next, and with them the rounding of what
+is learnt.
 """
 
 

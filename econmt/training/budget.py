@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -127,6 +128,19 @@ class Budget:
         else:
             self.plan = self._planned(budget_bytes(value, self._device, self._weights + taken))
 
+    @contextmanager
+    def enforced(self) -> Iterator[None]:
+        """On a GPU, let PyTorch take no more than the budget inside; what it cannot have is an error to learn from."""
+        if self.plan is None or self._device.type != "cuda":
+            yield
+            return
+        share = self.plan.budget / total_memory(self._device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), self._device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+
     def remember(self, state: TrainingState) -> None:
         """Put the plan into a state that is to be saved."""
         state.plan = {}
@@ -196,6 +210,7 @@ class Budget:
                 training.bucket_width,
                 training.update_interval,
                 training.label_smoothing,
+                training.decode_and_evaluate,
                 recipe.data.max_length,
             ],
         }

@@ -135,6 +135,10 @@ class Trainer:
             Interrupted: after SIGTERM or Ctrl-C, with everything saved.
             TrainingError: if the loss is not finite, or memory or the disk are full.
         """
+        with self.budget.enforced():
+            return self._run(progress, interrupts)
+
+    def _run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
         self.model.train()
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()

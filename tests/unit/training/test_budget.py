@@ -32,6 +32,8 @@ Use = Callable[..., None]
 LEAN = Implementations("recompute", "recompute", "recompute", "outputs")
 BUDGET = "training.memory_budget=1GiB"
 EXACT = ("model.dropout=0.0", "training.gradient_clipping.type=none")
+# Plans from the real estimator: the same model in all tests, so that what one has estimated another knows.
+REAL = ("training.batch.size=16", "model.dropout=0.0")
 CPU = torch.device("cpu")
 FULL = [
     RuntimeError("[enforce fail at alloc_cpu.cpp:123] DefaultCPUAllocator: can't allocate memory: error 12"),
@@ -381,7 +383,7 @@ def test_the_step_measured_in_the_end_is_the_largest_micro_batch(
 
 def test_real_updates_stay_within_the_budget(make_run: MakeRun) -> None:
     budget = 60 << 10
-    run = make_run(f"training.memory_budget={budget}", "training.batch.size=16", "model.dropout=0.0")
+    run = make_run(f"training.memory_budget={budget}", *REAL)
     trainer = run.trainer()
     plan = plan_of(trainer)
     assert plan.worst.parts > 2
@@ -403,7 +405,7 @@ def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run
     run = make_run("training.max_updates=2")
     run.train()
     before = snapshot(run.folder)
-    small = make_run("training.memory_budget=20KiB")
+    small = make_run("training.memory_budget=20KiB", *REAL)
     with pytest.raises(
         InputError, match=r"^training\.memory_budget 20 KiB: one sentence of the worst bucket"
     ) as e:
@@ -457,3 +459,30 @@ def test_budgets_know_the_state_of_the_optimizer(make_run: MakeRun) -> None:
             trainer.parameters.values(),
         )
         assert budget._state == copies * weights
+
+
+@pytest.mark.cuda
+def test_a_gpu_keeps_to_the_budget(make_run: MakeRun) -> None:
+    budget = 256 << 20
+    run = make_run("training.device=cuda", f"training.memory_budget={budget}", *REAL)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    run.train()
+    assert torch.cuda.max_memory_reserved() <= budget
+
+
+@pytest.mark.cuda
+def test_a_gpu_that_is_full_learns_smaller_micro_batches(make_run: MakeRun, use_rows: Use) -> None:
+    use_rows(1 << 14)
+    trainer = make_run("training.device=cuda", "training.memory_budget=96MiB", *EXACT).trainer()
+    few = batch_of(trainer, range(30))
+    names = ("source", "source_lengths", "target_input", "target_output", "target_lengths", "indices")
+    many = {name: torch.cat([getattr(few, name)] * 400) for name in names}
+    batch = Batch(**many, source_tokens=400 * few.source_tokens, target_tokens=400 * few.target_tokens)
+    torch.cuda.empty_cache()
+    with trainer.budget.enforced():
+        divided = gradients(trainer, [batch])
+    assert trainer.budget.notes
+    trainer.budget.plan = None
+    for name, value in gradients(trainer, [batch]).items():
+        torch.testing.assert_close(divided[name], value, rtol=2e-2, atol=1e-3)
