@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from econmt.data.batches import BatchIterator, rows_of_batch
-from econmt.data.bpe_dropout import dropout_capacity
-from econmt.data.buckets import assign_buckets
 from econmt.data.corpus import search_path
 from econmt.data.store import META_FILE, PreparedData, open_prepared, prepare, store_folder
 from econmt.errors import InputError
@@ -105,16 +103,10 @@ def _from_text(
     worst = batches.worst_batch()
     rows, width = worst.source.shape
     shape = Shape(rows, width, worst.target_output.shape[1])
-    capacity = None
-    if prepared.subword_dropout > 0.0:
-        capacity = dropout_capacity(prepared.subword_dropout, longest)
-    found = assign_buckets(
-        prepared.train.source_lengths, prepared.train.target_lengths, training.bucket_width, capacity
-    )
-    widest: dict[int, int] = {}
-    for source, target in found.shapes.tolist():
-        widest[target] = max(source, widest.get(target, 0))
-    buckets = _thinned([(source, target) for target, source in sorted(widest.items())])
+    widest = {}
+    for bucket in batches.shapes():  # by rising target, then source positions
+        widest[bucket.target] = bucket.source
+    buckets = _thinned([(source, target) for target, source in widest.items()])
     sizes = prepared.vocabularies.source.size, prepared.vocabularies.target.size
     note = f"Shape: the largest batch of the text in {prepared.folder}, every row full."
     return sizes, shape, buckets, [note]

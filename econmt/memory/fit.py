@@ -12,6 +12,12 @@ from econmt.memory.profiling import Shape, Technique, Workload, estimate, fixed_
 MOST_ROWS = 1 << 20
 """No batch has more."""
 
+_PATIENCE = 12
+"""Looks until bisection takes over."""
+
+_LEAP = 16
+"""No look is further off than this times what is known to fit: an estimate of very many rows takes its time."""
+
 
 class Fit(NamedTuple):
     """The largest batch of a bucket.
@@ -64,8 +70,9 @@ def largest_batch(
 ) -> int:
     """The largest number of rows whose bytes stay within a budget, at most :data:`MOST_ROWS`; 0: none does.
 
-    Bisection; the line through what is known tells where to look, since bytes grow nearly linearly with rows, so a few
-    calls are enough.
+    Bytes grow nearly linearly with rows, so the line through what is known tells where to look next. Where they grow in
+    steps, as an allocator's segments do, every look that falls on the same side again goes twice as far to the other,
+    and after a dozen looks what is left is halved.
 
     Args:
         needed: bytes by rows, never falling.
@@ -75,21 +82,24 @@ def largest_batch(
     """
     fits, fails = 0, MOST_ROWS + 1
     known: dict[int, int] = {}
-    rows = min(max(1, start), MOST_ROWS)
-    while fails - fits > 1:
-        width = fails - fits
+    rows, stride, before = min(max(1, start), MOST_ROWS), 1, False
+    while True:
         known[rows] = needed(rows)
-        if known[rows] <= budget:
-            fits = rows
-        else:
-            fails = rows
         known.setdefault(0, fixed())
+        good = known[rows] <= budget
+        fits, fails = (rows, fails) if good else (fits, rows)
+        if fails - fits == 1:
+            return fits
+        stride = 2 * stride if good == before and len(known) > 2 else 1
+        before = good
         guess = _where_the_line_meets(known, fits, fails, budget)
-        # A line that does not halve the interval twice in a row is none to trust.
-        if fails - fits > width // 2 and len(known) > 4:
+        if len(known) > _PATIENCE:
             guess = (fits + fails) // 2
+        elif good:
+            guess = min(max(guess, fits + stride), _LEAP * fits)
+        else:
+            guess = min(guess, fails - stride)
         rows = min(max(guess, fits + 1), fails - 1)
-    return fits
 
 
 def _where_the_line_meets(known: dict[int, int], fits: int, fails: int, budget: int) -> int:

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from econmt.memory.budget import budget_bytes
 from econmt.memory.estimate import estimate_step, make_optimizer
 from econmt.memory.ledger import Ledger, give_state, measure_step
-from econmt.memory.machine import free_memory
 from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe
 
@@ -33,9 +33,6 @@ TIME_LIMIT = 60.0
 
 _PASSES = ROUNDS + 4
 """Steps that a technique costs: one to warm up, one with bytes followed (which counts two), one timed by layer."""
-
-_USABLE = 0.8
-"""Share of the free memory that a measurement may take."""
 
 Say = Callable[[str], object]
 
@@ -277,7 +274,7 @@ def profile(
         return _profile_gpu(workload, rows, shape, device, say)
     say(f"predicting {shape}: {rows[0].name}")
     first = estimate(workload, rows[0], shape, "cpu")
-    count = min(shape.rows, rows_that_fit(first, shape, int(_USABLE * free_memory(device))))
+    count = min(shape.rows, rows_that_fit(first, shape, budget_bytes("auto", device, 0)))
     if not patient and count:
 
         def round_time(trial: int) -> float:

@@ -253,22 +253,22 @@ def stash_table(profiles: Sequence[Profile]) -> Table:
 
 
 def fit_table(fits: Mapping[str, Sequence[Fit]], budget: int) -> Table:
-    """The largest batch of each bucket, a column a technique."""
+    """The largest batch of each bucket; of several techniques only its rows, and how many times the first one's."""
     result = Table(title=f"largest batch in {format_bytes(budget)} ({budget:,} bytes)")
-    for side in ("source", "target"):
-        result.add_column(side, justify="right")
-    for name in fits:
-        result.add_column(f"{name}: rows", justify="right")
-        result.add_column("target tokens", justify="right")
-        result.add_column("bytes", justify="right")
-    for row in zip(*fits.values(), strict=True):
-        cells = [str(row[0].source), str(row[0].target)]
-        for found in row:
-            size = format_bytes(found.bytes)
-            if found.rows == 0:
-                cells += ["none", "", f"1 row: {size}"]
-            else:
-                cells += [f"{found.rows:,}", f"{found.rows * found.target:,}", size]
+    names = list(fits)
+    heads = ["rows", "target tokens", "bytes"]
+    if len(names) > 1:
+        heads = [names[0], *(head for name in names[1:] for head in (name, "change"))]
+    for head in ("source", "target", *heads):
+        result.add_column(head, justify="right")
+    for first, *others in zip(*fits.values(), strict=True):
+        cells = [str(first.source), str(first.target), f"{first.rows:,}" if first.rows else "none"]
+        if len(names) == 1:
+            size = format_bytes(first.bytes)
+            cells += [f"{first.rows * first.target:,}", size] if first.rows else ["", f"1 row takes {size}"]
+        for other in others:
+            cells.append(f"{other.rows:,}" if other.rows else "none")
+            cells.append(faster(first.rows, other.rows) if first.rows and other.rows else "")
         result.add_row(*cells)
     return result
 

@@ -121,6 +121,10 @@ def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: 
     assert found["shape"] == {"rows": 4, "source": 8, "target": 8}  # six letters and the end, in fours
     assert found["vocabulary"] == {"source": 12, "target": 12}
     assert "largest batch of the text" in found["notes"][0]
+    rows = call("profile", recipe, store, "--fit", "1GiB").lines
+    assert [line.split("│")[1:3] for line in rows if line.startswith("│")] == [
+        [f"{source:>7} ", f"{target:>7} "] for source, target in ((4, 4), (8, 8))
+    ]
     # It is prepared now, and found without being told; but not by a recipe that cuts text in another way.
     assert json.loads(call(*given).out)["vocabulary"] == {"source": 12, "target": 12}
     other = json.loads(call(*given, "data.max_length=5").out)
@@ -211,7 +215,7 @@ def test_a_missing_recipe_is_one_line(call: Call) -> None:
 def test_nothing_to_trace_where_no_step_fits(
     call: Call, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiling, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(profiling, "budget_bytes", lambda *_: 1000)
     ended = call("profile", recipe, *BUCKET)
     assert ended.code == 0
     assert "Bytes: estimated with fake tensors; no step fits the free memory." in ended.lines

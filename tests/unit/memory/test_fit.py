@@ -45,7 +45,7 @@ def test_agrees_with_the_definition(
     assert found == 0 or needed(found) <= budget
     assert needed(found + 1) > budget
     assert len(calls) == len(set(calls))
-    assert len(calls) < 45
+    assert len(calls) < 35
 
 
 def test_few_calls_where_bytes_are_linear() -> None:
@@ -57,6 +57,17 @@ def test_few_calls_where_bytes_are_linear() -> None:
 
     assert largest_batch(needed, 8 << 30, 128, lambda: 400_000_000) == 189
     assert len(calls) <= 4
+
+
+def test_few_calls_where_bytes_grow_in_steps() -> None:
+    calls = []
+
+    def needed(rows: int) -> int:
+        calls.append(rows)
+        return 400_000_000 + (2 << 20) * (rows * 99_000 // (48 << 20) * 24)
+
+    assert needed(largest_batch(needed, 2 << 30, 128, lambda: 400_000_000) + 1) > 2 << 30
+    assert len(calls) <= 20
 
 
 def test_ends_of_the_range() -> None:

@@ -106,7 +106,7 @@ def test_too_slow_a_batch_is_timed_with_fewer_rows(
 
 
 def test_what_fits_no_memory_is_estimated(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(profiling, "budget_bytes", lambda *_: 1000)
     (found,) = profile(workload, ROWS[:1], SHAPE, CPU, patient=True, say=str)
     assert (found.measured, found.times, found.timed_shape) == (False, None, None)
     assert found.tokens_per_second is None
@@ -117,7 +117,7 @@ def test_a_batch_too_large_for_memory_is_timed_with_what_fits(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = estimate(workload, ROWS[0], SHAPE, "cpu")
-    monkeypatch.setattr(profiling, "free_memory", lambda device: int(0.6 * whole.peak / 0.8))
+    monkeypatch.setattr(profiling, "budget_bytes", lambda *_: int(0.6 * whole.peak))
     (found,) = profile(workload, ROWS[:1], SHAPE, CPU, patient=True, say=str)
     assert found.timed_shape is not None
     assert 1 <= found.timed_shape.rows < 32

@@ -132,12 +132,20 @@ def test_stash_by_layer_and_technique() -> None:
 
 
 def test_largest_batches() -> None:
-    fits = {"reference": [Fit(10, 20, 3, 900), Fit(30, 40, 0, 5000)], "all": [Fit(10, 20, 64, 990)] * 2}
-    table = fit_table(fits, 1000)
+    reference = [Fit(10, 20, 3, 900), Fit(30, 40, 0, 5000)]
+    table = fit_table({"reference": reference}, 1000)
     assert table.title == "largest batch in 1.0 kB (1,000 bytes)"
-    assert cells(table)[1:] == [
-        ["10", "20", "3", "60", "900 B", "64", "1,280", "990 B"],
-        ["30", "40", "none", "", "1 row: 5.0 kB", "64", "1,280", "990 B"],
+    assert cells(table) == [
+        ["source", "target", "rows", "target tokens", "bytes"],
+        ["10", "20", "3", "60", "900 B"],
+        ["30", "40", "none", "", "1 row takes 5.0 kB"],
+    ]
+    fits = {"reference": reference, "all": [Fit(10, 20, 64, 990), Fit(30, 40, 7, 990)]}
+    fits["none"] = [Fit(10, 20, 0, 5000)] * 2
+    assert cells(fit_table(fits, 1000)) == [
+        ["source", "target", "reference", "all", "change", "none", "change"],
+        ["10", "20", "3", "64", "21.3x", "none", ""],
+        ["30", "40", "none", "7", "", "none", ""],
     ]
     assert fit_data(fits, 1000)["techniques"]["reference"][1] == {
         "source": 30,
