@@ -93,12 +93,16 @@ def size_text(size: float) -> str:
     return f"{size:.3g} {_UNITS[unit]}"
 
 
-def nearest_budget(size: float) -> str:
+def nearest_budget(size: int) -> str:
     """The smallest budget of two digits, as a recipe writes it, that is at least ``size`` bytes: 1.4GiB."""
     unit = 0
-    while size >= 1000 and unit < len(_UNITS) - 1:
-        size /= 1024
+    value = float(size)
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value /= 1024
         unit += 1
-    step = 10.0 ** (math.floor(math.log10(max(size, 1.0))) - 1)
-    value = math.ceil(size / step - 1e-9) * step
-    return f"{round(value, 1):g}{_UNITS[unit]}"
+    step = 10.0 ** (math.floor(math.log10(max(value, 1.0))) - 1)
+    steps = math.floor(value / step)
+    # Rounding of the division could make it one too few.
+    while parse_size(text := f"{round(max(steps, 1) * step, 1):g}{_UNITS[unit]}") < size:
+        steps += 1
+    return text

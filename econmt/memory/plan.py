@@ -8,6 +8,7 @@ the update stays that of the whole batch. The plan is made before training from 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -40,7 +41,7 @@ def usable(budget: int) -> int:
 
 def sufficient_budget(size: int) -> str:
     """A budget, as a recipe writes it, of which ``size`` bytes are usable."""
-    return nearest_budget((size + 1) / (1.0 - RESERVE) + 1)
+    return nearest_budget(math.ceil((size + 1) / (1.0 - RESERVE)) + 1)
 
 
 class Allotment(NamedTuple):

@@ -365,12 +365,12 @@ def affordable_rows(round_time: Callable[[int], float], rows: int, limit: float)
     """The largest batch that is predicted to stay within a time: all ``rows``, or a power of two.
 
     Args:
-        round_time: seconds of a step with so many rows; called with a sixteenth and an eighth of ``rows``.
+        round_time: seconds of a step with so many rows; called with about a sixteenth and an eighth of ``rows``.
         rows: of the whole batch.
         limit: seconds.
     """
-    first = rows // 16
-    if first == 0:
+    first = max(1, rows // 16)
+    if rows <= first:
         return rows
     short, long = round_time(first), round_time(2 * first)
     slope = max(long - short, 0.05 * long) / first

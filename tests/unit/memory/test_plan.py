@@ -457,7 +457,12 @@ def test_search_rows() -> None:
 # ---------------------------------------------------------------------- bytes
 
 
-@given(st.integers(1, 2**45))
+@given(
+    st.one_of(
+        st.integers(1, 2**45),
+        st.builds(lambda a, b: a * 2**30 // 10 + b, st.integers(1, 10**5), st.integers(0, 2)),
+    )
+)
 def test_the_nearest_budget_is_enough_and_near(size: int) -> None:
     found = parse_size(nearest_budget(size))
     assert size <= found
@@ -471,7 +476,7 @@ def test_sizes_as_words() -> None:
         "0.977 MiB",
         "1.3 GiB",
     ]
-    assert nearest_budget(1.33 * (1 << 30)) == "1.4GiB"
+    assert nearest_budget(int(1.33 * (1 << 30))) == "1.4GiB"
     assert nearest_budget(133 << 20) == "140MiB"
 
 

@@ -125,6 +125,58 @@ def test_a_batch_too_large_for_memory_is_timed_with_what_fits(
     assert smaller.peak < 0.6 * whole.peak
 
 
+def test_on_a_gpu_what_does_not_fit_is_estimated(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FakeStep:
+        """A step on a GPU that is too small for the reference."""
+
+        def __init__(self, *_: object) -> None:
+            self.forgot = 0
+
+        def use(self, technique: Technique) -> None:
+            self.technique = technique
+
+        def measure(self) -> Ledger:
+            if self.technique.name == "reference":
+                raise torch.cuda.OutOfMemoryError
+            return Ledger(peak=7, tokens=10, seconds=3.0)
+
+        def forget(self) -> None:
+            self.forgot += 1
+
+        def seconds(self) -> float:
+            assert self.technique.name == "all"
+            assert self.forgot == 2
+            return 2.0
+
+    monkeypatch.setattr(profiling, "Step", FakeStep)
+    reference, everything = profile(workload, ROWS[:2], SHAPE, torch.device("cuda"), patient=False, say=str)
+    assert (reference.measured, reference.times, reference.bytes.device) == (False, None, "cuda")
+    assert reference.bytes.reserved is not None
+    assert everything.measured
+    assert everything.bytes is everything.times
+    assert everything.tokens_per_second == 5.0
+
+
+def test_a_gpu_too_small_for_the_model(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(profiling, "Step", fail)
+    (found,) = profile(workload, ROWS[:1], SHAPE, torch.device("cuda"), patient=False, say=str)
+    assert (found.measured, found.timed_shape) == (False, None)
+
+
+@pytest.mark.cuda
+def test_measured_on_a_gpu() -> None:
+    larger = Workload(load_recipe("iwslt", ["training.precision=float32"]), 5000, 5000)
+    device, shape = torch.device("cuda"), Shape(64, 30, 25)
+    for each in profile(larger, ROWS, shape, device, patient=False, say=str):
+        assert each.measured
+        assert each.tokens_per_second is not None
+        predicted = estimate(larger, each.technique, shape, "cuda")
+        assert each.bytes.peak == pytest.approx(predicted.peak, rel=0.03)
+
+
 def test_rows_that_fit() -> None:
     ledger = Ledger(peak=1000)
     ledger.entries.update(
@@ -144,7 +196,8 @@ def test_rows_that_fit() -> None:
         (lambda rows: 1.0 + 0.01 * rows, 128, 128),
         (lambda rows: 1.0 * rows, 128, 8),
         (lambda rows: 50.0, 128, 1),
-        (lambda rows: 50.0, 15, 15),  # too few to try fewer
+        (lambda rows: 50.0, 2, 1),
+        (lambda rows: 50.0, 1, 1),
         (lambda rows: 9.0, 128, 32),  # no slope seen: 5 % of a step for a sixteenth more rows is assumed
     ],
 )
@@ -157,7 +210,7 @@ def test_affordable_rows(seconds: object, rows: int, expected: int) -> None:
         return value
 
     assert affordable_rows(time, rows, 10.0) == expected
-    assert asked == ([8, 16] if rows == 128 else [])
+    assert asked == {128: [8, 16], 2: [1, 2], 1: []}[rows]
 
 
 def test_a_step_clips_as_the_recipe_says(workload: Workload) -> None:
