@@ -21,17 +21,6 @@ def reaches(stash: str, level: str) -> bool:
     return STASHES.index(stash) >= STASHES.index(level)
 
 
-def stash_option(op: str, stash: str, reference: bool) -> dict[str, str]:
-    """The argument that tells an implementation of ``op`` its stash level; none for "auto" and the reference.
-
-    Raises:
-        ValueError: there is no such level.
-    """
-    if stash != "auto" and stash not in STASHES:
-        raise ValueError(f"{op}: unknown stash level {stash!r}; available: {', '.join(('auto', *STASHES))}")
-    return {} if reference or stash == "auto" else {"stash": stash}
-
-
 def split_blocks(steps: int, batch: int, hidden: int, accumulate: torch.dtype) -> list[tuple[int, int]]:
     """The blocks of steps, (begin, end) each, whose gates fit the workspace."""
     size = max(1, _BLOCK_BYTES // max(1, batch * 4 * hidden * accumulate.itemsize))

@@ -10,10 +10,20 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt_ops.blocks import STASHES
 
 NAMES = ("reference", "recompute", "compiled", "triton")
+
+RECURRENT = ("lstm", "bidirectional_lstm", "attentional_lstm")
+"""The ops that take a stash level."""
+
+_FASTEST_STASH = "gates"
 
 
 def implementations(package: str, op: str) -> dict[str, Callable[..., Any]]:
@@ -41,20 +51,50 @@ def implementations(package: str, op: str) -> dict[str, Callable[..., Any]]:
     return found
 
 
-def resolve(op: str, implementation: str, available: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Returns the function that runs an op.
+class Resolved(NamedTuple):
+    """What runs: an implementation's name, its function, and the options that it takes beside the op's arguments."""
+
+    name: str
+    function: Callable[..., Any]
+    options: dict[str, str]
+
+
+def keeps_gradients(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether autograd will keep something for a backward pass through an op of these arguments."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def resolve(
+    op: str,
+    implementation: str,
+    available: Mapping[str, Callable[..., Any]],
+    tensors: Iterable[Tensor | None],
+    stash: str = "auto",
+) -> Resolved:
+    """Returns what runs an op.
+
+    "auto" is "recompute" where a backward pass will follow, and "reference" otherwise or where there is no other. A
+    recurrent op then keeps its gates unless told otherwise: it is as fast as the reference and keeps less. Named
+    implementations keep what they keep by themselves.
 
     Args:
         op: the op's name, for the message.
         implementation: "auto" or one of the names in `available`.
         available: the functions by name, as `implementations` returns them.
+        tensors: the arguments that a gradient may be asked of.
+        stash: the level that a recurrent op was given: "auto" or one of `STASHES`.
 
     Raises:
-        ValueError: no implementation has this name; the message names those there are.
+        ValueError: no implementation or no stash level has this name; the message names those there are.
     """
-    if implementation == "auto":
-        return available["reference"]
-    if implementation not in available:
+    if implementation != "auto" and implementation not in available:
         names = ", ".join(("auto", *available))
         raise ValueError(f"{op}: unknown implementation {implementation!r}; available: {names}")
-    return available[implementation]
+    if stash != "auto" and stash not in STASHES:
+        raise ValueError(f"{op}: unknown stash level {stash!r}; available: {', '.join(('auto', *STASHES))}")
+    name = implementation
+    if name == "auto":
+        name = "recompute" if "recompute" in available and keeps_gradients(tensors) else "reference"
+        stash = _FASTEST_STASH if stash == "auto" and op in RECURRENT else stash
+    options = {} if stash == "auto" or name == "reference" else {"stash": stash}
+    return Resolved(name, available[name], options)

@@ -44,3 +44,10 @@ class AttentionalLSTMState(NamedTuple):
     """(h, c) of every layer, bottom first, each (B, H)."""
     output: Tensor
     """o, the attentional hidden of the step before: (B, H)."""
+
+
+def tensors_of(tree: object) -> list[Tensor]:
+    """The tensors in nested tuples such as those above, None and other things left out."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [tensor for part in tree for tensor in tensors_of(part)] if isinstance(tree, tuple) else []

@@ -56,14 +56,36 @@ def test_a_module_may_do_without_an_op_or_be_unavailable(package: Path) -> None:
     assert list(implementations("made_up", "double")) == ["reference"]
 
 
-def test_resolve() -> None:
+def test_resolve_by_name() -> None:
     available = {"reference": min, "triton": max}
-    assert resolve("extreme", "triton", available) is max
-    assert resolve("extreme", "auto", available) is min
+    assert resolve("extreme", "triton", available, ()) == ("triton", max, {})
+    assert resolve("extreme", "triton", available, (), "cells") == ("triton", max, {"stash": "cells"})
+    assert resolve("extreme", "reference", available, (), "cells") == ("reference", min, {})
     with pytest.raises(
         ValueError, match="extreme: unknown implementation 'cuda'; available: auto, reference, triton"
     ):
-        resolve("extreme", "cuda", available)
+        resolve("extreme", "cuda", available, ())
+    with pytest.raises(ValueError, match="extreme: unknown stash level 'all'; available: auto, outputs"):
+        resolve("extreme", "auto", available, (), "all")
+
+
+def test_auto_recomputes_where_a_backward_pass_will_follow() -> None:
+    available = {"reference": min, "recompute": max, "compiled": sum}
+    constant, variable = torch.ones(1), torch.ones(1, requires_grad=True)
+    assert resolve("extreme", "auto", available, (constant, None)) == ("reference", min, {})
+    assert resolve("extreme", "auto", available, (constant, variable)) == ("recompute", max, {})
+    with torch.no_grad():
+        assert resolve("extreme", "auto", available, (constant, variable)) == ("reference", min, {})
+    assert resolve("extreme", "auto", {"reference": min}, (variable,)) == ("reference", min, {})
+
+
+def test_auto_keeps_the_gates_of_recurrent_ops() -> None:
+    available = {"reference": min, "recompute": max}
+    variable = torch.ones(1, requires_grad=True)
+    assert resolve("lstm", "auto", available, (variable,)).options == {"stash": "gates"}
+    assert resolve("lstm", "auto", available, (variable,), "outputs").options == {"stash": "outputs"}
+    assert resolve("lstm", "recompute", available, (variable,)).options == {}
+    assert resolve("lstm", "auto", available, ()).options == {}
 
 
 def test_ops_refuse_unknown_implementations() -> None:

@@ -43,7 +43,8 @@ def additive_attention(
     Raises:
         ValueError: shapes or types do not fit, or the implementation is unknown.
     """
-    function = resolve("additive_attention", implementation, _IMPLEMENTATIONS)
+    tensors = (query, keys, values, score_weight, *(layer_norm or ()))
+    function = resolve("additive_attention", implementation, _IMPLEMENTATIONS, tensors).function
     check = Shapes("additive_attention")
     check("query", query, "B T A")
     check("keys", keys, "B S A")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt_ops.blocks import stash_option
 from econmt_ops.checks import Shapes, check_dropout
 from econmt_ops.lstm import cast_layers, check_layers, prepare_state
 from econmt_ops.precision import compute_dtype, explicit_casts
 from econmt_ops.select import implementations, resolve
-from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights
+from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, tensors_of
 
 _IMPLEMENTATIONS = implementations(__name__, "attentional_lstm")
 
@@ -122,8 +121,8 @@ def attentional_lstm(
             None: there is none.
         scale: of dot attention; 1 for additive attention.
         stash: what the recomputing implementations keep for the backward pass, each level beside what those
-            before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them.
-            The reference keeps what autograd keeps.
+            before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them,
+            and is "gates" if the implementation is "auto" too. The reference keeps what autograd keeps.
         implementation: "auto" or the name of one.
 
     Returns:
@@ -134,8 +133,9 @@ def attentional_lstm(
         ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no
             seed.
     """
-    function = resolve("attentional_lstm", implementation, _IMPLEMENTATIONS)
     weights = weights._replace(layers=tuple(weights.layers))
+    tensors = (inputs, keys, values, *tensors_of(weights), *tensors_of(state), *(layer_norm or ()))
+    chosen = resolve("attentional_lstm", implementation, _IMPLEMENTATIONS, tensors, stash)
     check = _check(inputs, keys, values, weights, lengths, input_feeding, layer_norm, scale)
     check_dropout("attentional_lstm", dropout, dropout_seed)
     dtype = compute_dtype(inputs)
@@ -146,7 +146,7 @@ def attentional_lstm(
         check("state.output", state.output, "B H")
         output = state.output.to(dtype)
     with explicit_casts(inputs):
-        result: tuple[Tensor, Tensor, AttentionalLSTMState] = function(
+        result: tuple[Tensor, Tensor, AttentionalLSTMState] = chosen.function(
             inputs.to(dtype),
             keys.to(dtype),
             values.to(dtype),
@@ -160,6 +160,6 @@ def attentional_lstm(
             variational=variational,
             layer_norm=None if layer_norm is None else (layer_norm[0].to(dtype), layer_norm[1].to(dtype)),
             scale=scale,
-            **stash_option("attentional_lstm", stash, function is _IMPLEMENTATIONS["reference"]),
+            **chosen.options,
         )
     return result

@@ -37,7 +37,7 @@ def linear(
     Raises:
         ValueError: shapes or types do not fit, or the layout or the implementation is unknown.
     """
-    function = resolve("linear", implementation, _IMPLEMENTATIONS)
+    function = resolve("linear", implementation, _IMPLEMENTATIONS, (inputs, weight, bias)).function
     if layout not in _LAYOUTS:
         raise ValueError(f"linear: unknown layout {layout!r}; available: {', '.join(_LAYOUTS)}")
     check = Shapes("linear")

@@ -46,7 +46,8 @@ def linear_cross_entropy(
     Raises:
         ValueError: shapes or types do not fit, or the reduction or the implementation is unknown.
     """
-    function = resolve("linear_cross_entropy", implementation, _IMPLEMENTATIONS)
+    tensors = (hidden, weight, bias)
+    function = resolve("linear_cross_entropy", implementation, _IMPLEMENTATIONS, tensors).function
     if reduction not in _REDUCTIONS:
         raise ValueError(
             f"linear_cross_entropy: unknown reduction {reduction!r}; available: {', '.join(_REDUCTIONS)}"

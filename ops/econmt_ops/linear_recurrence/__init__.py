@@ -37,7 +37,8 @@ def linear_recurrence(
     Raises:
         ValueError: shapes or types do not fit, or the implementation is unknown.
     """
-    function = resolve("linear_recurrence", implementation, _IMPLEMENTATIONS)
+    tensors = (decay, inputs, initial)
+    function = resolve("linear_recurrence", implementation, _IMPLEMENTATIONS, tensors).function
     check = Shapes("linear_recurrence")
     check("decay", decay, "B T H")
     check("inputs", inputs, "B T H")

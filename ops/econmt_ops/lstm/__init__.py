@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt_ops.blocks import stash_option
 from econmt_ops.checks import Shapes, check_dropout
 from econmt_ops.precision import accumulate_dtype, compute_dtype, explicit_casts
 from econmt_ops.select import implementations, resolve
-from econmt_ops.weights import LSTMState, LSTMWeights
+from econmt_ops.weights import LSTMState, LSTMWeights, tensors_of
 
 _IMPLEMENTATIONS = implementations(__name__, "lstm")
 _BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")
@@ -109,8 +108,8 @@ def lstm(
         variational: one mask a row and layer for all time steps (Gal and Ghahramani 2016) instead of one mask
             a step.
         stash: what the recomputing implementations keep for the backward pass, each level beside what those
-            before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them.
-            The reference keeps what autograd keeps.
+            before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them,
+            and is "gates" if the implementation is "auto" too. The reference keeps what autograd keeps.
         implementation: "auto" or the name of one.
 
     Returns:
@@ -123,12 +122,12 @@ def lstm(
         ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no
             seed.
     """
-    function = resolve("lstm", implementation, _IMPLEMENTATIONS)
-    reference = function is _IMPLEMENTATIONS["reference"]
+    layers = tuple(layers)
+    tensors = (inputs, *tensors_of(layers), *tensors_of(state))
+    chosen = resolve("lstm", implementation, _IMPLEMENTATIONS, tensors, stash)
     check = Shapes("lstm")
     check("inputs", inputs, "B T I")
     check.not_empty("inputs", inputs)
-    layers = tuple(layers)
     check_layers(check, layers, "I")
     if lengths is not None:
         check.indices("lengths", lengths, "B")
@@ -136,7 +135,7 @@ def lstm(
     dtype = compute_dtype(inputs)
     start = prepare_state(check, state, len(layers), inputs, dtype)
     with explicit_casts(inputs):
-        result: tuple[Tensor, LSTMState] = function(
+        result: tuple[Tensor, LSTMState] = chosen.function(
             inputs.to(dtype),
             cast_layers(layers, dtype),
             state=start,
@@ -146,8 +145,8 @@ def lstm(
             dropout=dropout,
             dropout_seed=dropout_seed,
             variational=variational,
-            **stash_option("lstm", stash, reference),
-            **({} if reference else {"from_zero": state is None}),
+            **chosen.options,
+            **({} if chosen.name == "reference" else {"from_zero": state is None}),
         )
     return result
 
@@ -173,8 +172,8 @@ def bidirectional_lstm(
         lengths: (B,) int64, on the CPU or the device: what lies at or past a row's length has no influence;
             None: all rows are T long.
         stash: what the recomputing implementations keep for the backward pass, each level beside what those
-            before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them.
-            The reference keeps what autograd keeps.
+            before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them,
+            and is "gates" if the implementation is "auto" too. The reference keeps what autograd keeps.
         implementation: "auto" or the name of one.
 
     Returns:
@@ -185,7 +184,8 @@ def bidirectional_lstm(
     Raises:
         ValueError: shapes or types do not fit, or the implementation or stash level is unknown.
     """
-    function = resolve("bidirectional_lstm", implementation, _BIDIRECTIONAL)
+    tensors = (inputs, *forward, *backward)
+    chosen = resolve("bidirectional_lstm", implementation, _BIDIRECTIONAL, tensors, stash)
     check = Shapes("bidirectional_lstm")
     check("inputs", inputs, "B T I")
     check.not_empty("inputs", inputs)
@@ -195,10 +195,10 @@ def bidirectional_lstm(
         check.indices("lengths", lengths, "B")
     dtype = compute_dtype(inputs)
     with explicit_casts(inputs):
-        result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = function(
+        result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = chosen.function(
             inputs.to(dtype),
             *cast_layers((forward, backward), dtype),
             lengths=lengths,
-            **stash_option("bidirectional_lstm", stash, function is _BIDIRECTIONAL["reference"]),
+            **chosen.options,
         )
     return result

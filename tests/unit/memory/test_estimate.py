@@ -19,6 +19,7 @@ from econmt.training import optimizers
 VOCABULARY = 97
 SMALL = ("model.embedding=16", "model.encoder.size=32", "model.decoder.size=32", "model.attention.size=48")
 RECOMPUTE = ("ops.attention=recompute", "ops.lstm=recompute", "ops.output=recompute")
+REFERENCE = ("ops.attention=reference", "ops.lstm=reference", "ops.output=reference")
 
 
 def small(name: str, *overrides: str) -> Recipe:
@@ -120,7 +121,7 @@ def test_large_models_take_no_memory() -> None:
 
 def test_implementations_replace_those_of_the_recipe() -> None:
     shape = (16, 8, 2)
-    plain = estimate_step(small("quickstart"), VOCABULARY, VOCABULARY, shape)
+    plain = estimate_step(small("quickstart", *REFERENCE), VOCABULARY, VOCABULARY, shape)
     asked = small("quickstart", *RECOMPUTE)
     other = estimate_step(asked, VOCABULARY, VOCABULARY, shape)
     assert other.stashed < 0.5 * plain.stashed
@@ -149,7 +150,7 @@ def test_on_cuda_sizes_are_whole_blocks_and_segments() -> None:
 
 @pytest.mark.parametrize(("device", "precision"), [("cuda", torch.bfloat16), ("cpu", torch.float32)])
 def test_auto_is_bfloat16_on_cuda_alone(device: str, precision: torch.dtype) -> None:
-    recipe, shape = small("quickstart", "training.precision=auto"), (16, 4, 1)
+    recipe, shape = small("quickstart", *REFERENCE, "training.precision=auto"), (16, 4, 1)
     stashed = {
         given: estimate_step(recipe, VOCABULARY, VOCABULARY, shape, device, precision=given).stashed
         for given in (None, torch.bfloat16, torch.float32)
