@@ -84,3 +84,10 @@ def test_masks_of_a_stack(device: str) -> None:
     assert variational is not None
     assert variational.shape == (4, 1, 64)
     assert layer_keep_masks(3, 4, 5, 64, 0.0, None, False, place) == [None, None, None]
+
+
+@pytest.mark.parametrize(("p", "kept"), [(0.0, 40_001), (1e-9, 40_001), (0.25, 30_001), (1 - 1e-9, 1)])
+def test_the_share_that_is_kept(p: float, kept: int) -> None:
+    mask = keep_mask((40_001,), p, 5, torch.device("cpu"))
+    # Four standard deviations of a binomial distribution of 40,001 draws at most.
+    assert abs(int(mask.sum()) - kept) <= 4 * (40_001 * p * (1 - p)) ** 0.5 + 2
