@@ -1,0 +1,513 @@
+"""Measures what keeping less saves and costs: bytes and times of whole training steps against the reference.
+
+Four sections, all of them unless --only names some:
+
+step        training steps of recipes with each way of keeping less; the ways take turns, medians and quartiles count
+checkpoint  rows of the same tables: the same decoder with torch.utils.checkpoint, as one would write it by hand
+output      econmt_ops.linear_cross_entropy against cross_entropy(linear(...)) of torch.nn.functional
+batch       the largest batch of a recipe within a budget, as the estimator finds it
+
+Every way must give the reference's loss and gradient norm before anything is timed. The learning rate is 0, so that all
+of them see the same parameters. Examples:
+
+    python scripts/bench_memory.py --device cuda --output memory.json
+    python scripts/bench_memory.py --only step checkpoint --recipes iwslt --lengths 100x100 --variants reference all
+    ECONMT_DATA=FOLDER python scripts/bench_memory.py --only step --recipes multi30k --lengths text
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from memory_steps import (
+    Case,
+    Steps,
+    Variant,
+    checkpoint_variants,
+    free,
+    make_case,
+    now,
+    positions_of,
+    recipe_of,
+    step_variants,
+)
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torch.nn import functional
+
+from econmt.data.batches import rows_of_batch
+from econmt.errors import EconmtError, InputError
+from econmt.memory.fit import fit
+from econmt.memory.machine import describe_machine
+from econmt.memory.profiling import Shape, Step, Technique, Workload
+from econmt.memory.report import faster, format_bytes, format_rate, less
+from econmt.memory.timing import peak_flops
+from econmt.memory.tracker import Tracker
+from econmt.recipe import load_recipe
+from econmt.training.devices import reproducible, resolve_device
+from econmt.typed_yaml import parse_size
+from econmt_ops import linear_cross_entropy
+from econmt_ops.steps import has_compiler
+
+NO_TIME = "not measured: no time left"
+SECTIONS = ("step", "checkpoint", "output", "batch")
+TIMED_POSITIONS = 3000
+"""On the CPU only batches of at most so many target positions are timed: larger ones take many seconds a step."""
+FEWEST_TURNS, MOST_TURNS = 3, 25
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+"""Relative, of loss and gradient norm against the reference in float32."""
+
+
+class Clock:
+    """What time there is.
+
+    Args:
+        limit: seconds for everything.
+        turns: seconds for the turns of one table.
+    """
+
+    def __init__(self, limit: float, turns: float) -> None:
+        self._end = time.monotonic() + limit
+        self.turns = turns
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more should be begun."""
+        return time.monotonic() > self._end
+
+
+def take_turns(
+    runs: Mapping[str, Callable[[], float]], clock: Clock, fewest: int = FEWEST_TURNS
+) -> dict[str, list[float]]:
+    """Seconds of every run in every turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    begin = time.monotonic()
+    for turn in range(MOST_TURNS):
+        if turn >= fewest and (clock.over or time.monotonic() - begin > clock.turns):
+            break
+        for name, run in runs.items():
+            seconds[name].append(run())
+    return seconds
+
+
+def spread(seconds: Sequence[float], first: Sequence[float]) -> dict[str, Any]:
+    """Median and quartiles in milliseconds, and the median over turns of the speed against the first row's."""
+    low, middle, high = (1000.0 * float(np.quantile(seconds, share)) for share in (0.25, 0.5, 0.75))
+    faster_by = statistics.median(other / own for other, own in zip(first, seconds, strict=True))
+    return {"milliseconds": middle, "quartiles": [low, high], "turns": len(seconds), "speed": faster_by}
+
+
+# ---------------------------------------------------------------------- sections
+
+
+class MismatchError(Exception):
+    """A variant does not give what the reference gives."""
+
+
+def agree(name: str, found: Sequence[float], wanted: Sequence[float], tolerance: float) -> None:
+    """Holds loss and gradient norm to the reference's.
+
+    Raises:
+        MismatchError: they differ by more than the tolerance.
+    """
+    for what, own, other in zip(("loss", "gradient norm"), found, wanted, strict=True):
+        if not abs(own - other) <= tolerance * abs(other):
+            raise MismatchError(f"{name}: {what} {own:.9g}, the reference has {other:.9g}")
+
+
+def measure_case(case: Case, variants: list[Variant], device: torch.device, clock: Clock) -> dict[str, Any]:
+    """A table of steps."""
+    steps = Steps(case, device)
+    positions = max(batch.target_output.numel() for batch in steps.batches)
+    timed = device.type == "cuda" or positions <= TIMED_POSITIONS
+    reference = variants[0]
+    ledgers = [steps.ledger(reference, batch) for batch in steps.batches]
+    wanted = ledgers[steps.batches.index(steps.largest)][1:]
+    needed = sum(ledger.flops for ledger, _, _ in ledgers)
+    rows: list[dict[str, Any]] = []
+    for variant in variants:
+        row: dict[str, Any] = {
+            "name": variant.name,
+            "precision": str(variant.precision).removeprefix("torch."),
+        }
+        rows.append(row)
+        if clock.over:
+            row["failure"] = NO_TIME
+            continue
+        try:
+            begin = time.monotonic()
+            if timed:
+                agree(variant.name, steps.values(variant), wanted, TOLERANCE[variant.precision])
+                steps.turn(variant)
+                row["warm_up_seconds"] = time.monotonic() - begin
+            if device.type == "cuda":
+                row["stash_bytes"], row["peak_bytes"] = steps.allocated(variant)
+            else:
+                ledger, *found = steps.ledger(variant, steps.largest)
+                agree(variant.name, found, wanted, TOLERANCE[variant.precision])
+                row |= {"stash_bytes": ledger.stashed, "peak_bytes": ledger.peak, "flops": ledger.flops}
+        except torch.cuda.OutOfMemoryError:
+            row["failure"] = "out of memory"
+        steps.forget()
+    good = [(variant, row) for variant, row in zip(variants, rows, strict=True) if "failure" not in row]
+    if timed:
+        runs = {f"{variant.name} {variant.precision}": partial(steps.turn, variant) for variant, _ in good}
+        seconds = list(take_turns(runs, clock).values())
+        for (variant, row), own in zip(good, seconds, strict=True):
+            row |= spread(own, seconds[0])
+            row["tokens_per_second"] = 1000.0 * steps.tokens / row["milliseconds"]
+            row["share"] = 1000.0 * needed / row["milliseconds"] / peak_flops(device, variant.precision)
+    vocabulary = " and ".join(f"{size:,}" for size in case.sizes)
+    return {
+        "recipe": case.name,
+        "shapes": case.lengths,
+        "note": f"{case.note}; vocabularies {vocabulary}",
+        "target_tokens": steps.tokens,
+        "flops": needed,
+        "rows": rows,
+    }
+
+
+def measure_output(quick: bool, device: torch.device, clock: Clock) -> dict[str, Any]:
+    """The output layer alone."""
+    rows_count, width, vocabulary = (40, 8, 50) if quick else (6400, 512, 32000)
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(rows_count, width, generator=generator).to(device).requires_grad_()
+    weight = (torch.randn(vocabulary, width, generator=generator) / width**0.5).to(device).requires_grad_()
+    targets = torch.randint(vocabulary, (rows_count,), generator=generator).to(device)
+    names = ["recompute"] + (["compiled"] if has_compiler() and not quick else [])
+    losses: dict[str, Callable[[], Tensor]] = {
+        "cross_entropy(linear)": lambda: functional.cross_entropy(functional.linear(hidden, weight), targets)
+    }
+    for name in names:
+        losses[name] = partial(linear_cross_entropy, hidden, weight, targets, implementation=name)
+    gradients = hidden.nbytes + weight.nbytes
+    found = torch.zeros(())
+
+    def run(name: str) -> float:
+        nonlocal found
+        hidden.grad = weight.grad = None
+        begin = now(device)
+        found = losses[name]()
+        torch.autograd.backward(found)
+        found = found.detach()
+        return now(device) - begin
+
+    wanted: Sequence[float] = ()
+    rows: list[dict[str, Any]] = []
+    for name in losses:
+        run(name)
+        assert hidden.grad is not None
+        assert weight.grad is not None
+        values = float(found), float((hidden.grad.norm() ** 2 + weight.grad.norm() ** 2).sqrt())
+        wanted = wanted or values
+        agree(name, values, wanted, TOLERANCE[torch.float32])
+        hidden.grad = weight.grad = None
+        peak = _above(partial(run, name), device) - gradients
+        rows.append({"name": name, "precision": "float32", "peak_bytes": peak})
+    seconds = take_turns({name: partial(run, name) for name in losses}, clock)
+    flops = 6 * rows_count * width * vocabulary
+    for row in rows:
+        row |= spread(seconds[row["name"]], seconds["cross_entropy(linear)"])
+        row["share"] = 1000.0 * flops / row["milliseconds"] / peak_flops(device, torch.float32)
+    return {"shape": [rows_count, width, vocabulary], "flops": flops, "rows": rows}
+
+
+def _above(run: Callable[[], object], device: torch.device) -> int:
+    """The most bytes that a computation has on top of what was there before."""
+    free(device)
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        return torch.cuda.max_memory_allocated(device) - before
+    tracker = Tracker(device)
+    with tracker.recording():
+        run()
+    return tracker.peak()[0] - sum(size for _, size in tracker.before)
+
+
+def measure_batch(
+    name: str, lengths: str, budget: int, quick: bool, device: torch.device, clock: Clock
+) -> dict[str, Any]:
+    """The largest batches of a recipe within a budget; on a GPU also what a step on them reserves."""
+    recipe, sizes = recipe_of(name, quick)
+    workload, bucket = Workload(recipe, *sizes), positions_of(lengths)
+    names = ("reference", "all, attention", "all, outputs")
+    chosen = [row for row in step_variants() if row.name in names and row.precision == torch.float32]
+    chosen.append(chosen[-1]._replace(precision=torch.bfloat16))
+    if quick:
+        chosen = chosen[:2]
+    rows, start = [], rows_of_batch(recipe.training.batch, bucket[1])
+    for variant in chosen:
+        precision = str(variant.precision).removeprefix("torch.")
+        row: dict[str, Any] = {"name": variant.name, "precision": precision}
+        rows.append(row)
+        if clock.over:
+            row["failure"] = NO_TIME
+            continue
+        technique = Technique(variant.name, variant.implementations, variant.precision)
+        found = fit(workload, technique, bucket, budget, device.type, start)
+        start = max(1, found.rows)
+        row |= {"batch": found.rows, "estimated_bytes": found.bytes}
+        if device.type == "cuda" and found.rows:
+            free(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            step = Step(workload, Shape(found.rows, *bucket), device)
+            step.use(technique)
+            step.run()
+            row["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+            del step
+            free(device)
+    return {"recipe": name, "lengths": lengths, "budget_bytes": budget, "rows": rows}
+
+
+# ---------------------------------------------------------------------- for a person
+
+
+def show(
+    title: str, rows: Sequence[dict[str, Any]], columns: dict[str, Callable[[dict[str, Any]], str]]
+) -> None:
+    """Prints a table; a cell whose figure is not there is empty."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        cells = []
+        for cell in columns.values():
+            try:
+                cells.append(cell(row))
+            except KeyError:
+                cells.append("")
+        if "failure" in row:
+            cells[-1] = row["failure"]
+        table.add_row(row["name"], *cells)
+    console = Console(highlight=False)
+    (console if console.is_terminal else Console(highlight=False, width=150)).print(table)
+
+
+def _time(row: dict[str, Any]) -> str:
+    low, high = row["quartiles"]
+    return f"{row['milliseconds']:,.1f} ({low:,.1f} to {high:,.1f})"
+
+
+TIMES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "ms (quartiles)": _time,
+    "speed": lambda row: f"{row['speed']:.2f}x",
+    "of peak": lambda row: f"{100 * row['share']:.0f} %",
+}
+
+
+def show_steps(found: dict[str, Any]) -> None:
+    """Prints a table of steps."""
+    first = found["rows"][0]
+    columns = {
+        "precision": lambda row: row["precision"],
+        "stash": lambda row: format_bytes(row["stash_bytes"]),
+        "stash of reference": lambda row: less(first["stash_bytes"], row["stash_bytes"]),
+        "peak": lambda row: format_bytes(row["peak_bytes"]),
+        "peak of reference": lambda row: less(first["peak_bytes"], row["peak_bytes"]),
+        "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
+        **TIMES,
+    }
+    show(f"step of {found['recipe']}, {found['shapes']} ({found['note']})", found["rows"], columns)
+
+
+def show_output(found: dict[str, Any]) -> None:
+    """Prints the table of the output layer."""
+    first = found["rows"][0]
+    columns = {
+        "peak above inputs and gradients": lambda row: format_bytes(row["peak_bytes"]),
+        "of the first": lambda row: less(first["peak_bytes"], row["peak_bytes"]),
+        **TIMES,
+    }
+    show(
+        f"output layer, {' x '.join(f'{size:,}' for size in found['shape'])}, float32", found["rows"], columns
+    )
+
+
+def show_batch(found: dict[str, Any]) -> None:
+    """Prints the table of largest batches."""
+    first = found["rows"][0]
+    columns = {
+        "precision": lambda row: row["precision"],
+        "sentence pairs": lambda row: f"{row['batch']:,}",
+        "of reference": lambda row: faster(max(1, first["batch"]), row["batch"]) + " more",
+        "bytes, estimated": lambda row: format_bytes(row["estimated_bytes"]),
+        "reserved, measured": lambda row: format_bytes(row["reserved_bytes"]),
+    }
+    title = (
+        f"largest batch of {found['recipe']}, {found['lengths']}, in {format_bytes(found['budget_bytes'])}"
+    )
+    show(title, found["rows"], columns)
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--recipes", nargs="+", help="default: iwslt groundhog best, on the CPU multi30k too")
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        help="text, or source x target positions as 100x80; default: each recipe's longest",
+    )
+    parser.add_argument(
+        "--precisions", nargs="+", choices=("float32", "bfloat16"), default=["float32", "bfloat16"]
+    )
+    parser.add_argument("--variants", nargs="+", help="names of rows that are measured beside the reference")
+    parser.add_argument("--budget", default="4GiB", help="of the largest batch")
+    parser.add_argument("--seconds", type=float, help="of turns a table; default 30, on a GPU 6")
+    parser.add_argument(
+        "--limit", type=float, help="seconds after which nothing new begins; default 900, on a GPU 110"
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny models, to see whether it runs")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    return parser.parse_args(arguments)
+
+
+def lengths_of(name: str, given: list[str] | None, device: torch.device, quick: bool) -> list[str]:
+    """Which lengths a recipe is measured with."""
+    if given is not None:
+        return given
+    if quick:
+        return ["6x5"]
+    if name == "multi30k":
+        return ["text"]
+    longest = load_recipe(name).data.max_length
+    return [f"{longest}x{longest}", *([] if device.type == "cuda" else ["20x20"])]
+
+
+def chosen_variants(options: argparse.Namespace) -> list[Variant]:
+    """The rows of the tables of steps."""
+    rows = step_variants() if "step" in options.only else step_variants()[:1]
+    if options.quick:
+        rows = [row for row in rows if "compiled" not in row.name]
+    if "checkpoint" in options.only:
+        place = next((index for index, row in enumerate(rows) if row.precision != torch.float32), len(rows))
+        rows[place:place] = checkpoint_variants()
+    precisions = [getattr(torch, name) for name in options.precisions]
+    first, *others = rows
+    known = {row.name for row in rows}
+    wanted = known if options.variants is None else set(options.variants)
+    if wanted - known:
+        raise InputError(
+            f"--variants: no row is called {', '.join(sorted(wanted - known))}; there are {', '.join(sorted(known))}"
+        )
+    return [first, *(row for row in others if row.precision in precisions and row.name in wanted)]
+
+
+def run_sections(
+    options: argparse.Namespace, device: torch.device, clock: Clock
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Measures what was asked for, table after table."""
+    recipes = options.recipes or [
+        "iwslt",
+        "groundhog",
+        "best",
+        *(["multi30k"] if device.type == "cpu" else []),
+    ]
+    if options.quick and options.recipes is None:
+        recipes = ["multi30k"]
+    if "output" in options.only:
+        yield "output", measure_output(options.quick, device, clock)
+    if "step" in options.only or "checkpoint" in options.only:
+        variants = chosen_variants(options)
+        for name in recipes:
+            for lengths in lengths_of(name, options.lengths, device, options.quick):
+                if not clock.over:
+                    yield (
+                        "step",
+                        measure_case(make_case(name, lengths, options.quick), variants, device, clock),
+                    )
+                    free(device)
+    if "batch" in options.only:
+        budget = parse_size("100kB" if options.quick else options.budget)
+        for name in recipes[:1] if options.recipes is None else recipes:
+            lengths = lengths_of(name, options.lengths, device, options.quick)[0]
+            if lengths != "text" and not clock.over:
+                yield "batch", measure_batch(name, lengths, budget, options.quick, device, clock)
+
+
+@contextmanager
+def settings(device: torch.device) -> Iterator[None]:
+    """The trainer's settings, but float32 products in float32: cuDNN would round the factors of LSTMs to TF32."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        with reproducible(device, None), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*TF32.*|.*TensorFloat32.*")
+            yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures what the command line names, prints tables and writes JSON; 1: a variant is wrong, 2: bad input."""
+    options = parse(arguments)
+    shows = {"step": show_steps, "output": show_output, "batch": show_batch}
+    began = time.monotonic()
+    try:
+        device = resolve_device(options.device)
+        gpu = device.type == "cuda"
+        limit = (110.0 if gpu else 900.0) if options.limit is None else options.limit
+        turns = 0.0 if options.quick else 6.0 if gpu else 30.0
+        clock = Clock(limit, turns if options.seconds is None else options.seconds)
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        )
+        found: dict[str, Any] = {
+            "command": " ".join(sys.argv if arguments is None else ["bench_memory.py", *arguments]),
+            "commit": commit.stdout.strip() or None,
+            "machine": describe_machine(str(device)),
+            "data": bool(os.environ.get("ECONMT_DATA")),
+            "peak_flops_per_second": {
+                name: peak_flops(device, getattr(torch, name)) for name in options.precisions
+            },
+        }
+        print(
+            ", ".join(f"{key} {value}" for key, value in found["machine"].items()),
+            f"commit {found['commit']}",
+        )
+        ceilings = (f"{name} {format_rate(rate)}" for name, rate in found["peak_flops_per_second"].items())
+        print("a large matrix product:", ", ".join(ceilings))
+        with settings(device):
+            for section, table in run_sections(options, device, clock):
+                shows[section](table)
+                found.setdefault(section, []).append(table)
+                if options.output is not None:
+                    options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    except MismatchError as error:
+        print(f"bench_memory: {error}", file=sys.stderr)
+        return 1
+    except EconmtError as error:
+        print(f"bench_memory: {error}", file=sys.stderr)
+        return 2
+    print(f"bench_memory: {time.monotonic() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,428 @@
+"""Training steps that benchmarks of memory run: the ways to keep less, and the batches of a recipe.
+
+One way is torch.utils.checkpoint round parts of the decoder, in plain PyTorch, as one would write it by hand.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from econmt.data.batches import Batch, BatchIterator, pad_batch, rows_of_batch
+from econmt.data.buckets import round_up
+from econmt.data.corpus import search_path
+from econmt.data.store import prepare
+from econmt.errors import InputError
+from econmt.memory.ledger import Ledger, give_state, measure_step
+from econmt.model import EncoderOutput, Implementations, TranslationModel, build_model
+from econmt.model.decoder import InputFeedingDecoder, Memory, Recurrent
+from econmt.model.layers import draw_seed, weights_of
+from econmt.recipe import Recipe, WordSubwords, find_recipe, load_recipe
+from econmt.training.devices import autocast
+from econmt.training.objective import loss_of_batch
+from econmt.training.optimizers import make_optimizer
+from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON
+from econmt_ops.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.lstm.reference import lstm_cell
+from econmt_ops.steps import has_compiler
+
+TEXT_BATCHES = 4
+"""How many batches of real lengths a turn has."""
+CHUNK_BYTES = 32 << 20
+"""Of the logits that the checkpointed output layer makes at a time."""
+QUICK = [
+    "model.embedding=8",
+    "model.encoder.size=8",
+    "model.decoder.size=8",
+    "model.attention.size=8",
+    "training.batch.size=3",
+]
+REFERENCE = Implementations("reference", "reference", "reference")
+
+
+class Variant(NamedTuple):
+    """A way to run a training step.
+
+    Attributes:
+        name: in tables.
+        implementations: of the ops.
+        precision: of products and feature maps.
+        scope: what is put into torch.utils.checkpoint: "attention", "step", "everything", or "" for nothing.
+    """
+
+    name: str
+    implementations: Implementations
+    precision: torch.dtype = torch.float32
+    scope: str = ""
+
+
+def step_variants() -> list[Variant]:
+    """The rows of a table of steps, the reference first, without those of torch.utils.checkpoint."""
+    rows = [
+        Variant("reference", REFERENCE),
+        Variant("+ output", REFERENCE._replace(output="recompute")),
+        Variant("+ attention", REFERENCE._replace(attention="recompute")),
+    ]
+    for stash in ("gates", "cells", "attention", "outputs"):
+        everything = Implementations("recompute", "recompute", "recompute", stash)
+        rows.append(Variant(f"all, {stash}", everything))
+    if has_compiler():
+        mixed = Implementations("compiled", "reference", "compiled")
+        rows.append(Variant("attention and output, compiled", mixed))
+        for stash in ("gates", "outputs"):
+            everything = Implementations("compiled", "compiled", "compiled", stash)
+            rows.append(Variant(f"all, {stash}, compiled", everything))
+    rows.append(Variant("reference", REFERENCE, torch.bfloat16))
+    best = [row for row in rows if row.name.startswith(("all, gates", "all, outputs", "attention and"))]
+    compiled = [row for row in best if "compiled" in row.name]
+    return rows + [row._replace(precision=torch.bfloat16) for row in compiled or best]
+
+
+def checkpoint_variants() -> list[Variant]:
+    """The rows of torch.utils.checkpoint."""
+    names = {"attention": "attention", "step": "decoder's step", "everything": "everything"}
+    return [Variant(f"checkpoint: {name}", REFERENCE, scope=scope) for scope, name in names.items()]
+
+
+# ---------------------------------------------------------------------- torch.utils.checkpoint
+
+
+class CheckpointedDecoder(InputFeedingDecoder):
+    """The decoder in plain PyTorch, with torch.utils.checkpoint round each step's attention or each whole step.
+
+    Nothing inside draws random numbers, since dropout masks are made before the loop, so no random states are saved.
+    """
+
+    scope = ""
+
+    def forward(self, inputs: Tensor, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
+        """See ``Decoder.forward``."""
+        bottom, *upper = weights_of(self.layers)
+        size, batch, steps = inputs.shape[2], inputs.shape[0], inputs.shape[1]
+        padding = torch.arange(memory.keys.shape[1], device=inputs.device) >= memory.lengths[:, None]
+        keys, values = memory.keys, memory.values
+        products = functional.linear(inputs, bottom.input[:, :size], bottom.bias)
+        recurrent = torch.cat([bottom.input[:, size:], bottom.hidden], 1).t()
+        stacked = [(torch.cat([layer.input, layer.hidden], 1).t(), layer.bias) for layer in upper]
+        probability = self.dropout.probability if self.training else 0.0
+        seed = draw_seed() if probability > 0.0 else None
+        masks = layer_keep_masks(
+            len(self.layers),
+            batch,
+            steps,
+            self.config.size,
+            probability,
+            seed,
+            self.dropout.variational,
+            inputs.device,
+        )
+
+        def attend(h: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            return self._attend(h, keys, values, padding)
+
+        def run(
+            product: Tensor, fed: Tensor, keys: Tensor, values: Tensor, step: int, *state: Tensor
+        ) -> tuple[Tensor, ...]:
+            h, c = lstm_cell(torch.addmm(product, torch.cat([fed, state[0]], 1), recurrent), state[1])
+            after, read = [h, c], h
+            for number, (weight, bias) in enumerate(stacked, start=1):
+                mask = masks[number]
+                if mask is not None:
+                    read = apply_dropout(read, mask[:, min(step, mask.shape[1] - 1)], probability)
+                gates = torch.addmm(bias, torch.cat([read, state[2 * number]], 1), weight)
+                h, c = lstm_cell(gates, state[2 * number + 1])
+                after += [h, c]
+                read = h + read if self.config.residual else h
+            looked = _checkpoint(attend, read, keys, values) if self.scope == "attention" else None
+            context, alpha = attend(read, keys, values) if looked is None else looked
+            output = torch.tanh(self.combine(torch.cat([read, context], 1)))
+            return (output, alpha, *after)
+
+        fed, states = state.output, [part for layer in state.layers for part in layer]
+        outputs, alphas = [], []
+        for step, product in enumerate(products.unbind(1)):
+            if self.scope == "attention":
+                result = run(product, fed, keys, values, step, *states)
+            else:
+                result = _checkpoint(run, product, fed, keys, values, step, *states)
+            fed, alpha, *states = result
+            outputs.append(fed)
+            alphas.append(alpha)
+        layers = tuple(zip(states[::2], states[1::2], strict=True))
+        return torch.stack(outputs, 1), torch.stack(alphas, 1), Recurrent(layers, fed)
+
+    def _attend(self, h: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
+        """Context (B, E) and weights (B, S) of one step's h (B, H)."""
+        attention = self.attention
+        assert attention.query is not None
+        assert attention.score is not None
+        hidden = functional.linear(h, attention.query).unsqueeze(1) + keys
+        if attention.layer_norm is not None:
+            gain, shift = attention.layer_norm
+            hidden = functional.layer_norm(hidden, gain.shape, gain, shift, LAYER_NORM_EPSILON)
+        scores = torch.matmul(hidden.tanh_(), attention.score).masked_fill(padding, -torch.inf)
+        weights = torch.softmax(scores, 1)
+        return torch.bmm(weights.unsqueeze(1), values).squeeze(1), weights
+
+
+class CheckpointedModel(TranslationModel):
+    """The parameters of another model, run with torch.utils.checkpoint; see :class:`Variant` for the scopes."""
+
+    def __init__(self, original: TranslationModel, scope: str) -> None:
+        config = original.config
+        sizes = original.source_size, original.target_size
+        super().__init__(config, *sizes, original.pad, REFERENCE)
+        self.scope = scope
+        decoder = CheckpointedDecoder(
+            config.decoder, config.attention, config.embedding, config.encoder.size, config.dropouts
+        )
+        decoder.scope = scope
+        self.decoder = decoder
+        others = dict(original.named_modules())
+        for name, module in self.named_modules():
+            module._parameters = others[name]._parameters
+        self.train(original.training)
+
+    def encode(self, source: Tensor, lengths: Tensor) -> EncoderOutput:
+        """See ``TranslationModel.encode``; dropout seeds are drawn again, so the random state is saved."""
+        if self.scope != "everything":
+            return super().encode(source, lengths)
+        encoded: EncoderOutput = _checkpoint(super().encode, source, lengths, preserve_rng_state=True)
+        return encoded
+
+    def loss(
+        self,
+        source: Tensor,
+        source_lengths: Tensor,
+        target_input: Tensor,
+        target_output: Tensor,
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """See ``TranslationModel.loss``."""
+        if self.scope != "everything":
+            return super().loss(source, source_lengths, target_input, target_output, label_smoothing)
+        hidden = self(source, source_lengths, target_input).flatten(0, 1)
+
+        def part(hidden: Tensor, targets: Tensor) -> Tensor:
+            logits = functional.linear(hidden, self.output_weight, self.output_bias)
+            return functional.cross_entropy(
+                logits, targets, ignore_index=self.pad, reduction="sum", label_smoothing=label_smoothing
+            )
+
+        rows = max(1, CHUNK_BYTES // (4 * self.target_size))
+        total: Tensor = hidden.new_zeros(())
+        for chunk, targets in zip(
+            torch.split(hidden, rows), torch.split(target_output.flatten(), rows), strict=True
+        ):
+            total = total + _checkpoint(part, chunk, targets)
+        return total
+
+
+def _checkpoint(function: Callable[..., Any], *arguments: Any, preserve_rng_state: bool = False) -> Any:
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+
+
+# ---------------------------------------------------------------------- what is run
+
+
+class Case(NamedTuple):
+    """What a table of steps is of: a recipe, its vocabulary sizes, batches, and what their lengths are."""
+
+    name: str
+    recipe: Recipe
+    sizes: tuple[int, int]
+    batches: list[Batch]
+    lengths: str
+    note: str
+
+
+def recipe_of(name: str, quick: bool) -> tuple[Recipe, tuple[int, int]]:
+    """A recipe, and the source and target entries that its vocabularies are meant to have."""
+    recipe = load_recipe(name, QUICK if quick else [])
+    words = recipe.data.subwords
+    sizes = (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
+    return recipe, (60, 60) if quick else sizes
+
+
+def positions_of(lengths: str) -> tuple[int, int]:
+    """Source and target positions of "100x80".
+
+    Raises:
+        InputError: the text is something else.
+    """
+    source, cross, target = lengths.partition("x")
+    if not (cross and source.isdecimal() and target.isdecimal() and int(source) > 1 and int(target) > 1):
+        raise InputError(f"--lengths {lengths}: expected source x target positions, as 100x80, or text")
+    return int(source), int(target)
+
+
+def make_case(name: str, lengths: str, quick: bool) -> Case:
+    """The batches of a recipe: of its text (or random ones of like lengths), or one of full rows."""
+    recipe, sizes = recipe_of(name, quick)
+    draw = np.random.default_rng(1)
+    if lengths != "text":
+        shape = positions_of(lengths)
+        rows = rows_of_batch(recipe.training.batch, shape[1])
+        ends = np.full(rows, shape[0] - 1), np.full(rows, shape[1] - 1)
+        batch = _random_batch(draw, sizes, ends, shape)
+        return Case(
+            name, recipe, sizes, [batch], f"{rows} x {lengths.replace('x', ' x ')}", "every row is full"
+        )
+    try:
+        if quick:
+            raise InputError("--quick reads no text")
+        with tempfile.TemporaryDirectory() as folder:
+            search = search_path(find_recipe(name).parent, None)
+            text = prepare(recipe, Path(folder) / "prepared", search, show_progress=False)
+            training, longest = recipe.training, recipe.data.max_length
+            stream = BatchIterator(
+                text, training.batch, training.bucket_width, training.seed, max_length=longest
+            )
+            batches = [next(stream) for _ in range(TEXT_BATCHES)]
+        sizes = text.vocabularies.source.size, text.vocabularies.target.size
+        note = f"the first {TEXT_BATCHES} batches of an epoch of the recipe's text"
+    except InputError as error:
+        batches = []
+        for _ in range(TEXT_BATCHES):
+            target = 10 + int(draw.integers(0, 11))
+            rows = rows_of_batch(recipe.training.batch, target)
+            ends = draw.integers(9, 20, rows), np.full(rows, target - 1)
+            padded = round_up(np.array([ends[0].max(), target - 1]) + 1, recipe.training.bucket_width)
+            batches.append(_random_batch(draw, sizes, ends, (int(padded[0]), int(padded[1]))))
+        note = f"RANDOM batches of 10 to 20 positions, since there is no text: {str(error).splitlines()[0]}"
+    shapes = ", ".join(f"{batch.source.shape[0]} x {_positions(batch)}" for batch in batches)
+    return Case(name, recipe, sizes, batches, shapes, note)
+
+
+def _positions(batch: Batch) -> str:
+    return f"{batch.source.shape[1]} x {batch.target_output.shape[1]}"
+
+
+def _random_batch(
+    draw: np.random.Generator, sizes: tuple[int, int], ends: Sequence[Any], shape: tuple[int, int]
+) -> Batch:
+    ids = [draw.integers(4, size, (len(end), end.max())) for size, end in zip(sizes, ends, strict=True)]
+    return pad_batch(np.arange(len(ends[0])), ids[0], ends[0], ids[1], ends[1], shape)
+
+
+class Steps:
+    """Training steps on the batches of a case, in any variant, always with the same parameters."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        training = case.recipe.training
+        torch.manual_seed(training.seed)
+        self.device = device
+        model = build_model(case.recipe, *case.sizes).train()
+        self._models = {"": model.to(device)}
+        for variant in checkpoint_variants():
+            if case.recipe.model.decoder.input_feeding:
+                self._models[variant.scope] = CheckpointedModel(model, variant.scope)
+        self._parameters = dict(model.named_parameters())
+        self._optimizer = make_optimizer(self._parameters, training.optimizer)
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        give_state(self._optimizer)
+        self._training = training
+        self._loss = self._norm = torch.zeros(())
+        self.batches = [batch.to(device) for batch in case.batches]
+        self.largest = max(
+            self.batches,
+            key=lambda batch: len(batch.source) * batch.source[0].numel() * batch.target_output[0].numel(),
+        )
+        self.tokens = sum(batch.target_tokens for batch in self.batches)
+
+    def loss(self, variant: Variant, batch: Batch) -> Tensor:
+        """The loss a token, as the trainer makes it."""
+        model = self._models[variant.scope]
+        model.implementations = variant.implementations
+        with autocast(self.device, variant.precision):
+            loss, _ = loss_of_batch(model, batch, self._training.label_smoothing)
+        self._loss = loss.detach() / batch.target_tokens
+        return loss / batch.target_tokens
+
+    def clip(self) -> None:
+        """Clips as the trainer does, and remembers the norm."""
+        clipping = self._training.gradient_clipping
+        limit = clipping.threshold if clipping.type == "norm" else float("inf")
+        self._norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit)
+        if clipping.type == "value":
+            torch.nn.utils.clip_grad_value_(self._parameters.values(), clipping.threshold)
+
+    def run(self, variant: Variant, batch: Batch) -> None:
+        """One whole step."""
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(self.loss(variant, batch))
+        self.clip()
+        self._optimizer.step()
+
+    def turn(self, variant: Variant) -> float:
+        """Seconds of a step on each batch."""
+        begin = now(self.device)
+        for batch in self.batches:
+            self.run(variant, batch)
+        return now(self.device) - begin
+
+    def values(self, variant: Variant) -> tuple[float, float]:
+        """Loss and gradient norm of a step on the largest batch."""
+        torch.manual_seed(1)
+        self.run(variant, self.largest)
+        return float(self._loss), float(self._norm)
+
+    def ledger(self, variant: Variant, batch: Batch) -> tuple[Ledger, float, float]:
+        """The ledger of a step, with its loss and gradient norm."""
+        torch.manual_seed(1)
+        ledger = measure_step(
+            self._models[""],
+            lambda: self.loss(variant, batch),
+            self._optimizer,
+            batch.target_tokens,
+            clip=self.clip,
+            timed=False,
+        )
+        return ledger, float(self._loss), float(self._norm)
+
+    def allocated(self, variant: Variant) -> tuple[int, int]:
+        """Bytes that CUDA's allocator gives out in a step on the largest batch.
+
+        Returns:
+            What the forward pass leaves behind, and the peak of the step, everything included.
+        """
+        self.forget()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        loss = self.loss(variant, self.largest)
+        kept = torch.cuda.memory_allocated(self.device) - before
+        torch.autograd.backward(loss)
+        self.clip()
+        self._optimizer.step()
+        now(self.device)
+        return kept, torch.cuda.max_memory_allocated(self.device)
+
+    def forget(self) -> None:
+        """Frees what a step has left."""
+        self._optimizer.zero_grad(set_to_none=True)
+        free(self.device)
+
+
+def now(device: torch.device) -> float:
+    """Seconds, when the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def free(device: torch.device) -> None:
+    """Frees what nobody refers to any more."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

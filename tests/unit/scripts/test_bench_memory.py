@@ -1,0 +1,126 @@
+"""The benchmark of memory: its checkpointed decoder computes what the reference does, and it runs to its end."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from econmt.model import TranslationModel, build_model
+from econmt.recipe import load_recipe
+from econmt.training.objective import loss_of_batch
+from tests.conftest import ROOT
+
+SCOPES = ("attention", "step", "everything")
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def steps(scripts: None) -> ModuleType:
+    return importlib.import_module("memory_steps")
+
+
+@pytest.fixture
+def bench(scripts: None) -> ModuleType:
+    return importlib.import_module("bench_memory")
+
+
+def gradients(model: TranslationModel, case: object) -> tuple[float, dict[str, torch.Tensor]]:
+    torch.manual_seed(7)
+    model.zero_grad()
+    loss, tokens = loss_of_batch(model, case.batches[0], 0.1)  # type: ignore[attr-defined]
+    (loss / tokens).backward()
+    return float(loss), {name: value.grad.clone() for name, value in model.named_parameters()}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize(
+    ("recipe", "change"), [("best", "model.dropout.layers=0.3"), ("iwslt", "model.dropout=0.2")]
+)
+def test_checkpointed_model_equals_the_reference(
+    steps: ModuleType, scope: str, recipe: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "CHUNK_BYTES", 4 * 60 * 4)  # several chunks, the last one smaller
+    case = steps.make_case(recipe, "text", quick=True)
+    model = build_model(load_recipe(recipe, [*steps.QUICK, change]), 60, 60).train().double()
+    model.implementations = steps.REFERENCE
+    loss, wanted = gradients(model, case)
+    checkpointed = steps.CheckpointedModel(model, scope)
+    again, found = gradients(checkpointed, case)
+    assert again == pytest.approx(loss, rel=1e-6)  # the loss is a float32
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert value.abs().max() > 0
+        torch.testing.assert_close(found[name], value, rtol=1e-7, atol=1e-9, msg=name)
+
+
+def test_checkpointing_more_keeps_less(steps: ModuleType) -> None:
+    case = steps.make_case("iwslt", "9x8", quick=True)
+    run = steps.Steps(case, torch.device("cpu"))
+    kept = [
+        run.ledger(variant, run.largest)[0].stashed
+        for variant in (steps.step_variants()[0], *steps.checkpoint_variants())
+    ]
+    rows, source, target, size = 3, 9, 8, 8
+    assert kept[0] - kept[1] >= 4 * rows * source * target * size  # the tanh of query + key
+    assert kept == sorted(kept, reverse=True)
+    assert len(set(kept)) == len(kept)
+
+
+def test_quick_run_measures_everything(
+    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "memory.json"
+    assert bench.main(["--quick", "--device", "cpu", "--output", str(file)]) == 0
+    found = json.loads(file.read_text())
+    rows = found["step"][0]["rows"]
+    names = [row["name"] for row in rows]
+    assert names[0] == "reference"
+    assert {"+ output", "all, outputs", "checkpoint: attention", "checkpoint: everything"} <= set(names)
+    assert len(found["step"][0]["note"]) > 0
+    for row in rows:
+        assert 0 < row["stash_bytes"] < row["peak_bytes"]
+        assert row["quartiles"][0] <= row["milliseconds"] <= row["quartiles"][1]
+        assert row["tokens_per_second"] == pytest.approx(1000 * 15 / row["milliseconds"])
+    stash = {row["name"]: row["stash_bytes"] for row in rows if row["precision"] == "float32"}
+    assert stash["reference"] > stash["+ attention"] > stash["all, gates"] > stash["all, outputs"]
+    first, second = found["output"][0]["rows"]
+    assert first["peak_bytes"] > second["peak_bytes"] > 0
+    before, after = found["batch"][0]["rows"]
+    assert after["batch"] > before["batch"]
+    assert "largest batch of multi30k" in capsys.readouterr().out
+
+
+def test_a_wrong_variant_ends_the_run(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = bench.Steps.loss
+    monkeypatch.setattr(
+        bench.Steps,
+        "loss",
+        lambda self, variant, batch: real(self, variant, batch) * (1.001 if variant.scope else 1),
+    )
+    assert bench.main(["--quick", "--device", "cpu", "--only", "checkpoint"]) == 1
+    assert "checkpoint: attention: gradient norm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--only", "step", "--variants", "fast"], ["--only", "step", "--lengths", "10x"], ["--recipes", "none"]],
+)
+def test_bad_input_is_refused(
+    bench: ModuleType, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench.main(["--quick", "--device", "cpu", "--limit", "100", *arguments]) == 2
+    assert "bench_memory: " in capsys.readouterr().err
