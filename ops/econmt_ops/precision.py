@@ -14,9 +14,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+_WITHOUT_AUTOCAST = ("meta",)
+"""Types of devices that have no autocast, of which `torch.is_autocast_enabled` must not be asked. PyTorch could tell
+them (`is_autocast_available`), but torch.compile cannot trace that question in torch 2.11."""
+
 
 def _autocast_is_on(device_type: str) -> bool:
-    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return device_type not in _WITHOUT_AUTOCAST and torch.is_autocast_enabled(device_type)
 
 
 def compute_dtype(first: Tensor) -> torch.dtype:

@@ -156,7 +156,7 @@ def test_scores_accumulate_in_float32(dtype: torch.dtype, implementation: str, d
     weight = torch.full((1024,), 2.0**-8, dtype=dtype, device=device)
     query = torch.zeros(1, 1, 1024, dtype=dtype, device=device)
     _, weights = additive_attention(query, keys, keys, weight, lengths=None, implementation=implementation)
-    assert_close([weights[0, 0]], [torch.tensor([4.0, 0.0]).softmax(0)], 4e-3)
+    assert_close([weights[0, 0]], [torch.tensor([4.0, 0.0], device=device).softmax(0)], 4e-3)
 
 
 def test_memory_layout_does_not_matter(implementation: str, device: str) -> None:

@@ -87,3 +87,14 @@ def test_rules(device: str) -> None:
     assert compute_dtype(torch.zeros(1, dtype=torch.float16, device="meta")) == torch.float16
     assert accumulate_dtype(torch.float64) == torch.float64
     assert {accumulate_dtype(d) for d in (torch.float32, torch.float16, torch.bfloat16)} == {torch.float32}
+
+
+def test_what_torch_compile_cannot_trace_is_not_asked(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    # torch.compile of torch 2.11 stops at this question.
+    monkeypatch.delattr(torch.amp, "is_autocast_available")
+    monkeypatch.delattr(torch.amp.autocast_mode, "is_autocast_available")
+    for place in (device, "meta"):
+        values = torch.zeros(1, dtype=torch.float16, device=place)
+        assert compute_dtype(values) == torch.float16
+        with explicit_casts(values):
+            assert compute_dtype(values) == torch.float16

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.lstm.cudnn import cudnn_lstm
 from econmt_ops.masking import padding_mask, reverse_rows, zero_padding
 from econmt_ops.weights import LSTMState, LSTMWeights
 
@@ -54,8 +56,11 @@ def last_outputs(outputs: Tensor, h: Tensor, lengths: Tensor) -> Tensor:
 
 def closed_gates(layer: LSTMWeights) -> Tensor:
     """Returns what the gates i, f, g, o of padded positions read, (4H,)."""
-    pattern = layer.bias.new_tensor([-_CLOSED, _CLOSED, 0.0, -_CLOSED])
-    return pattern.repeat_interleave(layer.hidden.shape[1])
+    # Filled where they are: a list of numbers would have to be copied to a GPU, and the program to wait for it.
+    pattern = layer.bias.new_full((4, layer.hidden.shape[1]), -_CLOSED)
+    pattern[1].fill_(_CLOSED)
+    pattern[2].zero_()
+    return pattern.view(-1)
 
 
 def _padding_columns(inputs: Tensor, padding: Tensor) -> Tensor:
@@ -93,7 +98,32 @@ def torch_lstm(
     training = torch.is_grad_enabled()
     no_bias = torch.zeros_like(weights[2])
     flat = [tensor for k in range(0, len(weights), 3) for tensor in (*weights[k : k + 3], no_bias)]
-    return torch.lstm(inputs, (h, c), flat, True, 1, 0.0, training, bidirectional, True)
+    if inputs.is_cuda and not torch.compiler.is_compiling():
+        if isinstance(inputs, FakeTensor):
+            return _by_steps(inputs, flat, h, c)
+        if torch.cudnn_is_acceptable(inputs):
+            return cudnn_lstm(inputs, h, c, flat, training, bidirectional, True)
+    state = (h.contiguous(), c.contiguous())  # as cuDNN wants it, in a compiled graph too
+    outputs, last_h, last_c = torch.lstm(inputs, state, flat, True, 1, 0.0, training, bidirectional, True)
+    # What torch.compile traces instead has in torch 2.11 a dimension too many in the states.
+    return outputs, last_h.reshape(h.shape), last_c.reshape(c.shape)
+
+
+def _by_steps(inputs: Tensor, weights: list[Tensor], h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What torch's LSTM gives, as operators that fake tensors on a GPU know.
+
+    They know cuDNN's LSTM too, but not its backward pass: nobody but cuDNN can tell the size of what it keeps.
+    """
+    outputs, states = [], []
+    for direction, (first_h, first_c) in enumerate(zip(h.unbind(0), c.unbind(0), strict=True)):
+        weight, recurrent, *biases = weights[4 * direction : 4 * direction + 4]
+        read = inputs.flip(1) if direction else inputs
+        layer = LSTMWeights(weight, recurrent, biases[0] + biases[1])
+        made, last_h, last_c = _layer_by_steps(read, layer, first_h, first_c, None)
+        outputs.append(made.flip(1) if direction else made)
+        states.append((last_h, last_c))
+    last = [torch.stack(parts) for parts in zip(*states, strict=True)]
+    return torch.cat(outputs, 2), last[0], last[1]
 
 
 def layer_by_torch(

@@ -1,0 +1,110 @@
+"""What is handed to cuDNN, and what runs where cuDNN cannot; on the CPU, with PyTorch's own LSTM in cuDNN's place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt_ops.lstm import cudnn
+from econmt_ops.lstm.reference import _by_steps, closed_gates, torch_lstm
+from tests.ops.helpers import Make, assert_close, scatter_strides, values_and_gradients
+
+SIZES = {"input": 3, "hidden": 5}
+
+
+def layer_arguments(directions: int) -> dict[str, Any]:
+    make = Make("cpu")
+    size, hidden = SIZES["input"], SIZES["hidden"]
+    shapes = [(4 * hidden, size), (4 * hidden, hidden), (4 * hidden,), (4 * hidden,)]
+    return {
+        "inputs": make(2, 4, size),
+        "h": make(directions, 2, hidden),
+        "c": make(directions, 2, hidden),
+        "weights": [make(*shape) for _ in range(directions) for shape in shapes],
+    }
+
+
+def expected(inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.lstm(inputs, (h, c), weights, True, 1, 0.0, True, len(weights) == 8, True)
+
+
+def cudnn_rnn(
+    inputs: Tensor, weights: list[Tensor], stride: int, buffer: Tensor, h: Tensor, c: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    """As cuDNN: reads the buffer alone, all matrices before all biases, and wants states without gaps."""
+    mode, hidden, projection, layers, batch_first, dropout, training, bidirectional, sizes, dropout_state = (
+        rest
+    )
+    assert (stride, mode, hidden, projection, layers, dropout, sizes) == (4, 2, h.shape[2], 0, 1, 0.0, [])
+    assert dropout_state is None
+    assert h.is_contiguous()
+    assert c.is_contiguous()
+    assert buffer.is_contiguous()
+    assert not buffer.requires_grad
+    begin, found = buffer.storage_offset(), {}
+    for kind in (0, 1):
+        for first in range(0, len(weights), 4):
+            for number in (first + 2 * kind, first + 2 * kind + 1):
+                weight = weights[number]
+                assert weight.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+                end = begin + weight.numel()
+                assert torch.equal(buffer[begin:end].view(weight.shape), weight)
+                found[number] = weight
+                begin = end
+    assert begin == buffer.numel()
+    parts = [found[number] for number in range(len(weights))]
+    result = torch.lstm(inputs, (h, c), parts, True, 1, 0.0, training, bidirectional, batch_first)
+    return *result, inputs.new_empty(0), buffer
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_cudnn_gets_one_buffer(monkeypatch: pytest.MonkeyPatch, directions: int, scattered: bool) -> None:
+    monkeypatch.setattr(torch, "_cudnn_rnn", cudnn_rnn)
+    arguments = layer_arguments(directions)
+
+    def function(
+        inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return cudnn.cudnn_lstm(inputs, h, c, weights, True, directions == 2, True)
+
+    values, gradients = values_and_gradients(expected, arguments)
+    found, their = values_and_gradients(function, scatter_strides(arguments) if scattered else arguments)
+    assert_close(found, values, 1e-13)
+    assert_close(their, gradients, 1e-13)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_steps_for_fake_tensors_equal_the_lstm(directions: int) -> None:
+    def function(
+        inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return _by_steps(inputs, weights, h, c)
+
+    arguments = layer_arguments(directions)
+    values, gradients = values_and_gradients(expected, arguments)
+    found, their = values_and_gradients(function, arguments)
+    assert_close(found, values, 1e-13)
+    assert_close(their, gradients, 1e-13)
+
+
+def test_states_have_no_dimension_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_traced(*arguments: Any) -> tuple[Tensor, ...]:
+        """As torch.compile of torch 2.11 takes an LSTM apart."""
+        outputs, h, c = original(*arguments)
+        return outputs, h.unsqueeze(1), c.unsqueeze(1)
+
+    original = torch.lstm
+    monkeypatch.setattr(torch, "lstm", as_traced)
+    arguments = layer_arguments(2)
+    weights = [weight for number, weight in enumerate(arguments["weights"]) if number % 4 < 3]
+    _, h, c = torch_lstm(arguments["inputs"], weights, arguments["h"], arguments["c"], bidirectional=True)
+    assert h.shape == c.shape == arguments["h"].shape
+
+
+def test_closed_gates_let_nothing_through() -> None:
+    gates = closed_gates(Make("cpu").layer(3, 2))
+    assert gates.tolist() == [-1e4, -1e4, 1e4, 1e4, 0.0, 0.0, -1e4, -1e4]
