@@ -5,7 +5,7 @@ shapes and no values. What depends on values is taken at its worst: every row is
 
 For ``device="cuda"`` the fake tensors are those of a CPU, because PyTorch without CUDA has no others, and the rest is
 assumed: sizes are rounded to blocks of 512 bytes and the caching allocator's segments are simulated; cuBLAS has the
-workspace that PyTorch gives it; the LSTMs of PyTorch run in cuDNN, which is taken to keep gates, cell states and
+workspaces that PyTorch gives it; the LSTMs of PyTorch run in cuDNN, which is taken to keep gates, cell states and
 outputs of every step and to work in the gates of one layer.
 """
 
@@ -24,8 +24,12 @@ from econmt.memory.ledger import Ledger, give_state, track_step
 from econmt.memory.tracker import Storage, Tracker
 from econmt.model import Implementations, TranslationModel, build_model
 
-CUBLAS_WORKSPACE = 32 << 20
-"""Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0 or more; older ones get 8.1 MiB."""
+CUBLAS_WORKSPACE = 2 * (32 << 20)
+"""Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0; others get 8.1 MiB for each 32.
+
+Twice, because a workspace belongs to a handle and a handle to a thread (ATen/cuda/CublasHandlePool.cpp): backward
+passes on a GPU have a thread of their own. Both stay from the first step on.
+"""
 
 _CPU = torch.device("cpu")
 
@@ -82,17 +86,24 @@ def estimate_step(
             return total / (batch * target_length)
 
         tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=REPLACEMENTS)
-        if cuda:
-            workspace = torch.empty(CUBLAS_WORKSPACE, dtype=torch.uint8)
-            tracker.label(workspace, "workspace", "other")
+        workspaces = cublas_workspaces(tracker) if cuda else []
         accumulating = recipe.training.update_interval > 1
         ledger = track_step(tracker, model, loss, optimizer, optimizer.step, accumulating=accumulating)
+        del workspaces
     ledger.tokens = batch * target_length
     ledger.device = device
     if cuda:
         allocator = simulate(tracker)
         ledger.allocated, ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
     return ledger
+
+
+def cublas_workspaces(tracker: Tracker) -> list[Tensor]:
+    """Stand-ins for what cuBLAS has taken before the step, to be kept while it runs."""
+    found = [torch.empty(CUBLAS_WORKSPACE // 2, dtype=torch.uint8) for _ in range(2)]
+    for workspace in found:
+        tracker.label(workspace, "workspace", "other")
+    return found
 
 
 def make_optimizer(model: TranslationModel, config: schema.Optimizer) -> torch.optim.Optimizer:

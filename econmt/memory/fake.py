@@ -11,11 +11,9 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 from econmt.memory.allocator import round_up
+from econmt_ops.lstm.cudnn import cudnn_lstm
 
 aten = torch.ops.aten
-
-_LSTM = 2
-"""PyTorch's number for the LSTM among its recurrent cells."""
 
 
 def _scalar(_value: Tensor) -> int:
@@ -69,20 +67,8 @@ class CuDNN(TorchFunctionMode):
         inputs, (h, c), weights, biases, layers, dropout, training, bidirectional, batch_first = args
         assert biases
         assert layers == 1
-        size = h.shape[2]
-        options: tuple[Any, ...] = (
-            _LSTM,
-            size,
-            0,
-            layers,
-            batch_first,
-            dropout,
-            training,
-            bidirectional,
-            [],
-            None,
-        )
-        return aten._cudnn_rnn(inputs, weights, 4, None, h, c, *options)[:3]
+        assert dropout == 0.0
+        return cudnn_lstm(inputs, h, c, weights, training, bidirectional, batch_first)
 
 
 def _time_first(inputs: Tensor, batch_first: bool) -> Tensor:
@@ -96,16 +82,15 @@ def _cudnn_workspace(inputs: Tensor, hidden: int, directions: int) -> Tensor:
 
 def _cudnn_lstm(
     inputs: Tensor,
-    weights: list[Tensor],
+    _weights: list[Tensor],
     _stride: int,
-    _buffer: Tensor | None,
+    buffer: Tensor,
     h: Tensor,
     c: Tensor,
     *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     _, hidden, _, _, batch_first, _, training, bidirectional, _, _ = rest
     directions = 2 if bidirectional else 1
-    buffer = inputs.new_empty(sum(weight.numel() for weight in weights))
     inputs = _time_first(inputs, batch_first)
     steps, batch, _ = inputs.shape
     outputs = inputs.new_empty(steps, batch, directions * hidden)

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from econmt.memory.allocator import BLOCK
-from econmt.memory.estimate import CUBLAS_WORKSPACE, simulate
+from econmt.memory.estimate import cublas_workspaces, simulate
 from econmt.memory.fake import REPLACEMENTS, CuDNN
 from econmt.memory.tracker import Tracker
 from econmt.model import build_model
@@ -48,9 +48,7 @@ def estimate_search(
         lengths = torch.ones(sentences, dtype=torch.int64)
         rows = torch.zeros(sentences * beam, dtype=torch.int64)
         tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=REPLACEMENTS)
-        if cuda:
-            workspace = torch.empty(CUBLAS_WORKSPACE, dtype=torch.uint8)
-            tracker.label(workspace, "workspace", "other")
+        workspaces = cublas_workspaces(tracker) if cuda else []  # of training, which goes on afterwards
         for parameter in model.parameters():
             tracker.label(parameter, "weights", "other")
         with (
@@ -65,7 +63,7 @@ def estimate_search(
                 log_probabilities, _, state = model.step(rows, state)
                 chosen = log_probabilities.topk(min(beam, target_size), dim=1)
                 state = state.select(rows)
-            del seen, pointers, log_probabilities, chosen, state
+            del seen, pointers, log_probabilities, chosen, state, workspaces
     return simulate(tracker).peak_reserved if cuda else tracker.peak()[0]
 
 

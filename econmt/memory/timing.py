@@ -28,7 +28,8 @@ class _Clock:
             return
         if self._device.type == "cuda":
             stamp: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            stamp.record()
+            # The device's stream: that of the program may be another GPU's.
+            stamp.record(torch.cuda.current_stream(self._device))
         else:
             stamp = time.perf_counter()
         self._marks.append((stamp, what))

@@ -33,6 +33,8 @@ from econmt_ops import accounting
 
 PHASES = ("forward", "backward", "optimizer")
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
 
 class NodeLayers:
     """The layer of every node of the autograd graph: that of the code that made the node in the forward pass.
@@ -199,8 +201,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.namespace == "prim":  # a fake tensor asks for its device
             return func(*args, **kwargs)
         if _is_composite(func):  # below autograd PyTorch does not take them apart by itself
+            # Its own kernel, as without the tracker: func.decompose might run what is there for tracing, which takes
+            # an LSTM apart into steps where the kernel calls cuDNN.
             with self:
-                return func.decompose(*args, **kwargs)
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
         read = list(self._own((args, *kwargs.values())))
         for tensor in read:
             self._find(tensor)
@@ -346,7 +350,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @cache
 def _is_composite(func: Any) -> bool:
     """Whether an operator is made of others and nothing else."""
-    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE))
 
 
 def _body(func: Any, name: str) -> Callable[..., Any] | None:

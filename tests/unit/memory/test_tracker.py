@@ -209,3 +209,26 @@ def test_composite_operators_are_taken_apart_inside_of_custom_ones_too() -> None
     assert tracker.flops[torch.float32] == 2 * (2 * 6 * 4 * 5)
     operators = {change.storage.operator for change in tracker.changes}
     assert operators <= {f"econmt_tests.product aten.{name}" for name in ("mm", "addmm", "add", "clone")}
+
+
+@torch.library.custom_op("econmt_tests::recurrence", mutates_args=())
+def recurrence(inputs: Tensor, weights: list[Tensor], state: Tensor) -> Tensor:
+    """An LSTM, which PyTorch takes apart in one way to run it and in another to trace it."""
+    result = torch.lstm(inputs, (state, state), weights, True, 1, 0.0, False, False, False)[0]
+    return result.clone()
+
+
+def test_composite_operators_run_as_they_do_without_a_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace(*_: object) -> None:
+        raise AssertionError
+
+    for key in list(torch.ops.aten.lstm.input.py_kernels):
+        monkeypatch.setitem(torch.ops.aten.lstm.input.py_kernels, key, trace)
+    lstm = torch.nn.LSTM(3, 2)
+    inputs, state = torch.ones(4, 1, 3), torch.zeros(1, 1, 2)
+    weights = [parameter.detach() for parameter in lstm.parameters()]
+    tracker = Tracker(CPU)
+    with tracker.recording():
+        result = recurrence(inputs, weights, state)
+    torch.testing.assert_close(result, lstm(inputs)[0])
+    assert tracker.flops[torch.float32] == 2 * 4 * (3 + 2) * 8
