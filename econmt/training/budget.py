@@ -135,11 +135,13 @@ class Budget:
             yield
             return
         share = self.plan.budget / total_memory(self._device)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share), self._device)
+        # Unlike its other functions, this one of PyTorch does not take "cuda" for the current GPU.
+        index = torch.cuda.current_device() if self._device.index is None else self._device.index
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), index)
         try:
             yield
         finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+            torch.cuda.set_per_process_memory_fraction(1.0, index)
 
     def remember(self, state: TrainingState) -> None:
         """Put the plan into a state that is to be saved."""

@@ -461,6 +461,21 @@ def test_budgets_know_the_state_of_the_optimizer(make_run: MakeRun) -> None:
         assert budget._state == copies * weights
 
 
+@pytest.mark.parametrize(("name", "index"), [("cuda", 3), ("cuda:1", 1)])
+def test_the_limit_of_a_gpu_names_it_by_its_number(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, name: str, index: int
+) -> None:
+    limits: list[tuple[float, object]] = []
+    monkeypatch.setattr("econmt.training.budget.total_memory", lambda _: 4 << 30)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *limit: limits.append(limit))
+    budget = make_run(BUDGET).trainer().budget
+    budget._device = torch.device(name)
+    with budget.enforced():
+        assert limits == [(0.25, index)]
+    assert limits[1:] == [(1.0, index)]
+
+
 @pytest.mark.cuda
 def test_a_gpu_keeps_to_the_budget(make_run: MakeRun) -> None:
     budget = 256 << 20
