@@ -12,8 +12,11 @@ STASHES = ("outputs", "attention", "cells", "gates")
 """What a forward pass keeps, each level beside what those before it keep: the outputs (every h, and c once a
 block); the attention weights; every c; the gates."""
 
-_BLOCK_BYTES = 16 << 20
+_BLOCK_BYTES = 8 << 20
 """The workspace for the gates of one layer in one block of steps."""
+
+_PART_BYTES = 4 << 20
+"""The workspace for what one step makes of a part of the batch's source positions."""
 
 
 def reaches(stash: str, level: str) -> bool:
@@ -25,6 +28,12 @@ def split_blocks(steps: int, batch: int, hidden: int, accumulate: torch.dtype) -
     """The blocks of steps, (begin, end) each, whose gates fit the workspace."""
     size = max(1, _BLOCK_BYTES // max(1, batch * 4 * hidden * accumulate.itemsize))
     return [(begin, min(begin + size, steps)) for begin in range(0, steps, size)]
+
+
+def split_rows(batch: int, positions: int, width: int) -> list[slice]:
+    """The parts of a batch whose source positions, ``width`` bytes each, fit the workspace."""
+    size = max(1, _PART_BYTES // max(1, positions * width))
+    return [slice(begin, begin + size) for begin in range(0, max(1, batch), size)]
 
 
 def previous(sequence: Tensor, first: Tensor, begin: int, end: int) -> Tensor:

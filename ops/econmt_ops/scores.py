@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.blocks import split_rows
 from econmt_ops.precision import accumulate_dtype
 from econmt_ops.steps import LAYER_NORM_EPSILON, Steps
 
@@ -19,7 +20,7 @@ class Scores:
     Additive, score . tanh(norm(query + keys)), or, without ``score``, dot: scale * query . keys.
 
     Args:
-        keys: (B, S, A), zero at padded positions.
+        keys: (B, S, A), zero at padded positions. They are walked in parts of some rows, one workspace each.
         score: (A,) or None.
         norm: (gain (A,), bias (A,)) of the layer normalisation, or None.
         scale: of dot attention.
@@ -36,25 +37,33 @@ class Scores:
         padding: Tensor | None,
         run: Steps,
     ) -> None:
-        self.keys, self.score, self.norm = keys.contiguous(), score, norm
-        self.scale, self.padding, self.run = scale, padding, run
         self.accumulate = accumulate_dtype(keys.dtype)
+        self.keys, self.norm = keys.contiguous(), norm
+        self.score = None if score is None else score.to(self.accumulate)
+        self.scale, self.padding, self.run = scale, padding, run
+        self.parts = split_rows(keys.shape[0], keys.shape[1], keys.shape[2] * self.accumulate.itemsize)
 
     def weights(self, query: Tensor) -> Tensor:
         """The attention weights (B, S) of a query (B, A), in the accumulate type; zero at padded positions."""
         if self.score is None:
             scores = torch.bmm(self.keys, query.unsqueeze(2)).squeeze(2).to(self.accumulate) * self.scale
-        elif self.norm is None:
-            scores = self.run.additive_forward(query, self.keys, self.score).to(self.accumulate)
         else:
-            joined = query.unsqueeze(1) + self.keys
-            hidden = functional.layer_norm(joined, joined.shape[2:], *self.norm, eps=LAYER_NORM_EPSILON)
-            scores = torch.matmul(hidden.tanh_(), self.score).to(self.accumulate)
+            found = [self._additive(query[rows], self.keys[rows], self.score) for rows in self.parts]
+            scores = found[0] if len(found) == 1 else torch.cat(found)
         if self.padding is None:
             return torch.softmax(scores, 1)
         # The lowest finite number rather than -inf: a row without any position would otherwise give NaN.
         scores = scores.masked_fill(self.padding, torch.finfo(scores.dtype).min)
         return torch.softmax(scores, 1).masked_fill_(self.padding, 0.0)
+
+    def _additive(self, query: Tensor, keys: Tensor, score: Tensor) -> Tensor:
+        """The scores of some rows, up to a constant."""
+        if self.norm is None:
+            scores: Tensor = self.run.additive_forward(query, keys, score)
+            return scores
+        joined = query.unsqueeze(1) + keys
+        hidden = functional.layer_norm(joined, joined.shape[2:], *self.norm, eps=LAYER_NORM_EPSILON)
+        return torch.matmul(hidden.tanh_(), score.to(hidden.dtype)).to(self.accumulate)
 
 
 class ScoreGradients:
@@ -68,7 +77,6 @@ class ScoreGradients:
         self.keys = zeros(scores.keys)
         self.score = None if scores.score is None else zeros(scores.score)
         self.norm = None if scores.norm is None else (zeros(scores.norm[0]), zeros(scores.norm[1]))
-        self._per_position = scores.keys.new_zeros(scores.keys.shape[:2], dtype=scores.accumulate)
 
     def step(self, query: Tensor, weights: Tensor, dweights: Tensor) -> Tensor:
         """One step, from the gradient of its weights.
@@ -80,27 +88,29 @@ class ScoreGradients:
             The gradient of the query (B, A).
         """
         scores = self.scores
-        de = weights * (dweights - (weights * dweights).sum(1, keepdim=True))
+        de = weights * dweights
+        de = torch.addcmul(de, weights, de.sum(1, keepdim=True), value=-1)
         if scores.score is None:
             scaled = (de * scores.scale).unsqueeze(1)
             self.keys.baddbmm_(scaled.transpose(1, 2), query.to(scaled.dtype).unsqueeze(1))
             return torch.bmm(scaled.to(query.dtype), scores.keys).squeeze(1)
-        assert self.score is not None
-        if scores.norm is not None:
-            return self._normalised(query, de)
-        self._per_position += de
-        dquery: Tensor = scores.run.additive_backward(
-            query, scores.keys, scores.score, de, self.keys, self.score
+        backward = self._additive if scores.norm is None else self._normalised
+        found = [backward(query[rows], scores.keys[rows], de[rows], self.keys[rows]) for rows in scores.parts]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _additive(self, query: Tensor, keys: Tensor, de: Tensor, dkeys: Tensor) -> Tensor:
+        dquery: Tensor = self.scores.run.additive_backward(
+            query, keys, self.scores.score, de, dkeys, self.score
         )
         return dquery
 
-    def _normalised(self, query: Tensor, de: Tensor) -> Tensor:
+    def _normalised(self, query: Tensor, keys: Tensor, de: Tensor, dkeys: Tensor) -> Tensor:
         scores = self.scores
         assert scores.norm is not None
         assert scores.score is not None
         assert self.score is not None
         assert self.norm is not None
-        joined = query.unsqueeze(1) + scores.keys
+        joined = query.unsqueeze(1) + keys
         size = [joined.shape[2]]
         normed, mean, scale = torch.native_layer_norm(joined, size, *scores.norm, LAYER_NORM_EPSILON)
         hidden, weight = normed.tanh_(), de.to(joined.dtype)
@@ -111,15 +121,12 @@ class ScoreGradients:
         )
         self.norm[0].add_(dgain)
         self.norm[1].add_(dbias)
-        self.keys += djoined
+        dkeys += djoined
         dquery: Tensor = djoined.sum(1)
         return dquery
 
     def key_gradient(self) -> Tensor:
-        """The gradient of the keys (B, S, A) over all steps; zero at padded positions."""
-        keys, score = self.keys, self.scores.score
-        if score is not None and self.norm is None:
-            keys = (self._per_position.unsqueeze(2) - keys).mul_(score)
-        return (
-            keys if self.scores.padding is None else keys.masked_fill_(self.scores.padding.unsqueeze(2), 0.0)
-        )
+        """The gradient of the keys (B, S, A) over all steps, in the place of its sum: to be called once."""
+        if self.scores.score is not None and self.norm is None:
+            self.keys.mul_(self.scores.score * 4)
+        return self.keys

@@ -57,19 +57,86 @@ def cell_backward(gates: Tensor, before: Tensor, c: Tensor, dh: Tensor, dc: Tens
     return torch.cat(parts, 1), total * f
 
 
-def activate(gates: Tensor, accumulate: torch.dtype) -> Tensor:
-    """The nonlinearities of the gates (..., 4H), in the accumulate type: sigmoid, but tanh for g."""
-    gates = gates.to(accumulate, copy=True)
-    i_f, g, o = gates.tensor_split((gates.shape[-1] // 2, gates.shape[-1] * 3 // 4), -1)
-    i_f.sigmoid_()
-    g.tanh_()
-    o.sigmoid_()
+def tanh_(values: Tensor) -> Tensor:
+    """tanh, in place. In float32 and float64 on the CPU as 2 sigmoid(2 x) - 1, which takes a third of the time."""
+    if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
+        return values.tanh_()
+    return values.mul_(2).sigmoid_().mul_(2).sub_(1)
+
+
+def activate_(gates: Tensor) -> Tensor:
+    """The nonlinearities of the gates (..., 4H), in place: sigmoid, but tanh for g."""
+    quarter = gates.shape[-1] // 4
+    g = gates[..., 2 * quarter : 3 * quarter]
+    g.mul_(2)
+    gates.sigmoid_()
+    g.mul_(2).sub_(1)
     return gates
 
 
+def activate(gates: Tensor, accumulate: torch.dtype) -> Tensor:
+    """The nonlinearities of the gates (..., 4H), in the accumulate type; the gates themselves stay."""
+    return activate_(gates.to(accumulate, copy=True))
+
+
+def advance_cell(gates: Tensor, c: Tensor, h: Tensor, after: Tensor) -> None:
+    """:func:`cell_forward` without copies: the gates get their nonlinearities in place.
+
+    Args:
+        gates: (B, 4H) and c: (B, H), both in the accumulate type.
+        h: (B, H) is written. after: (B, H) gets the cell state after the step and may be ``c`` itself.
+    """
+    i, f, g, o = activate_(gates).chunk(4, 1)
+    torch.mul(f, c, out=after)
+    after.addcmul_(i, g)
+    torch.mul(tanh_(after.clone()), o, out=h)
+
+
+def retreat_cell(gates: Tensor, before: Tensor, c: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor) -> Tensor:
+    """:func:`cell_backward` with few copies.
+
+    Args:
+        gates: (B, 4H) after their nonlinearities. before, c, dh: as there. dc: (B, H), overwritten.
+        dgates: (B, 4H) is written, in any type; it may be ``gates`` itself.
+
+    Returns:
+        The gradient of ``before`` (B, H).
+    """
+    i, f, g, o = gates.chunk(4, 1)
+    di, df, dg, do = dgates.chunk(4, 1)
+    squashed = tanh_(c.clone())
+    opened = dh * o
+    total = dc.add_(opened)
+    opened.mul_(squashed)
+    total.addcmul_(opened, squashed, value=-1)
+    torch.addcmul(opened, opened, o, value=-1, out=do)
+    dbefore = torch.mul(total, f, out=squashed)
+    forgotten = torch.mul(dbefore, before, out=opened)
+    torch.addcmul(forgotten, forgotten, f, value=-1, out=df)
+    total.mul_(i)
+    written = torch.mul(total, g, out=forgotten)
+    torch.addcmul(total, written, g, value=-1, out=dg)
+    torch.addcmul(written, written, i, value=-1, out=di)
+    return dbefore
+
+
 def additive_forward(query: Tensor, keys: Tensor, score: Tensor) -> Tensor:
-    """score . tanh(query + keys_s). query (B, A), keys (B, S, A), score (A,); returns (B, S)."""
-    return torch.matmul((query.unsqueeze(1) + keys).tanh_(), score)
+    """score . tanh(query + keys_s), up to a constant that no softmax over s feels.
+
+    tanh x = 2 sigmoid(2 x) - 1, and the sum of -score is that constant; sigmoid is the cheaper function.
+
+    Args:
+        query: (B, A). keys: (B, S, A). score: (A,) in the accumulate type, in which all is computed.
+
+    Returns:
+        (B, S) in the accumulate type.
+    """
+    return torch.matmul(_halves(query, keys, score.dtype), score * 2)
+
+
+def _halves(query: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+    """sigmoid(2 query + 2 keys_s), (B, S, A)."""
+    return torch.add((query.to(dtype) * 2).unsqueeze(1), keys, alpha=2).sigmoid_()
 
 
 def additive_backward(
@@ -77,23 +144,22 @@ def additive_backward(
 ) -> Tensor:
     """Backward of :func:`additive_forward`, the feature maps recomputed in one workspace (B, S, A).
 
-    Rows of ``de`` sum to zero, as gradients of a softmax's scores do, so sum_s de_s (1 - tanh^2) is
-    -sum_s de_s tanh^2; for the keys the first term is added by the caller, once for all steps.
+    With s = sigmoid(2 x): 1 - tanh^2 x = 4 (s - s^2), and as rows of ``de`` sum to zero, as gradients of a
+    softmax's scores do, sum de tanh x = 2 sum de s.
 
     Args:
-        de: (B, S) gradient of the scores.
-        dkeys: (B, S, A) accumulates de_s tanh^2, in place.
+        de: (B, S) gradient of the scores, in the accumulate type.
+        dkeys: (B, S, A) accumulates de_s (s - s^2), in place; the caller multiplies by 4 score, once for all steps.
         dscore: (A,) accumulates sum de_s tanh, in place.
 
     Returns:
-        The gradient of the query (B, A).
+        The gradient of the query (B, A), in the accumulate type.
     """
-    hidden = (query.unsqueeze(1) + keys).tanh_()
-    weight = de.to(hidden.dtype)
-    dscore += torch.mv(hidden.view(-1, hidden.shape[2]).t(), weight.reshape(-1))
-    hidden.mul_(hidden)
+    hidden = _halves(query, keys, score.dtype)
+    dscore.addmv_(hidden.view(-1, hidden.shape[2]).t(), de.reshape(-1), alpha=2)
+    hidden.addcmul_(hidden, hidden, value=-1)
     dkeys.addcmul_(de.unsqueeze(2), hidden)
-    return torch.bmm(weight.unsqueeze(1), hidden).squeeze(1) * -score
+    return torch.bmm(de.unsqueeze(1), hidden).squeeze(1) * (score * 4)
 
 
 def losses(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:

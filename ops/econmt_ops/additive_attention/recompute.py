@@ -14,6 +14,7 @@ from torch import Tensor
 
 from econmt_ops import steps as step_functions
 from econmt_ops.masking import padding_mask, zero_padding
+from econmt_ops.precision import explicit_casts
 from econmt_ops.scores import ScoreGradients, Scores
 
 _ARGUMENTS = (
@@ -33,7 +34,7 @@ def _prepare(
     padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
     norm = None if gain is None or shift is None else (gain, shift)
     run = step_functions.steps(compiled)
-    return Scores(zero_padding(keys, padding), score_weight, norm, 1.0, padding, run)
+    return Scores(keys, score_weight, norm, 1.0, padding, run)
 
 
 @torch.library.custom_op(
@@ -107,7 +108,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _differentiate(ctx: Any, dcontext: Tensor | None, dweights: Tensor | None) -> tuple[Any, ...]:
-    gradients = _backward(dcontext, dweights, *ctx.saved_tensors, ctx.compiled)
+    with explicit_casts(ctx.saved_tensors[0]):
+        gradients = _backward(dcontext, dweights, *ctx.saved_tensors, ctx.compiled)
     return (*(gradient if gradient.numel() else None for gradient in gradients), None, None)
 
 
@@ -126,6 +128,8 @@ def additive_attention(
 ) -> tuple[Tensor, Tensor]:
     """See `econmt_ops.additive_attention`; all arguments are given, checked and cast."""
     gain, shift = (None, None) if layer_norm is None else layer_norm
+    if lengths is not None:
+        keys = zero_padding(keys, padding_mask(lengths, keys.shape[1], keys.device))
     result: tuple[Tensor, Tensor] = _forward(
         query, keys, values, score_weight, gain, shift, lengths, compiled
     )

@@ -15,7 +15,8 @@ from torch.nn import functional
 from econmt_ops.attentional_lstm.problem import Problem
 from econmt_ops.blocks import add_outer, add_product, previous, reaches, scan_cells
 from econmt_ops.scores import ScoreGradients
-from econmt_ops.steps import activate
+from econmt_ops.steps import EAGER, activate_, retreat_cell
+from econmt_ops.weights import LSTMWeights
 
 
 class Stash(NamedTuple):
@@ -35,7 +36,7 @@ class Incoming(NamedTuple):
     """Gradients of what the forward pass returned, None where nothing depends on it.
 
     Attributes:
-        outputs: (T, B, H). attention: (T, B, S). last_h, last_c: (L, B, H). last_output: (B, H).
+        outputs: (T, B, H). attention: (T, B, S). last_h, last_c: (L, B, H).
     """
 
     outputs: Tensor | None
@@ -45,76 +46,88 @@ class Incoming(NamedTuple):
 
 
 class Gradients:
-    """The gradients, accumulated over the blocks; products in the compute type, sums in the accumulate type."""
+    """The gradients, summed over the blocks where they are returned.
+
+    Products are in the compute type, sums in the accumulate type; the gradient of the inputs is no sum.
+    """
 
     def __init__(self, problem: Problem) -> None:
         def zeros(like: Tensor) -> Tensor:
             return torch.zeros(like.shape, dtype=problem.accumulate, device=like.device)
 
-        self.inputs = torch.empty_like(problem.inputs, memory_format=torch.contiguous_format)
+        self.inputs = torch.empty_like(problem.inputs.transpose(0, 1), memory_format=torch.contiguous_format)
         self.scores = ScoreGradients(problem.scores)
-        self.projected = zeros(problem.projected)
-        self.input_weight = zeros(problem.input_weight)
-        self.recurrent = zeros(problem.recurrent)
-        self.upper = [zeros(torch.cat([layer.input, layer.hidden], 1)) for layer in problem.layers[1:]]
-        self.biases = [zeros(layer.bias) for layer in problem.layers]
-        self.after = zeros(problem.after)
-        self.combine_bias = zeros(problem.from_top[:, 0])
+        self.values = zeros(problem.values)
+        self.layers = [LSTMWeights(*(zeros(part) for part in layer)) for layer in problem.layers]
+        self.query = None if problem.query is None else zeros(problem.query)
+        self.combine = zeros(problem.combine)
+        self.combine_bias = None if problem.combine_bias is None else zeros(problem.combine_bias)
 
 
 class Block:
     """What the steps begin to end need, made again.
 
     Attributes:
-        before: o and bottom h of the step before, joined (K, B, 2H).
-        reads: what layer l > 0 reads joined with its own h of the step before (K, B, 2H).
+        inputs: (K, B, I). fed: (K, B, H) o of the step before.
+        before: (K, B, H) h of the step before, a layer. reads: what layer l > 0 reads, (K, B, H).
         gates: (K, B, 4H) a layer, after their nonlinearities. cells: (K + 1, B, H) a layer, from the step before on.
         top: (K, B, H) the output of the stack. query: (K, B, A).
     """
 
     def __init__(self, problem: Problem, stash: Stash, number: int) -> None:
-        self.begin, self.end = problem.blocks[number]
+        self.begin, self.end = begin, end = problem.blocks[number]
         self.every_cell = reaches(problem.options.stash, "cells")
-        begin, end = self.begin, self.end
-        self.before = torch.cat(
-            [
-                previous(stash.outputs, stash.first_output, begin, end),
-                previous(stash.h[0], stash.first_h[0], begin, end),
-            ],
-            2,
-        )
+        self.inputs = problem.inputs[begin:end].contiguous()
+        self.fed = previous(stash.outputs, stash.first_output, begin, end)
+        self.before = [
+            previous(h, first, begin, end) for h, first in zip(stash.h, stash.first_h, strict=True)
+        ]
         self.reads: list[Tensor] = []
         self.gates: list[Tensor] = []
         self.cells: list[Tensor] = []
         top = stash.h[0, begin:end]
         for layer, weights in enumerate(problem.layers):
             if layer > 0:
-                read = problem.drop(layer, top, begin, end)
-                own = previous(stash.h[layer], stash.first_h[layer], begin, end)
-                self.reads.append(torch.cat([read, own], 2))
+                self.reads.append(problem.drop(layer, top, begin, end))
                 top = stash.h[layer, begin:end]
                 if problem.options.residual:
-                    top = top + read
+                    top = top + self.reads[-1]
             if stash.gates.shape[1]:
                 gates = stash.gates[layer, begin:end]
-            elif layer == 0:
-                gates = functional.linear(
-                    problem.inputs[begin:end].contiguous(), problem.input_weight, weights.bias
-                )
-                gates = activate(add_product(gates, self.before, problem.recurrent), problem.accumulate)
             else:
-                joined = torch.cat([weights.input, weights.hidden], 1)
-                gates = activate(functional.linear(self.reads[-1], joined, weights.bias), problem.accumulate)
+                if layer == 0:
+                    gates = add_product(problem.bottom_gates(self.inputs), self.fed, problem.from_output)
+                else:
+                    gates = functional.linear(self.reads[-1], weights.input, weights.bias)
+                add_product(gates, self.before[layer], weights.hidden)
+                gates = activate_(gates.to(problem.accumulate))
             self.gates.append(gates)
             self.cells.append(self._cells(stash, layer, number, gates))
         self.top = top
-        self.query, _ = problem.split_after(functional.linear(top, problem.after), top)
+        self.query = top if problem.query is None else functional.linear(top, problem.query)
 
     def _cells(self, stash: Stash, layer: int, number: int, gates: Tensor) -> Tensor:
-        if self.every_cell:
-            before = previous(stash.c[layer], stash.first_c[layer], self.begin, self.begin + 1)
-            return torch.cat([before, stash.c[layer, self.begin : self.end]], 0)
-        return scan_cells(gates, stash.c[layer, number])
+        if not self.every_cell:
+            return scan_cells(gates, stash.c[layer, number])
+        if self.begin > 0:
+            return stash.c[layer, self.begin - 1 : self.end]
+        return torch.cat([stash.first_c[layer].unsqueeze(0), stash.c[layer, : self.end]])
+
+
+class _Deferred(NamedTuple):
+    """What the loop over a block's steps leaves to the products after it.
+
+    Attributes:
+        gates: gradients of the gates before their nonlinearities (K, B, 4H) a layer.
+        query: (K, B, A). shares: of what tanh reads to give o (K, B, H).
+        read: of what the combination reads, [top ; context], (K, B, H + E). attention: the weights (K, B, S).
+    """
+
+    gates: list[Tensor]
+    query: Tensor
+    shares: Tensor
+    read: Tensor
+    attention: Tensor
 
 
 class Backward:
@@ -130,11 +143,12 @@ class Backward:
         last_h, last_c = incoming.last_h, incoming.last_c
         self.dh = [zero if last_h is None else last_h[layer] for layer in range(layers)]
         self.dc = [
-            zero.to(problem.accumulate) if last_c is None else last_c[layer].to(problem.accumulate)
+            torch.zeros_like(zero, dtype=problem.accumulate)
+            if last_c is None
+            else last_c[layer].to(problem.accumulate, copy=True)
             for layer in range(layers)
         ]
         self.dfed = zero
-        self.upper = [torch.cat([w.input, w.hidden], 1) for w in problem.layers[1:]]
 
     def run(self) -> Gradients:
         """All blocks, from the last to the first."""
@@ -143,73 +157,92 @@ class Backward:
         return self.sums
 
     def _block(self, block: Block) -> None:
-        problem, sums = self.problem, self.sums
+        problem = self.problem
         steps = block.end - block.begin
-        shape = (steps, problem.batch)
-        like = problem.inputs
-        dz = [like.new_empty(*shape, 4 * problem.hidden) for _ in problem.layers]
-        dafter = like.new_empty(*shape, problem.after.shape[0])
-        attention = like.new_empty(*shape, problem.values.shape[1])
-        for step in reversed(range(steps)):
-            dtop = self._attention(block, step, dafter[step], attention[step])
-            self._layers(block, step, dtop, dz)
-        left = dafter[..., -problem.hidden :]
-        sums.projected.baddbmm_(
-            attention.permute(1, 2, 0).to(problem.accumulate), left.transpose(0, 1).to(problem.accumulate)
+        # The gradients of gates that were made again take their place, if they have the type.
+        in_place = problem.dtype == problem.accumulate and not self.stash.gates.shape[1]
+
+        def room(*size: int) -> Tensor:
+            return problem.inputs.new_empty(steps, problem.batch, *size)
+
+        deferred = _Deferred(
+            block.gates if in_place else [room(4 * problem.hidden) for _ in problem.layers],
+            room(block.query.shape[2]),
+            room(problem.hidden),
+            room(problem.combine.shape[1]),
+            room(problem.values.shape[1]),
         )
-        add_outer(sums.after, dafter, block.top)
-        sums.combine_bias += left.sum((0, 1), dtype=problem.accumulate)
-        for layer, gradient in enumerate(dz):
-            sums.biases[layer] += gradient.sum((0, 1), dtype=problem.accumulate)
-            if layer > 0:
-                add_outer(sums.upper[layer - 1], gradient, block.reads[layer - 1])
-        add_outer(sums.recurrent, dz[0], block.before)
-        add_outer(sums.input_weight, dz[0], problem.inputs[block.begin : block.end])
-        sums.inputs[block.begin : block.end] = dz[0] @ problem.input_weight
+        for step in reversed(range(steps)):
+            self._layers(block, step, self._attention(block, step, deferred), deferred)
+        self._sum(block, deferred)
 
-    def _attention(self, block: Block, step: int, dafter: Tensor, attention: Tensor) -> Tensor:
-        """From the gradient of o to that of the stack's output (B, H).
-
-        Writes the gradients of the query and of the top layer's share of o to ``dafter`` (B, A + H), and the
-        attention weights to ``attention`` (B, S).
-        """
+    def _attention(self, block: Block, step: int, deferred: _Deferred) -> Tensor:
+        """From the gradient of o to that of the stack's output (B, H)."""
         problem, position = self.problem, block.begin + step
         query, kept = block.query[step], self.stash.attention
         weights = problem.scores.weights(query) if kept is None else kept[position].to(problem.accumulate)
-        attention.copy_(weights)
-        output, do = self.stash.outputs[position], self.dfed
-        if self.incoming.outputs is not None:
-            do = do + self.incoming.outputs[position]
-        da = do * (1 - output * output)
-        dweights = torch.bmm(problem.projected, da.unsqueeze(2)).squeeze(2).to(problem.accumulate)
+        deferred.attention[step] = weights
+        output = self.stash.outputs[position]
+        do = self.dfed if self.incoming.outputs is None else self.dfed + self.incoming.outputs[position]
+        share, read = deferred.shares[step], deferred.read[step]
+        torch.addcmul(do, do * output, output, value=-1, out=share)
+        torch.mm(share, problem.combine, out=read)
+        dcontext = read[:, problem.hidden :].unsqueeze(2)
+        dweights = torch.bmm(problem.values, dcontext).squeeze(2).to(problem.accumulate)
         if self.incoming.attention is not None:
-            dweights = dweights + self.incoming.attention[position]
+            dweights += self.incoming.attention[position]
+        if problem.padding is not None:
+            dweights.masked_fill_(problem.padding, 0.0)
         dquery = self.sums.scores.step(query, weights, dweights)
-        dafter[:, -problem.hidden :] = da
+        deferred.query[step] = dquery
+        dtop = read[:, : problem.hidden]
         if problem.query is None:
-            return torch.mm(da, problem.after) + dquery
-        dafter[:, : -problem.hidden] = dquery
-        return torch.mm(dafter, problem.after)
+            return dtop + deferred.query[step]
+        return torch.addmm(dtop, deferred.query[step], problem.query)
 
-    def _layers(self, block: Block, step: int, dtop: Tensor, dz: list[Tensor]) -> None:
-        """Through the stack, top layer first: writes the gates' gradients and those of the step before."""
+    def _layers(self, block: Block, step: int, dtop: Tensor, deferred: _Deferred) -> None:
+        """Through the stack, top layer first: the gates' gradients and those of the step before."""
         problem = self.problem
         position = block.begin + step
         for layer in reversed(range(len(problem.layers))):
-            dgates, self.dc[layer] = problem.run.cell_backward(
-                block.gates[layer][step],
-                block.cells[layer][step],
-                block.cells[layer][step + 1],
-                (self.dh[layer] + dtop).to(problem.accumulate),
-                self.dc[layer],
-            )
-            dz[layer][step] = dgates
-            if layer == 0:
-                joined = torch.mm(dz[0][step], problem.recurrent)
-                self.dfed, self.dh[0] = joined[:, : problem.hidden], joined[:, problem.hidden :]
+            weights, dgates = problem.layers[layer], deferred.gates[layer][step]
+            gates, cells = block.gates[layer][step], block.cells[layer]
+            dh = (self.dh[layer] + dtop).to(problem.accumulate)
+            if problem.run is EAGER:
+                dc = retreat_cell(gates, cells[step], cells[step + 1], dh, self.dc[layer], dgates)
             else:
-                joined = torch.mm(dz[layer][step], self.upper[layer - 1])
-                dread, self.dh[layer] = joined[:, : problem.hidden], joined[:, problem.hidden :]
+                made, dc = problem.run.cell_backward(gates, cells[step], cells[step + 1], dh, self.dc[layer])
+                dgates.copy_(made)
+            self.dc[layer] = dc
+            self.dh[layer] = torch.mm(dgates, weights.hidden)
+            if layer == 0:
+                self.dfed = torch.mm(dgates, problem.from_output)
+            else:
+                dread = torch.mm(dgates, weights.input)
                 if problem.options.residual:
-                    dread = dread + dtop
+                    dread += dtop
                 dtop = problem.drop(layer, dread.unsqueeze(0), position, position + 1).squeeze(0)
+
+    def _sum(self, block: Block, deferred: _Deferred) -> None:
+        """Add the block's share of the gradients that nothing waits for."""
+        problem, sums = self.problem, self.sums
+        shares, hidden = deferred.shares, problem.hidden
+        sums.values.baddbmm_(
+            deferred.attention.permute(1, 2, 0).to(problem.accumulate),
+            deferred.read[..., hidden:].transpose(0, 1).to(problem.accumulate),
+        )
+        add_outer(sums.combine[:, :hidden], shares, block.top)
+        add_outer(sums.combine[:, hidden:], shares, problem.contexts(deferred.attention))
+        if sums.combine_bias is not None:
+            sums.combine_bias += shares.sum((0, 1), dtype=problem.accumulate)
+        if sums.query is not None:
+            add_outer(sums.query, deferred.query, block.top)
+        for layer, (dgates, total) in enumerate(zip(deferred.gates, sums.layers, strict=True)):
+            total.bias.add_(dgates.sum((0, 1), dtype=problem.accumulate))
+            add_outer(total.hidden, dgates, block.before[layer])
+            if layer > 0:
+                add_outer(total.input, dgates, block.reads[layer - 1])
+            else:
+                add_outer(total.input[:, : problem.width], dgates, block.inputs)
+                add_outer(total.input[:, problem.width :], dgates, block.fed)
+                sums.inputs[:, block.begin : block.end] = (dgates @ problem.from_input).transpose(0, 1)

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from econmt_ops.attentional_lstm.problem import Problem
 from econmt_ops.blocks import reaches, split_blocks
 from econmt_ops.precision import accumulate_dtype
-from econmt_ops.steps import activate
+from econmt_ops.steps import EAGER, activate, advance_cell, tanh_
 
 
 class Result(NamedTuple):
@@ -51,6 +50,67 @@ def empty_result(inputs: Tensor, keys: Tensor, hidden: int, layers: int, stash: 
     )
 
 
+class _Combination:
+    """From the stack's output to o: what does not depend on the step is made once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.projected = problem.projected()
+        query, bias = problem.query, problem.combine_bias
+        # One product gives the query and the stack's share of o.
+        self.size = 0 if query is None else query.shape[0]
+        self.weight = (problem.from_top if query is None else torch.cat([query, problem.from_top])).t()
+        self.bias = None
+        if bias is not None:
+            self.bias = bias if query is None else torch.cat([bias.new_zeros(self.size), bias])
+
+    def __call__(self, top: Tensor, output: Tensor, attention: Tensor) -> None:
+        """Write o (B, H) and the attention weights (B, S) for the stack's output ``top`` (B, H)."""
+        both = torch.mm(top, self.weight) if self.bias is None else torch.addmm(self.bias, top, self.weight)
+        query = both[:, : self.size] if self.size else top
+        attention.copy_(self.problem.scores.weights(query))
+        share = both[:, self.size :].unsqueeze(1)
+        share = torch.baddbmm(share, attention.unsqueeze(1), self.projected).squeeze(1)
+        output.copy_(tanh_(share))
+
+
+class _Cells:
+    """The state of the layers, written where it is kept, if it is kept.
+
+    Attributes:
+        h, c: (B, H) a layer.
+    """
+
+    def __init__(
+        self, problem: Problem, result: Result, first_h: list[Tensor], first_c: list[Tensor], keep: bool
+    ) -> None:
+        stash = problem.options.stash
+        self.problem, self.result, self.keep = problem, result, keep
+        self.h = list(first_h)
+        self.c = [c.clone() for c in first_c]
+        self.every_cell = keep and reaches(stash, "cells")
+        self.gates_too = keep and reaches(stash, "gates")
+
+    def step(self, layer: int, step: int, gates: Tensor) -> None:
+        """One step of one layer, from its gates (B, 4H) before their nonlinearities, which are overwritten."""
+        result, run = self.result, self.problem.run
+        h = result.h[layer, step] if self.keep else torch.empty_like(self.h[layer])
+        c = result.c[layer, step] if self.every_cell else self.c[layer]
+        kept = result.gates[layer, step] if self.gates_too else None
+        if run is EAGER:
+            wide = gates.to(self.problem.accumulate)
+            advance_cell(wide, self.c[layer], h, c)
+            if kept is not None:
+                kept.copy_(wide)
+        else:
+            if kept is not None:
+                kept.copy_(activate(gates, self.problem.accumulate))
+            new_h, new_c = run.cell_forward(gates, self.c[layer])
+            h.copy_(new_h)
+            c.copy_(new_c)
+        self.h[layer], self.c[layer] = h, c
+
+
 def run_forward(
     problem: Problem, first_h: list[Tensor], first_c: list[Tensor], first_output: Tensor, keep: bool
 ) -> Result:
@@ -63,46 +123,27 @@ def run_forward(
     """
     stash, layers = problem.options.stash, len(problem.layers)
     result = empty_result(problem.inputs.transpose(0, 1), problem.values, problem.hidden, layers, stash, keep)
-    h, c, fed = list(first_h), list(first_c), first_output
-    bottom = problem.recurrent.t()
-    upper = [torch.cat([layer.input, layer.hidden], 1).t() for layer in problem.layers[1:]]
-    every_cell, gates_too = reaches(stash, "cells"), reaches(stash, "gates")
+    cells = _Cells(problem, result, first_h, first_c, keep)
+    combination = _Combination(problem)
+    fed = first_output
     for number, (begin, end) in enumerate(problem.blocks):
-        products = functional.linear(problem.inputs[begin:end], problem.input_weight, problem.layers[0].bias)
-        if keep and not every_cell:
-            for layer, before in enumerate(c):
-                result.c[layer, number] = before
+        products = problem.bottom_gates(problem.inputs[begin:end])
+        if keep and not cells.every_cell:
+            for layer in range(layers):
+                result.c[layer, number] = cells.c[layer]
         for step in range(begin, end):
-            gates = torch.addmm(products[step - begin], torch.cat([fed, h[0]], 1), bottom)
+            gates = products[step - begin].addmm_(fed, problem.from_output.t())
             top = fed
             for layer, parameters in enumerate(problem.layers):
                 read = top
                 if layer > 0:
                     read = problem.drop(layer, top.unsqueeze(0), step, step + 1).squeeze(0)
-                    gates = torch.addmm(parameters.bias, torch.cat([read, h[layer]], 1), upper[layer - 1])
-                h[layer], c[layer] = problem.run.cell_forward(gates, c[layer])
-                top = h[layer] + read if layer > 0 and problem.options.residual else h[layer]
-                if keep:
-                    result.h[layer, step] = h[layer]
-                    if every_cell:
-                        result.c[layer, step] = c[layer]
-                    if gates_too:
-                        result.gates[layer, step] = activate(gates, problem.accumulate)
+                    gates = torch.addmm(parameters.bias, read, parameters.input.t())
+                cells.step(layer, step, gates.addmm_(cells.h[layer], parameters.hidden.t()))
+                top = cells.h[layer] + read if layer > 0 and problem.options.residual else cells.h[layer]
             fed = result.outputs[step]
-            result.attention[step] = _attend(problem, top, fed)
+            combination(top, fed, result.attention[step])
     for layer in range(layers):
-        result.last_h[layer] = h[layer]
-        result.last_c[layer] = c[layer]
+        result.last_h[layer] = cells.h[layer]
+        result.last_c[layer] = cells.c[layer]
     return result
-
-
-def _attend(problem: Problem, top: Tensor, output: Tensor) -> Tensor:
-    """Write o (B, H) for the top layer's ``top`` (B, H) into ``output``; return the attention (B, S)."""
-    both = functional.linear(top, problem.after)
-    query, share = problem.split_after(both, top)
-    attention = problem.scores.weights(query).to(top.dtype)
-    share = torch.baddbmm(share.unsqueeze(1), attention.unsqueeze(1), problem.projected).squeeze(1)
-    if problem.combine_bias is not None:
-        share += problem.combine_bias
-    torch.tanh(share, out=output)
-    return attention

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.blocks import split_blocks
+from econmt_ops.blocks import split_blocks, split_rows
 from econmt_ops.dropout import apply_dropout, layer_keep_masks
 from econmt_ops.masking import padding_mask, zero_padding
 from econmt_ops.precision import accumulate_dtype
@@ -33,14 +33,12 @@ class Options(NamedTuple):
 
 
 class Problem:
-    """The tensors of one call, prepared once: masked keys and values, joined weights, dropout masks.
+    """The tensors of one call, and what both passes make of them.
 
     Attributes:
-        inputs: (T, B, I). values: (B, S, E), zero at padded positions. scores: of the attention.
-        projected: (B, S, H), the values times their part of the combination: sum_s alpha_s projected_s is the
-            context's share of what tanh reads to give o.
-        recurrent: the weight (4H, 2H) with which the bottom layer reads [o ; h] of the step before.
-        after: the weight (A + H, H) from the top layer to the query and its share of o (without query: (H, H)).
+        inputs: (T, B, I). scores: of the attention. padding: (B, S), True at padded positions, or None.
+        from_input, from_output: the parts (4H, I) and (4H, H) of the bottom input weight that read inputs and o.
+        from_top, from_values: the parts (H, H) and (H, E) of the combination that read the stack and the context.
     """
 
     def __init__(
@@ -65,18 +63,15 @@ class Problem:
         self.options = options
         self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
         self.inputs = inputs.transpose(0, 1)
-        self.scores = Scores(
-            zero_padding(keys, self.padding), score, norm, options.scale, self.padding, steps
-        )
-        self.values = zero_padding(values, self.padding)
+        # Additive attention gets clean keys, so that the copy that lengths ask for is made once a call.
+        keys = zero_padding(keys, self.padding) if score is None else keys
+        self.scores = Scores(keys, score, norm, options.scale, self.padding, steps)
+        self.values = values
         self.layers = layers
         self.query = query
         self.combine, self.combine_bias = combine, combine_bias
         self.from_top, self.from_values = combine[:, : self.hidden], combine[:, self.hidden :]
-        self.projected = functional.linear(self.values, self.from_values)
-        self.input_weight = layers[0].input[:, : self.width]
-        self.recurrent = torch.cat([layers[0].input[:, self.width :], layers[0].hidden], 1)
-        self.after = self.from_top if query is None else torch.cat([query, self.from_top], 0)
+        self.from_input, self.from_output = layers[0].input[:, : self.width], layers[0].input[:, self.width :]
         self.masks = layer_keep_masks(
             len(layers),
             self.batch,
@@ -89,6 +84,33 @@ class Problem:
         )
         self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
 
+    def projected(self) -> Tensor:
+        """The values times their part of the combination (B, S, H), zero at padded positions.
+
+        sum_s alpha_s projected_s is the context's share of what tanh reads to give o: one product a call instead of
+        one a step.
+        """
+        projected = functional.linear(self.values, self.from_values)
+        if self.padding is not None:
+            projected.masked_fill_(self.padding.unsqueeze(2), 0.0)
+        return projected
+
+    def contexts(self, attention: Tensor) -> Tensor:
+        """The contexts of a block of steps (K, B, E) from their attention weights (K, B, S)."""
+        weights = attention.transpose(0, 1)
+        if self.padding is None:
+            return torch.bmm(weights, self.values).transpose(0, 1)
+        contexts = self.values.new_empty(*weights.shape[:2], self.values.shape[2])
+        width = self.values.shape[2] * self.values.itemsize
+        # In parts, because zeros for what lies in the padding, NaN perhaps, take a copy of the values.
+        for rows in split_rows(len(self.values), self.values.shape[1], width):
+            contexts[rows] = torch.bmm(weights[rows], zero_padding(self.values[rows], self.padding[rows]))
+        return contexts.transpose(0, 1)
+
+    def bottom_gates(self, inputs: Tensor) -> Tensor:
+        """The share of ``inputs`` (K, B, I) in the bottom layer's gates, with the bias: (K, B, 4H)."""
+        return functional.linear(inputs, self.from_input, self.layers[0].bias)
+
     def drop(self, layer: int, values: Tensor, begin: int, end: int) -> Tensor:
         """Dropout on what a layer reads at steps begin to end; values (K, B, H), and its own transpose."""
         mask = self.masks[layer]
@@ -96,10 +118,3 @@ class Problem:
             return values
         mask = mask if mask.shape[1] == 1 else mask[:, begin:end]
         return apply_dropout(values, mask.transpose(0, 1), self.options.dropout)
-
-    def split_after(self, both: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
-        """The query (.., A) and the top layer's share of o (.., H), from the product with ``after``."""
-        if self.query is None:
-            return top, both
-        size = self.query.shape[0]
-        return both[..., :size], both[..., size:]

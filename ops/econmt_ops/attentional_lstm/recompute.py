@@ -24,7 +24,7 @@ from econmt_ops.attentional_lstm.problem import Options, Problem
 from econmt_ops.blocks import reaches
 from econmt_ops.lstm.recompute import lstm
 from econmt_ops.masking import padding_mask, zero_padding
-from econmt_ops.precision import accumulate_dtype
+from econmt_ops.precision import accumulate_dtype, explicit_casts
 from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
 
 _ARGUMENTS = (
@@ -83,41 +83,29 @@ def _backward(*arguments: Any) -> list[Tensor]:
 
 def _in_order(problem: Problem, sums: Gradients, backward: Backward) -> list[Tensor]:
     """The gradients in the order and types of the operator's tensor arguments; empty for arguments left out."""
-    nothing, hidden = problem.inputs.new_empty(0), problem.hidden
-    input_weights = [torch.cat([sums.input_weight, sums.recurrent[:, :hidden]], 1)]
-    hidden_weights = [sums.recurrent[:, hidden:]]
-    for total in sums.upper:
-        input_weights.append(total[:, :hidden])
-        hidden_weights.append(total[:, hidden:])
-    size = 0 if problem.query is None else problem.query.shape[0]
-    dquery, dtop = sums.after[:size] if size else nothing, sums.after[size:]
-    dprojected = sums.projected.to(problem.dtype)
-    dvalues = dprojected @ problem.from_values
-    dfrom_values = dprojected.flatten(0, 1).t() @ problem.values.flatten(0, 1)
-    if problem.padding is not None:
-        dvalues = dvalues.masked_fill_(problem.padding.unsqueeze(2), 0.0)
+    scores = sums.scores
     gradients = [
-        sums.inputs.transpose(0, 1),
-        sums.scores.key_gradient(),
-        dvalues,
-        *input_weights,
-        *hidden_weights,
-        *sums.biases,
-        dquery,
-        nothing if sums.scores.score is None else sums.scores.score,
-        torch.cat([dtop, dfrom_values.to(dtop.dtype)], 1),
-        sums.combine_bias if problem.combine_bias is not None else nothing,
-        *((nothing, nothing) if sums.scores.norm is None else sums.scores.norm),
-        *backward.dh,
-        *backward.dc,
-        backward.dfed,
+        sums.inputs,
+        scores.key_gradient(),
+        sums.values,
+        *(layer.input for layer in sums.layers),
+        *(layer.hidden for layer in sums.layers),
+        *(layer.bias for layer in sums.layers),
+        sums.query,
+        scores.score,
+        sums.combine,
+        sums.combine_bias,
+        *((None, None) if scores.norm is None else scores.norm),
     ]
-    # Contiguous copies of their own: an operator's results may share memory neither with each other nor with arguments.
-    cells = range(len(gradients) - 1 - len(problem.layers), len(gradients) - 1)
-    return [
-        gradient.to(problem.accumulate if index in cells else problem.dtype, copy=True).contiguous()
-        for index, gradient in enumerate(gradients)
-    ]
+    # Copies of their own: an operator's results may share memory neither with each other nor with arguments.
+    first = [*(dh.clone() for dh in backward.dh), *(dc.clone() for dc in backward.dc), backward.dfed.clone()]
+    results, cells = [], range(len(gradients) + len(backward.dh), len(gradients) + 2 * len(backward.dh))
+    for index, gradient in enumerate([*gradients, *first]):
+        if gradient is None:
+            results.append(problem.inputs.new_empty(0))
+        else:
+            results.append(gradient if index in cells else gradient.to(problem.dtype))
+    return results
 
 
 @_backward.register_fake
@@ -148,7 +136,8 @@ def _differentiate(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
     kept, flat = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
     count = ctx.layers
     arguments = _unflatten(list(flat), count)
-    gradients = _backward(doutputs, dattention, dlast_h, dlast_c, *kept, *arguments, *ctx.options)
+    with explicit_casts(kept[0]):
+        gradients = _backward(doutputs, dattention, dlast_h, dlast_c, *kept, *arguments, *ctx.options)
     # The lengths, left out of the gradients, come after gain and shift.
     gradients.insert(3 + 3 * count + 6, None)
     shaped = _unflatten(
@@ -206,6 +195,8 @@ def attentional_lstm(
         )
         return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, compiled)
     gain, shift = (None, None) if layer_norm is None else layer_norm
+    if lengths is not None and weights.score is not None:
+        keys = zero_padding(keys, padding_mask(lengths, keys.shape[1], keys.device))
     arguments = (
         inputs,
         keys,

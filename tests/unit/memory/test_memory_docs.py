@@ -18,4 +18,4 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     before, after = re.findall(r"[\d,]{5,}", capsys.readouterr().out)
     # tanh(q + k), B T S A values of four bytes, is no longer kept; the projected queries and keys are.
     saved = int(before.replace(",", "")) - int(after.replace(",", ""))
-    assert saved > 4 * 8 * 64 * (50 * 60 - 50 - 60)
+    assert saved >= 4 * 8 * 64 * (50 * 60 - 50 - 60)
