@@ -4,19 +4,33 @@ Every op lives in a package of its own, and each module of it named in `NAMES` t
 the op's name is one implementation. Adding an implementation is adding such a file: nothing else has to
 change. All implementations of an op take the same arguments, already validated and cast by the op's public
 function.
+
+What "auto" means is decided for each call by `run`: by what was measured at this shape on this machine, or else by a
+rule. Nothing is measured unless asked for:
+
+    with econmt_ops.select.measuring():
+        model(batch)            # every op that is left at "auto" times its candidates, and remembers them
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from econmt_ops.blocks import STASHES
+from econmt_ops.measurements import Measurement, Record, Store, decide, machine
+from econmt_ops.timing import alternate, synchronizer
+from econmt_ops.weights import tensors_of
 
 NAMES = ("reference", "recompute", "compiled", "triton")
 
@@ -24,6 +38,11 @@ RECURRENT = ("lstm", "bidirectional_lstm", "attentional_lstm")
 """The ops that take a stash level."""
 
 _FASTEST_STASH = "gates"
+
+_SAMPLES = 20
+"""Samples at which a candidate is known well enough."""
+
+_Result = TypeVar("_Result")
 
 
 def implementations(package: str, op: str) -> dict[str, Callable[..., Any]]:
@@ -51,12 +70,48 @@ def implementations(package: str, op: str) -> dict[str, Callable[..., Any]]:
     return found
 
 
-class Resolved(NamedTuple):
-    """What runs: an implementation's name, its function, and the options that it takes beside the op's arguments."""
+class Candidate(NamedTuple):
+    """A way to run an op: an implementation's name, its function, and options beside the op's arguments."""
 
     name: str
     function: Callable[..., Any]
     options: dict[str, str]
+
+    @property
+    def label(self) -> str:
+        """The name and the options' values: recompute/gates."""
+        return "/".join((self.name, *self.options.values()))
+
+
+class Problem(NamedTuple):
+    """What a call of an op is about.
+
+    Attributes:
+        op: its name.
+        tensors: the arguments that a gradient may be asked of; the first one's device is the op's.
+        dtype: the compute type.
+        sizes: by letter, as `Shapes` learns them.
+        detail: what else changes the work: the number of layers, the kind of attention.
+    """
+
+    op: str
+    tensors: Sequence[Tensor | None]
+    dtype: torch.dtype
+    sizes: Mapping[str, int]
+    detail: str = ""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the op runs."""
+        return next(tensor.device for tensor in self.tensors if tensor is not None)
+
+    @property
+    def key(self) -> str:
+        """Tells problems apart whose best candidates may differ."""
+        letters = [f"{name}={int(size)}" for name, size in self.sizes.items() if "+" not in name]
+        kind = "backward" if keeps_gradients(self.tensors) else "forward"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return " ".join((self.op, *letters, *([self.detail] if self.detail else []), dtype, kind))
 
 
 def keeps_gradients(tensors: Iterable[Tensor | None]) -> bool:
@@ -64,37 +119,286 @@ def keeps_gradients(tensors: Iterable[Tensor | None]) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def resolve(
-    op: str,
-    implementation: str,
+def run(
+    problem: Problem,
+    call: Callable[[Candidate], _Result],
     available: Mapping[str, Callable[..., Any]],
-    tensors: Iterable[Tensor | None],
+    implementation: str,
+    *,
     stash: str = "auto",
-) -> Resolved:
-    """Returns what runs an op.
+    options: Sequence[Mapping[str, str]] = (),
+) -> _Result:
+    """Runs an op.
 
-    "auto" is "recompute" where a backward pass will follow, and "reference" otherwise or where there is no other. A
-    recurrent op then keeps its gates unless told otherwise: it is as fast as the reference and keeps less. Named
-    implementations keep what they keep by themselves.
+    "auto" is the fastest candidate where they were measured. Elsewhere it is "recompute" where a backward pass will
+    follow, and "reference" otherwise or where there is no other; a recurrent op then keeps its gates unless told
+    otherwise: it is as fast as the reference and keeps less. Named implementations keep what they keep by themselves.
 
     Args:
-        op: the op's name, for the message.
-        implementation: "auto" or one of the names in `available`.
+        problem: what the call is about.
+        call: runs it with a candidate.
         available: the functions by name, as `implementations` returns them.
-        tensors: the arguments that a gradient may be asked of.
+        implementation: "auto" or one of the names in `available`.
         stash: the level that a recurrent op was given: "auto" or one of `STASHES`.
+        options: the options with which every implementation may run, the one of the rule first; none: there are none.
 
     Raises:
         ValueError: no implementation or no stash level has this name; the message names those there are.
     """
+    op = problem.op
     if implementation != "auto" and implementation not in available:
         names = ", ".join(("auto", *available))
         raise ValueError(f"{op}: unknown implementation {implementation!r}; available: {names}")
     if stash != "auto" and stash not in STASHES:
         raise ValueError(f"{op}: unknown stash level {stash!r}; available: {', '.join(('auto', *STASHES))}")
+    rule = _rule(problem, available, implementation, stash, options)
+    if (implementation != "auto" and len(options) < 2) or torch.compiler.is_compiling():
+        return call(rule)
+    return call(_choose(problem, call, available, implementation, stash, options, rule))
+
+
+def _rule(
+    problem: Problem,
+    available: Mapping[str, Callable[..., Any]],
+    implementation: str,
+    stash: str,
+    options: Sequence[Mapping[str, str]],
+) -> Candidate:
+    """What runs where nothing is measured."""
     name = implementation
     if name == "auto":
-        name = "recompute" if "recompute" in available and keeps_gradients(tensors) else "reference"
-        stash = _FASTEST_STASH if stash == "auto" and op in RECURRENT else stash
-    options = {} if stash == "auto" or name == "reference" else {"stash": stash}
-    return Resolved(name, available[name], options)
+        name = "recompute" if "recompute" in available and keeps_gradients(problem.tensors) else "reference"
+        stash = _FASTEST_STASH if stash == "auto" and problem.op in RECURRENT else stash
+    return Candidate(name, available[name], _options(name, stash, options[0] if options else {}))
+
+
+def _options(name: str, stash: str, others: Mapping[str, str]) -> dict[str, str]:
+    # The reference keeps what autograd keeps, whatever the level.
+    return {**others} if stash == "auto" or name == "reference" else {**others, "stash": stash}
+
+
+def _choose(
+    problem: Problem,
+    call: Callable[[Candidate], Any],
+    available: Mapping[str, Callable[..., Any]],
+    implementation: str,
+    stash: str,
+    options: Sequence[Mapping[str, str]],
+    rule: Candidate,
+) -> Candidate:
+    """The rule, or what was measured to be faster."""
+    session = _MODE.session
+    if _MODE.rules_only or any(isinstance(tensor, FakeTensor) for tensor in problem.tensors):
+        return rule
+    if problem.device.type == "meta" or (session is None and not _remembered(machine(problem.device))):
+        return rule
+    names = [name for name in available if implementation in ("auto", name)]
+    levels = [rule.options.get("stash", stash)]
+    if session is not None and session.byte_limit is not None and stash == "auto" and problem.op in RECURRENT:
+        levels = list(STASHES)
+    found: dict[str, Candidate] = {}
+    for name in names:
+        # What was not named is not known to keep gates where no gradient is kept, and needs not.
+        for level in levels if keeps_gradients(problem.tensors) else ["auto"]:
+            for others in options or [{}]:
+                candidate = Candidate(name, available[name], _options(name, level, others))
+                found.setdefault(candidate.label, candidate)
+    found[rule.label] = rule
+    return _choose_among(problem, call, found, rule)
+
+
+def _choose_among(
+    problem: Problem, call: Callable[[Candidate], Any], found: Mapping[str, Candidate], rule: Candidate
+) -> Candidate:
+    where, key, session = machine(problem.device), problem.key, _MODE.session
+    remembered = _remembered(where).get(key, {})
+    if session is None:
+        records = {name: record for name, record in remembered.items() if name in found}
+        return found[decide(records, rule.label)] if rule.label in records else rule
+    return found[session.choose(problem, call, found, rule.label, remembered, where)]
+
+
+@functools.cache
+def _remembered(where: str) -> dict[str, dict[str, Record]]:
+    """The records of this machine: read from the file once, then added to by sessions."""
+    return Store().load(where)
+
+
+def forget() -> None:
+    """Reads the file of measurements anew when it is needed next."""
+    _remembered.cache_clear()
+
+
+class Session:
+    """Measures every op that is left at "auto"; see `measuring`.
+
+    Attributes:
+        measurements: of every problem met, by key.
+        byte_limit: see `measuring`.
+        seconds: spent on measuring so far.
+    """
+
+    def __init__(self, seconds: float, byte_limit: int | None, compiled: bool, store: Store | None) -> None:
+        self.measurements: dict[str, Measurement] = {}
+        self.byte_limit = byte_limit
+        self.seconds = 0.0
+        self._allowed = seconds
+        self._compiled = compiled
+        self._store = store
+        self._fresh: dict[str, dict[str, dict[str, Record]]] = {}
+
+    def choose(
+        self,
+        problem: Problem,
+        call: Callable[[Candidate], Any],
+        found: Mapping[str, Candidate],
+        rule: str,
+        remembered: Mapping[str, Record],
+        where: str,
+    ) -> str:
+        """The label of the candidate to run; measures if this has not been measured here."""
+        key = problem.key
+        known = self.measurements.get(key)
+        if known is not None:
+            self.measurements[key] = known._replace(calls=known.calls + 1)
+            return known.choice(self.byte_limit)
+        records = {name: record for name, record in remembered.items() if name in found}
+        wanted = {name for name in found if self._compiled or found[name].name != "compiled"}
+        if self._store is None or not wanted <= records.keys():
+            timed = self._measure(problem, call, {name: found[name] for name in found if name in wanted})
+            if timed is None:
+                return rule
+            records = {**records, **timed}
+            if self._store is not None:
+                self._fresh.setdefault(where, {})[key] = records
+        self.measurements[key] = Measurement(problem.op, key, rule, records)
+        return self.measurements[key].choice(self.byte_limit)
+
+    def _measure(
+        self, problem: Problem, call: Callable[[Candidate], Any], found: Mapping[str, Candidate]
+    ) -> dict[str, Record] | None:
+        """The records of candidates; None if time is up."""
+        left = self._allowed - self.seconds
+        if left <= 0:
+            return None
+        began = time.perf_counter()
+        sizes: dict[str, int] = {}
+        compiling: dict[str, float] = {}
+
+        def once(candidate: Candidate) -> None:
+            if candidate.label in sizes:
+                _forward_backward(problem.tensors, call, candidate)
+                return
+            with _counting_bytes(problem.tensors) as kept:
+                _forward_backward(problem.tensors, call, candidate)
+            sizes[candidate.label] = sum(kept.values())
+
+        functions = {name: functools.partial(once, found[name]) for name in found}
+        # What an op calls inside is decided by the rule, or measurements would be nested.
+        with rules_only():
+            for name, candidate in found.items():
+                if candidate.name == "compiled":
+                    before = time.perf_counter()
+                    once(candidate)
+                    compiling[name] = time.perf_counter() - before
+            left -= time.perf_counter() - began
+            timings = alternate(functions, left, synchronize=synchronizer(problem.device), most=_SAMPLES)
+        self.seconds += time.perf_counter() - began
+        if timings is None:
+            return None
+        return {
+            name: Record(
+                1e3 * timing.median,
+                1e3 * timing.low,
+                1e3 * timing.high,
+                sizes[name],
+                max(0.0, compiling.get(name, timing.first) - timing.median),
+            )
+            for name, timing in timings.items()
+        }
+
+    def remember(self) -> None:
+        """Adds what was measured to the file."""
+        if self._store is None:
+            return
+        for where, records in self._fresh.items():
+            self._store.add(where, records)
+            _remembered(where).update(records)
+        self._fresh = {}
+
+
+def _forward_backward(
+    tensors: Sequence[Tensor | None], call: Callable[[Candidate], Any], candidate: Candidate
+) -> None:
+    """One call and, if gradients are kept, its backward pass down to the op's arguments."""
+    result = call(candidate)
+    if not keeps_gradients(tensors):
+        return
+    wanted = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
+    outputs = [tensor for tensor in tensors_of(result) if tensor.requires_grad]
+    torch.autograd.grad(outputs, wanted, [torch.ones_like(tensor) for tensor in outputs], allow_unused=True)
+
+
+@contextmanager
+def _counting_bytes(tensors: Sequence[Tensor | None]) -> Iterator[dict[int, int]]:
+    """The bytes that autograd keeps, each storage once, without those of ``tensors``."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor is not None}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in own:
+            kept[memory.data_ptr()] = memory.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield kept
+
+
+class _Mode(threading.local):
+    """Of this thread: the session that measures, and whether measurements are left aside."""
+
+    session: Session | None = None
+    rules_only: bool = False
+
+
+_MODE = _Mode()
+
+
+@contextmanager
+def measuring(
+    seconds: float = 2.0, *, byte_limit: int | None = None, compiled: bool = False, remember: bool = True
+) -> Iterator[Session]:
+    """Within it, every op that is left at "auto" times its candidates and runs the fastest.
+
+    Forward and, if gradients are kept, backward, at the shapes that the op meets; candidates take turns, and those that
+    are clearly slower are left early. Shapes that were measured on this machine before are not measured again.
+
+    Args:
+        seconds: that measuring may take in all; what is not measured by then follows the rule.
+        byte_limit: what an op may keep for its backward pass: among the candidates that do, the fastest is chosen.
+        compiled: also candidates that torch.compile compiles first, which may take many seconds.
+        remember: read and write the file of measurements; False: measure anew and write nothing.
+
+    Yields:
+        The session, which knows what was measured.
+    """
+    session = Session(seconds, byte_limit, compiled, Store() if remember else None)
+    before = _MODE.session
+    _MODE.session = session
+    try:
+        yield session
+    finally:
+        _MODE.session = before
+        session.remember()
+
+
+@contextmanager
+def rules_only() -> Iterator[None]:
+    """Within it, "auto" follows the rule whatever was measured: the same on every machine."""
+    before = _MODE.rules_only
+    _MODE.rules_only = True
+    try:
+        yield
+    finally:
+        _MODE.rules_only = before

@@ -19,7 +19,7 @@ from tests.ops.helpers import (
 )
 
 pytestmark = each_implementation("econmt_ops.linear", "linear")
-LAYOUT = pytest.mark.parametrize("layout", ["auto", "row", "column"])
+LAYOUT = pytest.mark.parametrize("layout", ["auto", "row", "column", "transposed", "packed"])
 BIAS = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
 LEADING = pytest.mark.parametrize("leading", [(), (1,), (5,), (2, 3), (2, 1, 4)], ids=str)
 
@@ -92,6 +92,7 @@ def test_the_layout_is_that_of_the_result(implementation: str, device: str) -> N
     tensors = arguments(Make(device), (5,), True)
     assert linear(**tensors, layout="row", implementation=implementation).stride() == (9, 1)
     assert linear(**tensors, layout="column", implementation=implementation).stride() == (1, 5)
+    assert linear(**tensors, layout="packed", implementation=implementation).stride() == (9, 1)
 
 
 @pytest.mark.parametrize(
@@ -111,5 +112,8 @@ def test_wrong_shapes(change: dict[str, tuple[int, ...]], message: str, implemen
 
 
 def test_unknown_layout(implementation: str) -> None:
-    with pytest.raises(ValueError, match="linear: unknown layout 'diagonal'; available: auto, row, column"):
+    with pytest.raises(
+        ValueError,
+        match="linear: unknown layout 'diagonal'; available: auto, row, column, transposed, packed",
+    ):
         linear(**arguments(Make("cpu"), (3,), True), layout="diagonal", implementation=implementation)

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import econmt_ops
-from econmt_ops.select import implementations, resolve
+from econmt_ops.select import Candidate, Problem, implementations, run
 
 OPS = {
     "additive_attention": "econmt_ops.additive_attention",
@@ -56,36 +59,47 @@ def test_a_module_may_do_without_an_op_or_be_unavailable(package: Path) -> None:
     assert list(implementations("made_up", "double")) == ["reference"]
 
 
-def test_resolve_by_name() -> None:
+def resolved(
+    op: str,
+    implementation: str,
+    available: dict[str, Callable[..., Any]],
+    tensors: tuple[Tensor | None, ...] = (torch.ones(1),),
+    stash: str = "auto",
+) -> Candidate:
+    """What runs."""
+    return run(Problem(op, tensors, torch.float32, {}), lambda it: it, available, implementation, stash=stash)
+
+
+def test_by_name() -> None:
     available = {"reference": min, "triton": max}
-    assert resolve("extreme", "triton", available, ()) == ("triton", max, {})
-    assert resolve("extreme", "triton", available, (), "cells") == ("triton", max, {"stash": "cells"})
-    assert resolve("extreme", "reference", available, (), "cells") == ("reference", min, {})
+    assert resolved("extreme", "triton", available) == ("triton", max, {})
+    assert resolved("extreme", "triton", available, stash="cells") == ("triton", max, {"stash": "cells"})
+    assert resolved("extreme", "reference", available, stash="cells") == ("reference", min, {})
     with pytest.raises(
         ValueError, match="extreme: unknown implementation 'cuda'; available: auto, reference, triton"
     ):
-        resolve("extreme", "cuda", available, ())
+        resolved("extreme", "cuda", available)
     with pytest.raises(ValueError, match="extreme: unknown stash level 'all'; available: auto, outputs"):
-        resolve("extreme", "auto", available, (), "all")
+        resolved("extreme", "auto", available, stash="all")
 
 
 def test_auto_recomputes_where_a_backward_pass_will_follow() -> None:
     available = {"reference": min, "recompute": max, "compiled": sum}
     constant, variable = torch.ones(1), torch.ones(1, requires_grad=True)
-    assert resolve("extreme", "auto", available, (constant, None)) == ("reference", min, {})
-    assert resolve("extreme", "auto", available, (constant, variable)) == ("recompute", max, {})
+    assert resolved("extreme", "auto", available, (constant, None)) == ("reference", min, {})
+    assert resolved("extreme", "auto", available, (constant, variable)) == ("recompute", max, {})
     with torch.no_grad():
-        assert resolve("extreme", "auto", available, (constant, variable)) == ("reference", min, {})
-    assert resolve("extreme", "auto", {"reference": min}, (variable,)) == ("reference", min, {})
+        assert resolved("extreme", "auto", available, (constant, variable)) == ("reference", min, {})
+    assert resolved("extreme", "auto", {"reference": min}, (variable,)) == ("reference", min, {})
 
 
 def test_auto_keeps_the_gates_of_recurrent_ops() -> None:
     available = {"reference": min, "recompute": max}
-    variable = torch.ones(1, requires_grad=True)
-    assert resolve("lstm", "auto", available, (variable,)).options == {"stash": "gates"}
-    assert resolve("lstm", "auto", available, (variable,), "outputs").options == {"stash": "outputs"}
-    assert resolve("lstm", "recompute", available, (variable,)).options == {}
-    assert resolve("lstm", "auto", available, ()).options == {}
+    variable = (torch.ones(1, requires_grad=True),)
+    assert resolved("lstm", "auto", available, variable).options == {"stash": "gates"}
+    assert resolved("lstm", "auto", available, variable, "outputs").options == {"stash": "outputs"}
+    assert resolved("lstm", "recompute", available, variable).options == {}
+    assert resolved("lstm", "auto", available).options == {}
 
 
 def test_ops_refuse_unknown_implementations() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from econmt_ops.checks import Shapes
 from econmt_ops.precision import compute_dtype, explicit_casts
-from econmt_ops.select import implementations, resolve
+from econmt_ops.select import Candidate, Problem, implementations, run
 
 _IMPLEMENTATIONS = implementations(__name__, "additive_attention")
 
@@ -43,8 +43,6 @@ def additive_attention(
     Raises:
         ValueError: shapes or types do not fit, or the implementation is unknown.
     """
-    tensors = (query, keys, values, score_weight, *(layer_norm or ()))
-    function = resolve("additive_attention", implementation, _IMPLEMENTATIONS, tensors).function
     check = Shapes("additive_attention")
     check("query", query, "B T A")
     check("keys", keys, "B S A")
@@ -58,13 +56,20 @@ def additive_attention(
         check.indices("lengths", lengths, "B")
     dtype = compute_dtype(query)
     norm = None if layer_norm is None else (layer_norm[0].to(dtype), layer_norm[1].to(dtype))
-    with explicit_casts(query):
-        result: tuple[Tensor, Tensor] = function(
-            query.to(dtype),
-            keys.to(dtype),
-            values.to(dtype),
-            score_weight.to(dtype),
-            lengths=lengths,
-            layer_norm=norm,
-        )
-    return result
+
+    def call(candidate: Candidate) -> tuple[Tensor, Tensor]:
+        with explicit_casts(query):
+            result: tuple[Tensor, Tensor] = candidate.function(
+                query.to(dtype),
+                keys.to(dtype),
+                values.to(dtype),
+                score_weight.to(dtype),
+                lengths=lengths,
+                layer_norm=norm,
+            )
+        return result
+
+    tensors = (query, keys, values, score_weight, *(layer_norm or ()))
+    detail = "" if layer_norm is None else "norm"
+    problem = Problem("additive_attention", tensors, dtype, check.sizes, detail)
+    return run(problem, call, _IMPLEMENTATIONS, implementation)

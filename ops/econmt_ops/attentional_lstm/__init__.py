@@ -8,7 +8,7 @@ from torch import Tensor
 from econmt_ops.checks import Shapes, check_dropout
 from econmt_ops.lstm import cast_layers, check_layers, prepare_state
 from econmt_ops.precision import compute_dtype, explicit_casts
-from econmt_ops.select import implementations, resolve
+from econmt_ops.select import Candidate, Problem, implementations, run
 from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, tensors_of
 
 _IMPLEMENTATIONS = implementations(__name__, "attentional_lstm")
@@ -134,8 +134,6 @@ def attentional_lstm(
             seed.
     """
     weights = weights._replace(layers=tuple(weights.layers))
-    tensors = (inputs, keys, values, *tensors_of(weights), *tensors_of(state), *(layer_norm or ()))
-    chosen = resolve("attentional_lstm", implementation, _IMPLEMENTATIONS, tensors, stash)
     check = _check(inputs, keys, values, weights, lengths, input_feeding, layer_norm, scale)
     check_dropout("attentional_lstm", dropout, dropout_seed)
     dtype = compute_dtype(inputs)
@@ -145,21 +143,29 @@ def attentional_lstm(
     else:
         check("state.output", state.output, "B H")
         output = state.output.to(dtype)
-    with explicit_casts(inputs):
-        result: tuple[Tensor, Tensor, AttentionalLSTMState] = chosen.function(
-            inputs.to(dtype),
-            keys.to(dtype),
-            values.to(dtype),
-            _cast(weights, dtype),
-            lengths=lengths,
-            state=AttentionalLSTMState(layers, output),
-            input_feeding=input_feeding,
-            residual=residual,
-            dropout=dropout,
-            dropout_seed=dropout_seed,
-            variational=variational,
-            layer_norm=None if layer_norm is None else (layer_norm[0].to(dtype), layer_norm[1].to(dtype)),
-            scale=scale,
-            **chosen.options,
-        )
-    return result
+
+    def call(candidate: Candidate) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
+        with explicit_casts(inputs):
+            result: tuple[Tensor, Tensor, AttentionalLSTMState] = candidate.function(
+                inputs.to(dtype),
+                keys.to(dtype),
+                values.to(dtype),
+                _cast(weights, dtype),
+                lengths=lengths,
+                state=AttentionalLSTMState(layers, output),
+                input_feeding=input_feeding,
+                residual=residual,
+                dropout=dropout,
+                dropout_seed=dropout_seed,
+                variational=variational,
+                layer_norm=None if layer_norm is None else (layer_norm[0].to(dtype), layer_norm[1].to(dtype)),
+                scale=scale,
+                **candidate.options,
+            )
+        return result
+
+    tensors = (inputs, keys, values, *tensors_of(weights), *tensors_of(state), *(layer_norm or ()))
+    kind = "dot" if weights.score is None else "additive" if layer_norm is None else "additive-norm"
+    detail = f"layers={len(weights.layers)} {kind} {'fed' if input_feeding else 'not-fed'}"
+    problem = Problem("attentional_lstm", tensors, dtype, check.sizes, detail)
+    return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)

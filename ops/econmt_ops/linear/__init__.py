@@ -6,10 +6,11 @@ from torch import Tensor
 
 from econmt_ops.checks import Shapes
 from econmt_ops.precision import compute_dtype, explicit_casts
-from econmt_ops.select import implementations, resolve
+from econmt_ops.select import Candidate, Problem, implementations, run
+
+LAYOUTS = ("row", "column", "transposed", "packed")
 
 _IMPLEMENTATIONS = implementations(__name__, "linear")
-_LAYOUTS = ("auto", "row", "column")
 
 
 def linear(
@@ -27,8 +28,10 @@ def linear(
         weight: (O, I).
         bias: (O,) or None.
         layout: "row" computes Y = X W^T, rows of Y contiguous; "column" computes Y^T = W X^T and returns its
-            transpose, a view whose columns are
-            contiguous; "auto" leaves the choice to the library.
+            transpose, a view whose columns are contiguous; "transposed" computes Y = X V from V = W^T stored by rows,
+            which costs nothing if `weight` is the transposed view of such a V; "packed" lets oneDNN pack W (on the CPU
+            in float32 and bfloat16, elsewhere as "row"); "auto" takes what was measured to be fastest (see
+            `econmt_ops.select`), or "row".
         implementation: "auto" or the name of one.
 
     Returns:
@@ -37,9 +40,8 @@ def linear(
     Raises:
         ValueError: shapes or types do not fit, or the layout or the implementation is unknown.
     """
-    function = resolve("linear", implementation, _IMPLEMENTATIONS, (inputs, weight, bias)).function
-    if layout not in _LAYOUTS:
-        raise ValueError(f"linear: unknown layout {layout!r}; available: {', '.join(_LAYOUTS)}")
+    if layout != "auto" and layout not in LAYOUTS:
+        raise ValueError(f"linear: unknown layout {layout!r}; available: {', '.join(('auto', *LAYOUTS))}")
     check = Shapes("linear")
     check("weight", weight, "O I")
     if inputs.dim() == 0 or inputs.shape[-1] != check.sizes["I"]:
@@ -50,8 +52,18 @@ def linear(
     if bias is not None:
         check("bias", bias, "O")
     dtype = compute_dtype(inputs)
-    with explicit_casts(inputs):
-        outputs: Tensor = function(
-            inputs.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), layout=layout
-        )
-    return outputs
+
+    def call(candidate: Candidate) -> Tensor:
+        with explicit_casts(inputs):
+            outputs: Tensor = candidate.function(
+                inputs.to(dtype),
+                weight.to(dtype),
+                None if bias is None else bias.to(dtype),
+                **candidate.options,
+            )
+        return outputs
+
+    detail = "" if bias is None else "bias"
+    problem = Problem("linear", (inputs, weight, bias), dtype, check.sizes, detail)
+    options = [{"layout": each} for each in (LAYOUTS if layout == "auto" else (layout,))]
+    return run(problem, call, _IMPLEMENTATIONS, implementation, options=options)

@@ -6,11 +6,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.linear.packed import packed_linear
+
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, layout: str) -> Tensor:
-    """See `econmt_ops.linear`; all arguments are given, checked and cast. The layout "auto" is "row"."""
-    if layout != "column":
+    """See `econmt_ops.linear`; all arguments are given, checked and cast, and the layout is not "auto"."""
+    if layout == "row":
         return functional.linear(inputs, weight, bias)
-    columns = inputs.reshape(-1, inputs.shape[-1]).t()
-    outputs = weight @ columns if bias is None else torch.addmm(bias.unsqueeze(1), weight, columns)
-    return outputs.t().reshape(*inputs.shape[:-1], weight.shape[0])
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    if layout == "packed":
+        outputs = packed_linear(rows, weight, bias)
+    elif layout == "transposed":
+        turned = weight.t().contiguous()
+        outputs = rows @ turned if bias is None else torch.addmm(bias, rows, turned)
+    else:
+        columns = rows.t()
+        outputs = weight @ columns if bias is None else torch.addmm(bias.unsqueeze(1), weight, columns)
+        outputs = outputs.t()
+    shaped: Tensor = outputs.reshape(*inputs.shape[:-1], weight.shape[0])
+    return shaped

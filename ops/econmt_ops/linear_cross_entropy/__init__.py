@@ -6,7 +6,7 @@ from torch import Tensor
 
 from econmt_ops.checks import Shapes
 from econmt_ops.precision import compute_dtype, explicit_casts
-from econmt_ops.select import implementations, resolve
+from econmt_ops.select import Candidate, Problem, implementations, run
 
 _IMPLEMENTATIONS = implementations(__name__, "linear_cross_entropy")
 _REDUCTIONS = ("mean", "sum", "none")
@@ -46,8 +46,6 @@ def linear_cross_entropy(
     Raises:
         ValueError: shapes or types do not fit, or the reduction or the implementation is unknown.
     """
-    tensors = (hidden, weight, bias)
-    function = resolve("linear_cross_entropy", implementation, _IMPLEMENTATIONS, tensors).function
     if reduction not in _REDUCTIONS:
         raise ValueError(
             f"linear_cross_entropy: unknown reduction {reduction!r}; available: {', '.join(_REDUCTIONS)}"
@@ -61,14 +59,19 @@ def linear_cross_entropy(
     if bias is not None:
         check("bias", bias, "V")
     dtype = compute_dtype(hidden)
-    with explicit_casts(hidden):
-        loss: Tensor = function(
-            hidden.to(dtype),
-            weight.to(dtype),
-            targets,
-            bias=None if bias is None else bias.to(dtype),
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-            reduction=reduction,
-        )
-    return loss
+
+    def call(candidate: Candidate) -> Tensor:
+        with explicit_casts(hidden):
+            loss: Tensor = candidate.function(
+                hidden.to(dtype),
+                weight.to(dtype),
+                targets,
+                bias=None if bias is None else bias.to(dtype),
+                label_smoothing=label_smoothing,
+                ignore_index=ignore_index,
+                reduction=reduction,
+            )
+        return loss
+
+    problem = Problem("linear_cross_entropy", (hidden, weight, bias), dtype, check.sizes, reduction)
+    return run(problem, call, _IMPLEMENTATIONS, implementation)

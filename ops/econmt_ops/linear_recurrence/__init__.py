@@ -6,7 +6,7 @@ from torch import Tensor
 
 from econmt_ops.checks import Shapes
 from econmt_ops.precision import accumulate_dtype, explicit_casts
-from econmt_ops.select import implementations, resolve
+from econmt_ops.select import Candidate, Problem, implementations, run
 
 _IMPLEMENTATIONS = implementations(__name__, "linear_recurrence")
 
@@ -37,8 +37,6 @@ def linear_recurrence(
     Raises:
         ValueError: shapes or types do not fit, or the implementation is unknown.
     """
-    tensors = (decay, inputs, initial)
-    function = resolve("linear_recurrence", implementation, _IMPLEMENTATIONS, tensors).function
     check = Shapes("linear_recurrence")
     check("decay", decay, "B T H")
     check("inputs", inputs, "B T H")
@@ -51,6 +49,13 @@ def linear_recurrence(
         if initial is None
         else initial.to(exact)
     )
-    with explicit_casts(inputs):
-        outputs: Tensor = function(decay.to(inputs.dtype), inputs, initial=start, reverse=reverse)
-    return outputs
+
+    def call(candidate: Candidate) -> Tensor:
+        with explicit_casts(inputs):
+            outputs: Tensor = candidate.function(
+                decay.to(inputs.dtype), inputs, initial=start, reverse=reverse
+            )
+        return outputs
+
+    problem = Problem("linear_recurrence", (decay, inputs, initial), inputs.dtype, check.sizes)
+    return run(problem, call, _IMPLEMENTATIONS, implementation)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from econmt_ops.checks import Shapes, check_dropout
 from econmt_ops.precision import accumulate_dtype, compute_dtype, explicit_casts
-from econmt_ops.select import implementations, resolve
+from econmt_ops.select import Candidate, Problem, implementations, run
 from econmt_ops.weights import LSTMState, LSTMWeights, tensors_of
 
 _IMPLEMENTATIONS = implementations(__name__, "lstm")
@@ -123,8 +123,6 @@ def lstm(
             seed.
     """
     layers = tuple(layers)
-    tensors = (inputs, *tensors_of(layers), *tensors_of(state))
-    chosen = resolve("lstm", implementation, _IMPLEMENTATIONS, tensors, stash)
     check = Shapes("lstm")
     check("inputs", inputs, "B T I")
     check.not_empty("inputs", inputs)
@@ -134,21 +132,28 @@ def lstm(
     check_dropout("lstm", dropout, dropout_seed)
     dtype = compute_dtype(inputs)
     start = prepare_state(check, state, len(layers), inputs, dtype)
-    with explicit_casts(inputs):
-        result: tuple[Tensor, LSTMState] = chosen.function(
-            inputs.to(dtype),
-            cast_layers(layers, dtype),
-            state=start,
-            lengths=lengths,
-            reverse=reverse,
-            residual=residual,
-            dropout=dropout,
-            dropout_seed=dropout_seed,
-            variational=variational,
-            **chosen.options,
-            **({} if chosen.name == "reference" else {"from_zero": state is None}),
-        )
-    return result
+
+    def call(candidate: Candidate) -> tuple[Tensor, LSTMState]:
+        with explicit_casts(inputs):
+            result: tuple[Tensor, LSTMState] = candidate.function(
+                inputs.to(dtype),
+                cast_layers(layers, dtype),
+                state=start,
+                lengths=lengths,
+                reverse=reverse,
+                residual=residual,
+                dropout=dropout,
+                dropout_seed=dropout_seed,
+                variational=variational,
+                **candidate.options,
+                **({} if candidate.name == "reference" else {"from_zero": state is None}),
+            )
+        return result
+
+    tensors = (inputs, *tensors_of(layers), *tensors_of(state))
+    detail = f"layers={len(layers)} {'lengths' if lengths is not None else 'full'}"
+    problem = Problem("lstm", tensors, dtype, check.sizes, detail)
+    return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
 
 
 def bidirectional_lstm(
@@ -184,8 +189,6 @@ def bidirectional_lstm(
     Raises:
         ValueError: shapes or types do not fit, or the implementation or stash level is unknown.
     """
-    tensors = (inputs, *forward, *backward)
-    chosen = resolve("bidirectional_lstm", implementation, _BIDIRECTIONAL, tensors, stash)
     check = Shapes("bidirectional_lstm")
     check("inputs", inputs, "B T I")
     check.not_empty("inputs", inputs)
@@ -194,11 +197,19 @@ def bidirectional_lstm(
     if lengths is not None:
         check.indices("lengths", lengths, "B")
     dtype = compute_dtype(inputs)
-    with explicit_casts(inputs):
-        result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = chosen.function(
-            inputs.to(dtype),
-            *cast_layers((forward, backward), dtype),
-            lengths=lengths,
-            **chosen.options,
-        )
-    return result
+
+    def call(
+        candidate: Candidate,
+    ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+        with explicit_casts(inputs):
+            result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = candidate.function(
+                inputs.to(dtype),
+                *cast_layers((forward, backward), dtype),
+                lengths=lengths,
+                **candidate.options,
+            )
+        return result
+
+    detail = "lengths" if lengths is not None else "full"
+    problem = Problem("bidirectional_lstm", (inputs, *forward, *backward), dtype, check.sizes, detail)
+    return run(problem, call, _BIDIRECTIONAL, implementation, stash=stash)

@@ -1,0 +1,261 @@
+"""Auto by measurement: candidates are timed on a clock of our own, chosen, remembered, and left alone where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import econmt_ops
+from econmt_ops import select
+from econmt_ops.measurements import Store, machine
+from econmt_ops.select import Candidate, Problem, measuring, rules_only, run
+from econmt_ops.timing import Timing
+from tests.ops.helpers import Make
+
+CPU = torch.device("cpu")
+
+
+class Clock:
+    """Stands for `timing.alternate`: calls each function once and says what it is told to."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.measured: list[list[str]] = []
+        self.suffices = True
+
+    def __call__(
+        self, functions: dict[str, Callable[[], None]], seconds: float, **_: object
+    ) -> dict[str, Timing] | None:
+        assert seconds > 0
+        if not self.suffices:
+            return None
+        self.measured.append(list(functions))
+        for function in functions.values():
+            function()
+        times = {name: self.seconds.get(name, 1.0) for name in functions}
+        return {name: Timing(time, time, time, 3, time + 0.5) for name, time in times.items()}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Clock]:
+    """With an empty cache folder."""
+    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path))
+    found = Clock()
+    monkeypatch.setattr(select, "alternate", found)
+    select.forget()
+    yield found
+    select.forget()
+
+
+def reference(x: Tensor) -> Tensor:
+    return x.sin().sin() * 2  # autograd keeps x, which is the op's own, and sin x
+
+
+def recompute(x: Tensor, stash: str = "outputs") -> Tensor:
+    return x.exp() if stash == "outputs" else x.exp().exp() + x.exp()
+
+
+AVAILABLE: dict[str, Callable[..., Any]] = {"reference": reference, "recompute": recompute}
+
+
+def call(
+    x: Tensor, op: str = "wave", implementation: str = "auto", stash: str = "auto", compiled: bool = False
+) -> str:
+    """Runs an op and returns the label of what ran."""
+    labels: list[str] = []
+
+    def with_candidate(candidate: Candidate) -> Tensor:
+        labels.append(candidate.label)
+        result: Tensor = candidate.function(x, **candidate.options)
+        return result
+
+    available = {**AVAILABLE, "compiled": recompute} if compiled else AVAILABLE
+    problem = Problem(op, (x,), x.dtype, {"N": x.shape[0]}, "")
+    run(problem, with_candidate, available, implementation, stash=stash)
+    return labels[-1]
+
+
+def variable(size: int = 4) -> Tensor:
+    return torch.ones(size, requires_grad=True)
+
+
+def test_the_fastest_runs_from_then_on(clock: Clock) -> None:
+    clock.seconds = {"reference": 1.0, "recompute": 2.0}
+    assert call(variable()) == "recompute"
+    with measuring() as session:
+        assert call(variable()) == "reference"
+        assert call(variable()) == "reference"
+    assert clock.measured == [["reference", "recompute"]]
+    (measurement,) = session.measurements.values()
+    assert measurement.key == "wave N=4 float32 backward"
+    assert (measurement.op, measurement.rule, measurement.calls) == ("wave", "recompute", 2)
+    assert measurement.records["recompute"].milliseconds == 2000.0
+    assert measurement.records["recompute"].first_seconds == 0.5
+    # Outside, and in a process that starts later.
+    assert call(variable()) == "reference"
+    select.forget()
+    assert call(variable()) == "reference"
+    assert call(variable(5)) == "recompute"
+    assert call(variable(), op="other") == "recompute"
+    assert call(torch.ones(4)) == "reference"
+
+
+def test_what_is_remembered_is_not_measured_again(clock: Clock) -> None:
+    clock.seconds = {"reference": 1.0, "recompute": 2.0}
+    for _ in range(2):
+        select.forget()
+        with measuring() as session:
+            assert call(variable()) == "reference"
+        assert len(session.measurements) == 1
+    assert len(clock.measured) == 1
+    clock.seconds = {"reference": 3.0, "recompute": 2.0}
+    with measuring(remember=False):
+        assert call(variable()) == "recompute"
+    assert len(clock.measured) == 2
+    assert call(variable()) == "reference"
+
+
+def test_another_machine_is_measured_for_itself(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock.seconds = {"reference": 1.0, "recompute": 2.0}
+    with measuring():
+        call(variable())
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    assert call(variable()) == "recompute"
+    with measuring():
+        call(variable())
+    assert len(clock.measured) == 2
+    assert len(Store().load(machine(CPU))) == 1
+
+
+def test_bytes_are_counted_and_limited(clock: Clock) -> None:
+    clock.seconds = {"reference": 0.9}
+    with measuring(byte_limit=10**6) as session:
+        assert call(variable(), op="lstm") == "reference"
+    records = next(iter(session.measurements.values())).records
+    assert list(records) == [
+        "reference",
+        *(f"recompute/{level}" for level in ("outputs", "attention", "cells", "gates")),
+    ]
+    kept = {name: record.bytes for name, record in records.items()}
+    assert kept["recompute/outputs"] == 4 * 4
+    assert kept["recompute/gates"] == 3 * 4 * 4
+    assert kept["reference"] == 4 * 4
+    clock.seconds |= {"recompute/gates": 0.5, "recompute/outputs": 0.7}
+    with measuring(byte_limit=40, remember=False):
+        assert call(variable(), op="lstm") == "recompute/outputs"
+    with measuring(byte_limit=48, remember=False):
+        assert call(variable(), op="lstm") == "recompute/gates"
+
+
+def test_a_recurrent_op_keeps_what_it_was_told_to(clock: Clock) -> None:
+    with measuring():
+        assert call(variable(), op="lstm") == "recompute/gates"
+        assert call(variable(5), op="lstm", stash="cells") == "recompute/cells"
+        assert call(torch.ones(4), op="lstm") == "reference"
+    assert clock.measured == [
+        ["reference", "recompute/gates"],
+        ["reference", "recompute/cells"],
+        ["reference", "recompute"],
+    ]
+
+
+def test_what_is_named_is_not_measured(clock: Clock) -> None:
+    with measuring() as session:
+        assert call(variable(), implementation="reference") == "reference"
+        assert call(variable(), implementation="recompute", stash="cells") == "recompute/cells"
+    assert session.measurements == {}
+    assert clock.measured == []
+
+
+def test_compiled_only_if_asked_for(clock: Clock) -> None:
+    clock.seconds = {"reference": 3.0, "recompute": 2.0, "compiled": 1.0}
+    with measuring():
+        assert call(variable(), compiled=True) == "recompute"
+    with measuring(compiled=True) as session:
+        assert call(variable(), compiled=True) == "compiled"
+    assert clock.measured == [["reference", "recompute"], ["reference", "recompute", "compiled"]]
+    # It was called once more, before the others: torch.compile must not count as a slow first call.
+    (measurement,) = session.measurements.values()
+    assert measurement.records["compiled"].first_seconds < 0.5
+    # What is remembered of it counts where it would not have been measured.
+    with measuring():
+        assert call(variable(), compiled=True) == "compiled"
+
+
+def test_time_that_does_not_suffice_leaves_the_rule(clock: Clock) -> None:
+    clock.suffices = False
+    with measuring() as session:
+        assert call(variable()) == "recompute"
+    assert session.measurements == {}
+    assert Store().load(machine(CPU)) == {}
+    with measuring(seconds=0.0):
+        assert call(variable()) == "recompute"
+
+
+def test_rules_only(clock: Clock) -> None:
+    clock.seconds = {"reference": 1.0, "recompute": 2.0}
+    with measuring(), rules_only():
+        assert call(variable()) == "recompute"
+    assert clock.measured == []
+    with measuring():
+        call(variable())
+    with rules_only():
+        assert call(variable()) == "recompute"
+    assert call(variable()) == "reference"
+
+
+def test_a_library_call_measures_nothing(clock: Clock) -> None:
+    make = Make("cpu")
+    econmt_ops.linear_cross_entropy(make(3, 4), make(7, 4), torch.tensor([1, 2, 3]))
+    assert clock.measured == []
+
+
+def test_neither_fake_nor_traced_tensors_are_measured(clock: Clock) -> None:
+    with measuring(), FakeTensorMode() as mode:
+        assert call(mode.from_tensor(variable())) == "recompute"
+    with measuring():
+        assert call(variable().to("meta")) == "recompute"
+        traced = torch.compile(econmt_ops.linear, backend="eager", fullgraph=True)
+        traced(torch.ones(2, 3, requires_grad=True), torch.ones(4, 3))
+    assert clock.measured == []
+
+
+def test_every_op_can_be_measured(clock: Clock) -> None:
+    """With real arguments, forward and backward; each problem has a key of its own."""
+    from tests.ops.every_op import calls
+
+    with measuring() as session:
+        for name, each in calls("cpu", torch.float32).items():
+            if name == "linear-column":
+                continue
+            before = len(session.measurements)
+            each.function(**each.arguments)
+            expected = before + (name != "lstm-reverse")
+            assert len(session.measurements) == expected, name
+    keys = list(session.measurements)
+    assert keys[0] == "additive_attention B=3 T=2 A=5 S=4 E=6 norm float32 forward"
+    assert any(key.startswith("attentional_lstm") and "layers=2 dot not-fed" in key for key in keys)
+
+
+def test_gradients_are_those_of_the_chosen_one(clock: Clock) -> None:
+    make = Make("cpu")
+    arguments = {"inputs": make(3, 5), "weight": make(4, 5), "bias": make(4)}
+    for tensor in arguments.values():
+        tensor.requires_grad_()
+    expected = torch.autograd.grad(econmt_ops.linear(**arguments).sin().sum(), list(arguments.values()))
+    clock.seconds = {"reference/column": 0.5}
+    with measuring():
+        outputs = econmt_ops.linear(**arguments)
+    assert outputs.stride() == (1, 3)
+    found = torch.autograd.grad(outputs.sin().sum(), list(arguments.values()))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert clock.measured == [[f"reference/{layout}" for layout in ("row", "column", "transposed", "packed")]]
+    assert all(tensor.grad is None for tensor in arguments.values())
