@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Runs all tests that need CUDA and all benchmarks, in under eight minutes, and writes what they say to a folder.
+# Runs all tests that need CUDA, the profiles of three recipes and all benchmarks, in under eight minutes, and writes
+# what they say to a folder.
 #
 #   scripts/gpu_suite.sh [FOLDER]
 #
-# FOLDER ($OUT, or results-gpu, if it is left out) gets environment.json, tests.txt, and for each scripts/bench_*.py a table
-# and a JSON file of its name. Nothing is installed if the Python there has all that is needed (PYTHON, or the
+# FOLDER ($OUT, or results-gpu, if it is left out) gets environment.json, tests.txt, profile.txt (of the first recipe
+# as JSON, of the others as tables), profile.html of the first recipe, and for each scripts/bench_*.py a table and a
+# JSON file of its name. Nothing is installed if the Python there has all that is needed (PYTHON, or the
 # .venv of make test, or python3); WHEELS names a folder of wheels for what it lacks, for machines without a network.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -83,6 +85,31 @@ for benchmark in scripts/bench_*.py; do
   timeout "$(left)" "$python" "$benchmark" --device cuda --output "$out/$name.json" 2>&1 | tee "$out/$name.txt"
   [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
 done
+
+# profile NAME ARGUMENT...: adds what econmt profile says of a recipe to profile.txt.
+profile() {
+  local name=$1 limit
+  limit=$(left)
+  if [ "$limit" -lt 20 ]; then
+    echo "gpu_suite: no time left for the profile of $name" | tee -a "$out/profile.txt"
+    failed=1
+    return
+  fi
+  echo "== profile $name" | tee -a "$out/profile.txt"
+  timeout "$((limit < 120 ? limit : 120))" \
+    "$python" -m econmt --debug profile "$@" --device cuda --compare >> "$out/profile.txt" 2>&1
+  local code=$?
+  if [ "$code" -ne 0 ]; then
+    echo "gpu_suite: the profile of $name failed with code $code" | tee -a "$out/profile.txt"
+    tail -n 5 "$out/profile.txt"
+    failed=1
+  fi
+}
+
+: > "$out/profile.txt"
+profile iwslt --bucket 100x100 --html "$out/profile.html" --json
+profile groundhog
+profile best
 
 echo "gpu_suite: $SECONDS s, results in $out"
 exit $failed
