@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from econmt_ops.lstm import cudnn
 from econmt_ops.lstm.reference import _by_steps, closed_gates, torch_lstm
@@ -108,3 +110,21 @@ def test_states_have_no_dimension_too_many(monkeypatch: pytest.MonkeyPatch) -> N
 def test_closed_gates_let_nothing_through() -> None:
     gates = closed_gates(Make("cpu").layer(3, 2))
     assert gates.tolist() == [-1e4, -1e4, 1e4, 1e4, 0.0, 0.0, -1e4, -1e4]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_on_a_gpu_it_equals_the_cpu_and_warns_of_nothing(directions: int, scattered: bool) -> None:
+    def function(inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        with_one_bias = [weight for number, weight in enumerate(weights) if number % 4 < 3]
+        return torch_lstm(inputs, with_one_bias, h, c, directions == 2)
+
+    arguments = layer_arguments(directions)
+    values, gradients = values_and_gradients(function, arguments)
+    there = tree_map(lambda tensor: tensor.cuda(), arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found, their = values_and_gradients(function, scatter_strides(there) if scattered else there)
+    assert_close([value.cpu() for value in found], values, 1e-12)
+    assert_close([gradient.cpu() for gradient in their], gradients, 1e-12)

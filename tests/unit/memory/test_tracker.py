@@ -8,6 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from econmt.memory.tracker import Tracker
+from econmt_ops import LSTMWeights, lstm
 from econmt_ops.accounting import layer
 
 CPU = torch.device("cpu")
@@ -232,3 +233,18 @@ def test_composite_operators_run_as_they_do_without_a_tracker(monkeypatch: pytes
         result = recurrence(inputs, weights, state)
     torch.testing.assert_close(result, lstm(inputs)[0])
     assert tracker.flops[torch.float32] == 2 * 4 * (3 + 2) * 8
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_a_recomputing_lstm_is_followed_through_cudnn() -> None:
+    batch, steps, hidden = 128, 70, 256  # more steps than one block has
+    layer = LSTMWeights(*(torch.zeros(4 * hidden, *size, device="cuda") for size in ([8], [hidden], [])))
+    for weight in layer:
+        weight.requires_grad_()
+    tracker = Tracker(torch.device("cuda"))
+    with tracker.recording():
+        outputs, _ = lstm(torch.ones(batch, steps, 8, device="cuda"), (layer,), implementation="recompute")
+        torch.autograd.backward(outputs.sum())
+    operators = {change.storage.operator for change in tracker.changes}
+    assert "econmt_ops.lstm_layer aten._cudnn_rnn" in operators
+    assert "econmt_ops.lstm_layer aten.sigmoid" not in operators
