@@ -5,13 +5,13 @@ Four sections, all of them unless --only names some:
 step        training steps of recipes with each way of keeping less; the ways take turns, medians and quartiles count
 checkpoint  rows of the same tables: the same decoder with torch.utils.checkpoint, as one would write it by hand
 output      econmt_ops.linear_cross_entropy against cross_entropy(linear(...)) of torch.nn.functional
-batch       the largest batch of a recipe within a budget, as the estimator finds it
+batch       the largest batch of a recipe within a budget: by real steps on a GPU, by estimates on the CPU (minutes)
 
 Every way must give the reference's loss and gradient norm before anything is timed. The learning rate is 0, so that all
 of them see the same parameters. Examples:
 
     python scripts/bench_memory.py --device cuda --output memory.json
-    python scripts/bench_memory.py --only step checkpoint --recipes iwslt --lengths 100x100 --variants reference all
+    python scripts/bench_memory.py --only step checkpoint --recipes iwslt --lengths 100x100 --variants "all, outputs"
     ECONMT_DATA=FOLDER python scripts/bench_memory.py --only step --recipes multi30k --lengths text
 """
 
@@ -20,21 +20,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from memory_steps import (
     Case,
+    Clock,
     Steps,
     Variant,
     checkpoint_variants,
@@ -43,7 +42,9 @@ from memory_steps import (
     now,
     positions_of,
     recipe_of,
+    spread,
     step_variants,
+    take_turns,
 )
 from rich.console import Console
 from rich.table import Table
@@ -52,10 +53,10 @@ from torch.nn import functional
 
 from econmt.data.batches import rows_of_batch
 from econmt.errors import EconmtError, InputError
-from econmt.memory.fit import fit
+from econmt.memory.fit import fit, largest_batch
 from econmt.memory.machine import describe_machine
 from econmt.memory.profiling import Shape, Step, Technique, Workload
-from econmt.memory.report import faster, format_bytes, format_rate, less
+from econmt.memory.report import format_bytes, format_rate
 from econmt.memory.timing import peak_flops
 from econmt.memory.tracker import Tracker
 from econmt.recipe import load_recipe
@@ -67,52 +68,19 @@ from econmt_ops.steps import has_compiler
 NO_TIME = "not measured: no time left"
 SECTIONS = ("step", "checkpoint", "output", "batch")
 TIMED_POSITIONS = 3000
-"""On the CPU only batches of at most so many target positions are timed: larger ones take many seconds a step."""
-FEWEST_TURNS, MOST_TURNS = 3, 25
+"""On the CPU only batches of at most so many target positions are timed: larger ones take many seconds a step.
+
+Compiled ways, which keep what the others keep, are then left out."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Relative, of loss and gradient norm against the reference in float32."""
 
 
-class Clock:
-    """What time there is.
-
-    Args:
-        limit: seconds for everything.
-        turns: seconds for the turns of one table.
-    """
-
-    def __init__(self, limit: float, turns: float) -> None:
-        self._end = time.monotonic() + limit
-        self.turns = turns
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing more should be begun."""
-        return time.monotonic() > self._end
-
-
-def take_turns(
-    runs: Mapping[str, Callable[[], float]], clock: Clock, fewest: int = FEWEST_TURNS
-) -> dict[str, list[float]]:
-    """Seconds of every run in every turn."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    begin = time.monotonic()
-    for turn in range(MOST_TURNS):
-        if turn >= fewest and (clock.over or time.monotonic() - begin > clock.turns):
-            break
-        for name, run in runs.items():
-            seconds[name].append(run())
-    return seconds
-
-
-def spread(seconds: Sequence[float], first: Sequence[float]) -> dict[str, Any]:
-    """Median and quartiles in milliseconds, and the median over turns of the speed against the first row's."""
-    low, middle, high = (1000.0 * float(np.quantile(seconds, share)) for share in (0.25, 0.5, 0.75))
-    faster_by = statistics.median(other / own for other, own in zip(first, seconds, strict=True))
-    return {"milliseconds": middle, "quartiles": [low, high], "turns": len(seconds), "speed": faster_by}
-
-
 # ---------------------------------------------------------------------- sections
+
+
+def precision_name(variant: Variant) -> str:
+    """Float32 or bfloat16."""
+    return str(variant.precision).removeprefix("torch.")
 
 
 class MismatchError(Exception):
@@ -139,11 +107,13 @@ def measure_case(case: Case, variants: list[Variant], device: torch.device, cloc
     ledgers = [steps.ledger(reference, batch) for batch in steps.batches]
     wanted = ledgers[steps.batches.index(steps.largest)][1:]
     needed = sum(ledger.flops for ledger, _, _ in ledgers)
+    if not timed:
+        variants = [variant for variant in variants if "compiled" not in variant.name]
     rows: list[dict[str, Any]] = []
     for variant in variants:
         row: dict[str, Any] = {
             "name": variant.name,
-            "precision": str(variant.precision).removeprefix("torch."),
+            "precision": precision_name(variant),
         }
         rows.append(row)
         if clock.over:
@@ -174,6 +144,7 @@ def measure_case(case: Case, variants: list[Variant], device: torch.device, cloc
             row["share"] = 1000.0 * needed / row["milliseconds"] / peak_flops(device, variant.precision)
     vocabulary = " and ".join(f"{size:,}" for size in case.sizes)
     return {
+        "products_milliseconds": steps.products(reference) if timed and device.type == "cpu" else None,
         "recipe": case.name,
         "shapes": case.lengths,
         "note": f"{case.note}; vocabularies {vocabulary}",
@@ -245,36 +216,45 @@ def _above(run: Callable[[], object], device: torch.device) -> int:
 def measure_batch(
     name: str, lengths: str, budget: int, quick: bool, device: torch.device, clock: Clock
 ) -> dict[str, Any]:
-    """The largest batches of a recipe within a budget; on a GPU also what a step on them reserves."""
+    """The largest batches of a recipe within a budget: by real steps on a GPU, by estimates on the CPU."""
     recipe, sizes = recipe_of(name, quick)
     workload, bucket = Workload(recipe, *sizes), positions_of(lengths)
-    names = ("reference", "all, attention", "all, outputs")
-    chosen = [row for row in step_variants() if row.name in names and row.precision == torch.float32]
-    chosen.append(chosen[-1]._replace(precision=torch.bfloat16))
-    if quick:
-        chosen = chosen[:2]
-    rows, start = [], rows_of_batch(recipe.training.batch, bucket[1])
+    float32 = [row for row in step_variants() if row.precision == torch.float32]
+    reference, least = (row for row in float32 if row.name in ("reference", "all, outputs"))
+    chosen = [reference, least, *([] if quick else [least._replace(precision=torch.bfloat16)])]
+    rows: list[dict[str, Any]] = []
+    start = rows_of_batch(recipe.training.batch, bucket[1])
     for variant in chosen:
-        precision = str(variant.precision).removeprefix("torch.")
-        row: dict[str, Any] = {"name": variant.name, "precision": precision}
+        row: dict[str, Any] = {"name": variant.name, "precision": precision_name(variant)}
         rows.append(row)
         if clock.over:
             row["failure"] = NO_TIME
             continue
         technique = Technique(variant.name, variant.implementations, variant.precision)
-        found = fit(workload, technique, bucket, budget, device.type, start)
-        start = max(1, found.rows)
-        row |= {"batch": found.rows, "estimated_bytes": found.bytes}
-        if device.type == "cuda" and found.rows:
-            free(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            step = Step(workload, Shape(found.rows, *bucket), device)
-            step.use(technique)
-            step.run()
-            row["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
-            del step
-            free(device)
+        if device.type == "cuda":
+            needed = cache(partial(_peak_of_step, workload, technique, bucket, device))
+            largest = largest_batch(needed, budget, start)
+            row |= {"batch": largest, "bytes": needed(max(1, largest))}
+        else:
+            found = fit(workload, technique, bucket, budget, device.type, start)
+            row |= {"batch": found.rows, "bytes": found.bytes}
+        start = max(1, int(row["batch"]))
     return {"recipe": name, "lengths": lengths, "budget_bytes": budget, "rows": rows}
+
+
+def _peak_of_step(
+    workload: Workload, technique: Technique, bucket: tuple[int, int], device: torch.device, rows: int
+) -> int:
+    """Bytes that CUDA's allocator gives out at most in a step on so many rows; all there are if too few."""
+    free(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        step = Step(workload, Shape(rows, *bucket), device)
+        step.use(technique)
+        step.run()
+    except torch.cuda.OutOfMemoryError:
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return torch.cuda.max_memory_allocated(device)
 
 
 # ---------------------------------------------------------------------- for a person
@@ -302,9 +282,15 @@ def show(
     (console if console.is_terminal else Console(highlight=False, width=150)).print(table)
 
 
+def ratio(before: float, after: float) -> str:
+    """How many times smaller a byte count has become."""
+    return f"{before / max(after, 1):.2f}x"
+
+
 def _time(row: dict[str, Any]) -> str:
-    low, high = row["quartiles"]
-    return f"{row['milliseconds']:,.1f} ({low:,.1f} to {high:,.1f})"
+    digits = 0 if row["milliseconds"] >= 100 else 1
+    low, high = (f"{value:,.{digits}f}" for value in row["quartiles"])
+    return f"{row['milliseconds']:,.{digits}f} ({low} to {high})"
 
 
 TIMES: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -320,13 +306,18 @@ def show_steps(found: dict[str, Any]) -> None:
     columns = {
         "precision": lambda row: row["precision"],
         "stash": lambda row: format_bytes(row["stash_bytes"]),
-        "stash of reference": lambda row: less(first["stash_bytes"], row["stash_bytes"]),
+        "less": lambda row: ratio(first["stash_bytes"], row["stash_bytes"]),
         "peak": lambda row: format_bytes(row["peak_bytes"]),
-        "peak of reference": lambda row: less(first["peak_bytes"], row["peak_bytes"]),
+        "less ": lambda row: ratio(first["peak_bytes"], row["peak_bytes"]),
         "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
         **TIMES,
     }
     show(f"step of {found['recipe']}, {found['shapes']} ({found['note']})", found["rows"], columns)
+    if found["products_milliseconds"] is not None:
+        share = found["products_milliseconds"] / first["milliseconds"]
+        print(
+            f"matrix products of the reference: {found['products_milliseconds']:,.1f} ms, {share:.0%} of its time"
+        )
 
 
 def show_output(found: dict[str, Any]) -> None:
@@ -334,7 +325,7 @@ def show_output(found: dict[str, Any]) -> None:
     first = found["rows"][0]
     columns = {
         "peak above inputs and gradients": lambda row: format_bytes(row["peak_bytes"]),
-        "of the first": lambda row: less(first["peak_bytes"], row["peak_bytes"]),
+        "less": lambda row: ratio(first["peak_bytes"], row["peak_bytes"]),
         **TIMES,
     }
     show(
@@ -348,9 +339,8 @@ def show_batch(found: dict[str, Any]) -> None:
     columns = {
         "precision": lambda row: row["precision"],
         "sentence pairs": lambda row: f"{row['batch']:,}",
-        "of reference": lambda row: faster(max(1, first["batch"]), row["batch"]) + " more",
-        "bytes, estimated": lambda row: format_bytes(row["estimated_bytes"]),
-        "reserved, measured": lambda row: format_bytes(row["reserved_bytes"]),
+        "of reference": lambda row: f"{row['batch'] / max(1, first['batch']):.1f}x",
+        "bytes of its step": lambda row: format_bytes(row["bytes"]),
     }
     title = (
         f"largest batch of {found['recipe']}, {found['lengths']}, in {format_bytes(found['budget_bytes'])}"
@@ -423,32 +413,27 @@ def run_sections(
     options: argparse.Namespace, device: torch.device, clock: Clock
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Measures what was asked for, table after table."""
-    recipes = options.recipes or [
-        "iwslt",
-        "groundhog",
-        "best",
-        *(["multi30k"] if device.type == "cpu" else []),
-    ]
-    if options.quick and options.recipes is None:
+    recipes = options.recipes
+    if recipes is None:
+        recipes = ["iwslt", "groundhog", "best", *(["multi30k"] if device.type == "cpu" else [])]
+    if options.recipes is None and options.quick:
         recipes = ["multi30k"]
     if "output" in options.only:
         yield "output", measure_output(options.quick, device, clock)
-    if "step" in options.only or "checkpoint" in options.only:
-        variants = chosen_variants(options)
-        for name in recipes:
-            for lengths in lengths_of(name, options.lengths, device, options.quick):
-                if not clock.over:
-                    yield (
-                        "step",
-                        measure_case(make_case(name, lengths, options.quick), variants, device, clock),
-                    )
-                    free(device)
-    if "batch" in options.only:
-        budget = parse_size("100kB" if options.quick else options.budget)
-        for name in recipes[:1] if options.recipes is None else recipes:
-            lengths = lengths_of(name, options.lengths, device, options.quick)[0]
-            if lengths != "text" and not clock.over:
-                yield "batch", measure_batch(name, lengths, budget, options.quick, device, clock)
+    variants = chosen_variants(options)
+    budget = parse_size("100kB" if options.quick else options.budget)
+    for number, name in enumerate(recipes):
+        chosen = lengths_of(name, options.lengths, device, options.quick)
+        for lengths in chosen if {"step", "checkpoint"} & set(options.only) else []:
+            if clock.over:
+                print(f"step of {name}, {lengths}: {NO_TIME}")
+                continue
+            case = make_case(name, lengths, options.quick, device)
+            yield "step", measure_case(case, variants, device, clock)
+            free(device)
+        # Finding it takes minutes on the CPU, so only for the first recipe unless others are asked for.
+        if "batch" in options.only and chosen[0] != "text" and (number == 0 or options.recipes is not None):
+            yield "batch", measure_batch(name, chosen[0], budget, options.quick, device, clock)
 
 
 @contextmanager

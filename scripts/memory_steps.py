@@ -6,9 +6,10 @@ One way is torch.utils.checkpoint round parts of the decoder, in plain PyTorch, 
 from __future__ import annotations
 
 import gc
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from econmt.data.batches import Batch, BatchIterator, pad_batch, rows_of_batch
-from econmt.data.buckets import round_up
+from econmt.data.batches import Batch, pad_batch, rows_of_batch, training_batches
 from econmt.data.corpus import search_path
 from econmt.data.store import prepare
 from econmt.errors import InputError
@@ -28,7 +28,7 @@ from econmt.model import EncoderOutput, Implementations, TranslationModel, build
 from econmt.model.decoder import InputFeedingDecoder, Memory, Recurrent
 from econmt.model.layers import draw_seed, weights_of
 from econmt.recipe import Recipe, WordSubwords, find_recipe, load_recipe
-from econmt.training.devices import autocast
+from econmt.training.devices import autocast, trims_batches
 from econmt.training.objective import loss_of_batch
 from econmt.training.optimizers import make_optimizer
 from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON
@@ -36,10 +36,15 @@ from econmt_ops.dropout import apply_dropout, layer_keep_masks
 from econmt_ops.lstm.reference import lstm_cell
 from econmt_ops.steps import has_compiler
 
-TEXT_BATCHES = 4
+TEXT_BATCHES = 3
 """How many batches of real lengths a turn has."""
 CHUNK_BYTES = 32 << 20
 """Of the logits that the checkpointed output layer makes at a time."""
+PRODUCTS = (
+    *(f"aten::{name}" for name in ("mm", "addmm", "addmm_", "bmm", "baddbmm", "mv", "addmv")),
+    *(f"aten::{name}" for name in ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward")),
+)
+FEWEST_TURNS, MOST_TURNS = 3, 25
 QUICK = [
     "model.embedding=8",
     "model.encoder.size=8",
@@ -90,8 +95,8 @@ def step_variants() -> list[Variant]:
 
 def checkpoint_variants() -> list[Variant]:
     """The rows of torch.utils.checkpoint."""
-    names = {"attention": "attention", "step": "decoder's step", "everything": "everything"}
-    return [Variant(f"checkpoint: {name}", REFERENCE, scope=scope) for scope, name in names.items()]
+    scopes = ("attention", "step", "everything")
+    return [Variant(f"checkpoint: {scope}", REFERENCE, scope=scope) for scope in scopes]
 
 
 # ---------------------------------------------------------------------- torch.utils.checkpoint
@@ -266,7 +271,7 @@ def positions_of(lengths: str) -> tuple[int, int]:
     return int(source), int(target)
 
 
-def make_case(name: str, lengths: str, quick: bool) -> Case:
+def make_case(name: str, lengths: str, quick: bool, device: torch.device) -> Case:
     """The batches of a recipe: of its text (or random ones of like lengths), or one of full rows."""
     recipe, sizes = recipe_of(name, quick)
     draw = np.random.default_rng(1)
@@ -284,11 +289,10 @@ def make_case(name: str, lengths: str, quick: bool) -> Case:
         with tempfile.TemporaryDirectory() as folder:
             search = search_path(find_recipe(name).parent, None)
             text = prepare(recipe, Path(folder) / "prepared", search, show_progress=False)
-            training, longest = recipe.training, recipe.data.max_length
-            stream = BatchIterator(
-                text, training.batch, training.bucket_width, training.seed, max_length=longest
-            )
+            stream = training_batches(recipe, text)
             batches = [next(stream) for _ in range(TEXT_BATCHES)]
+        if trims_batches(recipe.training.trim_batches, device):
+            batches = [batch.trimmed() for batch in batches]
         sizes = text.vocabularies.source.size, text.vocabularies.target.size
         note = f"the first {TEXT_BATCHES} batches of an epoch of the recipe's text"
     except InputError as error:
@@ -297,8 +301,7 @@ def make_case(name: str, lengths: str, quick: bool) -> Case:
             target = 10 + int(draw.integers(0, 11))
             rows = rows_of_batch(recipe.training.batch, target)
             ends = draw.integers(9, 20, rows), np.full(rows, target - 1)
-            padded = round_up(np.array([ends[0].max(), target - 1]) + 1, recipe.training.bucket_width)
-            batches.append(_random_batch(draw, sizes, ends, (int(padded[0]), int(padded[1]))))
+            batches.append(_random_batch(draw, sizes, ends, (int(ends[0].max()) + 1, target)))
         note = f"RANDOM batches of 10 to 20 positions, since there is no text: {str(error).splitlines()[0]}"
     shapes = ", ".join(f"{batch.source.shape[0]} x {_positions(batch)}" for batch in batches)
     return Case(name, recipe, sizes, batches, shapes, note)
@@ -372,6 +375,13 @@ class Steps:
             self.run(variant, batch)
         return now(self.device) - begin
 
+    def products(self, variant: Variant) -> float:
+        """Milliseconds of a turn in matrix products, and in oneDNN's LSTM, which is made of them."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            self.turn(variant)
+        events = profiler.key_averages()
+        return float(sum(event.self_cpu_time_total for event in events if event.key in PRODUCTS)) / 1000.0
+
     def values(self, variant: Variant) -> tuple[float, float]:
         """Loss and gradient norm of a step on the largest batch."""
         torch.manual_seed(1)
@@ -426,3 +436,45 @@ def free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+# ---------------------------------------------------------------------- time
+
+
+class Clock:
+    """What time there is.
+
+    Args:
+        limit: seconds for everything.
+        turns: seconds for the turns of one table.
+    """
+
+    def __init__(self, limit: float, turns: float) -> None:
+        self._end = time.monotonic() + limit
+        self.turns = turns
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more should be begun."""
+        return time.monotonic() > self._end
+
+
+def take_turns(
+    runs: Mapping[str, Callable[[], float]], clock: Clock, fewest: int = FEWEST_TURNS
+) -> dict[str, list[float]]:
+    """Seconds of every run in every turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    begin = time.monotonic()
+    for turn in range(MOST_TURNS):
+        if turn >= fewest and (clock.over or time.monotonic() - begin > clock.turns):
+            break
+        for name, run in runs.items():
+            seconds[name].append(run())
+    return seconds
+
+
+def spread(seconds: Sequence[float], first: Sequence[float]) -> dict[str, Any]:
+    """Median and quartiles in milliseconds, and the median over turns of the speed against the first row's."""
+    low, middle, high = (1000.0 * float(np.quantile(seconds, share)) for share in (0.25, 0.5, 0.75))
+    faster_by = statistics.median(other / own for other, own in zip(first, seconds, strict=True))
+    return {"milliseconds": middle, "quartiles": [low, high], "turns": len(seconds), "speed": faster_by}

@@ -41,7 +41,7 @@ def gradients(model: TranslationModel, case: object) -> tuple[float, dict[str, t
     model.zero_grad()
     loss, tokens = loss_of_batch(model, case.batches[0], 0.1)  # type: ignore[attr-defined]
     (loss / tokens).backward()
-    return float(loss), {name: value.grad.clone() for name, value in model.named_parameters()}  # type: ignore[union-attr]
+    return float(loss.detach()), {name: value.grad.clone() for name, value in model.named_parameters()}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -52,7 +52,7 @@ def test_checkpointed_model_equals_the_reference(
     steps: ModuleType, scope: str, recipe: str, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "CHUNK_BYTES", 4 * 60 * 4)  # several chunks, the last one smaller
-    case = steps.make_case(recipe, "text", quick=True)
+    case = steps.make_case(recipe, "text", True, torch.device("cpu"))
     model = build_model(load_recipe(recipe, [*steps.QUICK, change]), 60, 60).train().double()
     model.implementations = steps.REFERENCE
     loss, wanted = gradients(model, case)
@@ -66,7 +66,7 @@ def test_checkpointed_model_equals_the_reference(
 
 
 def test_checkpointing_more_keeps_less(steps: ModuleType) -> None:
-    case = steps.make_case("iwslt", "9x8", quick=True)
+    case = steps.make_case("iwslt", "9x8", True, torch.device("cpu"))
     run = steps.Steps(case, torch.device("cpu"))
     kept = [
         run.ledger(variant, run.largest)[0].stashed
