@@ -36,17 +36,11 @@ class SentencePieceSubwords(Section):
         8000, ge=16, description="number of subwords, special symbols included (of each side if separate)"
     )
     joint: bool = Field(True, description="one model for both languages; false: one a language")
-    dropout: float = Field(
-        0.0,
-        ge=0.0,
-        lt=1.0,
-        description="BPE-dropout: probability that a merge is skipped, drawn anew every epoch (bpe only)",
+    dropout: Probability = Field(
+        0.0, description="BPE-dropout: probability that a merge is skipped, drawn anew every epoch (bpe only)"
     )
     character_coverage: float = Field(
-        1.0,
-        gt=0.9,
-        le=1.0,
-        description="share of the characters that the subwords must cover (0.9995 for Chinese, Japanese)",
+        1.0, gt=0.9, le=1.0, description="share of characters that subwords cover (0.9995: Chinese, Japanese)"
     )
 
     @model_validator(mode="after")
@@ -334,8 +328,14 @@ class Training(Section):
     """How the parameters are learnt."""
 
     batch: BatchSize = Field(default_factory=BatchSize, description="how many sentences go into one update")
-    bucket_width: Positive = Field(
-        8, description="lengths are rounded up to multiples of this; pairs of like shape share batches"
+    max_buckets: Positive = Field(
+        12, description="most buckets: shapes to which pairs are padded, chosen from the text to pad it least"
+    )
+    bucket_width: Positive | None = Field(
+        None, description="fixed buckets instead: lengths are rounded up to multiples of this"
+    )
+    trim_batches: Literal["auto", "always", "never"] = Field(
+        "auto", description="cut batches to their own longest pair; never: few shapes; auto: on the CPU only"
     )
     memory_budget: SizeOrAuto | None = Field(
         None,
@@ -356,9 +356,7 @@ class Training(Section):
     max_updates: Positive | None = Field(None, description="stop after this many updates")
     max_epochs: Positive | None = Field(None, description="stop after this many passes over the data")
     max_tokens: Positive | None = Field(None, description="stop after this many target tokens")
-    max_seconds: Positive | None = Field(
-        None, description="stop after this much training time, over all runs"
-    )
+    max_seconds: Positive | None = Field(None, description="stop after this much training time of all runs")
     checkpoint_interval: Positive = Field(500, description="updates between checkpoints: validate, save")
     decode_and_evaluate: int = Field(
         -1, ge=-1, description="validation sentences translated at a checkpoint for BLEU; -1: all, 0: none"

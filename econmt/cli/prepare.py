@@ -8,11 +8,24 @@ from typing import Annotated, Optional
 
 import typer
 
-from econmt.data.buckets import bucket_table
+from econmt.data.batches import bucket_rule, training_batches
+from econmt.data.buckets import bucket_table, count_lengths
 from econmt.data.corpus import search_path
+from econmt.data.padding import (
+    measure_padding,
+    padded_to_buckets,
+    planned,
+    random_batches,
+    real_work,
+)
+from econmt.data.shapes import Counts, Derived
 from econmt.data.store import PreparedData, length_quantiles, store_folder
 from econmt.data.store import prepare as prepare_data
+from econmt.data.work import Work, work_of
 from econmt.recipe import Recipe, find_recipe, load_recipe
+
+COMPARED_WIDTHS = (2, 4, 8, 10)
+"""Of fixed buckets, whose padding is told beside that of the recipe's."""
 
 
 def prepare(
@@ -86,15 +99,56 @@ def _split_line(split: str, counts: dict[str, int]) -> str:
 
 
 def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:
-    width = recipe.training.bucket_width
-    table = bucket_table(prepared.train.source_lengths, prepared.train.target_lengths, width)
+    target_vocabulary = prepared.vocabularies.target.size
+    rule = bucket_rule(recipe, target_vocabulary)
+    work = work_of(recipe.model, target_vocabulary)
+    store = prepared.train
+    counts = count_lengths(store.source_lengths, store.target_lengths, None, store.release)
+    table = bucket_table(counts, rule)
     pairs, tokens, padded = (sum(values) for values in list(zip(*table, strict=True))[3:])
     titles = ("pairs", "share", "tokens", "padded", "real")
-    lines = [f"buckets of width {width}, </s> counted", _row("source x target", 20, titles, 14)]
+    kind = "derived from these lengths" if isinstance(rule, Derived) else f"of width {rule}"
+    lines = [f"buckets {kind}, </s> counted", _row("source x target", 20, titles, 14)]
     for row in table:
-        shape = f"{row.smallest_source}-{row.largest_source} x {row.target}"
+        least, most = row.smallest_source, row.largest_source
+        shape = f"{most} x {row.target}" if least == most else f"{least}-{most} x {row.target}"
         lines.append(_row(shape, 20, _bucket_cells(row.pairs, pairs, row.tokens, row.padded), 14))
-    return [*lines, _row("all", 20, _bucket_cells(pairs, pairs, tokens, padded), 14)]
+    lines.append(_row("all", 20, _bucket_cells(pairs, pairs, tokens, padded), 14))
+    return [*lines, "", *_work_lines(recipe, prepared, counts, rule, work)]
+
+
+def _work_lines(
+    recipe: Recipe, prepared: PreparedData, counts: Counts, rule: int | Derived, work: Work
+) -> list[str]:
+    """What padding costs with the recipe's buckets, with others and with none."""
+    batch, store = recipe.training.batch, prepared.train
+    real = real_work(counts, work)
+    lines = [
+        f"work of an epoch's forward passes: {real / 1e12:,.2f} TFLOP without padding; batches of {batch.size:,} "
+        + ("sentences" if batch.type == "sentence" else "target tokens"),
+        _row("", 34, ("shapes", "padded", "trimmed")),
+    ]
+    found = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch), work)
+    lines.append(_padding_line("no buckets, random batches", found.shapes, found.padded, None))
+    for width in COMPARED_WIDTHS:
+        if width != rule:
+            cost = padded_to_buckets(counts, width, batch, work)
+            lines.append(_padding_line(f"fixed buckets of width {width}", *cost, None))
+    if not isinstance(rule, Derived):
+        other = Derived(recipe.training.max_buckets, work)
+        lines.append(_padding_line("derived buckets", *padded_to_buckets(counts, other, batch, work), None))
+    name = "derived buckets" if isinstance(rule, Derived) else f"fixed buckets of width {rule}"
+    own = measure_padding(planned(training_batches(recipe, prepared)), work)
+    shapes, padded = padded_to_buckets(counts, rule, batch, work)
+    return [*lines, _padding_line(f"{name} (this recipe)", shapes, padded, own.trimmed)]
+
+
+def _padding_line(name: str, shapes: int, padded: float, trimmed: float | None) -> str:
+    cells = [
+        f"{shapes:,}",
+        *("" if cost is None else f"+{100 * (cost - 1):.1f} %" for cost in (padded, trimmed)),
+    ]
+    return _row(name, 34, cells).rstrip()
 
 
 def _bucket_cells(pairs: int, all_pairs: int, tokens: int, padded: int) -> list[str]:

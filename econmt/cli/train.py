@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from econmt.data.batches import BatchIterator
+from econmt.data.batches import bucket_rule, training_batches
 from econmt.data.buckets import assign_buckets
 from econmt.data.corpus import search_path
 from econmt.data.store import PreparedData, prepare
@@ -135,16 +135,13 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
     shared = " (one for both)" if source is target else ""
     print(f"vocabulary: {source.size:,} source, {target.size:,} target{shared}")
     training = recipe.training
-    batches = BatchIterator(
-        prepared, training.batch, training.bucket_width, training.seed, max_length=recipe.data.max_length
-    )
+    batches = training_batches(recipe, prepared)
     print(f"{len(prepared.train):,} pairs in {batches.batches_per_epoch:,} batches an epoch")
     buckets = Table(title="buckets")
     for column in ("source positions", "target positions", "pairs"):
         buckets.add_column(column, justify="right")
-    found = assign_buckets(
-        prepared.train.source_lengths, prepared.train.target_lengths, training.bucket_width
-    )
+    rule = bucket_rule(recipe, target.size)
+    found = assign_buckets(prepared.train.source_lengths, prepared.train.target_lengths, rule)
     for (source_width, target_width), pairs in zip(found.shapes.tolist(), found.counts.tolist(), strict=True):
         buckets.add_row(str(source_width), str(target_width), f"{pairs:,}")
     console.print(buckets)

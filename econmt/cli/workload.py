@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from econmt.data.batches import BatchIterator, rows_of_batch
+from econmt.data.batches import rows_of_batch, training_batches
 from econmt.data.corpus import search_path
 from econmt.data.store import META_FILE, PreparedData, open_prepared, prepare, store_folder
 from econmt.errors import InputError
@@ -96,10 +96,7 @@ def _holds_text_of(folder: Path, recipe: Recipe) -> bool:
 def _from_text(
     recipe: Recipe, prepared: PreparedData
 ) -> tuple[tuple[int, int], Shape, list[tuple[int, int]], list[str]]:
-    training, longest = recipe.training, recipe.data.max_length
-    batches = BatchIterator(
-        prepared, training.batch, training.bucket_width, training.seed, max_length=longest
-    )
+    batches = training_batches(recipe, prepared)
     worst = batches.worst_batch()
     rows, width = worst.source.shape
     shape = Shape(rows, width, worst.target_output.shape[1])
@@ -116,11 +113,13 @@ def _from_recipe(recipe: Recipe) -> tuple[tuple[int, int], Shape, list[tuple[int
     words = recipe.data.subwords
     sizes = (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
     longest, width = recipe.data.max_length, recipe.training.bucket_width
+    step = width or -(-longest // recipe.training.max_buckets)
+    most = -(-(longest + 1) // width) * width if width else longest + 1
     shape = Shape(rows_of_batch(recipe.training.batch, longest), longest, longest)
-    diagonal = [(length, length) for length in (*range(width, longest, width), longest)]
+    diagonal = [(length, length) for length in (*range(step, longest, step), longest)]
     notes = [
         f"Shape: data.max_length, {longest}, on both sides, every row full; the longest pairs of a text may take up to "
-        f"{-(-(longest + 1) // width) * width} with the end of the sentence and the bucket's padding.",
+        f"{most} with the end of the sentence and the bucket's padding.",
         f"The recipe's text is not prepared in {store_folder(recipe)}, so the vocabulary sizes are the recipe's; "
         "econmt prepare, or --data-dir, for the worst bucket of the text.",
     ]

@@ -1,11 +1,15 @@
 """Batches: padded tensors of sentence pairs of like length, in an order fixed by seed and epoch.
 
 An epoch is planned as a table with one row a batch, which depends only on how many pairs each bucket has:
-every bucket gives as many full batches of its own shape as it can, and what remains of all buckets is put
-together, in the order of their shapes, into batches of mixed shape, so that small data does not train on tiny
-batches. An epoch then shuffles the pairs inside each bucket and the rows of the table. Tensors are padded to
-the bucket's shape (a multiple of the bucket width on each side), so that few shapes occur; a mixed batch is
-padded to the longest of its buckets.
+every bucket gives as many full batches of its own shape as it can, and what remains does not become tiny batches.
+Of derived buckets it goes into the next larger bucket; of fixed ones, which are many, it is put together, in the
+order of their shapes, into batches of mixed shape, each padded to the longest of its buckets. Tensors are padded to the
+bucket's shape, so that few shapes occur; :meth:`Batch.trimmed` cuts one to its own longest pair.
+
+An epoch then shuffles the rows of the table, and the pairs inside each bucket: of a fixed one all; of a derived one
+first those of the same two lengths among each other, then those that stand within a batch's size of each other in
+the order of lengths, counted from another place in each epoch. So batches hold pairs of nearly the same lengths, and
+which pairs share a batch changes with the epoch.
 
 Over several ranks the table is the same and each batch is divided: rank r of R takes its rows r, r + R,
 r + 2R, ... The recipe's batch size is therefore that of one update over all ranks, whatever their number.
@@ -19,7 +23,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -28,11 +32,14 @@ import numpy.typing as npt
 import torch
 
 from econmt.data.bpe_dropout import BpeDropout, dropout_capacity
-from econmt.data.buckets import Buckets, assign_buckets, round_up
+from econmt.data.buckets import assign_buckets, round_up
+from econmt.data.epochs import mix, plan_epoch
+from econmt.data.shapes import Derived
 from econmt.data.store import PreparedData
 from econmt.data.subwords import BOS, EOS, PAD
 from econmt.data.token_store import IntArray, TokenStore
-from econmt.recipe import BatchSize
+from econmt.data.work import work_of
+from econmt.recipe import BatchSize, Recipe
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,17 @@ class Batch:
     def first(self, rows: int) -> Batch:
         """The first ``rows`` rows, or all if there are fewer, padded as before."""
         return self if rows >= len(self.indices) else self._part(slice(0, rows))
+
+    def trimmed(self) -> Batch:
+        """The same pairs without the columns in which all have padding."""
+        source = max(1, int(self.source_lengths.max()))
+        target = max(1, int(self.target_lengths.max()))
+        return replace(
+            self,
+            source=self.source[:, :source].contiguous(),
+            target_input=self.target_input[:, :target].contiguous(),
+            target_output=self.target_output[:, :target].contiguous(),
+        )
 
     def _part(self, rows: slice) -> Batch:
         real = self.indices[rows] >= 0
@@ -164,19 +182,6 @@ def _stand_in(shape: tuple[int, int]) -> Batch:
     )
 
 
-class EpochTable(NamedTuple):
-    """The batches of an epoch, before shuffling. P batches."""
-
-    starts: npt.NDArray[np.int64]
-    """(P,): first place of each batch in the order of pairs; places from N on are in the list of remainders."""
-    rows: npt.NDArray[np.int64]
-    """(P,): pairs in each batch."""
-    shapes: npt.NDArray[np.int64]
-    """(P, 2): source and target positions of each batch."""
-    remainders: npt.NDArray[np.int64]
-    """(R,): places, in the order of pairs, of those that do not fill a batch of their bucket."""
-
-
 class BatchShape(NamedTuple):
     """A padded shape of batches: source and target positions, the most rows of any of them, how many there are."""
 
@@ -191,43 +196,6 @@ def rows_of_batch(batch: BatchSize, target_positions: int) -> int:
     return batch.size if batch.type == "sentence" else max(1, batch.size // target_positions)
 
 
-def plan_epoch(buckets: Buckets, batch: BatchSize) -> EpochTable:
-    """Divide buckets into full batches, and the remainders of all buckets into batches of mixed shape."""
-    pairs = len(buckets.order)
-    starts: list[int] = []
-    rows: list[int] = []
-    shapes: list[tuple[int, int]] = []
-    remainders: list[int] = []
-    mixed_start, mixed_source, mixed_target = 0, 0, 0
-    for first, count, (source, target) in zip(
-        buckets.starts.tolist(), buckets.counts.tolist(), buckets.shapes.tolist(), strict=True
-    ):
-        full = rows_of_batch(batch, target)
-        whole = count // full
-        starts += range(first, first + whole * full, full)
-        rows += [full] * whole
-        shapes += [(source, target)] * whole
-        for place in range(first + whole * full, first + count):
-            # Buckets come by rising target length, so the newest pair has the longest target of its batch.
-            if len(remainders) - mixed_start >= full:
-                starts.append(pairs + mixed_start)
-                rows.append(len(remainders) - mixed_start)
-                shapes.append((mixed_source, mixed_target))
-                mixed_start, mixed_source = len(remainders), 0
-            remainders.append(place)
-            mixed_source, mixed_target = max(mixed_source, source), target
-    if len(remainders) > mixed_start:
-        starts.append(pairs + mixed_start)
-        rows.append(len(remainders) - mixed_start)
-        shapes.append((mixed_source, mixed_target))
-    return EpochTable(
-        np.array(starts, dtype=np.int64),
-        np.array(rows, dtype=np.int64),
-        np.array(shapes, dtype=np.int64).reshape(-1, 2),
-        np.array(remainders, dtype=np.int64),
-    )
-
-
 class BatchIterator:
     """An endless stream of batches, epoch after epoch; the same (seed, epoch, position) gives the same batch."""
 
@@ -235,7 +203,7 @@ class BatchIterator:
         self,
         data: TokenStore | PreparedData,
         batch: BatchSize,
-        bucket_width: int,
+        rule: int | Derived,
         seed: int,
         *,
         max_length: int,
@@ -248,7 +216,7 @@ class BatchIterator:
             data: prepared data, of which the training split is read, with BPE-dropout if its recipe asks for
                 it; or a token store, without.
             batch: how many pairs an update takes, over all ranks.
-            bucket_width: lengths are rounded up to multiples of this.
+            rule: a width, of which lengths are rounded up to multiples; or how buckets are derived.
             seed: of the order and of BPE-dropout.
             max_length: no side of a pair is longer than this many tokens, BPE-dropout or not.
             rank: which share of each batch this process takes.
@@ -265,17 +233,23 @@ class BatchIterator:
         buckets = assign_buckets(
             self._store.source_lengths,
             self._store.target_lengths,
-            bucket_width,
+            rule,
             capacity,
             self._store.release,
         )
-        self._buckets, self._width, self._seed = buckets, bucket_width, seed
-        self._table = plan_epoch(buckets, batch)
+        self._buckets, self._rule, self._seed = buckets, rule, seed
+        rows = [rows_of_batch(batch, target) for target in buckets.shapes[:, 1].tolist()]
+        self._table = plan_epoch(buckets.shapes, buckets.counts, rows, rule)
         self._rank, self._world_size, self._max_length = rank, world_size, max_length
         self._epoch, self._position = 0, 0
         self._shuffled_epoch = -1
         self._order = buckets.order.copy()
         self._permutation = np.zeros(0, dtype=np.int64)
+
+    @property
+    def store(self) -> TokenStore:
+        """The pairs."""
+        return self._store
 
     @property
     def epoch(self) -> int:
@@ -313,6 +287,12 @@ class BatchIterator:
         if self._position == self.batches_per_epoch:
             self._epoch, self._position = self._epoch + 1, 0
         return batch
+
+    def plan(self) -> Iterator[tuple[npt.NDArray[np.int32], tuple[int, int]]]:
+        """The pairs, of all ranks, and the shape of each batch of the current epoch, from its first; reads no text."""
+        self._shuffle()
+        for row in self._permutation.tolist():
+            yield self._pairs_of(row, self._order), self._shape_of(row)
 
     def shapes(self) -> list[BatchShape]:
         """Every padded shape that batches of an epoch have, by rising target, then source positions.
@@ -361,8 +341,12 @@ class BatchIterator:
             return
         draw = np.random.Generator(np.random.PCG64([self._seed, self._epoch]))
         np.copyto(self._order, self._buckets.order)
-        for start, count in zip(self._buckets.starts.tolist(), self._buckets.counts.tolist(), strict=True):
+        start = 0
+        for count in self._buckets.alike.tolist():
             draw.shuffle(self._order[start : start + count])
+            start += count
+        for first, end, rows in self._table.windows.tolist():
+            mix(self._order[first:end], rows, draw)
         self._permutation = draw.permutation(self.batches_per_epoch)
         self._shuffled_epoch = self._epoch
 
@@ -376,9 +360,49 @@ class BatchIterator:
             source, source_lengths, target, target_lengths = self._dropout.resample(
                 indices, source, source_lengths, target, target_lengths, room, (self._seed, epoch)
             )
-            positions = round_up(np.array([source_lengths.max(), target_lengths.max()]) + 1, self._width)
-            shape = int(positions[0]), int(positions[1])
+            shape = self._shape_for(int(source_lengths.max()) + 1, int(target_lengths.max()) + 1, shape)
         return pad_batch(indices, source, source_lengths, target, target_lengths, shape)
+
+    def _shape_for(self, source: int, target: int, largest: tuple[int, int]) -> tuple[int, int]:
+        """The shape for a batch whose pairs turned out shorter than they might have: no larger than ``largest``."""
+        if not isinstance(self._rule, Derived):
+            positions = round_up(np.array([source, target]), self._rule)
+            return int(positions[0]), int(positions[1])
+        shapes = [
+            (s, t)
+            for s, t in self._buckets.shapes.tolist()
+            if source <= s <= largest[0] and target <= t <= largest[1]
+        ]
+        return min(shapes, key=lambda shape: (shape[0] * shape[1], shape))
+
+
+def bucket_rule(recipe: Recipe, target_vocabulary: int) -> int | Derived:
+    """How a recipe's pairs are put into buckets: a width, or that they are derived.
+
+    Args:
+        recipe: the run.
+        target_vocabulary: entries of the output layer, on which the work of a target position depends.
+    """
+    training = recipe.training
+    if training.bucket_width is not None:
+        return training.bucket_width
+    return Derived(training.max_buckets, work_of(recipe.model, target_vocabulary))
+
+
+def training_batches(
+    recipe: Recipe, prepared: PreparedData, *, rank: int = 0, world_size: int = 1
+) -> BatchIterator:
+    """The batches of a recipe's training; see :class:`BatchIterator`."""
+    training = recipe.training
+    return BatchIterator(
+        prepared,
+        training.batch,
+        bucket_rule(recipe, prepared.vocabularies.target.size),
+        training.seed,
+        max_length=recipe.data.max_length,
+        rank=rank,
+        world_size=world_size,
+    )
 
 
 def valid_batches(store: TokenStore, batch_size: int) -> Iterator[Batch]:

@@ -1,8 +1,9 @@
 """Buckets: pairs of like shape, so that batches hold little padding and few different shapes.
 
-A pair's bucket is its (source, target) shape with ``</s>`` counted and each side rounded up to a multiple of
-the bucket width. Pairs are put in the order of their buckets by a counting sort in chunks: 10 million pairs
-need 40 MB for the order and little else, where one ``argsort`` over all would need several times that.
+There are two rules. Fixed buckets round each side, ``</s>`` counted, up to a multiple of a width. Derived buckets are
+the few shapes that :mod:`econmt.data.shapes` finds for the lengths of a text. Pairs are put in the order of their
+buckets by a counting sort in chunks: 10 million pairs need 40 MB for the order and little else, where one ``argsort``
+over all would need several times that.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from econmt.data.shapes import Counts, Derived, choose, derive_shapes, grid_shapes
 from econmt.data.token_store import IntArray
 
 _CHUNK = 1 << 18
 
 
 class BucketRow(NamedTuple):
-    """All buckets of one target length, for reports."""
+    """One derived bucket, or all fixed ones of one target length, for reports."""
 
     target: int
     """Target positions, ``</s>`` counted."""
@@ -30,7 +32,7 @@ class BucketRow(NamedTuple):
     tokens: int
     """Source and target tokens, ``</s>`` counted."""
     padded: int
-    """Source and target positions that are computed."""
+    """Source and target positions of the bucket's shape."""
 
 
 class Buckets(NamedTuple):
@@ -41,7 +43,9 @@ class Buckets(NamedTuple):
     counts: npt.NDArray[np.int64]
     """(K,): number of pairs in each."""
     order: npt.NDArray[np.int32]
-    """(N,): indices of the pairs, bucket after bucket, inside a bucket in the order of the store."""
+    """(N,): indices of the pairs, bucket after bucket, inside a bucket those of like lengths beside each other."""
+    alike: npt.NDArray[np.int64]
+    """(C,): how many neighbours in ``order`` count as being of the same lengths: of each fixed bucket, all."""
 
     @property
     def starts(self) -> npt.NDArray[np.int64]:
@@ -54,10 +58,41 @@ def round_up(values: IntArray, width: int) -> npt.NDArray[np.int64]:
     return (values.astype(np.int64) + (width - 1)) // width * width
 
 
+def count_lengths(
+    source_lengths: IntArray,
+    target_lengths: IntArray,
+    capacity: IntArray | None = None,
+    release: Callable[[], None] | None = None,
+) -> Counts:
+    """Count the pairs of each shape, in chunks.
+
+    Args:
+        source_lengths: (N,) ids of each source side, ``</s>`` not counted.
+        target_lengths: (N,) the same of the target side.
+        capacity: (longest + 1,) the length to make room for instead of each length; None: the length itself.
+        release: called after each chunk, to give mapped memory pages back.
+    """
+    room = capacity
+    if room is None:
+        most = max(int(source_lengths.max(initial=0)), int(target_lengths.max(initial=0)))
+        room = np.arange(most + 1)
+    width = int(room.max(initial=0)) + 2
+    counts = np.zeros(width * width, dtype=np.int64)
+    for first in range(0, len(source_lengths), _CHUNK):
+        chunk = slice(first, first + _CHUNK)
+        cells = (room[source_lengths[chunk]] + 1) * width + room[target_lengths[chunk]] + 1
+        counts += np.bincount(cells, minlength=len(counts))
+        if release is not None:
+            release()
+    found = counts.reshape(width, width)
+    sources, targets = np.flatnonzero(found.any(axis=1)), np.flatnonzero(found.any(axis=0))
+    return found[: int(sources.max(initial=0)) + 1, : int(targets.max(initial=0)) + 1]
+
+
 def assign_buckets(
     source_lengths: IntArray,
     target_lengths: IntArray,
-    width: int,
+    rule: int | Derived,
     capacity: IntArray | None = None,
     release: Callable[[], None] | None = None,
 ) -> Buckets:
@@ -66,74 +101,110 @@ def assign_buckets(
     Args:
         source_lengths: (N,) ids of each source side, ``</s>`` not counted.
         target_lengths: (N,) the same of the target side.
-        width: lengths, ``</s>`` counted, are rounded up to multiples of this.
-        release: called after each chunk, to give mapped memory pages back.
+        rule: a width, of which lengths, ``</s>`` counted, are rounded up to multiples; or how shapes are derived.
         capacity: (longest + 1,) the length to make room for instead of each length; None: the length itself.
+        release: called after each chunk, to give mapped memory pages back.
     """
-    pairs = len(source_lengths)
-    assert pairs == len(target_lengths)
-    assert pairs < 1 << 31
-    assert width >= 1
+    assert len(source_lengths) == len(target_lengths) < 1 << 31
+    counts = count_lengths(source_lengths, target_lengths, capacity, release)
+    shapes, buckets = place(counts, rule)
+    cells = np.argwhere(counts)
+    by_bucket = np.lexsort(_sort_keys(cells, buckets, rule))
+    cells = cells[by_bucket]
+    of_cells, in_cells = buckets[cells[:, 0], cells[:, 1]], counts[cells[:, 0], cells[:, 1]]
+    in_buckets = np.bincount(of_cells, in_cells, len(shapes)).astype(np.int64)
+    if isinstance(rule, Derived):
+        alike, ranks = in_cells, np.arange(len(cells), dtype=np.int32)
+    else:
+        alike, ranks = in_buckets, of_cells
+    rank_of = np.zeros(counts.shape, dtype=np.uint16 if len(alike) <= 1 << 16 else np.int32)
+    rank_of[cells[:, 0], cells[:, 1]] = ranks
 
-    def keys_of(chunk: slice) -> npt.NDArray[np.int64]:
+    def ranks_of(chunk: slice) -> npt.NDArray[Any]:
         source, target = source_lengths[chunk], target_lengths[chunk]
         if capacity is not None:
             source, target = capacity[source], capacity[target]
-        return _keys(source, target, width)
+        found: npt.NDArray[Any] = rank_of[source + 1, target + 1]
+        return found
 
-    chunks = [slice(first, min(first + _CHUNK, pairs)) for first in range(0, pairs, _CHUNK)]
-    found: dict[int, int] = {}
-    for chunk in chunks:
-        keys, counts = np.unique(keys_of(chunk), return_counts=True)
-        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-            found[key] = found.get(key, 0) + count
-        if release is not None:
-            release()
-    keys = np.array(sorted(found), dtype=np.int64)
-    counts = np.array([found[key] for key in keys.tolist()], dtype=np.int64)
+    order = _counting_sort(len(source_lengths), alike, ranks_of, release)
+    return Buckets(shapes, in_buckets, order, alike)
+
+
+def place(counts: Counts, rule: int | Derived) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """The shapes of a rule, (K, 2), and for every pair of lengths, as ``counts`` has them, its shape's row."""
+    if isinstance(rule, Derived):
+        shapes = derive_shapes(counts, rule) if counts.any() else np.zeros((0, 2), dtype=np.int64)
+        return shapes, choose(counts.shape, shapes, rule.work)
+    shapes = grid_shapes(counts, rule)
+    source, target = (round_up(np.arange(size), rule) for size in counts.shape)
+    known = {shape: row for row, shape in enumerate(map(tuple, shapes.tolist()))}
+    buckets = np.full(counts.shape, -1, dtype=np.int32)
+    for s, t in np.argwhere(counts).tolist():
+        buckets[s, t] = known[int(source[s]), int(target[t])]
+    return shapes, buckets
+
+
+def _sort_keys(
+    cells: npt.NDArray[Any], buckets: npt.NDArray[np.int32], rule: int | Derived
+) -> tuple[npt.NDArray[Any], ...]:
+    """Keys of ``np.lexsort`` that put pairs of lengths in the order of their buckets, the last key first."""
+    sources, targets = cells[:, 0], cells[:, 1]
+    of_cells = buckets[sources, targets]
+    if not isinstance(rule, Derived):
+        return (of_cells,)
+    # Along the source lengths of one target length, back along those of the next: neighbours stay alike.
+    return np.where(targets % 2 == 0, sources, -sources), targets, of_cells
+
+
+def _counting_sort(
+    pairs: int,
+    counts: npt.NDArray[np.int64],
+    ranks_of: Callable[[slice], npt.NDArray[Any]],
+    release: Callable[[], None] | None,
+) -> npt.NDArray[np.int32]:
+    """Indices of pairs by rising rank, those of one rank in the order of the store; ``counts`` pairs a rank."""
     order = np.empty(pairs, dtype=np.int32)
     free = np.cumsum(counts) - counts
-    small: np.dtype[Any] = np.dtype(np.uint16 if len(keys) <= 1 << 16 else np.int32)
-    for chunk in chunks:
-        buckets = np.searchsorted(keys, keys_of(chunk)).astype(small)
-        by_bucket = np.argsort(buckets, kind="stable")  # a radix sort for 16-bit keys
-        here = np.bincount(buckets, minlength=len(keys))
-        rank = np.arange(len(buckets)) - np.repeat(np.cumsum(here) - here, here)
-        order[free[buckets[by_bucket]] + rank] = by_bucket + chunk.start
+    for first in range(0, pairs, _CHUNK):
+        ranks = ranks_of(slice(first, min(first + _CHUNK, pairs)))
+        by_rank = np.argsort(ranks, kind="stable")  # a radix sort for 16-bit ranks
+        here = np.bincount(ranks, minlength=len(counts))
+        within = np.arange(len(ranks)) - np.repeat(np.cumsum(here) - here, here)
+        order[free[ranks[by_rank]] + within] = by_rank + first
         free += here
         if release is not None:
             release()
-    shapes = np.stack([keys & 0xFFFFFFFF, keys >> 32], axis=1) * width
-    return Buckets(shapes, counts, order)
+    return order
 
 
-def _keys(source_lengths: IntArray, target_lengths: IntArray, width: int) -> npt.NDArray[np.int64]:
-    source = (source_lengths.astype(np.int64) + width) // width
-    target = (target_lengths.astype(np.int64) + width) // width
-    return (target << 32) | source
-
-
-def bucket_table(source_lengths: IntArray, target_lengths: IntArray, width: int) -> list[BucketRow]:
-    """How much of the padded positions is real text, by target length.
+def bucket_table(counts: Counts, rule: int | Derived) -> list[BucketRow]:
+    """How much of the positions of buckets is real text: a row a derived bucket, or a target length of fixed ones.
 
     Args:
-        source_lengths: (N,) ids of each source side, ``</s>`` not counted.
-        target_lengths: (N,) the same of the target side.
-        width: bucket width.
+        counts: of the pairs, as :func:`count_lengths` gives them.
+        rule: as in :func:`assign_buckets`.
     """
-    buckets = assign_buckets(source_lengths, target_lengths, width)
+    shapes, buckets = place(counts, rule)
+    cells = np.argwhere(counts)
+    pairs = counts[cells[:, 0], cells[:, 1]]
+    of_cells = buckets[cells[:, 0], cells[:, 1]]
     rows: list[BucketRow] = []
-    for target in np.unique(buckets.shapes[:, 1]).tolist():
-        chosen = np.flatnonzero(buckets.shapes[:, 1] == target)
-        shapes, counts = buckets.shapes[chosen], buckets.counts[chosen]
-        first = int(buckets.starts[chosen[0]])
-        tokens = 0
-        for start in range(first, first + int(counts.sum()), _CHUNK):
-            pairs = buckets.order[start : min(start + _CHUNK, first + int(counts.sum()))]
-            tokens += int(source_lengths[pairs].sum()) + int(target_lengths[pairs].sum()) + 2 * len(pairs)
-        padded = int((shapes.sum(axis=1) * counts).sum())
-        sources = shapes[:, 0]
+    for group in _groups(shapes, rule):
+        inside = np.isin(of_cells, group)
+        tokens = int((cells[inside].sum(axis=1) * pairs[inside]).sum())
+        padded = int((shapes[of_cells[inside]].sum(axis=1) * pairs[inside]).sum())
+        sources = shapes[group, 0]
+        target = int(shapes[group[0], 1])
         rows.append(
-            BucketRow(target, int(sources.min()), int(sources.max()), int(counts.sum()), tokens, padded)
+            BucketRow(
+                target, int(sources.min()), int(sources.max()), int(pairs[inside].sum()), tokens, padded
+            )
         )
     return rows
+
+
+def _groups(shapes: npt.NDArray[np.int64], rule: int | Derived) -> list[npt.NDArray[np.int64]]:
+    if isinstance(rule, Derived):
+        return list(np.arange(len(shapes))[:, None])
+    return [np.flatnonzero(shapes[:, 1] == target) for target in np.unique(shapes[:, 1]).tolist()]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from econmt.data.batches import Batch, BatchIterator
+from econmt.data.batches import Batch, BatchIterator, training_batches
 from econmt.data.store import PreparedData
 from econmt.decoding.search import MAX_OUTPUT_EXTRA
 from econmt.errors import InputError, TrainingError
@@ -61,13 +61,7 @@ def first_plan(
     """
     if recipe.training.memory_budget is None:
         return None
-    batches = BatchIterator(
-        prepared,
-        recipe.training.batch,
-        recipe.training.bucket_width,
-        recipe.training.seed,
-        max_length=recipe.data.max_length,
-    )
+    batches = training_batches(recipe, prepared)
     source, target = prepared.vocabularies
     with torch.device("meta"):
         model = build_model(recipe, source.size, target.size)
@@ -210,6 +204,7 @@ class Budget:
             "text": text,
             "values": [
                 training.bucket_width,
+                training.max_buckets,
                 training.update_interval,
                 training.label_smoothing,
                 training.decode_and_evaluate,
@@ -232,7 +227,7 @@ class Budget:
             budget,
             estimator(recipe, *self._sizes, kind, self._precision),
             accumulating=training.update_interval > 1,
-            width=training.bucket_width,
+            width=training.bucket_width or 1,
         )
         return Plan(budget, planner.allot(), self._decoding_rows(budget))
 

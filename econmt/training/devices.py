@@ -47,6 +47,11 @@ def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
+def trims_batches(wanted: str, device: torch.device) -> bool:
+    """Whether batches are cut to their own longest pair: auto says so on the CPU, where a new shape costs nothing."""
+    return wanted == "always" or (wanted == "auto" and device.type == "cpu")
+
+
 @contextlib.contextmanager
 def reproducible(device: torch.device, threads: int | None) -> Iterator[None]:
     """Deterministic algorithms on the CPU, where they cost nothing, and the recipe's number of threads.

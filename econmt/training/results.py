@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from econmt.data.batches import BatchIterator
+from econmt.data.batches import training_batches
 from econmt.data.store import PreparedData
 from econmt.decoding.pictures import draw_attention
 from econmt.decoding.translator import Translation, Translator
@@ -165,9 +165,7 @@ def _measure(
     saved = load_saved(folder, folder.commits()[-1])
     if saved.optimizer_name == training.optimizer.name:
         load_optimizer_tensors(optimizer, parameters, saved.optimizer, str(folder.path))
-    batches = BatchIterator(
-        prepared, training.batch, training.bucket_width, training.seed, max_length=recipe.data.max_length
-    )
+    batches = training_batches(recipe, prepared)
     batch, accumulating = batches.worst_batch(), False
     if plan is not None:
         worst = plan.worst

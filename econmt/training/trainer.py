@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from econmt.data.batches import Batch, BatchIterator
+from econmt.data.batches import Batch, training_batches
 from econmt.data.store import PreparedData
 from econmt.errors import TrainingError
 from econmt.model import TranslationModel
@@ -26,7 +26,7 @@ from econmt.training.checkpoints import (
     saving,
     settle,
 )
-from econmt.training.devices import autocast, peak_memory
+from econmt.training.devices import autocast, peak_memory, trims_batches
 from econmt.training.files import read_tensors
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
@@ -90,10 +90,9 @@ class Trainer:
         self.parameters = named_parameters(model)
         self.optimizer = make_optimizer(self.parameters, training.optimizer)
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate)
-        self.batches = BatchIterator(
-            prepared, training.batch, training.bucket_width, training.seed, max_length=recipe.data.max_length
-        )
+        self.batches = training_batches(recipe, prepared)
         self.budget = Budget(recipe, prepared, self.batches, device, precision, self.parameters.values())
+        self._trims = trims_batches(training.trim_batches, device)
         self._readings = Readings(device)
         self._saved = state.update
         self._clock = time.monotonic()
@@ -185,7 +184,7 @@ class Trainer:
         batches = [next(self.batches) for _ in range(training.update_interval)]
         tokens = sum(batch.target_tokens for batch in batches)
         set_learning_rate(self.optimizer, self.schedule.learning_rate(update))
-        loss, norm = self.gradient(batches, tokens)
+        loss, norm = self.gradient(batches, tokens, trim=self._trims)
         self._tell_of_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
         for reading in self._readings.submit(update, loss, norm, tokens, indices):
@@ -204,19 +203,22 @@ class Trainer:
         elif progress.is_live:
             progress.live(self._figures(update))
 
-    def gradient(self, batches: list[Batch], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def gradient(
+        self, batches: list[Batch], tokens: int, *, trim: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Leaves the clipped gradient of the loss a token in the parameters.
 
         Args:
             batches: whose losses are added up.
             tokens: target tokens of all of them.
+            trim: cut each part that is computed at once to its own longest pair.
 
         Returns:
             The summed loss and the norm of the gradient before clipping, scalars on the device.
         """
         training = self.recipe.training
         before = None if self.budget.plan is None else random_states()
-        while (total := self._add_up(batches, tokens)) is None:
+        while (total := self._add_up(batches, tokens, trim)) is None:
             assert before is not None
             restore_random_states(before)
         clipping = training.gradient_clipping
@@ -226,7 +228,7 @@ class Trainer:
             torch.nn.utils.clip_grad_value_(self.parameters.values(), clipping.threshold)
         return total, norm
 
-    def _add_up(self, batches: list[Batch], tokens: int) -> torch.Tensor | None:
+    def _add_up(self, batches: list[Batch], tokens: int, trim: bool) -> torch.Tensor | None:
         """The summed loss, its gradient left in the parameters; None if memory was full and less is tried at once.
 
         Raises:
@@ -237,7 +239,7 @@ class Trainer:
         for batch in batches:
             for part in divide(self.model, batch, self.budget.plan):
                 try:
-                    total = total + self._backward(part, tokens)
+                    total = total + self._backward(part.trimmed() if trim else part, tokens)
                     continue
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):

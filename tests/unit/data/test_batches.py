@@ -16,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from econmt.data.batches import Batch, BatchIterator, valid_batches
+from econmt.data.shapes import Derived
 from econmt.data.store import PreparedData, prepare
 from econmt.data.subwords import BOS, EOS, PAD
 from econmt.data.token_store import TokenStore, TokenStoreWriter
+from econmt.data.work import Work
 from econmt.recipe import BatchSize, Recipe
 
 MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
@@ -296,9 +298,14 @@ class TestDropout:
         return prepare(recipe, tmp_path / "store", [corpus], show_progress=False)
 
     def stream(
-        self, prepared: PreparedData, size: BatchSize = SENTENCES, rank: int = 0, ranks: int = 1
+        self,
+        prepared: PreparedData,
+        size: BatchSize = SENTENCES,
+        rank: int = 0,
+        ranks: int = 1,
+        rule: int | Derived = 4,
     ) -> BatchIterator:
-        return BatchIterator(prepared, size, 4, 1, max_length=40, rank=rank, world_size=ranks)
+        return BatchIterator(prepared, size, rule, 1, max_length=40, rank=rank, world_size=ranks)
 
     def texts(self, prepared: PreparedData, batches: list[Batch]) -> dict[int, str]:
         decode = prepared.vocabularies.source.decode
@@ -358,6 +365,23 @@ class TestDropout:
             rows, source = batch.source.shape
             target = batch.target_output.shape[1]
             assert any(s.source >= source and s.target >= target and s.rows >= rows for s in shapes)
+
+    def test_derived_buckets_hold_the_cuts_and_no_shape_is_new(self, prepared: PreparedData) -> None:
+        stream = self.stream(prepared, BatchSize(type="word", size=120), rule=Derived(5, Work(2, 5, 0)))
+        shapes = {tuple(shape) for shape in stream._buckets.shapes.tolist()}
+        smaller = 0
+        for _ in range(2):
+            for (_, planned), batch in zip(list(stream.plan()), epoch_of(stream), strict=True):
+                shape = batch.source.shape[1], batch.target_output.shape[1]
+                assert shape in shapes
+                assert shape[0] <= planned[0]
+                assert shape[1] <= planned[1]
+                smaller += shape != planned
+                assert batch.target_output.numel() <= 120 or len(batch.indices) == 1
+        assert smaller > 0
+        again = self.stream(prepared, BatchSize(type="word", size=120), rule=Derived(5, Work(2, 5, 0)))
+        again.load_state_dict(stream.state_dict())
+        assert all(same(next(again), next(stream)) for _ in range(5))
 
     def test_a_plain_store_has_none(self, prepared: PreparedData) -> None:
         batches = epoch_of(iterator(prepared.train))
@@ -428,3 +452,110 @@ def test_shapes_are_those_of_an_epoch(store: TokenStore, size: BatchSize, ranks:
             source,
             target,
         )
+
+
+DERIVED = Derived(3, Work(2, 5, 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths_of_pairs, batch_sizes, st.integers(1, 6), st.integers(1, 3), st.integers(0, 2**31 - 1))
+def test_derived_buckets_give_every_pair_once_an_epoch_in_few_shapes(
+    lengths: list[tuple[int, int]], size: BatchSize, most: int, ranks: int, seed: int
+) -> None:
+    rule = Derived(most, Work(2, 5, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        store = write_store(Path(folder), lengths)
+        streams = [
+            BatchIterator(store, size, rule, seed, max_length=25, rank=rank, world_size=ranks)
+            for rank in range(ranks)
+        ]
+        shapes = {shape[:2] for shape in streams[0].shapes()}
+        assert len(shapes) <= most
+        for _ in range(2):
+            by_rank = [epoch_of(stream) for stream in streams]
+            assert sorted(itertools.chain(*map(pairs_of, by_rank))) == list(range(len(lengths)))
+            for parts in zip(*by_rank, strict=True):
+                shape = parts[0].source.shape[1], parts[0].target_output.shape[1]
+                rows = sum(len(pairs_of([part])) for part in parts)
+                assert rows <= (size.size if size.type == "sentence" else max(1, size.size // shape[1]))
+                for part in parts:
+                    assert (part.source.shape[1], part.target_output.shape[1]) == shape
+                    assert shape in shapes
+                    if part.target_tokens:
+                        check_batch(part, lengths)
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths_of_pairs, batch_sizes, st.integers(0, 60))
+def test_derived_batches_restored_in_the_middle_go_on_the_same(
+    lengths: list[tuple[int, int]], size: BatchSize, taken: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = write_store(Path(folder), lengths)
+        stream, again = (BatchIterator(store, size, DERIVED, 3, max_length=25) for _ in range(2))
+        for _ in range(taken):
+            next(stream)
+        again.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+        assert all(same(next(again), next(stream)) for _ in range(2 * stream.batches_per_epoch))
+
+
+def test_derived_batches_are_full_but_one(tmp_path: Path, make_store: MakeStore) -> None:
+    lengths = [(length, length) for length in range(1, 25) for _ in range(5)]
+    stream = BatchIterator(
+        make_store(tmp_path, lengths), BatchSize(type="sentence", size=7), DERIVED, 1, max_length=60
+    )
+    assert Counter(len(batch.indices) for batch in epoch_of(stream)) == {7: 17, 1: 1}
+
+
+def test_derived_batches_hold_other_pairs_in_each_epoch_but_of_like_lengths(
+    tmp_path: Path, make_store: MakeStore
+) -> None:
+    draw = np.random.default_rng(1)
+    lengths = [
+        (int(n), int(max(1, n + d)))
+        for n, d in zip(draw.integers(1, 40, 3000), draw.integers(-2, 3, 3000), strict=True)
+    ]
+    stream = BatchIterator(
+        make_store(tmp_path, lengths), BatchSize(type="sentence", size=16), DERIVED, 1, max_length=60
+    )
+    first, second = epoch_of(stream), epoch_of(stream)
+    together = [{frozenset(batch.indices.tolist()) for batch in batches} for batches in (first, second)]
+    assert len(together[0] & together[1]) < len(first) // 50
+    mates = [
+        {pair for batch in batches for pair in itertools.combinations(sorted(batch.indices.tolist()), 2)}
+        for batches in (first, second)
+    ]
+    assert len(mates[0] & mates[1]) < 0.6 * len(mates[0])
+    trimmed = [batch.trimmed() for batch in first]
+    real = sum(batch.source_tokens + batch.target_tokens for batch in trimmed)
+    assert real / sum(batch.source.numel() + batch.target_output.numel() for batch in trimmed) > 0.95
+
+
+def test_trimmed_is_the_same_pairs_without_columns_of_padding(
+    tmp_path: Path, make_store: MakeStore, random_lengths: RandomLengths
+) -> None:
+    lengths = random_lengths(40)
+    stream = BatchIterator(
+        make_store(tmp_path, lengths), BatchSize(type="sentence", size=5), 16, 1, max_length=60
+    )
+    for batch in epoch_of(stream):
+        cut = batch.trimmed()
+        check_batch(cut, lengths)
+        assert cut.source.shape[1] == int(batch.source_lengths.max())
+        assert cut.target_input.shape == cut.target_output.shape
+        assert cut.target_output.shape[1] == int(batch.target_lengths.max())
+        assert cut.source.is_contiguous()
+        assert torch.equal(cut.indices, batch.indices)
+        assert same(cut, cut.trimmed())
+
+
+def test_trimming_a_row_that_stands_in_leaves_a_position(tmp_path: Path, make_store: MakeStore) -> None:
+    batch = next(iterator(make_store(tmp_path, [(3, 4)]), rank=1, ranks=2)).trimmed()
+    assert (batch.source.shape, batch.target_output.shape) == ((1, 1), (1, 1))
+
+
+def test_the_plan_of_an_epoch_is_what_it_gives(store: TokenStore) -> None:
+    stream = BatchIterator(store, WORDS, DERIVED, 1, max_length=60)
+    for (pairs, shape), batch in zip(list(stream.plan()), epoch_of(stream), strict=True):
+        assert pairs.tolist() == batch.indices.tolist()
+        assert shape == (batch.source.shape[1], batch.target_output.shape[1])

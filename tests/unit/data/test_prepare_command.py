@@ -53,6 +53,22 @@ def test_report(econmt: Command) -> None:
     tokens = counts["source_tokens"] + counts["target_tokens"] + 400
     assert rows["all"][1:5] == ["200", "100.0", "%", f"{tokens:,}"]
     assert "buckets of width 16" in out
+    assert "fixed buckets of width 16 (this recipe)" in out
+
+
+def test_report_of_derived_buckets(econmt: Command) -> None:
+    code, out, err = econmt("training.max_buckets=5", "training.batch.size=8")
+    assert (code, err) == (0, "")
+    buckets, work = out.split("buckets derived from these lengths")[1].split("work of an epoch")
+    shapes = [line for line in buckets.splitlines() if " x " in line and line[0].isdigit()]
+    assert len(shapes) == 5
+    assert "batches of 8 sentences" in work
+    costs = {line[:34].strip(): line[34:].split() for line in work.splitlines()[2:]}
+    assert costs["derived buckets (this recipe)"][0] == "5"
+    padded = {name: float(cells[1].lstrip("+")) for name, cells in costs.items()}
+    trimmed = float(costs["derived buckets (this recipe)"][3].lstrip("+"))
+    assert 0 < trimmed < padded["derived buckets (this recipe)"] < padded["no buckets, random batches"]
+    assert int(costs["fixed buckets of width 2"][0]) > int(costs["fixed buckets of width 8"][0])
 
 
 def test_second_run_is_the_same_report_without_work(econmt: Command) -> None:
