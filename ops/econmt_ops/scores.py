@@ -10,8 +10,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.blocks import split_rows
+from econmt_ops.masking import padding_mask, zero_padding
 from econmt_ops.precision import accumulate_dtype
 from econmt_ops.steps import LAYER_NORM_EPSILON, Steps
+
+
+def clean_keys(keys: Tensor, lengths: Tensor | None) -> Tensor:
+    """The keys (B, S, A) as additive attention wants them: zero at padded positions, and contiguous.
+
+    Called before the operators, so that both passes share one copy and nobody keeps the keys as they were.
+    """
+    padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+    return zero_padding(keys, padding).contiguous()
 
 
 class Scores:

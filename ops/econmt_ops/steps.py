@@ -96,7 +96,7 @@ def retreat_cell(gates: Tensor, before: Tensor, c: Tensor, dh: Tensor, dc: Tenso
     """:func:`cell_backward` with few copies.
 
     Args:
-        gates: (B, 4H) after their nonlinearities. before, c, dh: as there. dc: (B, H), overwritten.
+        gates: (B, 4H) after their nonlinearities. before, c, dh, dc: as there.
         dgates: (B, 4H) is written, in any type; it may be ``gates`` itself.
 
     Returns:
@@ -106,7 +106,7 @@ def retreat_cell(gates: Tensor, before: Tensor, c: Tensor, dh: Tensor, dc: Tenso
     di, df, dg, do = dgates.chunk(4, 1)
     squashed = tanh_(c.clone())
     opened = dh * o
-    total = dc.add_(opened)
+    total = dc + opened
     opened.mul_(squashed)
     total.addcmul_(opened, squashed, value=-1)
     torch.addcmul(opened, opened, o, value=-1, out=do)
@@ -163,20 +163,26 @@ def additive_backward(
 
 
 def losses(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Cross entropies (C,) and the logarithms of the softmaxes' denominators (C,) of logits (C, V).
+    """Cross entropies of logits (C, V), which become the terms of the softmaxes' denominators.
 
     loss = (1 - s)(lse - l_y) + s (lse - mean l) with targets y (C,) and smoothing s (Szegedy et al. 2016).
+
+    Returns:
+        The losses and the denominators, (C,) each.
     """
-    lse = torch.logsumexp(logits, 1)
-    loss = lse - (1.0 - smoothing) * logits.gather(1, targets.unsqueeze(1)).squeeze(1)
-    return loss - smoothing * logits.mean(1) if smoothing else loss, lse
+    top = logits.amax(1)
+    wanted = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
+    mean = logits.mean(1) if smoothing else None
+    total = logits.sub_(top.unsqueeze(1)).exp_().sum(1)
+    loss = total.log() + top - (1.0 - smoothing) * wanted
+    return loss if mean is None else loss - smoothing * mean, total
 
 
-def logit_gradient(logits: Tensor, lse: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    """The gradient of :func:`losses` in the logits, which it may overwrite: softmax - (1 - s) 1_y - s / V."""
-    gradient = logits.sub_(lse.unsqueeze(1)).exp_()
+def logit_gradient(terms: Tensor, total: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    """The gradient of :func:`losses` in the logits, in the place of what it left: softmax - (1 - s) 1_y - s / V."""
+    gradient = terms.mul_(total.reciprocal().unsqueeze(1))
     if smoothing:
-        gradient -= smoothing / logits.shape[1]
+        gradient -= smoothing / terms.shape[1]
     row = targets.unsqueeze(1)
     return gradient.scatter_add_(1, row, gradient.new_full(row.shape, smoothing - 1.0))
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from econmt_ops import steps as step_functions
 from econmt_ops.masking import padding_mask, zero_padding
 from econmt_ops.precision import explicit_casts
-from econmt_ops.scores import ScoreGradients, Scores
+from econmt_ops.scores import ScoreGradients, Scores, clean_keys
 
 _ARGUMENTS = (
     "Tensor query, Tensor keys, Tensor values, Tensor score_weight, Tensor? gain, Tensor? shift, Tensor? lengths, "
@@ -128,8 +128,7 @@ def additive_attention(
 ) -> tuple[Tensor, Tensor]:
     """See `econmt_ops.additive_attention`; all arguments are given, checked and cast."""
     gain, shift = (None, None) if layer_norm is None else layer_norm
-    if lengths is not None:
-        keys = zero_padding(keys, padding_mask(lengths, keys.shape[1], keys.device))
+    keys = clean_keys(keys, lengths)
     result: tuple[Tensor, Tensor] = _forward(
         query, keys, values, score_weight, gain, shift, lengths, compiled
     )

@@ -145,7 +145,7 @@ class Backward:
         self.dc = [
             torch.zeros_like(zero, dtype=problem.accumulate)
             if last_c is None
-            else last_c[layer].to(problem.accumulate, copy=True)
+            else last_c[layer].to(problem.accumulate)
             for layer in range(layers)
         ]
         self.dfed = zero

@@ -63,7 +63,7 @@ class Problem:
         self.options = options
         self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
         self.inputs = inputs.transpose(0, 1)
-        # Additive attention gets clean keys, so that the copy that lengths ask for is made once a call.
+        # Additive attention gets clean keys, see clean_keys; those of dot attention may be the values.
         keys = zero_padding(keys, self.padding) if score is None else keys
         self.scores = Scores(keys, score, norm, options.scale, self.padding, steps)
         self.values = values

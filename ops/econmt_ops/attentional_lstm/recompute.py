@@ -25,6 +25,7 @@ from econmt_ops.blocks import reaches
 from econmt_ops.lstm.recompute import lstm
 from econmt_ops.masking import padding_mask, zero_padding
 from econmt_ops.precision import accumulate_dtype, explicit_casts
+from econmt_ops.scores import clean_keys
 from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
 
 _ARGUMENTS = (
@@ -195,8 +196,8 @@ def attentional_lstm(
         )
         return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, compiled)
     gain, shift = (None, None) if layer_norm is None else layer_norm
-    if lengths is not None and weights.score is not None:
-        keys = zero_padding(keys, padding_mask(lengths, keys.shape[1], keys.device))
+    if weights.score is not None:
+        keys = clean_keys(keys, lengths)
     arguments = (
         inputs,
         keys,

@@ -95,10 +95,10 @@ def _forward(
     sums = _Sums(hidden, weight, bias) if gradients_too else None
     for rows, part, wanted, counts in _chunks(hidden, targets, ignore_index, len(weight)):
         logits = _logits(part, weight, bias)
-        loss, lse = run.losses(logits, wanted, smoothing)
+        loss, total = run.losses(logits, wanted, smoothing)
         losses[rows] = loss if counts is None else loss * counts.squeeze(1)
         if sums is not None:
-            gradient = run.logit_gradient(logits, lse, wanted, smoothing)
+            gradient = run.logit_gradient(logits, total, wanted, smoothing)
             sums.add(rows, part, weight, gradient if counts is None else gradient.mul_(counts))
     count = (targets != ignore_index).sum().to(accumulate)
     if reduction == "none":
@@ -158,8 +158,8 @@ def _backward_by_row(
     sums = _Sums(hidden, weight, bias)
     for rows, part, wanted, counts in _chunks(hidden, targets, ignore_index, len(weight)):
         logits = _logits(part, weight, bias)
-        _, lse = run.losses(logits, wanted, smoothing)
-        gradient = run.logit_gradient(logits, lse, wanted, smoothing)
+        _, total = run.losses(logits, wanted, smoothing)
+        gradient = run.logit_gradient(logits, total, wanted, smoothing)
         gradient *= dlosses[rows].unsqueeze(1)
         sums.add(rows, part, weight, gradient if counts is None else gradient.mul_(counts))
     return sums.results(hidden)
