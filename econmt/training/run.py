@@ -15,10 +15,20 @@ from econmt.data.store import PreparedData, prepare
 from econmt.data.subwords import fingerprint
 from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.memory.plan import plan_table
-from econmt.model import TranslationModel, build_model
+from econmt.model import Implementations, TranslationModel, build_model
 from econmt.recipe import Recipe, recipe_text
 from econmt.training.budget import first_plan
 from econmt.training.checkpoints import load_state
+from econmt.training.choice import (
+    POSITIONS,
+    Shape,
+    as_saved,
+    expected_updates,
+    is_worth_measuring,
+    measure,
+    saved_choice,
+    settle,
+)
 from econmt.training.devices import reproducible, resolve_device, resolve_precision
 from econmt.training.files import write_text, write_whole
 from econmt.training.folder import ModelFolder
@@ -29,6 +39,7 @@ from econmt.training.results import Results, are_complete, make_results
 from econmt.training.resume import Start, find_start
 from econmt.training.state import TrainingState, seed_everything
 from econmt.training.trainer import Trainer, TrainingResult
+from econmt_ops.select import rules_only
 
 
 class Outcome(NamedTuple):
@@ -111,7 +122,7 @@ def train(
         write_text(folder.recipe, recipe_text(recipe))
         interrupts = Interrupts()
         progress = Progress(folder.log, folder.tensorboard, console, trainer.state.update)
-        with interrupts, progress:
+        with interrupts, progress, rules_only():
             for note in notes:
                 progress.note(note)
             if trainer.budget.plan is not None:
@@ -161,7 +172,33 @@ def make_trainer(
             trainer.state.text = state.text
         notes.append(f"going on from update {trainer.state.update}")
     trainer.make_plan()
+    if trainer.budget.plan is None:
+        notes.append(_choose(trainer))
     return trainer, notes
+
+
+def _choose(trainer: Trainer) -> str:
+    """Fixes what the recipe leaves at auto, as it was when the run began or by measuring; says which and why."""
+    recipe, model, state = trainer.recipe, trainer.model, trainer.state
+    given = Implementations.of(recipe.ops)
+    chosen, why = saved_choice(recipe, state.choices, trainer.device), "as the run began"
+    if chosen is None:
+        frequent = max(trainer.batches.shapes(), key=lambda shape: shape.batches * shape.rows)
+        shape = Shape(frequent.rows, frequent.source, frequent.target)
+        found, why = [], "by the rule: too small to measure"
+        if "auto" not in given:
+            why = "as the recipe says"
+        elif is_worth_measuring(model, shape):
+            session = measure(model.train(), shape, trainer.device, trainer.precision)
+            found, why = list(session.measurements.values()), f"measured in {session.seconds:.1f} s"
+        positions = max(frequent.source, frequent.target)
+        tokens = int(trainer.prepared.train.target_lengths.sum()) + len(trainer.prepared.train)
+        updates = expected_updates(recipe.training, trainer.batches.batches_per_epoch, tokens)
+        chosen = settle(given, found, updates=updates, positions=positions / min(positions, POSITIONS))
+    model.implementations = chosen
+    state.choices = as_saved(chosen, trainer.device)
+    parts = ", ".join(f"{field} {name}" for field, name in chosen._asdict().items())
+    return f"ops: {parts} ({why})"
 
 
 def first_model(recipe: Recipe, prepared: PreparedData) -> TranslationModel:

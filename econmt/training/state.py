@@ -51,7 +51,8 @@ class TrainingState:
     last row of ``metrics``, 0 before the first; ``parameters_from`` is the checkpoint whose parameters training goes on
     with (the best one after the plateau schedule went back to it); ``num_not_improved`` counts checkpoints since the
     best one, of score ``best_score``; ``gradient_norm`` is that of the last update; ``text`` and ``vocabulary`` are
-    fingerprints; ``plan`` is that of a byte budget, empty without one.
+    fingerprints; ``plan`` is that of a byte budget, empty without one; ``choices`` names the implementations
+    that the run began with, empty with a budget.
     """
 
     update: int = 0
@@ -72,6 +73,7 @@ class TrainingState:
     since_checkpoint: Meter = field(default_factory=Meter)
     since_log: Meter = field(default_factory=Meter)
     plan: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)
     metrics: list[dict[str, float]] = field(default_factory=list)
 
     def to_json(self) -> str:
@@ -93,8 +95,8 @@ class TrainingState:
                 )
             values["since_checkpoint"] = Meter(**values["since_checkpoint"])
             values["since_log"] = Meter(**values["since_log"])
-            # States of runs that began before there were budgets have no plan.
-            missing = {entry.name for entry in fields(cls)} - {"plan"} - set(values)
+            # States of runs that began before there were budgets and choices have none.
+            missing = {entry.name for entry in fields(cls)} - {"plan", "choices"} - set(values)
             if missing:
                 raise KeyError(min(missing))
             return cls(**values)

@@ -58,6 +58,9 @@ def validate(
     Raises:
         Abandoned: if ``stop`` said so.
     """
+    chosen = model.implementations
+    # Those of econmt translate, not those that training has chosen or whatever batch came last.
+    model.implementations = Implementations.of(recipe.ops)
     model.eval()
     try:
         value = perplexity(model, prepared.valid, recipe.decoding.batch_size, device, precision, stop, plan)
@@ -70,6 +73,7 @@ def validate(
         return Validation(value, score.value, score.signature, hypotheses)
     finally:
         model.train()
+        model.implementations = chosen
 
 
 def perplexity(

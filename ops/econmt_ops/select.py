@@ -19,7 +19,7 @@ import importlib
 import importlib.util
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -88,14 +88,14 @@ class Problem(NamedTuple):
 
     Attributes:
         op: its name.
-        tensors: the arguments that a gradient may be asked of; the first one's device is the op's.
+        arguments: that a gradient may be asked of, tensors in nested tuples; the first one's device is the op's.
         dtype: the compute type.
         sizes: by letter, as `Shapes` learns them.
         detail: what else changes the work: the number of layers, the kind of attention.
     """
 
     op: str
-    tensors: Sequence[Tensor | None]
+    arguments: tuple[Any, ...]
     dtype: torch.dtype
     sizes: Mapping[str, int]
     detail: str = ""
@@ -103,25 +103,26 @@ class Problem(NamedTuple):
     @property
     def device(self) -> torch.device:
         """Where the op runs."""
-        return next(tensor.device for tensor in self.tensors if tensor is not None)
+        first: Tensor = self.arguments[0]
+        return first.device
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether autograd will keep something for a backward pass."""
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_of(self.arguments))
 
     @property
     def key(self) -> str:
         """Tells problems apart whose best candidates may differ."""
         letters = [f"{name}={int(size)}" for name, size in self.sizes.items() if "+" not in name]
-        kind = "backward" if keeps_gradients(self.tensors) else "forward"
+        kind = "backward" if self.keeps_gradients else "forward"
         dtype = str(self.dtype).removeprefix("torch.")
         return " ".join((self.op, *letters, *([self.detail] if self.detail else []), dtype, kind))
 
 
-def keeps_gradients(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether autograd will keep something for a backward pass through an op of these arguments."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
-
-
 def run(
     problem: Problem,
-    call: Callable[[Candidate], _Result],
+    call: Callable[..., _Result],
     available: Mapping[str, Callable[..., Any]],
     implementation: str,
     *,
@@ -136,7 +137,7 @@ def run(
 
     Args:
         problem: what the call is about.
-        call: runs it with a candidate.
+        call: runs a candidate, its first argument, with the problem's arguments, the others.
         available: the functions by name, as `implementations` returns them.
         implementation: "auto" or one of the names in `available`.
         stash: the level that a recurrent op was given: "auto" or one of `STASHES`.
@@ -153,8 +154,9 @@ def run(
         raise ValueError(f"{op}: unknown stash level {stash!r}; available: {', '.join(('auto', *STASHES))}")
     rule = _rule(problem, available, implementation, stash, options)
     if (implementation != "auto" and len(options) < 2) or torch.compiler.is_compiling():
-        return call(rule)
-    return call(_choose(problem, call, available, implementation, stash, options, rule))
+        return call(rule, *problem.arguments)
+    chosen = _choose(problem, call, available, implementation, stash, options, rule)
+    return call(chosen, *problem.arguments)
 
 
 def _rule(
@@ -167,7 +169,7 @@ def _rule(
     """What runs where nothing is measured."""
     name = implementation
     if name == "auto":
-        name = "recompute" if "recompute" in available and keeps_gradients(problem.tensors) else "reference"
+        name = "recompute" if "recompute" in available and problem.keeps_gradients else "reference"
         stash = _FASTEST_STASH if stash == "auto" and problem.op in RECURRENT else stash
     return Candidate(name, available[name], _options(name, stash, options[0] if options else {}))
 
@@ -179,7 +181,7 @@ def _options(name: str, stash: str, others: Mapping[str, str]) -> dict[str, str]
 
 def _choose(
     problem: Problem,
-    call: Callable[[Candidate], Any],
+    call: Callable[..., Any],
     available: Mapping[str, Callable[..., Any]],
     implementation: str,
     stash: str,
@@ -188,7 +190,7 @@ def _choose(
 ) -> Candidate:
     """The rule, or what was measured to be faster."""
     session = _MODE.session
-    if _MODE.rules_only or any(isinstance(tensor, FakeTensor) for tensor in problem.tensors):
+    if _MODE.rules_only or any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments)):
         return rule
     if problem.device.type == "meta" or (session is None and not _remembered(machine(problem.device))):
         return rule
@@ -199,7 +201,7 @@ def _choose(
     found: dict[str, Candidate] = {}
     for name in names:
         # What was not named is not known to keep gates where no gradient is kept, and needs not.
-        for level in levels if keeps_gradients(problem.tensors) else ["auto"]:
+        for level in levels if problem.keeps_gradients else ["auto"]:
             for others in options or [{}]:
                 candidate = Candidate(name, available[name], _options(name, level, others))
                 found.setdefault(candidate.label, candidate)
@@ -208,7 +210,7 @@ def _choose(
 
 
 def _choose_among(
-    problem: Problem, call: Callable[[Candidate], Any], found: Mapping[str, Candidate], rule: Candidate
+    problem: Problem, call: Callable[..., Any], found: Mapping[str, Candidate], rule: Candidate
 ) -> Candidate:
     where, key, session = machine(problem.device), problem.key, _MODE.session
     remembered = _remembered(where).get(key, {})
@@ -250,7 +252,7 @@ class Session:
     def choose(
         self,
         problem: Problem,
-        call: Callable[[Candidate], Any],
+        call: Callable[..., Any],
         found: Mapping[str, Candidate],
         rule: str,
         remembered: Mapping[str, Record],
@@ -275,7 +277,7 @@ class Session:
         return self.measurements[key].choice(self.byte_limit)
 
     def _measure(
-        self, problem: Problem, call: Callable[[Candidate], Any], found: Mapping[str, Candidate]
+        self, problem: Problem, call: Callable[..., Any], found: Mapping[str, Candidate]
     ) -> dict[str, Record] | None:
         """The records of candidates; None if time is up."""
         left = self._allowed - self.seconds
@@ -284,13 +286,15 @@ class Session:
         began = time.perf_counter()
         sizes: dict[str, int] = {}
         compiling: dict[str, float] = {}
+        # Cut off from what made them: the backward pass must end at the op's arguments.
+        alone = problem._replace(arguments=_detached(problem.arguments))
 
         def once(candidate: Candidate) -> None:
             if candidate.label in sizes:
-                _forward_backward(problem.tensors, call, candidate)
+                _forward_backward(alone, call, candidate)
                 return
-            with _counting_bytes(problem.tensors) as kept:
-                _forward_backward(problem.tensors, call, candidate)
+            with _counting_bytes(tensors_of(alone.arguments)) as kept:
+                _forward_backward(alone, call, candidate)
             sizes[candidate.label] = sum(kept.values())
 
         functions = {name: functools.partial(once, found[name]) for name in found}
@@ -327,22 +331,30 @@ class Session:
         self._fresh = {}
 
 
-def _forward_backward(
-    tensors: Sequence[Tensor | None], call: Callable[[Candidate], Any], candidate: Candidate
-) -> None:
+def _detached(arguments: Any) -> Any:
+    """The same nested tuples with leaves of the graph instead of tensors that were computed."""
+    if isinstance(arguments, Tensor):
+        return arguments.detach().requires_grad_(arguments.requires_grad)
+    if not isinstance(arguments, tuple):
+        return arguments
+    parts = [_detached(part) for part in arguments]
+    return type(arguments)(*parts) if hasattr(arguments, "_fields") else tuple(parts)
+
+
+def _forward_backward(problem: Problem, call: Callable[..., Any], candidate: Candidate) -> None:
     """One call and, if gradients are kept, its backward pass down to the op's arguments."""
-    result = call(candidate)
-    if not keeps_gradients(tensors):
+    result = call(candidate, *problem.arguments)
+    if not problem.keeps_gradients:
         return
-    wanted = [tensor for tensor in tensors if tensor is not None and tensor.requires_grad]
+    wanted = [tensor for tensor in tensors_of(problem.arguments) if tensor.requires_grad]
     outputs = [tensor for tensor in tensors_of(result) if tensor.requires_grad]
     torch.autograd.grad(outputs, wanted, [torch.ones_like(tensor) for tensor in outputs], allow_unused=True)
 
 
 @contextmanager
-def _counting_bytes(tensors: Sequence[Tensor | None]) -> Iterator[dict[int, int]]:
+def _counting_bytes(tensors: Sequence[Tensor]) -> Iterator[dict[int, int]]:
     """The bytes that autograd keeps, each storage once, without those of ``tensors``."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor is not None}
+    own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def call(
     """Runs an op and returns the label of what ran."""
     labels: list[str] = []
 
-    def with_candidate(candidate: Candidate) -> Tensor:
+    def with_candidate(candidate: Candidate, x: Tensor) -> Tensor:
         labels.append(candidate.label)
         result: Tensor = candidate.function(x, **candidate.options)
         return result
@@ -242,6 +242,24 @@ def test_every_op_can_be_measured(clock: Clock) -> None:
     keys = list(session.measurements)
     assert keys[0] == "additive_attention B=3 T=2 A=5 S=4 E=6 norm float32 forward"
     assert any(key.startswith("attentional_lstm") and "layers=2 dot not-fed" in key for key in keys)
+
+
+def test_the_backward_pass_ends_at_the_arguments(clock: Clock) -> None:
+    inputs = torch.ones(3, requires_grad=True)
+    backward = []
+    keys = inputs * 2
+    keys.register_hook(lambda _: backward.append("keys"))
+
+    def both(candidate: Candidate, inputs: Tensor, keys: Tensor) -> Tensor:
+        result: Tensor = candidate.function(inputs * keys)
+        return result
+
+    with measuring():
+        for _ in range(2):
+            outputs = run(Problem("wave", (inputs, keys), inputs.dtype, {}), both, AVAILABLE, "auto")
+    assert backward == []
+    outputs.sum().backward()
+    assert backward == ["keys"]
 
 
 def test_gradients_are_those_of_the_chosen_one(clock: Clock) -> None:

@@ -67,7 +67,9 @@ def resolved(
     stash: str = "auto",
 ) -> Candidate:
     """What runs."""
-    return run(Problem(op, tensors, torch.float32, {}), lambda it: it, available, implementation, stash=stash)
+    return run(
+        Problem(op, tensors, torch.float32, {}), lambda it, *_: it, available, implementation, stash=stash
+    )
 
 
 def test_by_name() -> None:

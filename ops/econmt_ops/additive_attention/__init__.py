@@ -55,9 +55,15 @@ def additive_attention(
     if lengths is not None:
         check.indices("lengths", lengths, "B")
     dtype = compute_dtype(query)
-    norm = None if layer_norm is None else (layer_norm[0].to(dtype), layer_norm[1].to(dtype))
 
-    def call(candidate: Candidate) -> tuple[Tensor, Tensor]:
+    def call(
+        candidate: Candidate,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        score_weight: Tensor,
+        norm: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
         with explicit_casts(query):
             result: tuple[Tensor, Tensor] = candidate.function(
                 query.to(dtype),
@@ -65,11 +71,11 @@ def additive_attention(
                 values.to(dtype),
                 score_weight.to(dtype),
                 lengths=lengths,
-                layer_norm=norm,
+                layer_norm=None if norm is None else (norm[0].to(dtype), norm[1].to(dtype)),
             )
         return result
 
-    tensors = (query, keys, values, score_weight, *(layer_norm or ()))
+    arguments = (query, keys, values, score_weight, layer_norm)
     detail = "" if layer_norm is None else "norm"
-    problem = Problem("additive_attention", tensors, dtype, check.sizes, detail)
+    problem = Problem("additive_attention", arguments, dtype, check.sizes, detail)
     return run(problem, call, _IMPLEMENTATIONS, implementation)

@@ -9,7 +9,7 @@ from econmt_ops.checks import Shapes, check_dropout
 from econmt_ops.lstm import cast_layers, check_layers, prepare_state
 from econmt_ops.precision import compute_dtype, explicit_casts
 from econmt_ops.select import Candidate, Problem, implementations, run
-from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, tensors_of
+from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights
 
 _IMPLEMENTATIONS = implementations(__name__, "attentional_lstm")
 
@@ -144,7 +144,15 @@ def attentional_lstm(
         check("state.output", state.output, "B H")
         output = state.output.to(dtype)
 
-    def call(candidate: Candidate) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
+    def call(
+        candidate: Candidate,
+        inputs: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        weights: AttentionalLSTMWeights,
+        start: AttentionalLSTMState,
+        norm: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
         with explicit_casts(inputs):
             result: tuple[Tensor, Tensor, AttentionalLSTMState] = candidate.function(
                 inputs.to(dtype),
@@ -152,20 +160,20 @@ def attentional_lstm(
                 values.to(dtype),
                 _cast(weights, dtype),
                 lengths=lengths,
-                state=AttentionalLSTMState(layers, output),
+                state=start,
                 input_feeding=input_feeding,
                 residual=residual,
                 dropout=dropout,
                 dropout_seed=dropout_seed,
                 variational=variational,
-                layer_norm=None if layer_norm is None else (layer_norm[0].to(dtype), layer_norm[1].to(dtype)),
+                layer_norm=None if norm is None else (norm[0].to(dtype), norm[1].to(dtype)),
                 scale=scale,
                 **candidate.options,
             )
         return result
 
-    tensors = (inputs, keys, values, *tensors_of(weights), *tensors_of(state), *(layer_norm or ()))
+    arguments = (inputs, keys, values, weights, AttentionalLSTMState(layers, output), layer_norm)
     kind = "dot" if weights.score is None else "additive" if layer_norm is None else "additive-norm"
     detail = f"layers={len(weights.layers)} {kind} {'fed' if input_feeding else 'not-fed'}"
-    problem = Problem("attentional_lstm", tensors, dtype, check.sizes, detail)
+    problem = Problem("attentional_lstm", arguments, dtype, check.sizes, detail)
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)

@@ -53,7 +53,7 @@ def linear(
         check("bias", bias, "O")
     dtype = compute_dtype(inputs)
 
-    def call(candidate: Candidate) -> Tensor:
+    def call(candidate: Candidate, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         with explicit_casts(inputs):
             outputs: Tensor = candidate.function(
                 inputs.to(dtype),

@@ -60,7 +60,7 @@ def linear_cross_entropy(
         check("bias", bias, "V")
     dtype = compute_dtype(hidden)
 
-    def call(candidate: Candidate) -> Tensor:
+    def call(candidate: Candidate, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         with explicit_casts(hidden):
             loss: Tensor = candidate.function(
                 hidden.to(dtype),

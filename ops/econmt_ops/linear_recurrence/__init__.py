@@ -50,12 +50,12 @@ def linear_recurrence(
         else initial.to(exact)
     )
 
-    def call(candidate: Candidate) -> Tensor:
+    def call(candidate: Candidate, inputs: Tensor, decay: Tensor, start: Tensor) -> Tensor:
         with explicit_casts(inputs):
             outputs: Tensor = candidate.function(
                 decay.to(inputs.dtype), inputs, initial=start, reverse=reverse
             )
         return outputs
 
-    problem = Problem("linear_recurrence", (decay, inputs, initial), inputs.dtype, check.sizes)
+    problem = Problem("linear_recurrence", (inputs, decay, start), inputs.dtype, check.sizes)
     return run(problem, call, _IMPLEMENTATIONS, implementation)

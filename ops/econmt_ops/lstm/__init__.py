@@ -8,7 +8,7 @@ from torch import Tensor
 from econmt_ops.checks import Shapes, check_dropout
 from econmt_ops.precision import accumulate_dtype, compute_dtype, explicit_casts
 from econmt_ops.select import Candidate, Problem, implementations, run
-from econmt_ops.weights import LSTMState, LSTMWeights, tensors_of
+from econmt_ops.weights import LSTMState, LSTMWeights
 
 _IMPLEMENTATIONS = implementations(__name__, "lstm")
 _BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")
@@ -133,7 +133,9 @@ def lstm(
     dtype = compute_dtype(inputs)
     start = prepare_state(check, state, len(layers), inputs, dtype)
 
-    def call(candidate: Candidate) -> tuple[Tensor, LSTMState]:
+    def call(
+        candidate: Candidate, inputs: Tensor, layers: tuple[LSTMWeights, ...], start: LSTMState
+    ) -> tuple[Tensor, LSTMState]:
         with explicit_casts(inputs):
             result: tuple[Tensor, LSTMState] = candidate.function(
                 inputs.to(dtype),
@@ -150,9 +152,8 @@ def lstm(
             )
         return result
 
-    tensors = (inputs, *tensors_of(layers), *tensors_of(state))
     detail = f"layers={len(layers)} {'lengths' if lengths is not None else 'full'}"
-    problem = Problem("lstm", tensors, dtype, check.sizes, detail)
+    problem = Problem("lstm", (inputs, layers, start), dtype, check.sizes, detail)
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
 
 
@@ -199,7 +200,7 @@ def bidirectional_lstm(
     dtype = compute_dtype(inputs)
 
     def call(
-        candidate: Candidate,
+        candidate: Candidate, inputs: Tensor, forward: LSTMWeights, backward: LSTMWeights
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
         with explicit_casts(inputs):
             result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = candidate.function(
@@ -211,5 +212,5 @@ def bidirectional_lstm(
         return result
 
     detail = "lengths" if lengths is not None else "full"
-    problem = Problem("bidirectional_lstm", (inputs, *forward, *backward), dtype, check.sizes, detail)
+    problem = Problem("bidirectional_lstm", (inputs, forward, backward), dtype, check.sizes, detail)
     return run(problem, call, _BIDIRECTIONAL, implementation, stash=stash)

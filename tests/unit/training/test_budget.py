@@ -126,7 +126,7 @@ def test_without_a_budget_there_is_no_plan(make_run: MakeRun, monkeypatch: pytes
     trainer = run.trainer()
     assert trainer.budget.plan is None
     assert trainer.state.plan == {}
-    assert trainer.model.implementations == Implementations(lstm="recompute")
+    assert trainer.model.implementations == Implementations("recompute", "recompute", "recompute")
 
 
 def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:

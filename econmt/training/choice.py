@@ -1,0 +1,191 @@
+"""Which implementations a run uses where its recipe leaves them at auto: measured at its start, then kept.
+
+Implementations differ by rounding, so a run that goes on must use those that it began with: they are a part of its
+saved state. With a byte budget the plan chooses instead (`econmt.training.budget`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+
+import econmt_ops.select
+from econmt.model import Implementations, TranslationModel
+from econmt.recipe import Recipe, Training
+from econmt.training.devices import autocast
+from econmt_ops.measurements import Measurement, Record, decide
+
+OPS = {
+    "attentional_lstm": "attention",
+    "additive_attention": "attention",
+    "lstm": "lstm",
+    "bidirectional_lstm": "lstm",
+    "linear_cross_entropy": "output",
+}
+"""The key of a recipe's section ``ops`` that each op belongs to."""
+
+POSITIONS = 6
+"""Positions of the batch that is measured: a step of a long sentence takes as long as one of a short one."""
+
+SECONDS = 1.6
+"""What measuring may take; with the batch itself it stays under two seconds."""
+
+_RULE = Implementations("recompute", "recompute", "recompute", "gates")
+"""What auto means in training where nothing was measured."""
+
+_LEAST_OPERATIONS = 1e9
+"""Below this many operations in the measured batch there is nothing to gain: it takes milliseconds."""
+
+_FIRST_ID = 4
+
+
+class Shape(NamedTuple):
+    """Of a batch: rows, source positions, target positions."""
+
+    rows: int
+    source: int
+    target: int
+
+
+def is_worth_measuring(model: TranslationModel, shape: Shape) -> bool:
+    """Whether an update of this model takes long enough for a choice to matter."""
+    tables = {model.source_embedding.weight, model.target_embedding.weight} - {model.output_weight}
+    size = sum(parameter.numel() for parameter in model.parameters() if parameter not in tables)
+    positions = min(max(shape.source, shape.target), POSITIONS)
+    return 6.0 * size * shape.rows * positions >= _LEAST_OPERATIONS
+
+
+def measure(
+    model: TranslationModel,
+    shape: Shape,
+    device: torch.device,
+    precision: torch.dtype,
+    *,
+    seconds: float = SECONDS,
+    compiled: bool = False,
+    byte_limit: int | None = None,
+    remember: bool = True,
+) -> econmt_ops.select.Session:
+    """Times the candidates of every op that the model leaves at auto, on random ids of at most `POSITIONS` positions.
+
+    Args:
+        model: in training mode, with the implementations that the recipe names.
+        shape: of the batches that are most frequent.
+        device, precision: where and in which type products are computed.
+        seconds, compiled, byte_limit, remember: see `econmt_ops.select.measuring`.
+    """
+    source, target = min(shape.source, POSITIONS), min(shape.target, POSITIONS)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), autocast(device, precision):
+        ids = torch.randint(_FIRST_ID, max(_FIRST_ID + 1, model.source_size), (shape.rows, source))
+        words = torch.randint(_FIRST_ID, max(_FIRST_ID + 1, model.target_size), (shape.rows, target))
+        ids, words = ids.to(device), words.to(device)
+        lengths = torch.full((shape.rows,), source, device=device)
+        with econmt_ops.select.measuring(
+            seconds, byte_limit=byte_limit, compiled=compiled, remember=remember
+        ) as session:
+            model.loss(ids, lengths, words, words)
+    return session
+
+
+def settle(
+    given: Implementations,
+    measurements: Iterable[Measurement],
+    *,
+    updates: float = 0.0,
+    positions: float = 1.0,
+) -> Implementations:
+    """Names an implementation for everything that is left at auto.
+
+    Args:
+        given: the recipe's.
+        measurements: of the model's ops; where there are none the rule holds.
+        updates: how many the run will have at least: "compiled" must save more time in them than compiling takes.
+        positions: positions of an average batch by those of the measured one.
+    """
+    found = list(measurements)
+    chosen = {}
+    for field in ("attention", "lstm", "output"):
+        if getattr(given, field) == "auto":
+            mine = [measurement for measurement in found if OPS.get(measurement.op) == field]
+            chosen[field] = _fastest(mine, updates * positions) or getattr(_RULE, field)
+    # An implementation that is named keeps what it keeps by itself, and there is one level for all.
+    free = {given.attention, given.lstm} <= {"auto", "reference"}
+    stash = _RULE.stash if given.stash == "auto" and free else given.stash
+    return given._replace(**chosen, stash=stash)
+
+
+def _fastest(measurements: list[Measurement], times: float) -> str | None:
+    """The implementation that is fastest over all calls of an op's problems; None if nothing was measured.
+
+    Args:
+        measurements: of ops of one kind.
+        times: how often the measured calls will be repeated.
+    """
+    totals: dict[str, Record] = {}
+    for number, measurement in enumerate(measurements):
+        by_name = {label.partition("/")[0]: record for label, record in measurement.records.items()}
+        if number and not totals:
+            return None
+        totals = {
+            name: _sum(totals.get(name), record, measurement.calls)
+            for name, record in by_name.items()
+            if number == 0 or name in totals
+        }
+    if not totals:
+        return None
+    rule = measurements[0].rule.partition("/")[0]
+    if rule not in totals:
+        return None
+    compiled = totals.get("compiled")
+    if compiled is not None:
+        others = min(record.milliseconds for name, record in totals.items() if name != "compiled")
+        if (others - compiled.milliseconds) * 1e-3 * times <= compiled.first_seconds:
+            del totals["compiled"]
+    return decide(totals, rule)
+
+
+def _sum(total: Record | None, record: Record, calls: int) -> Record:
+    before = total or Record(0.0, 0.0, 0.0, 0, 0.0)
+    return Record(
+        before.milliseconds + calls * record.milliseconds,
+        before.low + calls * record.low,
+        before.high + calls * record.high,
+        before.bytes + calls * record.bytes,
+        before.first_seconds + record.first_seconds,
+    )
+
+
+def expected_updates(training: Training, batches_per_epoch: int, tokens_per_epoch: int) -> float:
+    """How many updates a run will have at least, as far as its recipe tells."""
+    an_epoch = batches_per_epoch / training.update_interval
+    limits = [float(training.max_updates or 0), (training.max_epochs or 0) * an_epoch]
+    limits.append((training.max_tokens or 0) / max(1, tokens_per_epoch) * an_epoch)
+    known = [limit for limit in limits if limit]
+    patience = training.early_stopping.max_num_checkpoint_not_improved
+    if patience is not None:
+        known.append(float(patience * training.checkpoint_interval))
+    return min(known, default=0.0)
+
+
+def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device) -> Implementations | None:
+    """The implementations that a run began with; None if it was on another kind of device, or none are saved.
+
+    Args:
+        recipe: whose named implementations go before the saved ones.
+        saved: what :func:`as_saved` made.
+        device: on which it goes on.
+    """
+    given = Implementations.of(recipe.ops)
+    if saved.get("device") != device.type or set(saved) != {"device", *Implementations._fields}:
+        return None
+    return given._replace(
+        **{field: saved[field] for field, name in given._asdict().items() if name == "auto"}
+    )
+
+
+def as_saved(implementations: Implementations, device: torch.device) -> dict[str, str]:
+    """What a state keeps of a choice."""
+    return {"device": device.type, **implementations._asdict()}

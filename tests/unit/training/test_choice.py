@@ -1,0 +1,184 @@
+"""Which implementations a run uses: measured or by the rule, kept when it goes on, and pinned by its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from econmt.model import Implementations, build_model
+from econmt.recipe import load_recipe
+from econmt.training import choice, run
+from econmt.training.choice import (
+    Shape,
+    as_saved,
+    expected_updates,
+    is_worth_measuring,
+    measure,
+    saved_choice,
+    settle,
+)
+from econmt_ops import select
+from econmt_ops.measurements import Measurement, Record
+from tests.unit.training.tiny import Run
+
+CPU = torch.device("cpu")
+AUTO = Implementations()
+RULE = Implementations("recompute", "recompute", "recompute", "gates")
+
+
+def measurement(op: str, calls: int = 1, first: float = 0.0, **milliseconds: float) -> Measurement:
+    level = "" if op == "linear_cross_entropy" else "/gates"
+    records = {
+        name + (level if name != "reference" else ""): Record(time, time, time, 0, first)
+        for name, time in milliseconds.items()
+    }
+    return Measurement(op, f"{op} {milliseconds}", "recompute" + level, records, calls)
+
+
+def test_nothing_measured_is_the_rule() -> None:
+    assert settle(AUTO, []) == RULE
+    assert settle(Implementations(output="reference"), []) == RULE._replace(output="reference")
+    assert settle(Implementations(stash="cells"), []) == RULE._replace(stash="cells")
+    # What is named keeps what it keeps by itself.
+    assert settle(Implementations(lstm="recompute"), []).stash == "auto"
+    assert settle(Implementations(lstm="reference"), []).stash == "gates"
+
+
+def test_each_kind_of_op_for_itself() -> None:
+    found = [
+        measurement("attentional_lstm", reference=1.0, recompute=2.0),
+        measurement("linear_cross_entropy", reference=2.0, recompute=1.0),
+        measurement("linear", reference=2.0, recompute=1.0),
+    ]
+    assert settle(AUTO, found) == Implementations("reference", "recompute", "recompute", "gates")
+    assert settle(Implementations(attention="recompute"), found).attention == "recompute"
+
+
+def test_all_calls_of_a_kind_count() -> None:
+    both = measurement("bidirectional_lstm", reference=1.0, recompute=2.0)
+    stack = measurement("lstm", reference=2.0, recompute=1.5)
+    assert settle(AUTO, [both, stack]).lstm == "reference"
+    assert settle(AUTO, [both, stack._replace(calls=3)]).lstm == "recompute"
+
+
+@pytest.mark.parametrize(("updates", "expected"), [(99.0, "recompute"), (101.0, "compiled")])
+def test_compiling_must_pay(updates: float, expected: str) -> None:
+    found = [measurement("attentional_lstm", first=20.0, reference=300.0, recompute=200.0, compiled=100.0)]
+    assert settle(AUTO, found, updates=updates, positions=2.0).attention == expected
+
+
+def test_a_run_is_as_long_as_its_first_limit() -> None:
+    def updates(*changes: str) -> float:
+        changes = ("training.early_stopping.max_num_checkpoint_not_improved=null", *changes)
+        return expected_updates(load_recipe("multi30k", changes).training, 100, 5000)
+
+    none = "training.max_updates=null"
+    assert updates("training.max_updates=30") == 30
+    assert updates(none, "training.max_epochs=2", "training.update_interval=4") == 50
+    assert updates(none, "training.max_epochs=2", "training.max_tokens=2500") == 50
+    assert updates(none, "training.max_seconds=5") == 0
+    patience = "training.early_stopping.max_num_checkpoint_not_improved=3"
+    assert updates(patience, "training.max_updates=9999", "training.checkpoint_interval=10") == 30
+
+
+def test_small_models_are_not_measured() -> None:
+    small = build_model(load_recipe("quickstart"), 97, 97)
+    with torch.device("meta"):
+        large = build_model(load_recipe("multi30k"), 8000, 8000)
+    assert not is_worth_measuring(small, Shape(4, 5, 5))
+    assert is_worth_measuring(large, Shape(64, 16, 16))
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Tiny models are measured too, each op is called once, and the reference is always the quickest."""
+    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(choice, "_LEAST_OPERATIONS", 0.0)
+    select.forget()
+    real = select.alternate
+
+    def quick(functions: Any, *_: Any, **__: Any) -> Any:
+        found = real(functions, 60.0, least=1, most=1, drop=False)
+        assert found is not None
+        return {
+            name: timing._replace(median=1.0 if name.startswith("reference") else 2.0)
+            for name, timing in found.items()
+        }
+
+    monkeypatch.setattr(select, "alternate", quick)
+    yield
+    select.forget()
+
+
+@pytest.mark.parametrize("input_feeding", [True, False])
+@pytest.mark.usefixtures("measured")
+def test_every_op_of_a_model_is_measured_with_gradients(input_feeding: bool) -> None:
+    changes = [f"model.decoder.input_feeding={str(input_feeding).lower()}", "model.encoder.layers=2"]
+    small = ["model.embedding=6", "model.encoder.size=8", "model.decoder.size=8", "model.attention.size=5"]
+    model = build_model(load_recipe("iwslt", [*changes, *small]), 19, 23).train()
+    before = torch.get_rng_state()
+    session = measure(model, Shape(3, 9, 2), CPU, torch.float32)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    keys = list(session.measurements)
+    assert all(key.endswith("backward") for key in keys)
+    assert {key.partition(" ")[0] for key in keys} == {
+        "bidirectional_lstm",
+        "lstm",
+        "linear_cross_entropy",
+        "attentional_lstm" if input_feeding else "additive_attention",
+    }
+    assert any("B=3" in key and "T=6" in key for key in keys)
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_run_is_measured_at_its_start_and_keeps_the_choice(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Run(text, tmp_path / "one", ("training.max_updates=2",))
+    one.train()
+    chosen = Implementations("reference", "reference", "reference", "gates")
+    assert "ops: attention reference, lstm reference, output reference, stash gates (measured in" in one.said()
+    assert "ops: attention reference" in one.folder.log.read_text()
+    # It goes on as it began, although the rule says otherwise now.
+    monkeypatch.setattr(run, "measure", None)
+    later = Run(text, tmp_path / "one", ("training.max_updates=4",))
+    trainer = later.trainer()
+    assert trainer.model.implementations == chosen
+    assert trainer.state.choices == as_saved(chosen, CPU)
+    # A recipe pins what it names.
+    pinned = Run(text, tmp_path / "one", ("training.max_updates=4", "ops.lstm=recompute"))
+    assert pinned.trainer().model.implementations == chosen._replace(lstm="recompute")
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_second_run_finds_what_the_first_has_measured(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Run(text, tmp_path / "one", ("training.max_updates=2",)).trainer()
+    monkeypatch.setattr(select, "alternate", None)
+    select.forget()
+    second = Run(text, tmp_path / "two", ("training.max_updates=2",))
+    assert second.trainer().model.implementations[:3] == ("reference",) * 3
+
+
+def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "measure", None)
+    tiny = Run(text, tmp_path / "tiny", ("training.max_updates=2",))
+    tiny.train()
+    assert "stash gates (by the rule: too small to measure)" in tiny.said()
+    named = Run(text, tmp_path / "named", ("ops={attention: reference, lstm: reference, output: reference}",))
+    assert named.trainer().model.implementations[:3] == ("reference",) * 3
+
+
+def test_a_choice_for_another_device_is_made_anew() -> None:
+    recipe = load_recipe("quickstart", ["ops.output=reference"])
+    saved = as_saved(RULE, CPU)
+    assert saved_choice(recipe, saved, CPU) == RULE._replace(output="reference")
+    assert saved_choice(recipe, saved, torch.device("cuda")) is None
+    assert saved_choice(recipe, {}, CPU) is None
+    assert saved_choice(recipe, {"device": "cpu"}, CPU) is None
