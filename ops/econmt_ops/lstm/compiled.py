@@ -1,4 +1,4 @@
-"""The recomputing LSTM with its inner steps compiled by torch.compile; see `econmt_ops.steps.compiled`."""
+"""The recomputing LSTM with its inner steps compiled by torch.compile; see `econmt_ops.lstm.cells`."""
 
 from __future__ import annotations
 

@@ -10,18 +10,21 @@ B batch, T steps, I input size, H hidden, K steps of a block. Inside, time comes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from econmt_ops import steps as step_functions
-from econmt_ops.blocks import add_outer, add_product, previous, reaches, scan_cells, split_blocks
+from econmt_ops.blocks import add_outer, reaches, scan_cells, split_blocks
 from econmt_ops.dropout import derive_seed
 from econmt_ops.dropout import dropout as drop_units
+from econmt_ops.lstm.cells import cells as cell_functions
+from econmt_ops.lstm.products import Product, add_rows
 from econmt_ops.lstm.reference import STEPWISE, closed_gates, last_outputs, layer_by_torch
+from econmt_ops.lstm.schedule import Schedule, default_schedule
 from econmt_ops.masking import padding_mask, reverse_rows
 from econmt_ops.precision import accumulate_dtype
 from econmt_ops.weights import LSTMState, LSTMWeights
@@ -30,7 +33,7 @@ _ARGUMENTS = (
     "Tensor inputs, Tensor[] weights, Tensor[] recurrents, Tensor[] biases, Tensor[] first_h, Tensor[] first_c, "
     "Tensor? lengths"
 )
-_OPTIONS = "bool[] reverse, str stash, bool compiled"
+_OPTIONS = "bool[] reverse, str stash, str schedule"
 """One entry of each list a direction: a layer reads forwards, backwards, or both ways into one output."""
 
 
@@ -50,7 +53,7 @@ class _Direction:
         padding: Tensor | None,
         reverse: bool,
         stash: str,
-        compiled: bool,
+        schedule: str,
     ) -> None:
         self.batch, self.steps, _ = inputs.shape
         self.hidden = weights.hidden.shape[1]
@@ -60,7 +63,8 @@ class _Direction:
         self.padding, self.reverse, self.stash = padding, reverse, stash
         self.accumulate = accumulate_dtype(inputs.dtype)
         self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
-        self.run = step_functions.steps(compiled)
+        self.schedule = Schedule.parse(schedule)
+        self.run = cell_functions(self.schedule.pointwise)
 
     def walk(self, sequence: Tensor, begin: int, end: int) -> Tensor:
         """What the walk meets of a sequence (T, B, .) in its steps begin to end."""
@@ -86,11 +90,26 @@ class _Direction:
         return inputs.masked_fill(padding.unsqueeze(2), 0.0), padding
 
     def products(self, inputs: Tensor, padding: Tensor | None) -> Tensor:
-        """The input's share of the gates (K, B, 4H); padded positions have their gates closed."""
-        products = functional.linear(inputs, self.weights.input, self.weights.bias)
+        """The input's share of the gates (K, B, 4H), a new tensor; padded positions have their gates closed."""
+        products = self.read_product(inputs)
         if padding is None:
             return products
         return torch.where(padding.unsqueeze(2), closed_gates(self.weights), products)
+
+    @functools.cached_property
+    def read_product(self) -> Product:
+        """x W^T + b."""
+        return Product(self.weights.input, self.weights.bias, self.schedule.weights)
+
+    @functools.cached_property
+    def recurrent_product(self) -> Product:
+        """h U^T."""
+        return Product(self.weights.hidden, None, self.schedule.weights)
+
+    @functools.cached_property
+    def to_h(self) -> Product:
+        """dz U."""
+        return Product(self.weights.hidden.t(), None, self.schedule.weights)
 
     def previous(self, outputs: Tensor, begin: int, end: int) -> Tensor:
         """h of the step before for the walk's steps begin to end, (K, B, H)."""
@@ -98,10 +117,17 @@ class _Direction:
             return self.walk(outputs, begin - 1, end - 1)
         return torch.cat([self.first_h.unsqueeze(0), self.walk(outputs, 0, end - 1)], 0)
 
-    def forward(self, outputs: Tensor, cells: Tensor, gates_stash: Tensor) -> tuple[Tensor, Tensor]:
-        """Walks, fills outputs (T, B, H) and the stashes, and returns the last h and c (B, H)."""
+    def forward(self, outputs: Tensor, cells: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Walks, fills outputs (T, B, H) and cells; returns the last h and c (B, H), and the gates if they are kept.
+
+        The gates (T, B, 4H) are those before their nonlinearities, in the order of the walk.
+        """
         h, c = self.first_h, self.first_c
-        keep, every_cell = len(cells) > 0, len(cells) > 0 and reaches(self.stash, "cells")
+        every_cell = keep and reaches(self.stash, "cells")
+        if keep and reaches(self.stash, "gates"):
+            inputs, padding = self.read(0, self.steps)
+            gates = self.products(inputs, padding)
+            return (*self._walk_cells(gates, 0, h, c, outputs, cells), gates)
         # torch's own LSTM is the fastest forward pass, but keeps c in the type of the inputs and tells only the last.
         by_torch = h.dtype not in STEPWISE and not every_cell
         for number, (begin, end) in enumerate(self.blocks):
@@ -113,15 +139,21 @@ class _Direction:
                 made, h, c = layer_by_torch(inputs.transpose(0, 1), self.weights, h, c, mask)
                 self.put(outputs, begin, end, made.transpose(0, 1))
                 continue
-            products = self.products(inputs, padding)
-            for step, product in enumerate(products.unbind(0), start=begin):
-                gates = torch.addmm(product, h, self.weights.hidden.t())
-                h, c = self.run.cell_forward(gates, c)
-                self.put(outputs, step, step + 1, h.unsqueeze(0))
-                if every_cell:
-                    cells[step] = c
-                if len(gates_stash):
-                    gates_stash[step] = step_functions.activate(gates, self.accumulate)
+            kept = cells if every_cell else None
+            h, c = self._walk_cells(self.products(inputs, padding), begin, h, c, outputs, kept)
+        return h, c, None
+
+    def _walk_cells(
+        self, gates: Tensor, begin: int, h: Tensor, c: Tensor, outputs: Tensor, cells: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Walks from step ``begin`` on; ``gates`` (K, B, 4H), the input's share, becomes the sum."""
+        spare = (torch.empty_like(c), torch.empty_like(c))
+        for step, total in enumerate(gates.unbind(0), start=begin):
+            after = spare[step % 2] if cells is None else cells[step]
+            recurrent = self.recurrent_product(h)
+            h = outputs[self.steps - 1 - step if self.reverse else step]
+            self.run.forward(total, recurrent, c, h, after)
+            c = after
         return h, c
 
     def backward(
@@ -131,47 +163,73 @@ class _Direction:
         dc: Tensor,
         outputs: Tensor,
         cells: Tensor,
-        gates_stash: Tensor,
+        gates: Tensor | None,
         dinputs: Tensor,
+        add: bool,
     ) -> list[Tensor]:
-        """Walks back, adds to dinputs (T, B, I), and returns the gradients of weights and first state."""
-        weights, dtype = self.weights, outputs.dtype
-        dweight, drecurrent, dbias = (torch.zeros_like(part, dtype=self.accumulate) for part in weights)
-        for number, (begin, end) in reversed(list(enumerate(self.blocks))):
+        """Walks back, puts dinputs (T, B, I) or adds to it, and returns the gradients of weights and first state."""
+        weights = self.weights
+        to_inputs = Product(weights.input.t(), None, self.schedule.weights)
+        found = [torch.zeros_like(part, dtype=self.accumulate) for part in weights]
+        # Whoever keeps all gates has room for all their gradients too: the products after the loop are then larger.
+        outer = self.blocks if gates is None else [(0, self.steps)]
+        for begin, end in reversed(outer):
             inputs, padding = self.read(begin, end)
             before = self.previous(outputs, begin, end)
-            if len(gates_stash):
-                gates = gates_stash[begin:end]
+            if gates is None:
+                total = self.products(inputs, padding)
+                total += self.recurrent_product(before)
+                dgates = total
             else:
-                products = add_product(self.products(inputs, padding), before, weights.hidden)
-                gates = step_functions.activate(products, self.accumulate)
-            if reaches(self.stash, "cells"):
-                states = torch.cat([previous(cells, self.first_c, begin, begin + 1), cells[begin:end]], 0)
-            else:
-                states = scan_cells(gates, cells[number])
-            dz = gates.new_empty(gates.shape, dtype=dtype)
+                total, dgates = gates, torch.empty_like(gates)
             incoming = None if doutputs is None else self.walk(doutputs, begin, end)
-            for step in reversed(range(end - begin)):
-                total = dh if incoming is None else dh + incoming[step]
-                dgates, dc = self.run.cell_backward(
-                    gates[step], states[step], states[step + 1], total.to(self.accumulate), dc
-                )
-                dz[step] = dgates
-                dh = torch.mm(dz[step], weights.hidden)
-            add_outer(dweight, dz, inputs)
-            add_outer(drecurrent, dz, before)
-            dbias += dz.sum((0, 1), dtype=self.accumulate)
-            self.put(dinputs, begin, end, dz @ weights.input, add=True)
-        return [dweight, drecurrent, dbias, dh, dc]
+            for number, (first, last) in reversed(list(enumerate(self.blocks))):
+                if begin <= first < end:
+                    part = slice(first - begin, last - begin)
+                    activated = step_functions.activate(total[part], self.accumulate)
+                    states = self._states(cells, number, activated)
+                    block = None if incoming is None else incoming[part]
+                    dh, dc = self._walk_back(activated, states, block, dh, dc, dgates[part])
+            add_outer(found[0], dgates, inputs)
+            add_outer(found[1], dgates, before)
+            found[2] += add_rows(dgates)
+            self.put(dinputs, begin, end, to_inputs(dgates), add)
+        return [*found, dh, dc]
+
+    def _states(self, cells: Tensor, number: int, activated: Tensor) -> Sequence[Tensor]:
+        """c before a block of steps and after each of them, from what is kept."""
+        begin, end = self.blocks[number]
+        if not reaches(self.stash, "cells"):
+            return scan_cells(activated, cells[number]).unbind(0)
+        return (cells[begin - 1] if begin > 0 else self.first_c, *cells[begin:end].unbind(0))
+
+    def _walk_back(
+        self,
+        activated: Tensor,
+        states: Sequence[Tensor],
+        incoming: Tensor | None,
+        dh: Tensor,
+        dc: Tensor,
+        dgates: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Walks back through a block whose gates (K, B, 4H) are given, and writes their gradients."""
+        nothing = torch.zeros_like(dh)
+        for step in reversed(range(len(activated))):
+            given = nothing if incoming is None else incoming[step]
+            dc = self.run.backward(
+                activated[step], states[step], states[step + 1], given, dh, dc, dgates[step]
+            )
+            dh = self.to_h(dgates[step])
+        return dh, dc
 
 
 def _directions(call: tuple[Any, ...]) -> list[_Direction]:
-    inputs, weights, recurrents, biases, first_h, first_c, lengths, reverse, stash, compiled = call
+    inputs, weights, recurrents, biases, first_h, first_c, lengths, reverse, stash, schedule = call
     padding = None
     if lengths is not None:
         padding = padding_mask(lengths, inputs.shape[1], inputs.device).t().contiguous()
     return [
-        _Direction(inputs, LSTMWeights(*parts), h, c, padding, backwards, stash, compiled)
+        _Direction(inputs, LSTMWeights(*parts), h, c, padding, backwards, stash, schedule)
         for *parts, h, c, backwards in zip(
             weights, recurrents, biases, first_h, first_c, reverse, strict=True
         )
@@ -189,7 +247,7 @@ def _empty_result(
     return (
         inputs.new_empty(steps, batch, directions * hidden),
         inputs.new_empty(directions, cells, batch, hidden, dtype=accumulate),
-        inputs.new_empty(directions, gates, batch, 4 * hidden, dtype=accumulate),
+        inputs.new_empty(directions, gates, batch, 4 * hidden),
         inputs.new_empty(directions, batch, hidden),
         inputs.new_empty(directions, batch, hidden, dtype=accumulate),
     )
@@ -205,11 +263,19 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     directions = _directions(tuple(call))
     result = _empty_result(arguments[0], directions[0].hidden, len(directions), directions[0].stash, keep)
     outputs, cells, gates, last_h, last_c = result
+    kept = []
     for number, (direction, part) in enumerate(
         zip(directions, outputs.chunk(len(directions), 2), strict=True)
     ):
-        last_h[number], last_c[number] = direction.forward(part, cells[number], gates[number])
-    return result
+        last_h[number], last_c[number], made = direction.forward(part, cells[number], keep)
+        kept += [] if made is None else [made]
+    return (
+        outputs,
+        cells,
+        torch.stack(kept) if len(kept) > 1 else kept[0].unsqueeze(0) if kept else gates,
+        last_h,
+        last_c,
+    )
 
 
 @_forward.register_fake
@@ -234,7 +300,7 @@ def _backward(
     *call: Any,
 ) -> list[Tensor]:
     directions, dtype = _directions(call), outputs.dtype
-    dinputs = torch.zeros_like(directions[0].inputs, memory_format=torch.contiguous_format)
+    dinputs = torch.empty_like(directions[0].inputs, memory_format=torch.contiguous_format)
     found = []
     for number, direction in enumerate(directions):
         part = slice(number * direction.hidden, (number + 1) * direction.hidden)
@@ -245,26 +311,22 @@ def _backward(
                 torch.zeros_like(direction.first_c) if dlast_c is None else dlast_c[number],
                 outputs[..., part],
                 cells[number],
-                gates[number],
+                gates[number] if gates.shape[1] else None,
                 dinputs,
+                add=number > 0,
             )
         )
     # In the order of the operator's arguments: lists of weights, recurrents, biases and first h, then of first c.
     lists = [[gradients[kind] for gradients in found] for kind in range(5)]
-    flat = [dinputs.transpose(0, 1), *(gradient for kind in lists[:4] for gradient in kind)]
-    return [
-        *(gradient.to(dtype, copy=True).contiguous() for gradient in flat),
-        *(gradient.clone() for gradient in lists[4]),
-    ]
+    return [dinputs, *(gradient.to(dtype) for kind in lists[:4] for gradient in kind), *lists[4]]
 
 
 @_backward.register_fake
 def _(*arguments: Any) -> list[Tensor]:
     inputs, *lists = arguments[6:12]
-    return [
-        torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        for tensor in (inputs, *(part for parts in lists for part in parts))
-    ]
+    dinputs = inputs.new_empty(inputs.shape[1], inputs.shape[0], inputs.shape[2])
+    flat = [part for parts in lists for part in parts]
+    return [dinputs, *(torch.empty_like(part, memory_format=torch.contiguous_format) for part in flat)]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -283,7 +345,7 @@ def _differentiate(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
     )
     dinputs, *flat = gradients
     lists = [flat[begin : begin + count] for begin in range(0, 5 * count, count)]
-    return (dinputs, *lists, *(None for _ in range(5)))
+    return (dinputs.transpose(0, 1), *lists, *(None for _ in range(5)))
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
@@ -296,7 +358,7 @@ def run_layer(
     lengths: Tensor | None,
     reverse: Sequence[bool],
     stash: str,
-    compiled: bool,
+    schedule: Schedule,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One layer in D directions: outputs (B, T, D H), h and c (D, B, H) after each walk's last step.
 
@@ -308,7 +370,9 @@ def run_layer(
     keep = torch.is_grad_enabled() and any(
         tensor.requires_grad for tensor in (inputs, *(part for parts in lists for part in parts))
     )
-    outputs, _, _, last_h, last_c = _forward(inputs, *lists, lengths, list(reverse), stash, compiled, keep)
+    outputs, _, _, last_h, last_c = _forward(
+        inputs, *lists, lengths, list(reverse), stash, schedule.text, keep
+    )
     return outputs.transpose(0, 1), last_h, last_c
 
 
@@ -326,8 +390,10 @@ def lstm(
     from_zero: bool = False,
     stash: str = "outputs",
     compiled: bool = False,
+    schedule: Schedule | None = None,
 ) -> tuple[Tensor, LSTMState]:
     """See `econmt_ops.lstm`; all arguments are given, checked and cast. ``from_zero``: all of ``state`` is zero."""
+    schedule = schedule or default_schedule(compiled)
     # Rows are turned round only where a first state has to pass the padding before it.
     turn = reverse and lengths is not None and not from_zero
     outputs = reverse_rows(inputs, lengths) if turn else inputs
@@ -341,7 +407,7 @@ def lstm(
             read = drop_units(read, dropout, derive_seed(dropout_seed, number), variational)
             read = reverse_rows(read, lengths) if turn else read
         walks = [reverse and not turn]
-        outputs, last_h, last_c = run_layer(read, [layer], [(h, c)], lengths, walks, stash, compiled)
+        outputs, last_h, last_c = run_layer(read, [layer], [(h, c)], lengths, walks, stash, schedule)
         forward = lengths is not None and not walks[0]
         last.append(
             (last_outputs(outputs, h, lengths) if forward and lengths is not None else last_h[0], last_c[0])
@@ -359,13 +425,15 @@ def bidirectional_lstm(
     lengths: Tensor | None,
     stash: str = "outputs",
     compiled: bool = False,
+    schedule: Schedule | None = None,
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
     """See `econmt_ops.bidirectional_lstm`; all arguments are checked and cast."""
+    schedule = schedule or default_schedule(compiled)
     hidden = forward.hidden.shape[1]
     h = inputs.new_zeros(inputs.shape[0], hidden)
     zero = (h, h.to(accumulate_dtype(h.dtype)))
     outputs, last_h, last_c = run_layer(
-        inputs, [forward, backward], [zero, zero], lengths, [False, True], stash, compiled
+        inputs, [forward, backward], [zero, zero], lengths, [False, True], stash, schedule
     )
     ahead = last_h[0] if lengths is None else last_outputs(outputs[..., :hidden], h, lengths)
     return outputs, ((ahead, last_c[0]), (last_h[1], last_c[1]))

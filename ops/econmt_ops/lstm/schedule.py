@@ -1,0 +1,53 @@
+"""The schedule of a stack of LSTM layers: how its products and pointwise passes are made, and in what order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from econmt_ops.lstm.products import LAYOUTS
+
+POINTWISE = ("in-place", "compiled")
+ORDERS = ("layers", "wavefront")
+
+
+class Schedule(NamedTuple):
+    """How the recomputing LSTM goes through its cells; the result does not depend on it.
+
+    The four gates of a cell are always one product, the input's products of all steps of a layer are one, and the
+    gradients of the weights wait for large products after the loop: nothing was faster without these.
+
+    Attributes:
+        pointwise: what is not a product: "in-place", or "compiled" into one pass by torch.compile.
+        weights: how the weights of the small products lie in memory: "row" as they are, "transposed", or "packed"
+            into the blocks that oneDNN reads; see `econmt_ops.lstm.products`.
+        order: "layers", one after the other, or "wavefront": the cells (layer l, step t) with equal l + t together, in
+            one batched product.
+    """
+
+    pointwise: str = "in-place"
+    weights: str = "packed"
+    order: str = "layers"
+
+    @property
+    def text(self) -> str:
+        """The schedule as one word for an operator's argument."""
+        return "/".join(self)
+
+    @staticmethod
+    def parse(text: str) -> Schedule:
+        """The schedule that `text` names.
+
+        Raises:
+            ValueError: it does not.
+        """
+        parts = text.split("/")
+        known = (POINTWISE, LAYOUTS, ORDERS)
+        if len(parts) != 3 or any(part not in names for part, names in zip(parts, known, strict=True)):
+            choices = "/".join("|".join(names) for names in known)
+            raise ValueError(f"lstm: unknown schedule {text!r}; it must be {choices}")
+        return Schedule(*parts)
+
+
+def default_schedule(compiled: bool) -> Schedule:
+    """The best schedule found, with or without torch.compile."""
+    return Schedule(pointwise="compiled" if compiled else "in-place")
