@@ -1,0 +1,147 @@
+"""Writes the token files that all toolkits read, from the store that econmt prepares of Multi30k.
+
+Example:
+python -m scripts.compare.make_data --data-dir corpora --output compare/data
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from econmt.data.corpus import search_path
+from econmt.data.store import open_prepared, prepare
+from econmt.data.subwords import Vocabulary
+from econmt.data.token_store import TokenStore
+from econmt.recipe import parse_recipe
+
+from .toolkit import SOURCE, TARGET
+
+SUBWORDS = 8000
+TEST_SENTENCES = 200
+VALID_SENTENCES = 64
+"""Few: some toolkits save a model only after validation, which is not measured."""
+DONE = "counts.json"
+SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+RECIPE = f"""
+name: compare
+output: compare
+data:
+  source: {SOURCE}
+  target: {TARGET}
+  train: [multi30k/train]
+  valid: multi30k/valid
+  test: multi30k/test_2016_flickr
+  subwords: {{type: bpe, size: {SUBWORDS}, joint: false}}
+  max_length: 80
+training: {{max_updates: 1}}
+"""
+
+
+def visible(piece: str) -> str:
+    """A piece without white space: a no-break space becomes ``<U+00A0>``, for tools split lines at any of them."""
+    return "".join(f"<U+{ord(letter):04X}>" if letter.isspace() else letter for letter in piece)
+
+
+def piece_line(pieces: Sequence[str]) -> str:
+    """One sentence as toolkits that split at white space read it.
+
+    Raises:
+        ValueError: a piece is a special symbol, which the toolkits would not take for text.
+    """
+    for piece in pieces:
+        if piece in SPECIAL:
+            raise ValueError(f"the text has {piece}, which cannot stand in the token files")
+    return " ".join(map(visible, pieces))
+
+
+def vocabulary_files(pieces: Sequence[str], counts: Counter[str]) -> dict[str, str]:
+    """The same pieces in each toolkit's own format, by the end of the file's name.
+
+    Args:
+        pieces: all pieces but special symbols, in the order of their ids.
+        counts: how often each occurs in the training text.
+    """
+    ranked = sorted(map(visible, pieces), key=lambda piece: -counts[piece])
+    return {
+        "joeynmt.txt": "".join(f"{piece}\n" for piece in ranked),
+        "opennmt.txt": "".join(f"{piece}\t{counts[piece]}\n" for piece in ranked),
+        "fairseq.txt": "".join(f"{piece} {counts[piece]}\n" for piece in ranked),
+        "sockeye.json": json.dumps(
+            {piece: number for number, piece in enumerate([*SPECIAL, *ranked])}, ensure_ascii=False, indent=1
+        ),
+    }
+
+
+def sentences(
+    store: TokenStore, vocabularies: Sequence[Vocabulary], limit: int | None
+) -> list[tuple[str, str]]:
+    """Both sides of the first ``limit`` pairs as lines of pieces."""
+    count = len(store) if limit is None else min(limit, len(store))
+    pairs = [store.pair(number) for number in range(count)]
+    return [
+        (
+            piece_line(vocabularies[0].tokens(source.tolist())),
+            piece_line(vocabularies[1].tokens(target.tolist())),
+        )
+        for source, target in pairs
+    ]
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def make_data(folder: Path, data_dir: Path | None) -> dict[str, int]:
+    """Write token files, vocabularies and the raw test text into ``folder`` unless they are there.
+
+    Returns:
+        Pairs and target tokens, ``</s>`` counted, of each split.
+    """
+    done = folder / DONE
+    if done.is_file():
+        counts: dict[str, int] = json.loads(done.read_text(encoding="utf-8"))
+        return counts
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe = parse_recipe(RECIPE, "the comparison's recipe")
+    prepare(recipe, folder / "store", search_path(None, data_dir), show_progress=False)
+    prepared = open_prepared(folder / "store")
+    sides = (SOURCE, TARGET)
+    counts = {}
+    assert prepared.test is not None
+    for split, store, limit in (
+        ("train", prepared.train, None),
+        ("valid", prepared.valid, VALID_SENTENCES),
+        ("test", prepared.test, TEST_SENTENCES),
+    ):
+        pairs = sentences(store, prepared.vocabularies, limit)
+        for side, lines in zip(sides, zip(*pairs, strict=True), strict=True):
+            write_lines(folder / f"{split}.{side}", lines)
+        counts[f"{split}_pairs"] = len(pairs)
+        counts[f"{split}_target_tokens"] = sum(len(target.split()) + 1 for _, target in pairs)
+    for side, vocabulary in zip(sides, prepared.vocabularies, strict=True):
+        words = (folder / f"train.{side}").read_text(encoding="utf-8").split()
+        pieces = vocabulary.tokens(range(4, vocabulary.size))
+        for name, content in vocabulary_files(pieces, Counter(words)).items():
+            (folder / f"vocabulary.{side}.{name}").write_text(content, encoding="utf-8")
+    write_lines(folder / f"test.raw.{SOURCE}", prepared.test_source[:TEST_SENTENCES])
+    write_lines(folder / f"test.raw.{TARGET}", prepared.test_target[:TEST_SENTENCES])
+    done.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
+    return counts
+
+
+def main() -> None:
+    """Write what the command line names."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data-dir", type=Path, help="folder with multi30k/")
+    parser.add_argument("--output", type=Path, default=Path("compare/data"))
+    options = parser.parse_args()
+    for name, count in make_data(options.output, options.data_dir).items():
+        print(f"{name}\t{count}")
+
+
+if __name__ == "__main__":
+    main()

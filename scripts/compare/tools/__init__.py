@@ -1,0 +1,21 @@
+"""The compared toolkits, by the names that ``--only`` takes, in the order of the table."""
+
+from __future__ import annotations
+
+from ..toolkit import Toolkit
+from .econmt import Econmt, EconmtFloat32
+from .fairseq import Fairseq
+from .joeynmt import JoeyNMT
+from .opennmt import OpenNMT
+from .plain import Plain
+from .sockeye import Sockeye
+
+TOOLKITS: dict[str, type[Toolkit]] = {
+    "econmt": Econmt,
+    "econmt-float32": EconmtFloat32,
+    "plain": Plain,
+    "fairseq": Fairseq,
+    "opennmt": OpenNMT,
+    "joeynmt": JoeyNMT,
+    "sockeye": Sockeye,
+}

@@ -1,0 +1,56 @@
+"""Plain PyTorch, written for this comparison; see ``launchers/plain.py``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from pathlib import Path
+
+from ..measure import Reading
+from ..toolkit import LAUNCHERS, LOG_EVERY, Command, Places, Toolkit
+
+_TRAIN = re.compile(r"update (\d+) loss .* ([\d.]+) target tokens/s")
+_TRANSLATED = re.compile(r"translated in ([\d.]+) s")
+
+
+class Plain(Toolkit):
+    """Runs in econmt's own environment: the same torch."""
+
+    name = "plain PyTorch loop"
+    package = "torch"
+    differs = "our own 200 lines, with buckets, packed encoder, combined gates, fused Adam"
+
+    @property
+    def requirements(self) -> Path | None:
+        """None: it needs nothing that econmt does not need."""
+        return None
+
+    def version(self) -> str:
+        """torch's."""
+        return f"torch {importlib.metadata.version('torch')}"
+
+    def prepare(self, places: Places) -> list[Command]:  # noqa: ARG002
+        """Nothing: it reads the token files."""
+        return []
+
+    def _command(self, places: Places, verb: str, *arguments: object) -> Command:
+        words = [str(places.interpreter), str(LAUNCHERS / "plain.py"), verb, str(places.data)]
+        return Command([*words, *map(str, arguments)])
+
+    def train(self, places: Places, model: Path, updates: int) -> Command:
+        """The model is saved at the end."""
+        return self._command(places, "train", model, updates, LOG_EVERY)
+
+    def translate(self, places: Places, model: Path, output: Path) -> Command:
+        """Batches of 64, sorted by length."""
+        return self._command(places, "translate", model, output)
+
+    def reading(self, line: str) -> Reading | None:
+        """Target tokens without padding since the last line, ``</s>`` counted."""
+        found = _TRAIN.search(line)
+        return Reading(int(found[1]), float(found[2])) if found else None
+
+    def translation_seconds(self, line: str) -> float | None:
+        """Search and writing, without start-up."""
+        found = _TRANSLATED.search(line)
+        return float(found[1]) if found else None
