@@ -131,6 +131,7 @@ def measure_case(case: Case, variants: list[Variant], device: torch.device, cloc
                 ledger, *found = steps.ledger(variant, steps.largest)
                 agree(variant.name, found, wanted, TOLERANCE[variant.precision])
                 row |= {"stash_bytes": ledger.stashed, "peak_bytes": ledger.peak, "flops": ledger.flops}
+                row["stash_bytes_by_layer"] = dict(ledger.stash)
         except torch.cuda.OutOfMemoryError:
             row["failure"] = "out of memory"
         steps.forget()

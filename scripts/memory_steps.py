@@ -87,10 +87,8 @@ def step_variants() -> list[Variant]:
         for stash in ("gates", "outputs"):
             everything = Implementations("compiled", "compiled", "compiled", stash)
             rows.append(Variant(f"all, {stash}, compiled", everything))
-    rows.append(Variant("reference", REFERENCE, torch.bfloat16))
-    best = [row for row in rows if row.name.startswith(("all, gates", "all, outputs", "attention and"))]
-    compiled = [row for row in best if "compiled" in row.name]
-    return rows + [row._replace(precision=torch.bfloat16) for row in compiled or best]
+    best = ("reference", "all, outputs", "attention and output, compiled", "all, gates, compiled")
+    return rows + [row._replace(precision=torch.bfloat16) for row in rows if row.name in best]
 
 
 def checkpoint_variants() -> list[Variant]:
