@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,10 +16,11 @@ from torch.utils._pytree import tree_leaves
 
 import econmt_ops
 from econmt_ops import blocks
+from econmt_ops.attentional_lstm import recompute as attentional_module
 from econmt_ops.dropout import apply_dropout, dropout, keep_mask
 from econmt_ops.linear_cross_entropy import recompute as loss_module
 from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights
-from tests.ops.helpers import Make, assert_close, values_and_gradients
+from tests.ops.helpers import Make, assert_close, padded_part, poisoned, values_and_gradients
 
 
 @pytest.fixture
@@ -26,6 +28,12 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workspaces so small that every sequence is cut into blocks, and the loss into chunks of few rows."""
     monkeypatch.setattr(blocks, "_BLOCK_BYTES", 3 * 2 * 4 * 7 * 8)
     monkeypatch.setattr(loss_module, "CHUNK_BYTES", 2 * 11 * 8)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A workspace of attention that holds the source positions of two rows."""
+    monkeypatch.setattr(blocks, "_PART_BYTES", 2 * 4 * 9 * 8)
 
 
 @pytest.fixture
@@ -325,3 +333,112 @@ def test_unknown_stash_level() -> None:
     arguments = lstm_arguments(Make("cpu"))
     with pytest.raises(ValueError, match="lstm: unknown stash level 'all'; available: auto, outputs"):
         econmt_ops.lstm(**arguments, stash="all")
+
+
+@pytest.mark.usefixtures("small_blocks", "poisoned_memory", "small_parts")
+@pytest.mark.parametrize("additive", [True, False], ids=["additive", "dot"])
+@pytest.mark.parametrize("stash", blocks.STASHES)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_padding_may_hold_anything(additive: bool, stash: str, poison: float) -> None:
+    """Gradients of every argument are those of the reference with zeros there; padded positions get zero."""
+    make, lengths = Make("cpu"), torch.tensor([4, 1, 2])
+    arguments = attentional_arguments(make)
+    if not additive:
+        arguments["weights"] = arguments["weights"]._replace(score=None)
+    clean = {
+        **arguments,
+        "keys": poisoned(arguments["keys"], lengths, 0.0),
+        "values": poisoned(arguments["values"], lengths, 0.0),
+    }
+    dirty = {
+        **arguments,
+        "keys": poisoned(arguments["keys"], lengths, poison),
+        "values": poisoned(arguments["values"], lengths, -poison),
+    }
+
+    def run(implementation: str, **options: Any) -> Callable[..., Any]:
+        return lambda **tensors: econmt_ops.attentional_lstm(
+            **tensors, lengths=lengths, implementation=implementation, **options
+        )
+
+    values, gradients = values_and_gradients(run("reference"), clean)
+    other_values, other_gradients = values_and_gradients(run("recompute", stash=stash), dirty)
+    assert_close(other_values, values, 1e-10)
+    assert_close(other_gradients, gradients, 1e-10)
+    for gradient in other_gradients[1:3]:
+        assert padded_part(gradient, lengths).eq(0).all()
+
+
+class Alive(TorchDispatchMode):
+    """Follows the bytes of the tensors that are made inside of it and still alive, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        own = {x.untyped_storage()._cdata for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                if storage._cdata not in own and storage._cdata not in self._known:
+                    self._known.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        return result
+
+    def _freed(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def test_decoder_backward_makes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its peak there are the gradients, one of each, and the workspaces: no copies of keys, values or sums."""
+    batch, steps, size, positions = 8, 24, 32, 40
+    monkeypatch.setattr(blocks, "_BLOCK_BYTES", 2 * batch * 4 * size * 4)
+    monkeypatch.setattr(blocks, "_PART_BYTES", positions * size * 4)
+    make = Make("cpu", torch.float32)
+    weights = AttentionalLSTMWeights(
+        make.layers(2 * size, size, 2), make(size, size), make(size), make(size, 2 * size), make(size)
+    )
+    arguments = {
+        "inputs": make(batch, steps, size),
+        "keys": make(batch, positions, size),
+        "values": make(batch, positions, size),
+        "weights": weights,
+    }
+    leaves = [leaf.requires_grad_() for leaf in tree_leaves(arguments)]
+    lengths = torch.full((batch,), positions)
+    calls = recorded_calls(
+        lambda: econmt_ops.attentional_lstm(**arguments, lengths=lengths, implementation="recompute")[
+            0
+        ].backward(torch.ones(batch, steps, size)),
+        {"econmt_ops::attentional_lstm_backward"},
+    )
+    (call,) = calls.values()
+    with torch.no_grad(), Alive() as alive:
+        results = attentional_module._backward._init_fn(*call)
+    made = sum(result.numel() * 4 for result in results)
+    assert made == sum(leaf.numel() * 4 for leaf in leaves) + 5 * batch * size * 4
+    # Of a block of two steps: gates, cells and what the products after the loop read, in units of B H values.
+    assert alive.peak < made + 50 * batch * size * 4 + 4 * positions * size * 4
+    assert positions * size * batch * 4 == 40 * batch * size * 4  # the size of one more copy of the keys
+
+
+def test_loss_makes_a_chunk_of_logits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the gradients and one chunk's logits nothing of the size of a chunk exists."""
+    chunk, vocabulary = 64, 500
+    monkeypatch.setattr(loss_module, "CHUNK_BYTES", chunk * vocabulary * 4)
+    hidden, weight, targets = (
+        torch.randn(256, 4),
+        torch.randn(vocabulary, 4),
+        torch.randint(vocabulary, (256,)),
+    )
+    with Alive() as alive:
+        loss_module._forward._init_fn(hidden, weight, targets, None, 0.1, -100, False, "sum", True)
+    assert alive.peak < 1.5 * chunk * vocabulary * 4

@@ -100,6 +100,8 @@ def _forward(
         if sums is not None:
             gradient = run.logit_gradient(logits, total, wanted, smoothing)
             sums.add(rows, part, weight, gradient if counts is None else gradient.mul_(counts))
+            del gradient
+        del logits  # or the next chunk's would be made beside them
     count = (targets != ignore_index).sum().to(accumulate)
     if reduction == "none":
         loss = losses
@@ -162,6 +164,7 @@ def _backward_by_row(
         gradient = run.logit_gradient(logits, total, wanted, smoothing)
         gradient *= dlosses[rows].unsqueeze(1)
         sums.add(rows, part, weight, gradient if counts is None else gradient.mul_(counts))
+        del logits, gradient  # or the next chunk's would be made beside them
     return sums.results(hidden)
 
 
