@@ -42,6 +42,7 @@ from memory_steps import (
     now,
     positions_of,
     recipe_of,
+    resident_peak,
     spread,
     step_variants,
     take_turns,
@@ -132,6 +133,7 @@ def measure_case(case: Case, variants: list[Variant], device: torch.device, cloc
                 agree(variant.name, found, wanted, TOLERANCE[variant.precision])
                 row |= {"stash_bytes": ledger.stashed, "peak_bytes": ledger.peak, "flops": ledger.flops}
                 row["stash_bytes_by_layer"] = dict(ledger.stash)
+                row["process_bytes"] = resident_peak(partial(steps.run, variant, steps.largest))
         except torch.cuda.OutOfMemoryError:
             row["failure"] = "out of memory"
         steps.forget()
@@ -310,6 +312,7 @@ def show_steps(found: dict[str, Any]) -> None:
         "less": lambda row: ratio(first["stash_bytes"], row["stash_bytes"]),
         "peak": lambda row: format_bytes(row["peak_bytes"]),
         "less ": lambda row: ratio(first["peak_bytes"], row["peak_bytes"]),
+        "process": lambda row: format_bytes(row["process_bytes"] or 0),
         "tokens/s": lambda row: f"{row['tokens_per_second']:,.0f}",
         **TIMES,
     }
