@@ -77,12 +77,15 @@ def read(folder: Path, batches: int, seeks: int) -> dict[str, object]:
     result["memory_after_import_torch"] = memory()
 
     from econmt.data.batches import BatchIterator
+    from econmt.data.shapes import Derived
     from econmt.data.token_store import TokenStore
+    from econmt.data.work import Work
     from econmt.recipe import BatchSize
 
+    rule = Derived(12, Work(2, 9, 0))
     began = time.perf_counter()
     store = TokenStore(folder, "train", json.loads((folder / "description.json").read_text(encoding="utf-8")))
-    iterator = BatchIterator(store, BatchSize(type="sentence", size=128), 8, 1, max_length=MAX_LENGTH)
+    iterator = BatchIterator(store, BatchSize(type="sentence", size=128), rule, 1, max_length=MAX_LENGTH)
     next(iterator)
     result["start_seconds"] = round(time.perf_counter() - began, 2)
     result["memory_after_start"] = memory()
@@ -91,7 +94,7 @@ def read(folder: Path, batches: int, seeks: int) -> dict[str, object]:
     wanted = min(batches or iterator.batches_per_epoch, iterator.batches_per_epoch) - 1
     began, real, padded = time.perf_counter(), 0, 0
     for _ in range(wanted):
-        batch = next(iterator)
+        batch = next(iterator).trimmed()
         real += batch.source_tokens + batch.target_tokens
         padded += batch.source.numel() + batch.target_output.numel()
     seconds = time.perf_counter() - began

@@ -72,21 +72,20 @@ def count_lengths(
         capacity: (longest + 1,) the length to make room for instead of each length; None: the length itself.
         release: called after each chunk, to give mapped memory pages back.
     """
-    room = capacity
-    if room is None:
-        most = max(int(source_lengths.max(initial=0)), int(target_lengths.max(initial=0)))
-        room = np.arange(most + 1)
-    width = int(room.max(initial=0)) + 2
-    counts = np.zeros(width * width, dtype=np.int64)
+    counts = np.zeros((1, 1), dtype=np.int64)
     for first in range(0, len(source_lengths), _CHUNK):
-        chunk = slice(first, first + _CHUNK)
-        cells = (room[source_lengths[chunk]] + 1) * width + room[target_lengths[chunk]] + 1
-        counts += np.bincount(cells, minlength=len(counts))
+        source, target = source_lengths[first : first + _CHUNK], target_lengths[first : first + _CHUNK]
+        if capacity is not None:
+            source, target = capacity[source], capacity[target]
+        rows = max(counts.shape[0], int(source.max()) + 2)
+        columns = max(counts.shape[1], int(target.max()) + 2)
+        grown = np.zeros((rows, columns), dtype=np.int64)
+        grown[: counts.shape[0], : counts.shape[1]] = counts
+        cells = (source.astype(np.int64) + 1) * columns + target + 1
+        counts = grown + np.bincount(cells, minlength=rows * columns).reshape(rows, columns)
         if release is not None:
             release()
-    found = counts.reshape(width, width)
-    sources, targets = np.flatnonzero(found.any(axis=1)), np.flatnonzero(found.any(axis=0))
-    return found[: int(sources.max(initial=0)) + 1, : int(targets.max(initial=0)) + 1]
+    return counts
 
 
 def assign_buckets(
