@@ -1,0 +1,150 @@
+"""Measure what padding costs on a recipe's text, for several ways of making batches, as a Markdown table.
+
+Every figure is of a whole epoch of the recipe's batches: work over that of the pairs at their own lengths, when batches
+have the shapes of their buckets and when each is cut to its own longest pair; how many different shapes that makes; and
+which share of two pairs that are in a batch together are so again in the next epoch.
+
+    python scripts/measure_buckets.py multi30k --data-dir corpora
+    python scripts/measure_buckets.py mine.yaml training.batch.size=128 --output prepared
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from econmt.data.batches import BatchIterator, rows_of_batch
+from econmt.data.buckets import count_lengths
+from econmt.data.corpus import search_path
+from econmt.data.padding import PlannedBatch, measure_padding, planned, random_batches
+from econmt.data.shapes import Derived, derive_shapes
+from econmt.data.store import PreparedData, prepare
+from econmt.data.token_store import TokenStore
+from econmt.data.work import Work, work_of
+from econmt.errors import InputError
+from econmt.recipe import BatchSize, Recipe, find_recipe, load_recipe
+
+WIDTHS = (2, 4, 8, 10)
+MOST = (4, 8, 12, 16)
+POOL = 100
+"""Batches of a pool that is drawn at random and then sorted by length."""
+ALL = 10**9
+
+
+def pooled(store: TokenStore, batch: BatchSize) -> Iterator[PlannedBatch]:
+    """Random pools of a hundred batches, each sorted by target, then source length, and cut into batches."""
+    sources, targets = store.source_lengths + 1, store.target_lengths + 1
+    order = np.random.default_rng(1).permutation(len(store))
+    size = POOL * rows_of_batch(batch, int(targets.mean()))
+    for first in range(0, len(order), size):
+        pool = order[first : first + size]
+        pool = pool[np.lexsort((sources[pool], targets[pool]))]
+        start = 0
+        while start < len(pool):
+            rows = rows_of_batch(batch, int(targets[pool[start]]))
+            if batch.type == "word":
+                longest = np.maximum.accumulate(targets[pool[start : start + rows]])
+                rows = max(1, int((longest * np.arange(1, len(longest) + 1) <= batch.size).sum()))
+            pairs = pool[start : start + rows]
+            own = int(sources[pairs].max()), int(targets[pairs].max())
+            yield PlannedBatch(sources[pairs], targets[pairs], own)
+            start += len(pairs)
+
+
+def again_together(batches: BatchIterator) -> float:
+    """Of the pairs of pairs that are in a batch together, the share that is so in the next epoch too."""
+    epochs = []
+    for epoch in range(2):
+        batches.load_state_dict(
+            {"epoch": epoch, "position": 0, "batches_per_epoch": batches.batches_per_epoch}
+        )
+        batch_of = np.empty(len(batches.store), dtype=np.int64)
+        for number, (pairs, _) in enumerate(batches.plan()):
+            batch_of[pairs] = number
+        epochs.append(batch_of)
+    _, together = np.unique(epochs[0], return_counts=True)
+    _, both = np.unique(np.stack(epochs), axis=1, return_counts=True)
+    return float((both * (both - 1)).sum() / (together * (together - 1)).sum())
+
+
+def rows(recipe: Recipe, prepared: PreparedData, work: Work) -> Iterator[tuple[str, ...]]:
+    """The table's rows."""
+    batch, store = recipe.training.batch, prepared.train
+    found = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch, ALL), work)
+    yield "no buckets, random batches", "", "", f"{found.trimmed_shapes:,}", _percent(found.trimmed), ""
+    found = measure_padding(pooled(store, batch), work)
+    yield f"sorted pools of {POOL} batches", "", "", f"{found.trimmed_shapes:,}", _percent(found.trimmed), ""
+    kinds: list[tuple[str, int | Derived]] = [(f"fixed buckets of width {width}", width) for width in WIDTHS]
+    kinds += [(f"derived, at most {most} buckets", Derived(most, work)) for most in MOST]
+    for name, rule in kinds:
+        batches = BatchIterator(
+            prepared, batch, rule, recipe.training.seed, max_length=recipe.data.max_length
+        )
+        found = measure_padding(planned(batches, ALL), work)
+        yield (
+            name,
+            f"{found.shapes:,}",
+            _percent(found.padded),
+            f"{found.trimmed_shapes:,}",
+            _percent(found.trimmed),
+            f"{100 * again_together(batches):.0f} %",
+        )
+
+
+def _percent(cost: float) -> str:
+    return f"+{100 * (cost - 1):.1f} %"
+
+
+def report(recipe: Recipe, prepared: PreparedData) -> Iterator[str]:
+    """The lines to print."""
+    work = work_of(recipe.model, prepared.vocabularies.target.size)
+    store, batch = prepared.train, recipe.training.batch
+    counts = count_lengths(store.source_lengths, store.target_lengths)
+    began = time.perf_counter()
+    derive_shapes(counts, Derived(12, work))
+    seconds = time.perf_counter() - began
+    means = (store.source_lengths.mean() + 1, store.target_lengths.mean() + 1)
+    total = work.source + work.target + work.pair
+    yield (
+        f"{recipe.name}: {len(store):,} pairs of {means[0]:.1f} x {means[1]:.1f} positions on average, batches of "
+        f"{batch.size:,} {'sentences' if batch.type == 'sentence' else 'target tokens'}; a source position is "
+        f"{100 * work.source / total:.0f} % of the work of a target position and a source position; 12 buckets derived "
+        f"in {seconds:.2f} s"
+    )
+    yield ""
+    yield "| batches | shapes | padded to buckets | shapes if cut | cut to the longest pair | again together |"
+    yield "|---|---|---|---|---|---|"
+    for row in rows(recipe, prepared, work):
+        yield f"| {' | '.join(row)} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prepare the text, measure, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("recipe", help="a file, or a shipped name")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to change of it")
+    parser.add_argument("--data-dir", type=Path, help="folder in which the text is looked up")
+    parser.add_argument("--output", type=Path, help="folder of the prepared text; kept and reused if given")
+    options = parser.parse_intermixed_args(arguments)
+    try:
+        recipe = load_recipe(options.recipe, options.overrides)
+        search = search_path(find_recipe(options.recipe).parent, options.data_dir)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = options.output or Path(temporary) / "prepared"
+            prepared = prepare(recipe, folder, search, show_progress=True)
+            for line in report(recipe, prepared):
+                print(line, flush=True)
+    except InputError as error:
+        print(f"measure_buckets: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

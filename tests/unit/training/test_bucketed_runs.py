@@ -1,0 +1,122 @@
+"""Runs with derived buckets: what is computed, that they resume, and that plans know their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from econmt.data.batches import Batch
+from econmt.memory.plan import Allotment, Planner
+from econmt.model import Implementations
+from econmt.training import trainer as module
+from econmt.training.devices import trims_batches
+from econmt.training.objective import loss_of_batch
+from tests.unit.training.tiny import Run, metrics, snapshot
+
+MakeRun = Callable[..., Run]
+DERIVED = ("training.bucket_width=null", "training.max_buckets=3")
+EXACT = ("model.dropout=0.0", "training.gradient_clipping.type=none")
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """The batches of which a loss is computed for training, as the model gets them."""
+    seen: list[Batch] = []
+
+    def spy(model: torch.nn.Module, batch: Batch, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(batch)
+        return loss_of_batch(model, batch, smoothing)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "loss_of_batch", spy)
+    return seen
+
+
+def is_tight(batch: Batch) -> bool:
+    own = int(batch.source_lengths.max()), int(batch.target_lengths.max())
+    return own == (batch.source.shape[1], batch.target_output.shape[1])
+
+
+@pytest.mark.parametrize("wanted", ["auto", "always"])
+def test_on_a_cpu_batches_are_cut_to_their_longest_pair(
+    make_run: MakeRun, computed: list[Batch], wanted: str
+) -> None:
+    make_run(*DERIVED, f"training.trim_batches={wanted}").train()
+    assert len(computed) == 8
+    assert all(is_tight(batch) for batch in computed)
+
+
+def test_untrimmed_batches_have_the_shapes_of_buckets(make_run: MakeRun, computed: list[Batch]) -> None:
+    run = make_run(*DERIVED, "training.trim_batches=never", "training.max_updates=16")
+    run.train()
+    shapes = {shape[:2] for shape in run.trainer().batches.shapes()}
+    assert len(shapes) <= 3
+    assert {(batch.source.shape[1], batch.target_output.shape[1]) for batch in computed} == shapes
+    assert not all(is_tight(batch) for batch in computed)
+
+
+def test_auto_leaves_a_gpu_few_shapes() -> None:
+    for device, auto in ((torch.device("cpu"), True), (torch.device("cuda:1"), False)):
+        assert trims_batches("auto", device) is auto
+        assert trims_batches("always", device)
+        assert not trims_batches("never", device)
+
+
+def test_trimming_changes_no_gradient(make_run: MakeRun) -> None:
+    trainer = make_run(*DERIVED, *EXACT).trainer()
+    trainer.model.double()
+    batches = [next(trainer.batches) for _ in range(6)]
+    assert not all(is_tight(batch) for batch in batches)
+    found = []
+    for trim in (True, False):
+        trainer.gradient(batches, sum(batch.target_tokens for batch in batches), trim=trim)
+        found.append({name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None})
+    assert set(found[0]) == set(found[1]) == set(trainer.parameters)
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-10, atol=1e-12)
+
+
+def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None:
+    make_run(*DERIVED, "training.max_updates=12", name="whole").train()
+    for updates in (3, 8, 12):
+        make_run(*DERIVED, f"training.max_updates={updates}", name="parts").train()
+    found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
+    names = {name for name in expected if name.startswith("params.")}
+    assert "params.00012.safetensors" in names
+    assert all(found[name] == expected[name] for name in names)
+
+
+def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(make_run: MakeRun) -> None:
+    free = make_run(*DERIVED, *EXACT, name="free")
+    free.train()
+    bounded = make_run(*DERIVED, *EXACT, "training.memory_budget=1GiB", name="bounded")
+    bounded.train()
+    trainer = bounded.trainer()
+    assert trainer.budget.plan is not None
+    assert {entry[:2] for entry in trainer.budget.plan} == {shape[:2] for shape in trainer.batches.shapes()}
+    for mine, other in zip(metrics(bounded.folder), metrics(free.folder), strict=True):
+        assert mine["train_loss"] == pytest.approx(other["train_loss"], rel=1e-4)
+        assert mine["target_tokens"] == other["target_tokens"]
+
+
+def test_parts_of_a_divided_batch_are_trimmed_by_themselves(
+    make_run: MakeRun, computed: list[Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allot(planner: Planner) -> list[Allotment]:
+        return [Allotment(*shape, 1, 1, Implementations()) for shape in planner._shapes]
+
+    monkeypatch.setattr(Planner, "allot", allot)
+    monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)
+    make_run(*DERIVED, "training.memory_budget=1GiB", "training.max_updates=2").train()
+    parts = computed[1:]  # the first one is the rehearsal
+    assert {len(batch.indices) for batch in parts} == {1}
+    assert all(is_tight(batch) for batch in parts)
+
+
+def test_another_number_of_buckets_makes_another_plan(make_run: MakeRun) -> None:
+    made_for = [
+        make_run(*DERIVED, f"training.max_buckets={most}").trainer().budget._made_for("text")
+        for most in (3, 3, 2)
+    ]
+    assert made_for[0] == made_for[1] != made_for[2]
