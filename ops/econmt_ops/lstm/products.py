@@ -5,22 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from econmt_ops.linear.packed import is_available
+
 LAYOUTS = ("row", "transposed", "packed")
-
-
-def _packs(weight: Tensor) -> bool:
-    """Whether oneDNN takes this weight in a layout of its own.
-
-    Such a tensor has no storage that a dispatch mode could follow, so ordinary products run while one is active (fake
-    tensors, a ledger of memory, a counter of operations).
-    """
-    if weight.device.type != "cpu" or not torch._C._has_mkldnn or not torch.backends.mkldnn.enabled:
-        return False
-    if torch._C._len_torch_dispatch_stack() > 0 or weight.numel() == 0:
-        return False
-    if weight.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return weight.dtype == torch.float32
 
 
 class Product:
@@ -36,7 +23,7 @@ class Product:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, layout: str = "packed") -> None:
-        self._packed = layout == "packed" and _packs(weight)
+        self._packed = layout == "packed" and weight.numel() > 0 and is_available(weight)
         self._bias = bias
         if self._packed:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())

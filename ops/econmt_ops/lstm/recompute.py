@@ -25,7 +25,8 @@ from econmt_ops.lstm.cells import cells as cell_functions
 from econmt_ops.lstm.products import Product, add_rows
 from econmt_ops.lstm.reference import STEPWISE, closed_gates, last_outputs, layer_by_torch
 from econmt_ops.lstm.schedule import Schedule, default_schedule
-from econmt_ops.masking import padding_mask, reverse_rows
+from econmt_ops.lstm.wavefront import run_stack
+from econmt_ops.masking import padding_mask, reverse_rows, zero_padding
 from econmt_ops.precision import accumulate_dtype
 from econmt_ops.weights import LSTMState, LSTMWeights
 
@@ -35,6 +36,11 @@ _ARGUMENTS = (
 )
 _OPTIONS = "bool[] reverse, str stash, str schedule"
 """One entry of each list a direction: a layer reads forwards, backwards, or both ways into one output."""
+
+
+_JOINED_BYTES = 28 << 20
+"""The workspace for gradients of gates where the gates are kept. Beyond 32 MiB glibc takes memory from the system and
+gives it back each time, which costs more than the products gain."""
 
 
 class _Direction:
@@ -171,8 +177,8 @@ class _Direction:
         weights = self.weights
         to_inputs = Product(weights.input.t(), None, self.schedule.weights)
         found = [torch.zeros_like(part, dtype=self.accumulate) for part in weights]
-        # Whoever keeps all gates has room for all their gradients too: the products after the loop are then larger.
-        outer = self.blocks if gates is None else [(0, self.steps)]
+        # Whoever keeps all gates has room for many of their gradients: the products after the loop are then larger.
+        outer = self.blocks if gates is None else self._joined_blocks()
         for begin, end in reversed(outer):
             inputs, padding = self.read(begin, end)
             before = self.previous(outputs, begin, end)
@@ -181,7 +187,8 @@ class _Direction:
                 total += self.recurrent_product(before)
                 dgates = total
             else:
-                total, dgates = gates, torch.empty_like(gates)
+                total = gates[begin:end]
+                dgates = torch.empty_like(total)
             incoming = None if doutputs is None else self.walk(doutputs, begin, end)
             for number, (first, last) in reversed(list(enumerate(self.blocks))):
                 if begin <= first < end:
@@ -195,6 +202,13 @@ class _Direction:
             found[2] += add_rows(dgates)
             self.put(dinputs, begin, end, to_inputs(dgates), add)
         return [*found, dh, dc]
+
+    def _joined_blocks(self) -> list[tuple[int, int]]:
+        """Blocks joined to larger ones."""
+        size = self.batch * 4 * self.hidden * self.inputs.dtype.itemsize * (self.blocks[0][1])
+        count = max(1, _JOINED_BYTES // max(1, size))
+        parts = [self.blocks[begin : begin + count] for begin in range(0, len(self.blocks), count)]
+        return [(part[0][0], part[-1][1]) for part in parts]
 
     def _states(self, cells: Tensor, number: int, activated: Tensor) -> Sequence[Tensor]:
         """c before a block of steps and after each of them, from what is kept."""
@@ -394,6 +408,22 @@ def lstm(
 ) -> tuple[Tensor, LSTMState]:
     """See `econmt_ops.lstm`; all arguments are given, checked and cast. ``from_zero``: all of ``state`` is zero."""
     schedule = schedule or default_schedule(compiled)
+    if schedule.order == "wavefront" and len(layers) > 1 and stash == "gates":
+        padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
+        inputs = zero_padding(inputs, padding)
+        outputs, last_state = run_stack(
+            reverse_rows(inputs, lengths) if reverse else inputs,
+            layers,
+            state,
+            lengths,
+            residual=residual,
+            dropout=dropout,
+            seed=dropout_seed,
+            variational=variational,
+            reversed_rows=reverse,
+            schedule=schedule,
+        )
+        return reverse_rows(outputs, lengths) if reverse else outputs, last_state
     # Rows are turned round only where a first state has to pass the padding before it.
     turn = reverse and lengths is not None and not from_zero
     outputs = reverse_rows(inputs, lengths) if turn else inputs
