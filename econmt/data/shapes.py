@@ -57,8 +57,7 @@ def derive_shapes(counts: Counts, rule: Derived) -> npt.NDArray[np.int64]:
         grid = grid_shapes(counts, width)
         if len(grid) <= rule.most:
             cost = padded_work(counts, grid, work)
-            best = grid if cost < least else best
-            break  # wider buckets pad more
+            best, least = (grid, cost) if cost < least else (best, least)
     return best
 
 
