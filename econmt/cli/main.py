@@ -26,6 +26,7 @@ VERBS = {
     "score": "Print the log-probability of given translations.",
     "evaluate": "BLEU, chrF and TER of translations, and their significance.",
     "profile": "Say where the bytes and milliseconds of a training step go.",
+    "bench": "Measure layouts, what auto chooses, and training steps.",
     "prepare": "Write the token store of a recipe's text without training.",
     "average": "Average the parameters of several checkpoints.",
     "info": "Say what a model folder holds.",

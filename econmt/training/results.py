@@ -18,6 +18,7 @@ from econmt.memory.ledger import Ledger, measure_step
 from econmt.memory.plan import Plan
 from econmt.recipe import Recipe
 from econmt.training.checkpoints import load_model, load_saved, load_state, named_parameters
+from econmt.training.choice import saved_choice
 from econmt.training.devices import autocast
 from econmt.training.files import write_text
 from econmt.training.folder import ModelFolder
@@ -172,6 +173,8 @@ def _measure(
         batch = batches.largest_batch(worst.source, worst.target).first(worst.rows)
         model.implementations = worst.implementations
         accumulating = training.update_interval > 1 or worst.parts > 1
+    elif (chosen := saved_choice(recipe, saved.state.choices, device)) is not None:
+        model.implementations = chosen
     batch = batch.to(device)
 
     def loss() -> torch.Tensor:

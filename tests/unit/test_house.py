@@ -25,7 +25,8 @@ ROOMS = {
     "decoding": {"base", "econmt_ops", "model", "data"},
     "evaluation": {"base", "econmt_ops", "model", "data", "decoding"},
     "training": {"base", "econmt_ops", "model", "data", "memory", "decoding", "evaluation"},
-    "cli": {"base", "econmt_ops", "model", "data", "memory", "decoding", "evaluation", "training"},
+    "bench": {"base", "econmt_ops", "model", "data", "memory", "training"},
+    "cli": {"base", "econmt_ops", "model", "data", "memory", "decoding", "evaluation", "training", "bench"},
 }
 BASE = {"econmt", "econmt.errors", "econmt.recipe", "econmt.typed_yaml"}
 OUTSIDE_OF_MODEL = {

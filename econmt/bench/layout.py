@@ -1,0 +1,308 @@
+"""Which operand of a matrix product lies how in memory, and in which library: X (N, I), W (O, I), Y = X W^T (N, O).
+
+"by rows" and "by columns" say how activations are stored: (N, I), or (I, N) and so feature-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import econmt_ops
+from econmt.bench.sheet import Row, Say
+from econmt_ops.linear import LAYOUTS
+from econmt_ops.linear.packed import is_available
+from econmt_ops.steps import cell_forward
+from econmt_ops.timing import Timing, alternate, synchronizer
+
+PAPER = (64, 512, 2048)
+"""N, I, O of the published comparison: 64 sentences, 512 units, four gates."""
+
+SHAPES = [
+    PAPER,
+    *(
+        (rows, size, 4 * size)
+        for size in (256, 512, 1024)
+        for rows in (1, 16, 64, 256, 1024)
+        if (rows, size) != PAPER[:2]
+    ),
+]
+RECURRENT = [(rows, size) for size in (256, 512, 1024) for rows in (16, 64, 128)]
+"""Batch and hidden size of the loops."""
+
+STEPS = 20
+"""Steps of a loop."""
+
+_Functions = dict[tuple[str, str, str], Callable[[], object]]
+"""By what is computed, library and layout."""
+
+
+class Setting(NamedTuple):
+    """Where and how long to measure.
+
+    Attributes:
+        device: of the tensors.
+        seconds: for the candidates of one product.
+    """
+
+    device: torch.device
+    seconds: float
+
+
+def products(
+    shapes: Sequence[tuple[int, int, int]], dtypes: Sequence[torch.dtype], setting: Setting, say: Say
+) -> Iterator[Row]:
+    """Times a product and the two of its backward pass, in each layout; and `econmt_ops.linear` with both passes.
+
+    Args:
+        shapes: (N, I, O) each.
+        dtypes: of all operands.
+        setting: where and how long.
+        say: told what is being measured.
+
+    Yields:
+        One row a layout, library and product.
+    """
+    for dtype in dtypes:
+        for rows, inputs, outputs in shapes:
+            say(f"layout: {rows} x {inputs}, {outputs} x {inputs}, {_name(dtype)}")
+            operations = 2 * rows * inputs * outputs
+            for functions in _groups(rows, inputs, outputs, dtype, setting.device):
+                for (what, library, layout), timing in _times(functions, setting).items():
+                    times = 3 if what == "forward and backward" else 1
+                    yield {
+                        "bench": "layout",
+                        "what": what,
+                        "dtype": _name(dtype),
+                        "rows": rows,
+                        "inputs": inputs,
+                        "outputs": outputs,
+                        "library": library,
+                        "layout": layout,
+                        **figures(timing),
+                        "GFLOP/s": times * operations / timing.median / 1e9,
+                    }
+
+
+def _groups(
+    rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[_Functions]:
+    """The candidates of each comparison."""
+    x, weight, y = (
+        _random(size, dtype, device) for size in ((rows, inputs), (outputs, inputs), (rows, outputs))
+    )
+    turned, x_columns, y_columns = (_turned(tensor) for tensor in (weight, x, y))
+    library = _library(dtype, device)
+    forward: _Functions = {
+        ("forward", library, "by rows: X W^T"): lambda: torch.mm(x, weight.t()),
+        ("forward", library, "by rows, W transposed: X V"): lambda: torch.mm(x, turned),
+        ("forward", library, "W X^T of X by rows"): lambda: torch.mm(weight, x.t()),
+        ("forward", library, "by columns: W X^T"): lambda: torch.mm(weight, x_columns),
+        ("forward", library, "by columns, W transposed: V^T X^T"): lambda: torch.mm(turned.t(), x_columns),
+    }
+    to_inputs: _Functions = {
+        ("backward, X", library, "by rows: dY W"): lambda: torch.mm(y, weight),
+        ("backward, X", library, "by rows, W transposed: dY V^T"): lambda: torch.mm(y, turned.t()),
+        ("backward, X", library, "by columns: W^T dY^T"): lambda: torch.mm(weight.t(), y_columns),
+        ("backward, X", library, "by columns, W transposed: V dY^T"): lambda: torch.mm(turned, y_columns),
+    }
+    to_weight: _Functions = {
+        ("backward, W", library, "by rows: dY^T X"): lambda: torch.mm(y.t(), x),
+        ("backward, W", library, "by rows, W transposed: X^T dY"): lambda: torch.mm(x.t(), y),
+        ("backward, W", library, "by columns: dY^T X"): lambda: torch.mm(y_columns, x_columns.t()),
+        ("backward, W", library, "by columns, W transposed: X^T dY"): lambda: torch.mm(
+            x_columns, y_columns.t()
+        ),
+    }
+    if is_available(x):
+        packed, packed_turned = pack(weight, rows), pack(turned, rows)
+        forward[("forward", "oneDNN", "by rows: X W^T")] = lambda: by_onednn(x, weight)
+        forward[("forward", "oneDNN", "by rows, W packed before")] = lambda: by_onednn(x, packed)
+        to_inputs[("backward, X", "oneDNN", "by rows, W^T packed before")] = lambda: by_onednn(
+            y, packed_turned
+        )
+    yield forward
+    yield to_inputs
+    yield to_weight
+    x.requires_grad_()
+    weight.requires_grad_()
+    yield {
+        ("forward and backward", "econmt_ops.linear", layout): _both_ways(x, weight, y, layout)
+        for layout in LAYOUTS
+    }
+
+
+def _both_ways(x: Tensor, weight: Tensor, y: Tensor, layout: str) -> Callable[[], object]:
+    def run() -> object:
+        return torch.autograd.grad(econmt_ops.linear(x, weight, layout=layout), (x, weight), y)
+
+    return run
+
+
+def recurrence(
+    shapes: Sequence[tuple[int, int]], dtypes: Sequence[torch.dtype], setting: Setting, say: Say
+) -> Iterator[Row]:
+    """Times loops of :data:`STEPS` products of an LSTM's recurrence in each layout, alone and with the cell between.
+
+    Args:
+        shapes: batch and hidden size of each loop.
+        dtypes: of all operands.
+        setting: where and how long.
+        say: told what is being measured.
+
+    Yields:
+        One row a loop; times are those of one step.
+    """
+    for dtype in dtypes:
+        for batch, hidden in shapes:
+            say(f"layout: {STEPS} steps, batch {batch}, hidden {hidden}, {_name(dtype)}")
+            for functions in _loops(batch, hidden, dtype, setting.device):
+                for (what, library, layout), timing in _times(functions, setting).items():
+                    step = timing._replace(
+                        median=timing.median / STEPS, low=timing.low / STEPS, high=timing.high / STEPS
+                    )
+                    yield {
+                        "bench": "layout",
+                        "what": what,
+                        "dtype": _name(dtype),
+                        "rows": batch,
+                        "inputs": hidden,
+                        "outputs": 4 * hidden,
+                        "steps": STEPS,
+                        "library": library,
+                        "layout": layout,
+                        **figures(step),
+                        "GFLOP/s": 8 * batch * hidden * hidden / step.median / 1e9,
+                    }
+
+
+def _loops(batch: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Iterator[_Functions]:
+    weight = _random((4 * hidden, hidden), dtype, device) * 0.02
+    given = _random((STEPS, batch, 4 * hidden), dtype, device)
+    given_columns = given.transpose(1, 2).contiguous()
+    turned, library = _turned(weight), _library(dtype, device)
+    h, c = _random((batch, hidden), dtype, device), _random((batch, hidden), torch.float32, device)
+    h_columns, c_columns = _turned(h), _turned(c)
+
+    def by_rows(product: Callable[[Tensor, Tensor], Tensor], cell: bool) -> Callable[[], None]:
+        def run() -> None:
+            state, memory = h, c
+            for step in given:
+                gates = product(step, state)
+                if cell:
+                    state, memory = cell_forward(gates, memory)
+                else:
+                    state = gates[:, :hidden].contiguous()
+
+        return run
+
+    def by_columns(cell: bool) -> Callable[[], None]:
+        def run() -> None:
+            state, memory = h_columns, c_columns
+            for step in given_columns:
+                gates = torch.addmm(step, weight, state)
+                if cell:
+                    state, memory = _cell_by_columns(gates, memory)
+                else:
+                    state = gates[:hidden]
+
+        return run
+
+    def plain(step: Tensor, state: Tensor) -> Tensor:
+        return torch.addmm(step, state, weight.t())
+
+    packs = is_available(h)
+    packed = pack(weight, batch) if packs else weight
+
+    def by_packed(step: Tensor, state: Tensor) -> Tensor:
+        return by_onednn(state, packed).add_(step)
+
+    for what, cell in (("loop of products", False), ("loop of products and cells", True)):
+        functions: _Functions = {
+            (what, library, "by rows"): by_rows(plain, cell),
+            (what, library, "by columns"): by_columns(cell),
+        }
+        if packs:
+            functions[(what, "oneDNN", "by rows, W packed before")] = by_rows(by_packed, cell)
+        yield functions
+    backward: _Functions = {
+        ("loop of backward products", library, "by rows"): lambda: [torch.mm(step, weight) for step in given],
+        ("loop of backward products", library, "by columns, W transposed"): lambda: [
+            torch.mm(turned, step) for step in given_columns
+        ],
+    }
+    if packs:
+        key = ("loop of backward products", "oneDNN", "by rows, W^T packed in the loop's time")
+        backward[key] = lambda: _packed_loop(turned, given, batch)
+    yield backward
+
+
+def _packed_loop(turned: Tensor, given: Tensor, batch: int) -> None:
+    packed = pack(turned, batch)
+    for step in given:
+        by_onednn(step, packed)
+
+
+def _cell_by_columns(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """`econmt_ops.steps.cell_forward` of gates (4H, B) and c (H, B)."""
+    i, f, g, o = gates.to(c.dtype).chunk(4, 0)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return (torch.sigmoid(o) * torch.tanh(c)).to(gates.dtype), c
+
+
+def pack(weight: Tensor, rows: int) -> Tensor:
+    """A weight (O, I) in oneDNN's blocks for products with about this many rows."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+    return packed
+
+
+def by_onednn(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T by oneDNN, of a weight as it is or packed."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return product
+
+
+def figures(timing: Timing) -> Row:
+    """A timing as columns."""
+    return {
+        "milliseconds": 1e3 * timing.median,
+        "lowest decile": 1e3 * timing.low,
+        "highest decile": 1e3 * timing.high,
+        "samples": timing.samples,
+    }
+
+
+def _times(functions: _Functions, setting: Setting) -> dict[tuple[str, str, str], Timing]:
+    """Times candidates against each other; each is called once before."""
+    names = {" ".join(key): key for key in functions}
+    by_name = {name: functions[key] for name, key in names.items()}
+    seconds = setting.seconds
+    while True:
+        found = alternate(by_name, seconds, synchronize=synchronizer(setting.device), drop=False)
+        if found is not None:
+            return {names[name]: timing for name, timing in found.items()}
+        seconds *= 2
+
+
+def _random(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randn(size, device=device).to(dtype)
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    return tensor.t().contiguous()
+
+
+def _library(dtype: torch.dtype, device: torch.device) -> str:
+    """Which library torch gives a product to."""
+    if device.type == "cuda":
+        return "cuBLAS"
+    if dtype == torch.bfloat16 and torch._C._has_mkldnn:
+        return "oneDNN"
+    return "MKL" if torch._C.has_mkl else "BLAS"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

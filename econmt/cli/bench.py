@@ -1,0 +1,386 @@
+"""``econmt bench``: what layouts, choices and training steps take on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Optional
+
+import torch
+import typer
+from rich.console import Console
+
+from econmt.bench import choice, layout, lstm, training
+from econmt.bench.sheet import Row, Say, append_csv, circumstances, draw, read_csv, table
+from econmt.cli.workload import find_workload
+from econmt.errors import InputError
+from econmt.recipe import load_recipe
+from econmt.training.choice import Shape, expected_updates
+from econmt.training.devices import reproducible, resolve_device, resolve_precision
+from econmt.typed_yaml import parse_size
+
+app = typer.Typer(
+    help="Measure on this machine: layouts of matrix products, what auto chooses, training steps.",
+    epilog="Example: econmt bench layout --csv layout.csv --plot layout.png",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+_Threads = Annotated[
+    Optional[int],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
+    typer.Option(
+        "--threads", min=1, help="CPU threads; else as many as there are cores.", show_default=False
+    ),
+]
+_Csv = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--csv", help="Add the rows to this file, with machine, versions and date.", show_default=False
+    ),
+]
+_Plot = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--plot", help="Draw the rows into this PNG.", show_default=False),
+]
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_Types = Annotated[list[str], typer.Option("--dtype", help="float32, bfloat16; may be repeated.")]
+
+
+@app.command("layout")
+def layout_command(
+    recurrent: Annotated[
+        bool, typer.Option("--recurrent", help="Loops of products, as in an LSTM, instead of single ones.")
+    ] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The published shape alone: X 64 x 512, W 2048 x 512.")
+    ] = False,
+    dtypes: _Types = ["float32", "bfloat16"],  # noqa: B006  typer copies it
+    seconds: Annotated[float, typer.Option(min=0.0, help="For the candidates of one product.")] = 0.5,
+    device: _Device = "auto",
+    threads: _Threads = None,
+    csv: _Csv = None,
+    plot: _Plot = None,
+) -> None:
+    """Time matrix products in each memory layout and library, forward and backward.
+
+    \b
+    Example:
+      econmt bench layout --paper
+      econmt bench layout --csv layout.csv --plot layout.png
+      econmt bench layout --recurrent --dtype float32 --threads 1
+    """
+    where = _where(device, csv, plot)
+    types = [_dtype(name) for name in dtypes]
+    setting = layout.Setting(where, seconds)
+    with reproducible(where, threads), _progress() as say:
+        if recurrent:
+            found = layout.recurrence(layout.RECURRENT, types, setting, say)
+        else:
+            found = layout.products([layout.PAPER] if paper else layout.SHAPES, types, setting, say)
+        rows = _kept(found, csv, where)
+    columns = (
+        "dtype",
+        "rows",
+        "inputs",
+        "outputs",
+        "what",
+        "library",
+        "layout",
+        "milliseconds",
+        "highest decile",
+    )
+    _print(rows, (*columns, "GFLOP/s"), "layouts: X (rows, inputs), W (outputs, inputs)")
+    if plot is not None:
+        draw(
+            rows,
+            plot,
+            label=("dtype", "rows", "inputs", "what", "library", "layout"),
+            value="GFLOP/s",
+            title="layouts",
+        )
+
+
+@app.command("select")
+def select_command(
+    recipe: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(help="Recipe: a YAML file or a shipped name; none with --grid.", show_default=False),
+    ] = None,
+    overrides: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[KEY=VALUE]...", help="Keys to change.", show_default=False),
+    ] = None,
+    grid: Annotated[
+        bool, typer.Option("--grid", help="A grid of shapes: choose, measure all again, tell what is lost.")
+    ] = False,
+    bucket: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="SxT", help="Source x target positions; else the recipe's worst.", show_default=False
+        ),
+    ] = None,
+    batch: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Sentence pairs, instead of the recipe's.", show_default=False),
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Compile too, which takes a minute, and remember how long.")
+    ] = False,
+    byte_limit: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="BYTES", help="What an op may keep, e.g. 64MiB.", show_default=False),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="For a choice.")] = 2.0,
+    limit: Annotated[float, typer.Option(min=0.0, help="Seconds after which --grid begins no shape.")] = 75.0,
+    device: _Device = "auto",
+    threads: _Threads = None,
+    csv: _Csv = None,
+    plot: _Plot = None,
+) -> None:
+    """Print every candidate's time for the ops of a recipe, what auto chooses and what the others would lose.
+
+    The figures are remembered, and the recipe's runs use them. With --grid and --csv, shapes that the file has already
+    are left out, so that the same command goes on where it stopped.
+
+    \b
+    Example:
+      econmt bench select multi30k
+      econmt bench select iwslt --bucket 50x50 --compiled
+      econmt bench select --grid --csv choices.csv
+    """
+    where = _where(device, csv, plot)
+    if grid == (recipe is not None):
+        raise InputError("econmt bench select: give a recipe, or --grid")
+    with reproducible(where, threads), _progress() as say:
+        if recipe is None:
+            rows = _grid(where, seconds, limit, csv, say)
+            label: tuple[str, ...] = choice.Entry._fields
+        else:
+            changes = overrides or []
+            rows = _select(recipe, changes, bucket, batch, where, seconds, compiled, byte_limit)
+            _kept(rows, csv, where)
+            label = ("problem", "candidate")
+    if plot is not None:
+        draw(rows, plot, label=label, value="regret", title="regret")
+
+
+def _select(
+    name: str,
+    changes: Sequence[str],
+    bucket: str | None,
+    batch: int | None,
+    where: torch.device,
+    seconds: float,
+    compiled: bool,
+    byte_limit: str | None,
+) -> list[Row]:
+    """Measures a recipe's ops and prints them."""
+    recipe = load_recipe(name, changes)
+    found = find_workload(name, recipe, bucket, batch, None)
+    try:
+        most = None if byte_limit is None else parse_size(byte_limit)
+    except ValueError as error:
+        raise InputError(f"--byte-limit: {error}") from None
+    chosen = choice.choose(
+        recipe,
+        (found.workload.source_size, found.workload.target_size),
+        Shape(*found.shape),
+        where,
+        resolve_precision(recipe.training.precision, where),
+        seconds=600.0 if compiled else seconds,
+        compiled=compiled,
+        byte_limit=most,
+        updates=expected_updates(recipe.training, 0, 0),
+    )
+    rows = choice.rows_of(chosen.measurements, most)
+    columns = (
+        "problem",
+        "calls",
+        "candidate",
+        "milliseconds",
+        "highest decile",
+        "bytes kept",
+        "first call, s",
+    )
+    _print(rows, (*columns, "chosen", "regret"), f"{recipe.name}: what auto chooses")
+    parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
+    print(f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)")
+    return rows
+
+
+def _grid(where: torch.device, seconds: float, limit: float, csv: Path | None, say: Say) -> list[Row]:
+    """Measures what is missing of the grid, prints it and the summary of all of it."""
+    old = [] if csv is None else read_csv(csv)[1]
+    fixed = circumstances(where)
+    same = ("processor", "gpu", "threads", "torch", "econmt_ops")
+    before = [
+        row
+        for row in old
+        if row["bench"] == "select-grid" and all(row.get(name) == str(fixed[name]) for name in same)
+    ]
+    done = {tuple(row[name] for name in choice.Entry._fields) for row in before}
+    left = [entry for entry in choice.grid() if tuple(map(str, entry)) not in done]
+    rows = _kept(choice.regrets(left, where, seconds, limit, say), csv, where)
+    columns = ("choice", "milliseconds", "best", "best milliseconds", "rule milliseconds", "regret")
+    _print(rows, (*choice.Entry._fields, *columns), "what auto chooses, measured again")
+    everything: list[Mapping[str, str | int | float]] = [*before, *rows]
+    if everything:
+        lost, by_rule = (
+            [float(row[name]) for row in everything] for name in ("regret", "regret of the rule")
+        )
+        print(choice.summary(lost, by_rule))
+    if len(rows) < len(left):
+        print(
+            f"{len(left) - len(rows)} shapes are left" + ("" if csv is None else "; the same command goes on")
+        )
+    return rows
+
+
+@app.command("training")
+def training_command(
+    recipes: Annotated[
+        list[str], typer.Argument(help="Recipes: YAML files or shipped names.", show_default=False)
+    ],
+    changes: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--set", metavar="KEY=VALUE", help="A key to change in all recipes; may be repeated."),
+    ] = None,
+    precisions: Annotated[
+        list[str], typer.Option("--precision", help="auto, float32 or bfloat16; may be repeated.")
+    ] = ["auto"],  # noqa: B006
+    lengths: Annotated[
+        list[int], typer.Option("--length", min=2, help="Positions on each side; may be repeated.")
+    ] = [25, 50],  # noqa: B006
+    seconds: Annotated[float, typer.Option(min=0.0, help="For each line of the table.")] = 3.0,
+    device: _Device = "auto",
+    threads: _Threads = None,
+    csv: _Csv = None,
+    plot: _Plot = None,
+) -> None:
+    """Time training steps of recipes on random text of full rows: target tokens a second, peak memory, feature maps.
+
+    \b
+    Example:
+      econmt bench training multi30k --length 16
+      econmt bench training iwslt --length 50 --precision float32 --set ops.attention=reference --csv training.csv
+    """
+    where = _where(device, csv, plot)
+    loaded = {name: load_recipe(name, changes or []) for name in recipes}
+
+    def measured(say: Say) -> Iterator[Row]:
+        for name, recipe in loaded.items():
+            for precision in precisions:
+                for length in lengths:
+                    say(f"training: {name}, {precision}, {length} positions")
+                    yield training.row_of(name, recipe, precision, length, where, seconds)
+
+    with reproducible(where, threads), _progress() as say:
+        rows = _kept(measured(say), csv, where)
+    columns = ("recipe", "precision", "batch", "length", "target tokens/s", "milliseconds", "highest decile")
+    _print(
+        rows, (*columns, "peak bytes", "feature map bytes", "of them attention", "failure"), "training steps"
+    )
+    if plot is not None:
+        draw(
+            rows,
+            plot,
+            label=("recipe", "precision", "batch", "length"),
+            value="target tokens/s",
+            title="training",
+        )
+
+
+@app.command("lstm")
+def lstm_command(
+    ablation: Annotated[
+        bool, typer.Option("--ablation", help="Each decision of the schedule; else batches up to the peak.")
+    ] = False,
+    compile_loop: Annotated[
+        bool, typer.Option("--compile-loop", help="Also torch.compile of a plain loop, which takes minutes.")
+    ] = False,
+    layers: Annotated[int, typer.Option(min=1, help="Of the stack.")] = lstm.PUBLISHED[0],
+    steps: Annotated[int, typer.Option(min=1, help="Of a sequence.")] = lstm.PUBLISHED[1],
+    hidden: Annotated[int, typer.Option(min=1, help="Units of a layer.")] = lstm.PUBLISHED[2],
+    batch: Annotated[int, typer.Option(min=1, help="Sequences; only with --ablation.")] = lstm.PUBLISHED[3],
+    dtypes: _Types = ["float32", "bfloat16"],  # noqa: B006
+    samples: Annotated[int, typer.Option(min=1, help="Timed calls of each; the quickest counts.")] = 5,
+    device: _Device = "auto",
+    threads: _Threads = None,
+    csv: _Csv = None,
+    plot: _Plot = None,
+) -> None:
+    """Time a stack of LSTM layers, forward and backward, under different schedules and against torch.nn.LSTM.
+
+    \b
+    Example:
+      econmt bench lstm --ablation
+      econmt bench lstm --ablation --dtype bfloat16 --csv lstm.csv --plot lstm.png
+      econmt bench lstm --steps 20 --plot rates.png
+    """
+    where = _where(device, csv, plot)
+    types = [_dtype(name) for name in dtypes]
+    shape = lstm.Shape(layers, steps, hidden, batch)
+    with reproducible(where, threads), _progress() as say:
+        if ablation:
+            found = lstm.ablation(shape, types, where, say, samples=samples, compile_loop=compile_loop)
+        else:
+            found = lstm.rates(shape, types, where, say, samples=samples)
+        rows = _kept(found, csv, where)
+    title = f"LSTM: {layers} layers, {steps} steps, {hidden} units"
+    times = ("forward, ms", "forward and backward, ms")
+    if ablation:
+        gains = ("forward, gain", "published gain", "forward and backward, gain")
+        columns = ("dtype", "schedule", *times, *gains, "forward and backward, GFLOP/s")
+        _print(rows, (*columns, "peak bytes", "first call, s"), f"{title}, batch {batch}")
+        if plot is not None:
+            draw(rows, plot, label=("dtype", "schedule"), value="forward and backward, ms", title=title)
+        return
+    rate = "forward and backward, GFLOP/s"
+    _print(rows, ("dtype", "schedule", "batch", *times, rate, "peak GFLOP/s"), title)
+    if plot is not None:
+        lstm.draw_rates(rows, plot)
+
+
+def _where(device: str, *files: Path | None) -> torch.device:
+    """The device; files that cannot be written are refused before anything is measured."""
+    for path in files:
+        if path is not None and path.is_dir():
+            raise InputError(f"{path}: a folder; give the name of a file")
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"{path.parent}: no such folder")
+    return resolve_device(device)
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in _DTYPES:
+        raise InputError(f"--dtype '{name}': give float32 or bfloat16")
+    return _DTYPES[name]
+
+
+def _kept(rows: Iterable[Row], csv: Path | None, where: torch.device) -> list[Row]:
+    """The rows; each is in the file as soon as it is measured."""
+    fixed = circumstances(where)
+    if csv is not None:
+        read_csv(csv)
+    kept = []
+    for row in rows:
+        kept.append(row)
+        if csv is not None:
+            append_csv(csv, [row], fixed)
+    return kept
+
+
+def _print(rows: Sequence[Row], columns: Iterable[str], title: str) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=180)
+    console.print(table(rows, columns, title))
+
+
+@contextmanager
+def _progress() -> Iterator[Say]:
+    """Something that says on a terminal what is being done."""
+    with Console(stderr=True, highlight=False).status("") as status:
+        yield lambda text: status.update(text)

@@ -1,0 +1,183 @@
+"""Each bench gives the rows that it says, with figures that belong together; on clocks of our own where time decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from econmt.bench import choice, layout, training
+from econmt.bench.choice import Entry
+from econmt.bench.sheet import Row
+from econmt.model import Implementations
+from econmt.recipe import load_recipe
+from econmt.training.choice import Shape
+from econmt_ops import select
+from econmt_ops.timing import Timing
+
+CPU = torch.device("cpu")
+SMALL = (
+    "model.embedding=6",
+    "model.encoder.size=8",
+    "model.decoder.size=8",
+    "model.attention.size=5",
+    "training.batch.size=3",
+)
+
+
+def say(_: str) -> None:
+    """Nobody listens."""
+
+
+class Clock:
+    """Stands for `alternate`: calls each function once and tells the time given for its name, else a second."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, float]] = []
+
+    def __call__(
+        self, functions: dict[str, Callable[[], object]], seconds: float, **_: object
+    ) -> dict[str, Timing]:
+        assert seconds > 0
+        for function in functions.values():
+            function()
+        times = self.rounds.pop(0) if self.rounds else {}
+        return {
+            name: Timing(times.get(name, 1.0), times.get(name, 1.0) / 2, 2.0, 3, 1.5) for name in functions
+        }
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Clock]:
+    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
+    found = Clock()
+    monkeypatch.setattr(layout, "alternate", found)
+    monkeypatch.setattr(select, "alternate", found)
+    select.forget()
+    yield found
+    select.forget()
+
+
+def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:
+    return {tuple(row[name] for name in names) for row in rows}
+
+
+@pytest.mark.usefixtures("clock")
+def test_layouts() -> None:
+    setting = layout.Setting(CPU, 1.0)
+    rows = list(layout.products([(4, 6, 8)], [torch.float32, torch.bfloat16], setting, say))
+    assert by(rows, "dtype", "rows", "inputs", "outputs") == {("float32", 4, 6, 8), ("bfloat16", 4, 6, 8)}
+    assert {row["what"] for row in rows} == {"forward", "backward, X", "backward, W", "forward and backward"}
+    assert all(row["milliseconds"] == 1000.0 and row["lowest decile"] == 500.0 for row in rows)
+    assert {row["GFLOP/s"] for row in rows if row["what"] == "forward"} == {2 * 4 * 6 * 8 / 1e9}
+    assert {row["GFLOP/s"] for row in rows if row["what"] == "forward and backward"} == {6 * 4 * 6 * 8 / 1e9}
+    assert {row["layout"] for row in rows if row["library"] == "econmt_ops.linear"} == set(layout.LAYOUTS)
+
+
+def test_the_layouts_of_a_product_are_the_same_product() -> None:
+    for functions in layout._groups(4, 6, 8, torch.float32, CPU):
+        products = [function() for function in functions.values()]
+        shapes = [product[0].shape if isinstance(product, tuple) else product.shape for product in products]  # type: ignore[attr-defined]
+        values = [product for product in products if isinstance(product, torch.Tensor)]
+        for value in values:
+            turned = value if value.shape == values[0].shape else value.t()
+            torch.testing.assert_close(turned, values[0])
+        assert {tuple(sorted(shape)) for shape in shapes} == {tuple(sorted(shapes[0]))}
+
+
+@pytest.mark.usefixtures("clock")
+def test_loops() -> None:
+    rows = list(layout.recurrence([(4, 8)], [torch.float32], layout.Setting(CPU, 1.0), say))
+    assert {row["what"] for row in rows} == {
+        "loop of products",
+        "loop of products and cells",
+        "loop of backward products",
+    }
+    # Times are those of one step.
+    assert [row["milliseconds"] for row in rows] == pytest.approx([1000.0 / layout.STEPS] * len(rows))
+    assert {row["outputs"] for row in rows} == {32}
+
+
+@pytest.mark.parametrize("op", ["lstm", "linear", "attentional_lstm", "linear_cross_entropy"])
+def test_the_grid_measures_the_choice_again(clock: Clock, op: str) -> None:
+    entry = Entry(op, 2, 3, 8, "float32")
+    first, other = {
+        "linear": ("reference/row", "reference/column"),
+        "linear_cross_entropy": ("recompute", "reference"),
+    }.get(op, ("recompute/gates", "reference"))
+    clock.rounds = [{first: 1.0, other: 0.5}, {first: 1.0, other: 1.25}]
+    (row,) = choice.regrets([entry], CPU, 1.0, 100.0, say)
+    assert {name: row[name] for name in Entry._fields} == entry._asdict()
+    assert (row["choice"], row["rule"], row["best"]) == (other, first, first)
+    assert row["regret"] == pytest.approx(0.25)
+    assert row["regret of the rule"] == 0.0
+    assert row["milliseconds"] == 1250.0
+
+
+def test_the_grid_is_as_published() -> None:
+    grid = choice.grid()
+    assert len(grid) == len(set(grid)) >= 40
+    assert {entry.batch for entry in grid} >= {1, 512}
+    assert {entry.hidden for entry in grid} >= {128, 1024}
+    assert {entry.length for entry in grid} >= {5, 100}
+    assert {entry.dtype for entry in grid} == {"float32", "bfloat16"}
+    assert max(entry.operations for entry in grid) <= choice.MOST_OPERATIONS
+
+
+def test_a_grid_ends_in_time() -> None:
+    assert list(choice.regrets([Entry("linear", 1, 1, 8, "float32")], CPU, 1.0, -1.0, say)) == []
+
+
+def test_the_summary_counts() -> None:
+    text = choice.summary([0.0, 0.02, 0.1], [0.5, 0.0, 0.1])
+    assert text.startswith(
+        "3 shapes: regret at most 10.0%, on average 4.00%, 2 within 5 %; the rule alone: at most 50"
+    )
+
+
+def test_the_choice_for_a_recipe(clock: Clock) -> None:
+    clock.rounds = [{"recompute/gates": 1.0, "reference": 0.9}] * 3 + [{"recompute": 1.0, "reference": 2.0}]
+    recipe = load_recipe("iwslt", SMALL)
+    found = choice.choose(
+        recipe,
+        (20, 30),
+        Shape(3, 4, 5),
+        CPU,
+        torch.float32,
+        seconds=5.0,
+        compiled=False,
+        byte_limit=None,
+        updates=1.0,
+    )
+    assert found.implementations == Implementations("reference", "reference", "recompute", "gates")
+    rows = choice.rows_of(found.measurements)
+    assert by(
+        [row for row in rows if str(row["problem"]).startswith("attentional_lstm")], "candidate", "chosen"
+    ) == {
+        ("reference", "chosen"),
+        ("recompute/gates", " (rule)"),
+    }
+    regrets = {
+        row["candidate"]: row["regret"] for row in rows if str(row["problem"]).startswith("linear_cross")
+    }
+    assert regrets == {"recompute": 0.0, "reference": pytest.approx(1.0)}
+
+
+def test_training_steps() -> None:
+    recipe = load_recipe("quickstart", SMALL)
+    row = training.row_of("quickstart", recipe, "float32", 5, CPU, 0.0)
+    assert (row["bench"], row["batch"], row["length"], row["samples"]) == ("training", 3, 5, training.LEAST)
+    assert float(row["target tokens/s"]) == pytest.approx(3 * 5 / (float(row["milliseconds"]) / 1e3))
+    assert int(row["feature map bytes"]) > int(row["of them attention"]) > 0
+
+
+def test_training_steps_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("full\nof it")
+
+    monkeypatch.setattr(training, "measure_step", fail)
+    row = training.row_of("quickstart", load_recipe("quickstart", SMALL), "float32", 3, CPU, 0.0)
+    assert row["failure"] == "full"

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from econmt.bench import choice, layout
+from econmt.bench.choice import Entry
+from econmt_ops import select
+from tests.unit.cli.conftest import Call
+
+SMALL = ("model.embedding=6", "model.encoder.size=8", "model.decoder.size=8", "model.attention.size=5")
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
+    select.forget()
+    yield
+    select.forget()
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_layout(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "SHAPES", [(2, 3, 4)])
+    monkeypatch.setattr(layout, "RECURRENT", [(2, 3)])
+    file, picture = tmp_path / "layout.csv", tmp_path / "layout.png"
+    options = ("--seconds", "0.01", "--threads", "1", "--csv", file)
+    ended = call("bench", "layout", "--dtype", "float32", *options, "--plot", picture)
+    assert ended.code == 0, ended.err
+    assert "by columns: W X^T" in ended.out
+    assert picture.stat().st_size > 0
+    first = rows_of(file)
+    assert {row["dtype"] for row in first} == {"float32"}
+    assert {row["threads"] for row in first} == {"1"}
+    assert call("bench", "layout", "--recurrent", "--dtype", "bfloat16", *options).code == 0
+    later = rows_of(file)
+    assert [row["milliseconds"] for row in later[: len(first)]] == [row["milliseconds"] for row in first]
+    assert {row["steps"] for row in later[len(first) :]} == {str(layout.STEPS)}
+
+
+def test_select(call: Call, tmp_path: Path) -> None:
+    ended = call("bench", "select", "quickstart", *SMALL, "--bucket", "4x4", "--csv", tmp_path / "select.csv")
+    assert ended.code == 0, ended.err
+    assert "a run uses: attention re" in ended.out
+    assert "recompute/gates" in ended.out
+    assert len(rows_of(tmp_path / "select.csv")) >= 6
+    assert list((tmp_path / "cache").glob("choices.json"))
+
+
+def test_the_grid_goes_on_where_it_stopped(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "grid", lambda: [Entry("linear", 1, 2, 8, "float32")])
+    file = tmp_path / "grid.csv"
+    ended = call("bench", "select", "--grid", "--csv", file)
+    assert ended.code == 0, ended.err
+    assert "1 shapes: regret at most" in ended.out
+    assert len(rows_of(file)) == 1
+    monkeypatch.setattr(
+        choice, "grid", lambda: [Entry("linear", 1, 2, 8, "float32"), Entry("linear", 2, 2, 8, "float32")]
+    )
+    ended = call("bench", "select", "--grid", "--csv", file, "--limit", "0")
+    assert "1 shapes are left; the same command goes on" in ended.out
+    ended = call("bench", "select", "--grid", "--csv", file)
+    assert "2 shapes: regret at most" in ended.out
+    assert [row["batch"] for row in rows_of(file)] == ["1", "2"]
+
+
+def test_training(call: Call, tmp_path: Path) -> None:
+    changes = [word for change in SMALL for word in ("--set", change)]
+    ended = call(
+        "bench",
+        "training",
+        "quickstart",
+        *changes,
+        "--length",
+        "4",
+        "--seconds",
+        "0",
+        "--csv",
+        tmp_path / "t.csv",
+    )
+    assert ended.code == 0, ended.err
+    (row,) = rows_of(tmp_path / "t.csv")
+    assert float(row["target tokens/s"]) > 0
+    assert row["ops"] == "attention=auto, lstm=auto, output=auto, stash=auto"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("layout", "--dtype", "float8"), "--dtype 'float8': give float32 or bfloat16"),
+        (("layout", "--csv", "nowhere/x.csv"), "nowhere: no such folder"),
+        (("layout", "--plot", "."), ".: a folder; give the name of a file"),
+        (("select",), "give a recipe, or --grid"),
+        (("select", "quickstart", "--grid"), "give a recipe, or --grid"),
+        (("select", "quickstart", "--byte-limit", "many"), "--byte-limit:"),
+        (("training", "nosuch"), "nosuch: no such recipe"),
+    ],
+)
+def test_what_cannot_be_used(call: Call, words: tuple[str, ...], message: str) -> None:
+    ended = call("bench", *words)
+    assert ended.code == 2
+    assert message in ended.err
+    assert ended.out == ""
+
+
+def test_a_foreign_csv_is_refused_before_anything_is_measured(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+    ended = call("bench", "layout", "--csv", tmp_path / "mine.csv")
+    assert ended.code == 2
+    assert "mine.csv: not a table of econmt bench" in ended.err
+
+
+def test_help_gives_examples(call: Call) -> None:
+    for words in ((), ("layout",), ("select",), ("training",)):
+        ended = call("bench", *words, "--help")
+        assert ended.code == 0
+        assert "econmt bench" in ended.out
