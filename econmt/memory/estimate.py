@@ -23,6 +23,7 @@ from econmt.memory.fake import REPLACEMENTS, CuDNN
 from econmt.memory.ledger import Ledger, give_state, track_step
 from econmt.memory.tracker import Storage, Tracker
 from econmt.model import Implementations, TranslationModel, build_model
+from econmt_ops.select import rules_only
 
 CUBLAS_WORKSPACE = 2 * (32 << 20)
 """Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0; others get 8.1 MiB for each 32.
@@ -54,8 +55,7 @@ def estimate_step(
         target_size: target vocabulary.
         shape: (B, S, T): sentence pairs, source positions, target positions.
         device: "cpu" or "cuda".
-        precision: of products and feature maps; None: as the recipe says, "auto" being bfloat16 on cuda and
-            float32 on the CPU.
+        precision: of products and feature maps; None: as the recipe says, "auto" being float32.
         implementations: instead of those that the recipe asks for.
 
     Returns:
@@ -63,12 +63,10 @@ def estimate_step(
     """
     cuda = device == "cuda"
     if precision is None:
-        wanted = recipe.training.precision
-        lower = wanted == "bfloat16" or (wanted == "auto" and cuda)
-        precision = torch.bfloat16 if lower else torch.float32
+        precision = torch.bfloat16 if recipe.training.precision == "bfloat16" else torch.float32
     batch, source_length, target_length = shape
     smoothing = recipe.training.label_smoothing
-    with FakeTensorMode(), CuDNN() if cuda else nullcontext():
+    with FakeTensorMode(), CuDNN() if cuda else nullcontext(), rules_only(device):
         model = build_model(recipe, source_size, target_size).train()
         if implementations is not None:
             model.implementations = implementations

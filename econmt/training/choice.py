@@ -26,14 +26,17 @@ OPS = {
 }
 """The key of a recipe's section ``ops`` that each op belongs to."""
 
+_RULED_BY = {"attention": "attentional_lstm", "lstm": "lstm", "output": "linear_cross_entropy"}
+"""The op whose rule holds for a key where nothing was measured."""
+
 POSITIONS = 6
 """Positions of the batch that is measured: a step of a long sentence takes as long as one of a short one."""
 
 SECONDS = 1.6
 """What measuring may take; with the batch itself it stays under two seconds."""
 
-_RULE = Implementations("recompute", "recompute", "recompute", "gates")
-"""What auto means in training where nothing was measured."""
+_STASH = "gates"
+"""What recomputing LSTMs keep where nothing else is said."""
 
 _LEAST_OPERATIONS = 1e9
 """Below this many operations in the measured batch there is nothing to gain: it takes milliseconds."""
@@ -94,6 +97,7 @@ def settle(
     given: Implementations,
     measurements: Iterable[Measurement],
     *,
+    device: str = "cpu",
     updates: float = 0.0,
     positions: float = 1.0,
 ) -> Implementations:
@@ -102,6 +106,7 @@ def settle(
     Args:
         given: the recipe's.
         measurements: of the model's ops; where there are none the rule holds.
+        device: the type of device whose rule that is.
         updates: how many the run will have at least: "compiled" must save more time in them than compiling takes.
         positions: positions of an average batch by those of the measured one.
     """
@@ -110,10 +115,12 @@ def settle(
     for field in ("attention", "lstm", "output"):
         if getattr(given, field) == "auto":
             mine = [measurement for measurement in found if OPS.get(measurement.op) == field]
-            chosen[field] = _fastest(mine, updates * positions) or getattr(_RULE, field)
+            chosen[field] = _fastest(mine, updates * positions) or econmt_ops.select.rule(
+                _RULED_BY[field], device
+            )
     # An implementation that is named keeps what it keeps by itself, and there is one level for all.
     free = {given.attention, given.lstm} <= {"auto", "reference"}
-    stash = _RULE.stash if given.stash == "auto" and free else given.stash
+    stash = _STASH if given.stash == "auto" and free else given.stash
     return given._replace(**chosen, stash=stash)
 
 

@@ -194,7 +194,13 @@ def _choose(trainer: Trainer) -> str:
         positions = max(frequent.source, frequent.target)
         tokens = int(trainer.prepared.train.target_lengths.sum()) + len(trainer.prepared.train)
         updates = expected_updates(recipe.training, trainer.batches.batches_per_epoch, tokens)
-        chosen = settle(given, found, updates=updates, positions=positions / min(positions, POSITIONS))
+        chosen = settle(
+            given,
+            found,
+            device=trainer.device.type,
+            updates=updates,
+            positions=positions / min(positions, POSITIONS),
+        )
     model.implementations = chosen
     state.choices = as_saved(chosen, trainer.device)
     parts = ", ".join(f"{field} {name}" for field, name in chosen._asdict().items())

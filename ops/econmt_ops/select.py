@@ -39,6 +39,13 @@ RECURRENT = ("lstm", "bidirectional_lstm", "attentional_lstm")
 
 _FASTEST_STASH = "gates"
 
+_LAUNCH_BOUND = ("cuda",)
+"""Devices on which launching the many small kernels of a recomputing loop takes longer than running them.
+
+Measured on an H200 (docs/results.md): a step of the iwslt recipe takes twice the reference's time with all recurrent
+ops recomputed, though these keep a fifth.
+"""
+
 _SAMPLES = 20
 """Samples at which a candidate is known well enough."""
 
@@ -133,7 +140,8 @@ def run(
 
     "auto" is the fastest candidate where they were measured. Elsewhere it is "recompute" where a backward pass will
     follow, and "reference" otherwise or where there is no other; a recurrent op then keeps its gates unless told
-    otherwise: it is as fast as the reference and keeps less. Named implementations keep what they keep by themselves.
+    otherwise: it is as fast as the reference and keeps less. On a GPU it is not as fast, so there recurrent ops are
+    "reference". Named implementations keep what they keep by themselves.
 
     Args:
         problem: what the call is about.
@@ -152,10 +160,10 @@ def run(
         raise ValueError(f"{op}: unknown implementation {implementation!r}; available: {names}")
     if stash != "auto" and stash not in STASHES:
         raise ValueError(f"{op}: unknown stash level {stash!r}; available: {', '.join(('auto', *STASHES))}")
-    rule = _rule(problem, available, implementation, stash, options)
+    default = _rule(problem, available, implementation, stash, options)
     if (implementation != "auto" and len(options) < 2) or torch.compiler.is_compiling():
-        return call(rule, *problem.arguments)
-    chosen = _choose(problem, call, available, implementation, stash, options, rule)
+        return call(default, *problem.arguments)
+    chosen = _choose(problem, call, available, implementation, stash, options, default)
     return call(chosen, *problem.arguments)
 
 
@@ -169,9 +177,30 @@ def _rule(
     """What runs where nothing is measured."""
     name = implementation
     if name == "auto":
-        name = "recompute" if "recompute" in available and problem.keeps_gradients else "reference"
-        stash = _FASTEST_STASH if stash == "auto" and problem.op in RECURRENT else stash
-    return Candidate(name, available[name], _options(name, stash, options[0] if options else {}))
+        recomputes = problem.keeps_gradients and rule(problem.op, _device_type(problem)) == "recompute"
+        name = "recompute" if "recompute" in available and recomputes else "reference"
+    level = _level(problem, implementation, stash)
+    return Candidate(name, available[name], _options(name, level, options[0] if options else {}))
+
+
+def rule(op: str, device: str) -> str:
+    """What "auto" means where a backward pass will follow and nothing is measured.
+
+    Args:
+        op: its name.
+        device: the type of the device, "cpu" or "cuda".
+    """
+    return "reference" if op in RECURRENT and device in _LAUNCH_BOUND else "recompute"
+
+
+def _device_type(problem: Problem) -> str:
+    return _MODE.device or problem.device.type
+
+
+def _level(problem: Problem, implementation: str, stash: str) -> str:
+    """What an op that recomputes keeps."""
+    free = implementation == "auto" and stash == "auto" and problem.op in RECURRENT
+    return _FASTEST_STASH if free else stash
 
 
 def _options(name: str, stash: str, others: Mapping[str, str]) -> dict[str, str]:
@@ -186,16 +215,16 @@ def _choose(
     implementation: str,
     stash: str,
     options: Sequence[Mapping[str, str]],
-    rule: Candidate,
+    default: Candidate,
 ) -> Candidate:
     """The rule, or what was measured to be faster."""
     session = _MODE.session
     if _MODE.rules_only or any(isinstance(tensor, FakeTensor) for tensor in tensors_of(problem.arguments)):
-        return rule
+        return default
     if problem.device.type == "meta" or (session is None and not _remembered(machine(problem.device))):
-        return rule
+        return default
     names = [name for name in available if implementation in ("auto", name)]
-    levels = [rule.options.get("stash", stash)]
+    levels = [_level(problem, implementation, stash)]
     if session is not None and session.byte_limit is not None and stash == "auto" and problem.op in RECURRENT:
         levels = list(STASHES)
     found: dict[str, Candidate] = {}
@@ -205,19 +234,19 @@ def _choose(
             for others in options or [{}]:
                 candidate = Candidate(name, available[name], _options(name, level, others))
                 found.setdefault(candidate.label, candidate)
-    found[rule.label] = rule
-    return _choose_among(problem, call, found, rule)
+    found[default.label] = default
+    return _choose_among(problem, call, found, default)
 
 
 def _choose_among(
-    problem: Problem, call: Callable[..., Any], found: Mapping[str, Candidate], rule: Candidate
+    problem: Problem, call: Callable[..., Any], found: Mapping[str, Candidate], default: Candidate
 ) -> Candidate:
     where, key, session = machine(problem.device), problem.key, _MODE.session
     remembered = _remembered(where).get(key, {})
     if session is None:
         records = {name: record for name, record in remembered.items() if name in found}
-        return found[decide(records, rule.label)] if rule.label in records else rule
-    return found[session.choose(problem, call, found, rule.label, remembered, where)]
+        return found[decide(records, default.label)] if default.label in records else default
+    return found[session.choose(problem, call, found, default.label, remembered, where)]
 
 
 @functools.cache
@@ -368,10 +397,11 @@ def _counting_bytes(tensors: Sequence[Tensor]) -> Iterator[dict[int, int]]:
 
 
 class _Mode(threading.local):
-    """Of this thread: the session that measures, and whether measurements are left aside."""
+    """Of this thread: the session that measures, whether measurements are left aside, and whose rules hold."""
 
     session: Session | None = None
     rules_only: bool = False
+    device: str | None = None
 
 
 _MODE = _Mode()
@@ -406,11 +436,16 @@ def measuring(
 
 
 @contextmanager
-def rules_only() -> Iterator[None]:
-    """Within it, "auto" follows the rule whatever was measured: the same on every machine."""
-    before = _MODE.rules_only
-    _MODE.rules_only = True
+def rules_only(device: str | None = None) -> Iterator[None]:
+    """Within it, "auto" follows the rule whatever was measured: the same on every machine.
+
+    Args:
+        device: the type of device whose rule to follow, for those who tell what would happen there; None: that of the
+            tensors.
+    """
+    before = _MODE.rules_only, _MODE.device
+    _MODE.rules_only, _MODE.device = True, device
     try:
         yield
     finally:
-        _MODE.rules_only = before
+        _MODE.rules_only, _MODE.device = before

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt_ops.select import Candidate, Problem, implementations, run
+from econmt_ops.select import Candidate, Problem, implementations, rule, rules_only, run
 
 OPS = {
     "additive_attention": "econmt_ops.additive_attention",
@@ -102,6 +102,23 @@ def test_auto_keeps_the_gates_of_recurrent_ops() -> None:
     assert resolved("lstm", "auto", available, variable, "outputs").options == {"stash": "outputs"}
     assert resolved("lstm", "recompute", available, variable).options == {}
     assert resolved("lstm", "auto", available).options == {}
+
+
+@pytest.mark.parametrize("op", ["lstm", "bidirectional_lstm", "attentional_lstm"])
+def test_auto_recomputes_no_recurrent_op_on_a_gpu(op: str) -> None:
+    available = {"reference": min, "recompute": max}
+    variable = (torch.ones(1, requires_grad=True),)
+    with rules_only("cuda"):
+        assert resolved(op, "auto", available, variable) == ("reference", min, {})
+        assert resolved(op, "recompute", available, variable, "cells") == (
+            "recompute",
+            max,
+            {"stash": "cells"},
+        )
+        assert resolved("additive_attention", "auto", available, variable).name == "recompute"
+        assert resolved("linear_cross_entropy", "auto", available, variable).name == "recompute"
+    assert resolved(op, "auto", available, variable).name == "recompute"
+    assert (rule(op, "cuda"), rule(op, "cpu")) == ("reference", "recompute")
 
 
 def test_ops_refuse_unknown_implementations() -> None:

@@ -327,14 +327,18 @@ def test_settings_begin_with_the_given_one_and_end_with_the_leanest(device: str)
     assert found[-1] == LEAN
     assert len(set(found)) == len(found) == 7
     # The cheapest first; gates are kept until it is the LSTM's turn.
-    attention, output = (
-        Implementations(attention="recompute", stash="gates"),
-        Implementations(output="recompute"),
-    )
-    assert found[1] == {"cpu": output, "cuda": attention}[device]
+    assert found[1] == Implementations(output="recompute")
     assert found[2] == Implementations("recompute", "auto", "recompute", "gates")
     assert PRICES[device]["lstm"] == max(PRICES[device].values())
     assert [setting.stash for setting in found[3:]] == ["gates", "cells", "attention", "outputs"]
+
+
+def test_on_a_gpu_auto_keeps_what_autograd_keeps() -> None:
+    peak = estimator(small(), VOCABULARY, VOCABULARY, "cuda", torch.float32)
+    shape = Shape(2048, 40, 40)
+    plain, output, attention, lstm, *others = (peak(each, shape, False) for each in settings(AUTO, "cuda"))
+    assert plain == output == peak(Implementations("reference", "reference", "recompute"), shape, False)
+    assert output > attention > lstm > others[-1]
 
 
 def test_what_a_recipe_names_stays() -> None:

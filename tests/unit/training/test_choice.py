@@ -46,6 +46,7 @@ def test_nothing_measured_is_the_rule() -> None:
     # What is named keeps what it keeps by itself.
     assert settle(Implementations(lstm="recompute"), []).stash == "auto"
     assert settle(Implementations(lstm="reference"), []).stash == "gates"
+    assert settle(AUTO, [], device="cuda") == Implementations("reference", "reference", "recompute", "gates")
 
 
 def test_each_kind_of_op_for_itself() -> None:
@@ -142,7 +143,9 @@ def test_a_run_is_measured_at_its_start_and_keeps_the_choice(
     one = Run(text, tmp_path / "one", ("training.max_updates=2",))
     one.train()
     chosen = Implementations("reference", "reference", "reference", "gates")
-    assert "ops: attention reference, lstm reference, output reference, stash gates (measured in" in one.said()
+    assert (
+        "ops: attention reference, lstm reference, output reference, stash gates (measured in" in one.said()
+    )
     assert "ops: attention reference" in one.folder.log.read_text()
     # It goes on as it began, although the rule says otherwise now.
     monkeypatch.setattr(run, "measure", None)
