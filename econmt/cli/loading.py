@@ -29,7 +29,7 @@ class Averaging(str, Enum):
 
 
 class Precision(str, Enum):
-    """Of products; auto is bfloat16 on a GPU that has it, else float32."""
+    """Of products; auto is what is faster on the device."""
 
     auto = "auto"
     float32 = "float32"
@@ -64,7 +64,7 @@ ThreadsOption = Annotated[
 PrecisionOption = Annotated[
     Precision,
     typer.Option(
-        "--precision", help="Of products; auto: bfloat16 on a GPU that has it. Scores agree in float32 only."
+        "--precision", help="Of products; auto: what is faster, float32 so far. Scores agree in float32 only."
     ),
 ]
 OutputOption = Annotated[

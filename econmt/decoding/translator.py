@@ -97,13 +97,20 @@ def batches_by_length(lengths: Sequence[int], batch_size: int, tokens: int) -> l
 
 @contextmanager
 def evaluation_mode(models: Sequence[object]) -> Iterator[None]:
-    """Switch dropout off for the time of the context, and back to what it was."""
+    """Switch dropout and cuDNN's TF32 off for the time of the context, and back to what they were.
+
+    PyTorch lets cuDNN compute the LSTMs of whole sentences in TF32, but not the single steps of a search: with it a
+    translation and the same words scored would differ in the fourth digit.
+    """
     training = [model for model in models if isinstance(model, nn.Module) and model.training]
+    allowed = torch.backends.cudnn.allow_tf32
     for model in training:
         model.eval()
+    torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
+        torch.backends.cudnn.allow_tf32 = allowed
         for model in training:
             model.train()
 

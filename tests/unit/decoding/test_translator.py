@@ -215,6 +215,14 @@ def test_broken_parameters_are_told_with_the_line() -> None:
         list(translator(Broken()).translate(["", "a"]))
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_evaluation_is_exact_in_cudnn(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
+    with evaluation_mode([]):
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32 == allowed
+
+
 def test_evaluation_mode_comes_and_goes() -> None:
     on, off = nn.Dropout(), nn.Dropout().eval()
     with evaluation_mode([on, off, object()]):
