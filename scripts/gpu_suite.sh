@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Runs all tests that need CUDA, the profiles of three recipes and all benchmarks, in under eight minutes, and writes
-# what they say to a folder.
+# Runs all tests that need CUDA, the profiles of three recipes and the benchmarks of memory and training, in under eight
+# minutes, and writes what they say to a folder.
 #
 #   scripts/gpu_suite.sh [FOLDER]
 #
 # FOLDER ($OUT, or results-gpu, if it is left out) gets environment.json, tests.txt, profile.txt (of the first recipe
-# as JSON, of the others as tables), profile.html of the first recipe, and for each scripts/bench_*.py a table and a
-# JSON file of its name. Nothing is installed if the Python there has all that is needed (PYTHON, or the
-# .venv of make test, or python3); WHEELS names a folder of wheels for what it lacks, for machines without a network.
+# as JSON, of the others as tables), profile.html of the first recipe, bench_memory.txt and .json, bench_training.txt
+# and .csv. Tests run in four processes where pytest-xdist is there. Nothing is installed if the Python there has all
+# that is needed (PYTHON, or the .venv of make test, or python3); WHEELS names a folder of wheels for what it lacks, for
+# machines without a network.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -66,48 +67,46 @@ EOF
 
 left() { echo $((deadline - SECONDS)); }
 
-echo "== tests marked cuda"
-timeout "$(left)" "$python" -m pytest -m cuda -p no:cacheprovider -q 2>&1 | tee "$out/tests.txt"
-code=${PIPESTATUS[0]}
-# 5: no test was collected, which is no failure of the code under test.
-[ "$code" -eq 0 ] || [ "$code" -eq 5 ] || failed=1
-
-# A benchmark takes --output FILE.json, prints a table, and ends by itself within a minute or two.
-for benchmark in scripts/bench_*.py; do
-  [ -e "$benchmark" ] || continue
-  name=$(basename "$benchmark" .py)
+# step NAME SECONDS COMMAND...: runs a command for at most so long and writes what it says to NAME.txt, line by line.
+step() {
+  local name=$1 limit=$2 code
+  shift 2
   if [ "$(left)" -lt 20 ]; then
-    echo "gpu_suite: no time left for $name" | tee "$out/$name.txt"
-    failed=1
-    continue
-  fi
-  echo "== $name"
-  timeout "$(left)" "$python" "$benchmark" --device cuda --output "$out/$name.json" 2>&1 | tee "$out/$name.txt"
-  [ "${PIPESTATUS[0]}" -eq 0 ] || failed=1
-done
-
-# profile NAME ARGUMENT...: adds what econmt profile says of a recipe to profile.txt.
-profile() {
-  local name=$1 limit
-  limit=$(left)
-  if [ "$limit" -lt 20 ]; then
-    echo "gpu_suite: no time left for the profile of $name" | tee -a "$out/profile.txt"
+    echo "gpu_suite: no time left for $name" | tee -a "$out/$name.txt"
     failed=1
     return
   fi
-  echo "== profile $name" | tee -a "$out/profile.txt"
-  timeout "$((limit < 120 ? limit : 120))" \
-    "$python" -m econmt --debug profile "$@" --device cuda --compare >> "$out/profile.txt" 2>&1
-  local code=$?
-  if [ "$code" -ne 0 ]; then
-    echo "gpu_suite: the profile of $name failed with code $code" | tee -a "$out/profile.txt"
-    tail -n 5 "$out/profile.txt"
+  [ "$limit" -lt "$(left)" ] || limit=$(left)
+  echo "== $name: $*"
+  # An interrupt first, so that a benchmark can say what it has.
+  PYTHONUNBUFFERED=1 timeout --signal=INT --kill-after=10 "$limit" "$@" 2>&1 | tee -a "$out/$name.txt"
+  code=${PIPESTATUS[0]}
+  # 5: no test was collected, which is no failure of the code under test.
+  if [ "$code" -ne 0 ] && [ "$code" -ne 5 ]; then
+    echo "gpu_suite: $name ended with code $code after $SECONDS s" | tee -a "$out/$name.txt"
     failed=1
   fi
 }
 
+# profile ARGUMENT...: what econmt profile says of a recipe.
+profile() {
+  step profile 90 "$python" -m econmt --debug profile "$@" --device cuda --compare
+}
+
+: > "$out/tests.txt"
 : > "$out/profile.txt"
+: > "$out/bench_memory.txt"
+: > "$out/bench_training.txt"
+workers=()
+if "$python" -c 'import xdist' 2> /dev/null; then
+  workers=(-n 4)
+fi
+step tests 240 "$python" -m pytest -m cuda -p no:cacheprovider -q ${workers[@]+"${workers[@]}"}
 profile iwslt --bucket 100x100 --html "$out/profile.html" --json
+step bench_memory 190 "$python" scripts/bench_memory.py --device cuda --limit 150 --output "$out/bench_memory.json"
+# A row is written to the file as soon as it is measured.
+step bench_training 80 "$python" -m econmt bench training iwslt groundhog best --length 50 --precision float32 \
+  --precision bfloat16 --seconds 1 --device cuda --csv "$out/bench_training.csv"
 profile groundhog
 profile best
 

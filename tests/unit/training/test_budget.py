@@ -488,16 +488,30 @@ def test_a_gpu_keeps_to_the_budget(make_run: MakeRun) -> None:
 
 @pytest.mark.cuda
 def test_a_gpu_that_is_full_learns_smaller_micro_batches(make_run: MakeRun, use_rows: Use) -> None:
-    use_rows(1 << 14)
-    trainer = make_run("training.device=cuda", "training.memory_budget=96MiB", *EXACT).trainer()
-    few = batch_of(trainer, range(30))
+    use_rows(1)
+    trainer = make_run("training.device=cuda", BUDGET, *EXACT).trainer()
+    few, times = batch_of(trainer, range(30)), 4000
     names = ("source", "source_lengths", "target_input", "target_output", "target_lengths", "indices")
-    many = {name: torch.cat([getattr(few, name)] * 400) for name in names}
-    batch = Batch(**many, source_tokens=400 * few.source_tokens, target_tokens=400 * few.target_tokens)
+    many = {name: torch.cat([getattr(few, name)] * times) for name in names}
+    batch = Batch(**many, source_tokens=times * few.source_tokens, target_tokens=times * few.target_tokens)
+    (rows, source), target = batch.source.shape, batch.target_output.shape[1]
+    plan = Plan(1 << 40, [Allotment(source, target, rows, 1, rows, 1, LEAN)], 3)
+    trainer.budget.plan = plan
+    gradients(trainer, [batch])  # now cuBLAS has its workspaces
+    trainer.optimizer.zero_grad(set_to_none=True)
     torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    fixed = torch.cuda.memory_allocated()
+    whole = {name: value.cpu() for name, value in gradients(trainer, [batch]).items()}
+    assert trainer.budget.notes == []
+    needed = torch.cuda.max_memory_allocated()
+    assert needed - fixed > 200 << 20  # many segments of the allocator
+    trainer.optimizer.zero_grad(set_to_none=True)
+    torch.cuda.empty_cache()
+    plan.budget = (fixed + needed) // 2
     with trainer.budget.enforced():
         divided = gradients(trainer, [batch])
     assert trainer.budget.notes
-    trainer.budget.plan = None
-    for name, value in gradients(trainer, [batch]).items():
-        torch.testing.assert_close(divided[name], value, rtol=2e-2, atol=1e-3)
+    assert plan.find(batch).rows < rows
+    for name, value in divided.items():
+        torch.testing.assert_close(value.cpu(), whole[name], rtol=2e-2, atol=1e-3)
