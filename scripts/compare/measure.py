@@ -167,6 +167,7 @@ def run(
         )
         watch = MemoryWatch(process.pid)
         stack.enter_context(watch)
+        stack.callback(_end, process)  # whatever happens here, nothing is left running
         timer = threading.Timer(limit, _end, [process])
         timer.daemon = True
         timer.start()
@@ -197,5 +198,6 @@ def run(
 
 def _end(process: subprocess.Popen[str]) -> None:
     """End the command and what it started: all that is in its own session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

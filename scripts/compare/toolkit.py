@@ -158,8 +158,8 @@ def install(toolkit: Toolkit, folder: Path, given: str | None) -> Path:
     place.parent.mkdir(parents=True, exist_ok=True)
     _step([str(base), "-m", "venv", str(place)])
     pip = [str(interpreter), "-m", "pip", "install", "--quiet", "--no-deps"]
-    if toolkit.python == "3.6":
-        _step([*pip, "pip==21.3.1"])  # the one that comes with Python 3.6 does not know today's wheels
+    # Python 3.6 brings one too old for today's wheels; one newer than 24.0 refuses what fairseq asks for.
+    _step([*pip, f"pip=={'21.3.1' if toolkit.python == '3.6' else '24.0'}"])
     lines = wanted.splitlines()
     if toolkit.build_without_isolation is not None:
         early = [line for line in lines if line.split("==")[0].lower() in toolkit.build_first]
