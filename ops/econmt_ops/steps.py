@@ -18,6 +18,9 @@ from torch import Tensor
 
 LAYER_NORM_EPSILON = 1e-5
 
+_VARIANTS = 64
+"""How often a step may be compiled anew."""
+
 
 def cell_forward(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     """One LSTM step from its gates before their nonlinearities.
@@ -220,7 +223,30 @@ def compiled() -> Steps:
             stacklevel=2,
         )
         return EAGER
-    return Steps(*(torch.compile(function, dynamic=True) for function in EAGER))
+    return Steps(*(compile_step(function, dynamic=True) for function in EAGER))
+
+
+def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
+    """The function compiled by torch.compile, for tensors that are slices of others.
+
+    A step is given slices of what is kept for all steps. Compiled code would be bound to the shapes and strides of the
+    tensors that they are slices of, so it does not see them. It is also made anew for slices that begin where their
+    tensor does, for sizes of one and for other types; torch.compile gives up after eight such variants, which the types
+    and shapes of one process can exceed, so its limit is raised.
+
+    Args:
+        function: of tensors and numbers, run where autograd does not look.
+        dynamic: as torch.compile takes it.
+    """
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _VARIANTS)
+    made = torch.compile(function, dynamic=dynamic)
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        return made(*(part.data if isinstance(part, Tensor) else part for part in arguments))
+
+    return call
 
 
 def steps(compiled_ones: bool) -> Steps:

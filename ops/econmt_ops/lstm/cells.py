@@ -93,7 +93,7 @@ IN_PLACE = Cells(_forward_in_place, _backward_in_place)
 @functools.cache
 def _compiled() -> Cells:
     # Sizes are constants of the code until one of them changes; then that one becomes a variable.
-    return Cells(torch.compile(_forward_pure), torch.compile(_backward_pure))
+    return Cells(steps.compile_step(_forward_pure), steps.compile_step(_backward_pure))
 
 
 def cells(pointwise: str) -> Cells:
