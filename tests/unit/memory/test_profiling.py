@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -170,11 +171,17 @@ def test_a_gpu_too_small_for_the_model(workload: Workload, monkeypatch: pytest.M
 def test_measured_on_a_gpu() -> None:
     larger = Workload(load_recipe("iwslt", ["training.precision=float32"]), 5000, 5000)
     device, shape = torch.device("cuda"), Shape(64, 30, 25)
+    # What other tests of this process have left there is not the step's; cuBLAS will take its workspaces again.
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    left = torch.cuda.memory_allocated()
     for each in profile(larger, ROWS, shape, device, patient=False, say=str):
         assert each.measured
         assert each.tokens_per_second is not None
         predicted = estimate(larger, each.technique, shape, "cuda")
-        assert each.bytes.peak == pytest.approx(predicted.peak, rel=0.03)
+        # The allocator counts whole blocks, also where a request does not fill the one that it got.
+        assert predicted.allocated is not None
+        assert each.bytes.peak - left == pytest.approx(predicted.allocated, rel=0.03), each.technique.name
 
 
 def test_rows_that_fit() -> None:
