@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -120,8 +119,8 @@ def measure_case(case: Case, variants: list[Variant], device: torch.device, cloc
         if clock.over:
             row["failure"] = NO_TIME
             continue
+        begin = time.monotonic()
         try:
-            begin = time.monotonic()
             if timed:
                 agree(variant.name, steps.values(variant), wanted, TOLERANCE[variant.precision])
                 steps.turn(variant)
@@ -137,6 +136,10 @@ def measure_case(case: Case, variants: list[Variant], device: torch.device, cloc
         except torch.cuda.OutOfMemoryError:
             row["failure"] = "out of memory"
         steps.forget()
+        print(
+            f"{case.name}: {variant.name}, {row['precision']}: {time.monotonic() - begin:.1f} s",
+            file=sys.stderr,
+        )
     good = [(variant, row) for variant, row in zip(variants, rows, strict=True) if "failure" not in row]
     if timed:
         runs = {f"{variant.name} {variant.precision}": partial(steps.turn, variant) for variant, _ in good}
@@ -464,22 +467,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         limit = (110.0 if gpu else 900.0) if options.limit is None else options.limit
         turns = 0.0 if options.quick else 6.0 if gpu else 30.0
         clock = Clock(limit, turns if options.seconds is None else options.seconds)
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-        )
+        git = ["git", "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
         found: dict[str, Any] = {
             "command": " ".join(sys.argv if arguments is None else ["bench_memory.py", *arguments]),
-            "commit": commit.stdout.strip() or None,
+            "commit": commit or None,
             "machine": describe_machine(str(device)),
-            "data": bool(os.environ.get("ECONMT_DATA")),
             "peak_flops_per_second": {
                 name: peak_flops(device, getattr(torch, name)) for name in options.precisions
             },
         }
-        print(
-            ", ".join(f"{key} {value}" for key, value in found["machine"].items()),
-            f"commit {found['commit']}",
-        )
+        print(", ".join(f"{key} {value}" for key, value in found["machine"].items()), f"commit {commit}")
         ceilings = (f"{name} {format_rate(rate)}" for name, rate in found["peak_flops_per_second"].items())
         print("a large matrix product:", ", ".join(ceilings))
         with settings(device):
