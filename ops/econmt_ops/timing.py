@@ -14,9 +14,6 @@ _SAMPLE_SECONDS = 1e-3
 _HOPELESS = 1.5
 """A function whose quickest call takes this many times the quickest of all is not called again."""
 
-_FIRST_CALLS_DIFFER = 2.0
-"""First calls, which also set things up, must be this much further apart to tell."""
-
 
 class Timing(NamedTuple):
     """Seconds of a call: the median, the lowest and the highest decile, how many samples, and of its first call."""
@@ -88,8 +85,8 @@ def alternate(
         if first and clock() + least * len(functions) * min(first.values()) > end:
             return None
         first[name] = sample(function, 1)
-    limit = _HOPELESS * _FIRST_CALLS_DIFFER * min(first.values())
-    alive = [name for name in functions if not drop or first[name] <= limit]
+    # First calls set things up, in libraries too, and so tell nothing of a function that comes early.
+    alive = list(functions)
     repeats = {name: max(1, round(_SAMPLE_SECONDS / max(first[name], 1e-9))) for name in functions}
     for count in range(most):
         # A round that is bound to take too long is not begun.
@@ -104,7 +101,7 @@ def alternate(
         if drop:
             best = min(min(samples[name]) for name in alive)
             alive = [name for name in alive if min(samples[name]) <= _HOPELESS * best]
-    return {name: _timing(samples[name] or [first[name]], first[name]) for name in functions}
+    return {name: _timing(samples[name], first[name]) for name in functions}
 
 
 def _timing(samples: list[float], first: float) -> Timing:
