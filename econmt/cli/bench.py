@@ -17,7 +17,8 @@ from econmt.cli.workload import find_workload
 from econmt.errors import InputError
 from econmt.recipe import load_recipe
 from econmt.training.choice import Shape, expected_updates
-from econmt.training.devices import reproducible, resolve_device, resolve_precision
+from econmt.training.devices import reproducible, resolve_device
+from econmt.training.precision import precision_of_run
 from econmt.typed_yaml import parse_size
 
 app = typer.Typer(
@@ -188,7 +189,7 @@ def _select(
         (found.workload.source_size, found.workload.target_size),
         Shape(*found.shape),
         where,
-        resolve_precision(recipe.training.precision, where),
+        precision_of_run(recipe, where).dtype,
         seconds=600.0 if compiled else seconds,
         compiled=compiled,
         byte_limit=most,

@@ -63,9 +63,7 @@ ThreadsOption = Annotated[
 ]
 PrecisionOption = Annotated[
     Precision,
-    typer.Option(
-        "--precision", help="Of products; auto: what is faster, float32 so far. Scores agree in float32 only."
-    ),
+    typer.Option("--precision", help="Of products; auto: what is faster here. Scores agree in float32 only."),
 ]
 OutputOption = Annotated[
     Optional[Path],  # noqa: UP045

@@ -22,9 +22,10 @@ from econmt.memory.profiling import Profile, Say, Shape, Step, Technique, estima
 from econmt.memory.profiling import profile as measure_profile
 from econmt.memory.report import Report, fit_data, fit_table, print_report, report_data
 from econmt.model import Implementations
-from econmt.recipe import load_recipe
-from econmt.training.devices import reproducible, resolve_device, resolve_precision
+from econmt.recipe import Recipe, load_recipe
+from econmt.training.devices import reproducible, resolve_device
 from econmt.training.files import write_text
+from econmt.training.precision import precision_of_run
 from econmt.typed_yaml import parse_size
 from econmt_ops.steps import has_compiler
 
@@ -121,7 +122,7 @@ class _Run:
         self.found, self.where, self.command = found, where, command
         self.predicted, self.measured = predicted, measured
         self.recipe = found.workload.recipe
-        precision = _precision(self.recipe.training.precision, where, predicted)
+        precision = _precision(self.recipe, where, predicted)
         self.own = Technique("as in the recipe", Implementations.of(self.recipe.ops), precision)
         self.compared = techniques(self.recipe.ops.stash, has_compiler() and not predicted)
         self.console = Console(highlight=False)
@@ -244,10 +245,11 @@ def _device(name: str, predicted: bool) -> torch.device:
     return resolve_device(name)
 
 
-def _precision(name: str, where: torch.device, predicted: bool) -> torch.dtype:
-    if predicted and where.type == "cuda" and name == "auto":
-        return torch.bfloat16
-    return resolve_precision(name, where)
+def _precision(recipe: Recipe, where: torch.device, predicted: bool) -> torch.dtype:
+    """As the recipe says; a prediction does not measure what is faster on the machine where it is made."""
+    if predicted and recipe.training.precision == "auto":
+        return torch.float32
+    return precision_of_run(recipe, where).dtype
 
 
 def _how(profiles: Sequence[Profile], predicted: bool) -> str:

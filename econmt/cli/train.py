@@ -18,9 +18,10 @@ from econmt.memory.plan import plan_table
 from econmt.memory.report import table as ledger_table
 from econmt.recipe import Recipe, find_recipe, load_recipe
 from econmt.training.budget import first_plan
-from econmt.training.devices import resolve_device, resolve_precision
+from econmt.training.devices import resolve_device
 from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupted
+from econmt.training.precision import precision_of_run
 from econmt.training.results import Results
 from econmt.training.run import first_model, run_recipe
 from econmt.training.state import seed_everything
@@ -146,6 +147,6 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
         buckets.add_row(str(source_width), str(target_width), f"{pairs:,}")
     console.print(buckets)
     device = resolve_device(training.device)
-    plan = first_plan(recipe, prepared, device, resolve_precision(training.precision, device))
+    plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device).dtype)
     if plan is not None:
         console.print(plan_table(plan))

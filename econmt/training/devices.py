@@ -10,9 +10,7 @@ from typing import Any
 import torch
 
 from econmt.errors import InputError
-
-FASTEST_PRECISION = {"cpu": torch.float32, "cuda": torch.float32}
-"""What ``auto`` means on each type of device."""
+from econmt.training.products import time_products
 
 
 def resolve_device(name: str) -> torch.device:
@@ -40,11 +38,14 @@ def resolve_device(name: str) -> torch.device:
 def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
     """The dtype of products and feature maps: auto is what is faster on the device.
 
-    On an H200 that is float32 (docs/results.md): a step of the iwslt recipe takes 233 ms, and 343 ms in bfloat16. Its
-    time goes into launching small kernels, and autocast launches more of them for its casts. bfloat16 keeps less.
+    On the CPU a few milliseconds of products tell; what a run trains with is
+    :func:`~econmt.training.precision.precision_of_run`. On an H200 it is float32 (docs/results.md): a step of the iwslt
+    recipe takes 233 ms, and 343 ms in bfloat16. Its time goes into launching small kernels, and autocast launches more
+    of them for its casts. bfloat16 keeps less.
     """
-    named = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    return named.get(precision, FASTEST_PRECISION[device.type])
+    if precision == "auto":
+        return time_products().fastest if device.type == "cpu" else torch.float32
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:

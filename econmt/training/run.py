@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from rich.console import Console
 
 from econmt.data.store import PreparedData, prepare
@@ -29,11 +30,12 @@ from econmt.training.choice import (
     saved_choice,
     settle,
 )
-from econmt.training.devices import reproducible, resolve_device, resolve_precision
+from econmt.training.devices import reproducible, resolve_device
 from econmt.training.files import write_text, write_whole
 from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupts
 from econmt.training.limits import end_reason
+from econmt.training.precision import Precision, precision_of_run
 from econmt.training.progress import Progress
 from econmt.training.results import Results, are_complete, make_results
 from econmt.training.resume import Start, find_start
@@ -72,7 +74,6 @@ def run_recipe(
         Interrupted: after SIGTERM or Ctrl-C, with everything saved.
     """
     device = resolve_device(recipe.training.device)
-    precision = resolve_precision(recipe.training.precision, device)
     folder = ModelFolder(recipe.output)
     folder.create()
     with folder.locked():
@@ -90,6 +91,7 @@ def run_recipe(
         with reproducible(device, recipe.training.threads):
             store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
             prepared = prepare(recipe, store, search, show_progress=console.is_terminal)
+            precision = _precision(recipe, folder, start, device).dtype
             if overwrite_output:  # only now: text or a budget that cannot be used must not cost the old run
                 first_plan(recipe, prepared, device, precision)
                 folder.clear()
@@ -147,17 +149,18 @@ def make_trainer(
 ) -> tuple[Trainer, list[str]]:
     """A trainer at its start, and what a person should know about it, one line each."""
     device = resolve_device(recipe.training.device)
-    precision = resolve_precision(recipe.training.precision, device)
+    precision = _precision(recipe, folder, start, device)
     seed_everything(recipe.training.seed)
     model = first_model(recipe, prepared)
     for path in prepared.vocabulary_files:
         _copy(path, folder.path / path.name, start)
     state = TrainingState(vocabulary=fingerprint(folder.path), text=text_fingerprint(prepared))
-    trainer = Trainer(recipe, folder, prepared, model.to(device), state, device, precision)
+    trainer = Trainer(recipe, folder, prepared, model.to(device), state, device, precision.dtype)
     count = sum(parameter.numel() for parameter in model.parameters())
     notes = [
         f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} pairs, {trainer.batches.batches_per_epoch:,} "
-        f"batches an epoch, {device}, {str(precision).removeprefix('torch.')}, folder {folder.path}"
+        f"batches an epoch, {device}, folder {folder.path}",
+        f"precision: {precision.name} ({precision.why})",
     ]
     if start.commit is not None:
         notes += trainer.load(start.commit)
@@ -171,10 +174,17 @@ def make_trainer(
             notes.append("going on with changed text")
             trainer.state.text = state.text
         notes.append(f"going on from update {trainer.state.update}")
+    trainer.state.precision = precision.name
     trainer.make_plan()
     if trainer.budget.plan is None:
         notes.append(_choose(trainer))
     return trainer, notes
+
+
+def _precision(recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device) -> Precision:
+    """What the run trains with: as it began, or what is faster here if it begins now."""
+    saved = "" if start.commit is None else load_state(folder, start.commit).precision
+    return precision_of_run(recipe, device, saved)
 
 
 def _choose(trainer: Trainer) -> str:

@@ -52,7 +52,7 @@ class TrainingState:
     with (the best one after the plateau schedule went back to it); ``num_not_improved`` counts checkpoints since the
     best one, of score ``best_score``; ``gradient_norm`` is that of the last update; ``text`` and ``vocabulary`` are
     fingerprints; ``plan`` is that of a byte budget, empty without one; ``choices`` names the implementations
-    that the run began with, empty with a budget.
+    that the run began with, empty with a budget; ``precision`` is what it began with, by its name in a recipe.
     """
 
     update: int = 0
@@ -74,6 +74,7 @@ class TrainingState:
     since_log: Meter = field(default_factory=Meter)
     plan: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)
+    precision: str = "float32"
     metrics: list[dict[str, float]] = field(default_factory=list)
 
     def to_json(self) -> str:
@@ -95,8 +96,8 @@ class TrainingState:
                 )
             values["since_checkpoint"] = Meter(**values["since_checkpoint"])
             values["since_log"] = Meter(**values["since_log"])
-            # States of runs that began before there were budgets and choices have none.
-            missing = {entry.name for entry in fields(cls)} - {"plan", "choices"} - set(values)
+            # States of runs that began before there were budgets and choices have none, and auto was float32.
+            missing = {entry.name for entry in fields(cls)} - {"plan", "choices", "precision"} - set(values)
             if missing:
                 raise KeyError(min(missing))
             return cls(**values)

@@ -26,8 +26,8 @@ def test_a_gpu_learns_what_a_cpu_learns(make_run: MakeRun) -> None:
         assert there["valid_perplexity"] == pytest.approx(here["valid_perplexity"], rel=1e-2)
 
 
-def test_bfloat16_is_the_default_and_parameters_stay_float32(make_run: MakeRun) -> None:
-    run = make_run(*GPU)
+def test_parameters_stay_float32_in_bfloat16(make_run: MakeRun) -> None:
+    run = make_run(*GPU, "training.precision=bfloat16")
     run.train()
     trainer = run.trainer()
     assert trainer.precision == torch.bfloat16

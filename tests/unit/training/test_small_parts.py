@@ -15,6 +15,7 @@ from rich.console import Console
 
 from econmt.errors import InputError
 from econmt.recipe import EarlyStopping, Training
+from econmt.training import devices
 from econmt.training.devices import (
     autocast,
     peak_memory,
@@ -24,6 +25,7 @@ from econmt.training.devices import (
 )
 from econmt.training.interrupts import Interrupts
 from econmt.training.limits import end_reason, seconds_left
+from econmt.training.products import ProductTimes
 from econmt.training.progress import Figures, Progress, duration, perplexity
 from econmt.training.readings import Readings
 from econmt.training.state import TrainingState
@@ -132,8 +134,10 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_device("cuda:2")
 
 
-def test_precision() -> None:
-    assert resolve_precision("auto", CPU) == torch.float32
+def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    for times, expected in (((2.0, 1.0), torch.bfloat16), ((1.2, 1.0), torch.float32)):
+        monkeypatch.setattr(devices, "time_products", lambda times=times: ProductTimes(*times))
+        assert resolve_precision("auto", CPU) == expected
     assert resolve_precision("bfloat16", CPU) == torch.bfloat16
     cuda = torch.device("cuda")
     assert [resolve_precision(name, cuda) for name in ("auto", "float32", "bfloat16")] == [
