@@ -60,8 +60,14 @@ class Attention(nn.Module):
         return self.gain, self.shift
 
     def keys(self, values: Tensor) -> Tensor:
-        """Keys (B, S, A or H) of the encoder's outputs ``values`` (B, S, E)."""
-        return values if self.key is None else self.key(values)
+        """Keys (B, S, A or H) of the encoder's outputs ``values`` (B, S, E), which may lie in memory in either order."""
+        if self.key is None:
+            return values
+        by_time = values.transpose(0, 1)
+        if by_time.is_contiguous() and not values.is_contiguous():
+            # As a recomputing LSTM returns them: multiplied in the other order they would be copied, and the copy kept.
+            return self.key(by_time).transpose(0, 1)
+        return self.key(values)
 
     def forward(self, states: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Look at the source from all decoder states at once.
