@@ -38,11 +38,6 @@ _OPTIONS = "bool[] reverse, str stash, str schedule"
 """One entry of each list a direction: a layer reads forwards, backwards, or both ways into one output."""
 
 
-_JOINED_BYTES = 28 << 20
-"""The workspace for gradients of gates where the gates are kept. Beyond 32 MiB glibc takes memory from the system and
-gives it back each time, which costs more than the products gain."""
-
-
 class _Direction:
     """One direction of a layer: its tensors in the order in which its walk meets them.
 
@@ -177,9 +172,7 @@ class _Direction:
         weights = self.weights
         to_inputs = Product(weights.input.t(), None, self.schedule.weights)
         found = [torch.zeros_like(part, dtype=self.accumulate) for part in weights]
-        # Whoever keeps all gates has room for many of their gradients: the products after the loop are then larger.
-        outer = self.blocks if gates is None else self._joined_blocks()
-        for begin, end in reversed(outer):
+        for number, (begin, end) in reversed(list(enumerate(self.blocks))):
             inputs, padding = self.read(begin, end)
             before = self.previous(outputs, begin, end)
             if gates is None:
@@ -190,25 +183,14 @@ class _Direction:
                 total = gates[begin:end]
                 dgates = torch.empty_like(total)
             incoming = None if doutputs is None else self.walk(doutputs, begin, end)
-            for number, (first, last) in reversed(list(enumerate(self.blocks))):
-                if begin <= first < end:
-                    part = slice(first - begin, last - begin)
-                    activated = step_functions.activate(total[part], self.accumulate)
-                    states = self._states(cells, number, activated)
-                    block = None if incoming is None else incoming[part]
-                    dh, dc = self._walk_back(activated, states, block, dh, dc, dgates[part])
+            activated = step_functions.activate(total, self.accumulate)
+            states = self._states(cells, number, activated)
+            dh, dc = self._walk_back(activated, states, incoming, dh, dc, dgates)
             add_outer(found[0], dgates, inputs)
             add_outer(found[1], dgates, before)
             found[2] += add_rows(dgates)
             self.put(dinputs, begin, end, to_inputs(dgates), add)
         return [*found, dh, dc]
-
-    def _joined_blocks(self) -> list[tuple[int, int]]:
-        """Blocks joined to larger ones."""
-        size = self.batch * 4 * self.hidden * self.inputs.dtype.itemsize * (self.blocks[0][1])
-        count = max(1, _JOINED_BYTES // max(1, size))
-        parts = [self.blocks[begin : begin + count] for begin in range(0, len(self.blocks), count)]
-        return [(part[0][0], part[-1][1]) for part in parts]
 
     def _states(self, cells: Tensor, number: int, activated: Tensor) -> Sequence[Tensor]:
         """c before a block of steps and after each of them, from what is kept."""

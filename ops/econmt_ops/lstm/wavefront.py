@@ -77,7 +77,8 @@ class _Stack:
         found = [mask.expand(self.batch, self.steps, self.hidden) for mask in masks if mask is not None]
         if reversed_rows and not variational:
             found = [reverse_rows(mask, lengths) for mask in found]
-        return torch.stack([mask.transpose(0, 1) for mask in found])
+        stacked: Tensor = torch.stack([mask.transpose(0, 1) for mask in found])
+        return stacked
 
     def diagonals(self) -> list[tuple[range, int]]:
         """The layers of each diagonal, and the step of the lowest of them."""

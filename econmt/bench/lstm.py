@@ -1,0 +1,391 @@
+"""What the schedule of an LSTM stack is worth: each decision as a step from eight products a cell to the op's best.
+
+The first steps are written here in plain PyTorch with autograd; from "own backward pass" on it is `econmt_ops.lstm`
+with a schedule. All compute the same function.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt.bench.sheet import Row, Say
+from econmt.errors import InputError
+from econmt.memory.tracker import Tracker
+from econmt_ops import LSTMWeights
+from econmt_ops.lstm import recompute
+from econmt_ops.lstm.schedule import Schedule
+from econmt_ops.precision import accumulate_dtype
+from econmt_ops.steps import has_compiler
+from econmt_ops.timing import quantile, synchronizer
+
+PUBLISHED = (4, 100, 512, 64)
+"""Layers, steps, hidden size and batch of the published comparison (Optim-LSTM)."""
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Of the table of operations a second."""
+
+Stack = Callable[[Tensor, Sequence[LSTMWeights]], Tensor]
+
+
+class Shape(NamedTuple):
+    """Layers, steps, hidden size (also that of the inputs) and batch."""
+
+    layers: int
+    steps: int
+    hidden: int
+    batch: int
+
+    @property
+    def operations(self) -> int:
+        """Of the forward pass; backward takes twice as many."""
+        return 2 * self.layers * self.steps * self.batch * 4 * self.hidden * 2 * self.hidden
+
+
+class Stage(NamedTuple):
+    """A way to run a stack: its name, the published gain of the decision it adds, and the function."""
+
+    name: str
+    published: str
+    run: Stack
+
+
+def plain_layer(
+    inputs: Tensor, layer: LSTMWeights, *, combined: bool, at_once: bool, transposed: bool
+) -> Tensor:
+    """One layer, from zero, as a loop of plain operations.
+
+    Args:
+        inputs: (B, T, I).
+        layer: the weights.
+        combined: the four gates of a cell in one product.
+        at_once: the input's products of all steps before the loop, which needs ``combined``.
+        transposed: weights laid out for X W' before the loop.
+
+    Returns:
+        (B, T, H).
+    """
+    read, recurrent = layer.input, layer.hidden
+    if transposed:
+        read, recurrent = read.t().contiguous().t(), recurrent.t().contiguous().t()
+    h = inputs.new_zeros(inputs.shape[0], layer.hidden.shape[1])
+    c = h.to(accumulate_dtype(h.dtype))
+    given = functional.linear(inputs, read, layer.bias).unbind(1) if at_once else inputs.unbind(1)
+    parts = list(zip(read.chunk(4), recurrent.chunk(4), layer.bias.chunk(4), strict=True))
+    outputs = []
+    for x in given:
+        if at_once:
+            gates: Sequence[Tensor] = torch.addmm(x, h, recurrent.t()).chunk(4, 1)
+        elif combined:
+            total = functional.linear(x, read, layer.bias) + functional.linear(h, recurrent)
+            gates = total.chunk(4, 1)
+        else:
+            gates = [
+                functional.linear(x, weight, bias) + functional.linear(h, square)
+                for weight, square, bias in parts
+            ]
+        i, f, g, o = (gate.to(c.dtype) for gate in gates)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = (torch.sigmoid(o) * torch.tanh(c)).to(inputs.dtype)
+        outputs.append(h)
+    return torch.stack(outputs, 1)
+
+
+def _plain(layer_function: Callable[..., Tensor], **options: bool) -> Stack:
+    def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+        for layer in layers:
+            inputs = layer_function(inputs, layer, **options)
+        return inputs
+
+    return run
+
+
+def _scheduled(schedule: Schedule) -> Stack:
+    def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+        h = inputs.new_zeros(inputs.shape[0], layers[0].hidden.shape[1])
+        zero = (h, h.to(accumulate_dtype(h.dtype)))
+        outputs, _ = recompute.lstm(
+            inputs,
+            tuple(layers),
+            state=(zero,) * len(layers),
+            lengths=None,
+            reverse=False,
+            residual=False,
+            dropout=0.0,
+            dropout_seed=None,
+            variational=False,
+            from_zero=True,
+            stash="gates",
+            schedule=schedule,
+        )
+        return outputs
+
+    return run
+
+
+def by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """torch's own LSTM (oneDNN, cuDNN), all layers in one call; c in the type of the inputs."""
+    none = torch.zeros_like(layers[0].bias)
+    flat = [tensor for layer in layers for tensor in (*layer, none)]
+    zero = inputs.new_zeros(len(layers), inputs.shape[0], layers[0].hidden.shape[1])
+    training = torch.is_grad_enabled()
+    outputs: Tensor = torch.lstm(inputs, (zero, zero), flat, True, len(layers), 0.0, training, False, True)[0]
+    return outputs
+
+
+def stages(compile_loop: bool) -> list[Stage]:
+    """The steps of the ablation, each with all decisions of those before it, then what it is compared with.
+
+    Args:
+        compile_loop: also one layer's loop under torch.compile, which unrolls it and takes minutes to compile.
+    """
+    found = [
+        Stage(
+            "eight products a cell",
+            "1x",
+            _plain(plain_layer, combined=False, at_once=False, transposed=False),
+        ),
+        Stage(
+            "four gates in one product",
+            "2x",
+            _plain(plain_layer, combined=True, at_once=False, transposed=False),
+        ),
+        Stage(
+            "input products of all steps in one",
+            "",
+            _plain(plain_layer, combined=True, at_once=True, transposed=False),
+        ),
+        Stage(
+            "weights transposed", "1.06x", _plain(plain_layer, combined=True, at_once=True, transposed=True)
+        ),
+        Stage("own backward pass, in place", "", _scheduled(Schedule("in-place", "transposed", "layers"))),
+        Stage("weights packed", "", _scheduled(Schedule("in-place", "packed", "layers"))),
+    ]
+    if has_compiler():
+        found.append(
+            Stage("pointwise fused (compiled)", "1.2x", _scheduled(Schedule("compiled", "packed", "layers")))
+        )
+        found.append(
+            Stage(
+                "layer wavefront, compiled", "1.3x", _scheduled(Schedule("compiled", "packed", "wavefront"))
+            )
+        )
+    found.append(
+        Stage("layer wavefront, in place", "1.3x", _scheduled(Schedule("in-place", "packed", "wavefront")))
+    )
+    found.append(Stage("torch.nn.LSTM", "", by_torch))
+    if compile_loop and has_compiler():
+        compiled = torch.compile(plain_layer, dynamic=False)
+        found.append(
+            Stage(
+                "torch.compile of the loop",
+                "",
+                _plain(compiled, combined=True, at_once=True, transposed=False),
+            )
+        )
+    return found
+
+
+def arguments(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[LSTMWeights]]:
+    """Random inputs (B, T, H) and layers, all of which want gradients."""
+    torch.manual_seed(1)
+
+    def make(*size: int, scale: float) -> Tensor:
+        return (torch.randn(size, device=device) * scale).to(dtype).requires_grad_()
+
+    hidden = shape.hidden
+    layers = [
+        LSTMWeights(*(make(4 * hidden, *size, scale=hidden**-0.5) for size in ((hidden,), (hidden,), ())))
+        for _ in range(shape.layers)
+    ]
+    return make(shape.batch, shape.steps, hidden, scale=1.0), layers
+
+
+def passes(
+    stack: Stack, inputs: Tensor, layers: Sequence[LSTMWeights]
+) -> tuple[Callable[[], Tensor], Callable[[], object]]:
+    """The forward pass, and forward and backward down to inputs and weights."""
+    wanted = [inputs, *(part for layer in layers for part in layer)]
+
+    def forward() -> Tensor:
+        return stack(inputs, layers)
+
+    def both() -> object:
+        outputs = forward()
+        return torch.autograd.grad(outputs, wanted, torch.ones_like(outputs))
+
+    return forward, both
+
+
+def ablation(
+    shape: Shape,
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    say: Say,
+    *,
+    samples: int,
+    compile_loop: bool,
+) -> Iterator[Row]:
+    """Times every step of the ablation.
+
+    Args:
+        shape: of the stack.
+        dtypes: of inputs and weights.
+        device: where.
+        say: told what is being measured.
+        samples: timed calls of each; the quickest counts, as what disturbs only adds.
+        compile_loop: also torch.compile of one layer's loop.
+
+    Yields:
+        One row a step and type.
+    """
+    for dtype in dtypes:
+        inputs, layers = arguments(shape, dtype, device)
+        slowest: dict[str, float] = {}
+        for stage in stages(compile_loop):
+            say(f"lstm: {stage.name}, {_name(dtype)}")
+            forward, both = passes(stage.run, inputs, layers)
+            row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": _name(dtype), **_sizes(shape)}
+            row |= _timed(forward, both, shape, device, samples)
+            for what in ("forward", "forward and backward"):
+                slowest.setdefault(what, float(row[f"{what}, ms"]))
+                row[f"{what}, gain"] = slowest[what] / float(row[f"{what}, ms"])
+            yield {**row, "published gain": stage.published}
+
+
+def rates(
+    shape: Shape, dtypes: Sequence[torch.dtype], device: torch.device, say: Say, *, samples: int
+) -> Iterator[Row]:
+    """Operations a second against the batch, of the op's best schedule and of torch's LSTM, beside one large product.
+
+    Args:
+        shape: of the stack; the batch is that of `BATCHES`.
+        dtypes, device, say, samples: as for `ablation`.
+
+    Yields:
+        One row a batch, type and way.
+    """
+    pointwise = "compiled" if has_compiler() else "in-place"
+    ways = {"econmt_ops": _scheduled(Schedule(pointwise)), "torch.nn.LSTM": by_torch}
+    for dtype in dtypes:
+        peak = _peak_rate(shape.hidden, dtype, device)
+        for batch in BATCHES:
+            sized = shape._replace(batch=batch)
+            inputs, layers = arguments(sized, dtype, device)
+            for name, stack in ways.items():
+                say(f"lstm: batch {batch}, {name}, {_name(dtype)}")
+                row: Row = {"bench": "lstm-rates", "schedule": name, "dtype": _name(dtype), **_sizes(sized)}
+                row |= _timed(*passes(stack, inputs, layers), sized, device, samples)
+                yield {**row, "peak GFLOP/s": peak}
+
+
+def _sizes(shape: Shape) -> Row:
+    return {name: int(value) for name, value in shape._asdict().items()}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _timed(
+    forward: Callable[[], object],
+    both: Callable[[], object],
+    shape: Shape,
+    device: torch.device,
+    samples: int,
+) -> Row:
+    """The figures of one stack: the first call, the quickest and the median of the others, and memory."""
+    synchronize = synchronizer(device)
+
+    def seconds(function: Callable[[], object]) -> float:
+        synchronize()
+        began = time.perf_counter()
+        function()
+        synchronize()
+        return time.perf_counter() - began
+
+    first = seconds(both)
+    row: Row = {"first call, s": first}
+    for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
+        times = [seconds(function) for _ in range(samples)]
+        row[f"{what}, ms"] = 1e3 * min(times)
+        row[f"{what}, median ms"] = 1e3 * quantile(times, 0.5)
+        row[f"{what}, GFLOP/s"] = passes_made * shape.operations / min(times) / 1e9
+    return {**row, "peak bytes": _peak_bytes(both, device)}
+
+
+def _peak_bytes(function: Callable[[], object], device: torch.device) -> int:
+    """The most bytes of tensors that a call holds beside what is there before it.
+
+    On the CPU the operators that PyTorch dispatches are followed, so what compiled code makes inside is not seen.
+    """
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - before
+    tracker = Tracker(device)
+    with tracker.recording():
+        function()
+    return tracker.peak()[0] - sum(size for _, size in tracker.before)
+
+
+def _peak_rate(hidden: int, dtype: torch.dtype, device: torch.device) -> float:
+    """GFLOP/s of one large product of this hidden size."""
+    rows = 8192
+    left = torch.randn(rows, hidden, device=device).to(dtype)
+    right = torch.randn(hidden, 4 * hidden, device=device).to(dtype)
+    synchronize = synchronizer(device)
+    times = []
+    for _ in range(8):
+        synchronize()
+        began = time.perf_counter()
+        torch.mm(left, right)
+        synchronize()
+        times.append(time.perf_counter() - began)
+    return 2 * rows * hidden * 4 * hidden / min(times) / 1e9
+
+
+def draw_rates(rows: Sequence[Row], path: Path) -> None:
+    """Draws operations a second, forward and backward, against the batch: a line a way and type, and the peak.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for dtype, colour in zip(
+        sorted({str(row["dtype"]) for row in rows}), ("#33658a", "#c0582b"), strict=False
+    ):
+        mine = [row for row in rows if row["dtype"] == dtype]
+        for name, style in (("econmt_ops", "-o"), ("torch.nn.LSTM", "--s")):
+            points = [
+                (row["batch"], row["forward and backward, GFLOP/s"])
+                for row in mine
+                if row["schedule"] == name
+            ]
+            axes.plot(*zip(*points, strict=True), style, color=colour, label=f"{name}, {dtype}")
+        axes.axhline(
+            float(mine[0]["peak GFLOP/s"]), color=colour, linestyle=":", label=f"one large product, {dtype}"
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("batch")
+    axes.set_ylabel("GFLOP/s, forward and backward")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    finally:
+        plt.close(figure)
