@@ -90,7 +90,8 @@ class _Stack:
 
     def empty(self, steps: int, size: int, dtype: torch.dtype) -> Tensor:
         """An empty (L, steps, B, size)."""
-        return self.inputs.new_empty(self.count, steps, self.batch, size, dtype=dtype)
+        made: Tensor = self.inputs.new_empty(self.count, steps, self.batch, size, dtype=dtype)
+        return made
 
     def upper(self, layers: range, step: int) -> tuple[range, int]:
         """The same without the bottom layer."""
