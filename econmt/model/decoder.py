@@ -133,6 +133,7 @@ class InputFeedingDecoder(Decoder):
             variational=self.dropout.variational,
             layer_norm=attention.layer_norm,
             scale=attention.scale,
+            clean=True,  # the encoder leaves zeros there
             **self.implementations.for_loop(),
         )
         return outputs, alignment, Recurrent(after.layers, after.output)

@@ -33,6 +33,7 @@ from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.limits import end_reason, seconds_left
 from econmt.training.objective import loss_of_batch
 from econmt.training.optimizers import (
+    clip_gradient,
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
@@ -216,17 +217,11 @@ class Trainer:
         Returns:
             The summed loss and the norm of the gradient before clipping, scalars on the device.
         """
-        training = self.recipe.training
         before = None if self.budget.plan is None else random_states()
         while (total := self._add_up(batches, tokens, trim)) is None:
             assert before is not None
             restore_random_states(before)
-        clipping = training.gradient_clipping
-        limit = clipping.threshold if clipping.type == "norm" else float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), limit)
-        if clipping.type == "value":
-            torch.nn.utils.clip_grad_value_(self.parameters.values(), clipping.threshold)
-        return total, norm
+        return total, clip_gradient(self.parameters.values(), self.recipe.training.gradient_clipping)
 
     def _add_up(self, batches: list[Batch], tokens: int, trim: bool) -> torch.Tensor | None:
         """The summed loss, its gradient left in the parameters; None if memory was full and less is tried at once.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -217,6 +218,27 @@ def test_padding_has_no_influence(
     assert padded_part(outputs[1].transpose(1, 2), lengths).eq(0).all()
     assert padded_part(gradients[1], lengths).eq(0).all()
     assert padded_part(gradients[2], lengths).eq(0).all()
+
+
+@ATTENTION
+@pytest.mark.parametrize("steps", [1, 3])
+def test_finite_padding_need_not_be_cleaned(
+    steps: int, attention: str, implementation: str, device: str
+) -> None:
+    size = SimpleNamespace(**{**vars(SIZE), "T": steps})
+    lengths = torch.tensor([5, 1, 0])
+
+    def function(clean: bool, **tensors: Any) -> Any:
+        return attentional_lstm(**tensors, lengths=lengths, clean=clean, implementation=implementation)
+
+    tensors = arguments(size, Make(device, torch.float64), True, attention)
+    expected, expected_gradients = values_and_gradients(partial(function, False), tensors)
+    outputs, gradients = values_and_gradients(partial(function, True), tensors)
+    assert_close(outputs, expected, 0.0)
+    assert_close(gradients, expected_gradients, 1e-12)
+    if implementation == "reference":
+        broken = {**tensors, "values": poisoned(tensors["values"], lengths)}
+        assert not function(True, **broken)[0].isfinite().all()  # the promise is relied on
 
 
 @FEEDING

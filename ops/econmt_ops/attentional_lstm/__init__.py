@@ -88,6 +88,7 @@ def attentional_lstm(
     variational: bool = False,
     layer_norm: tuple[Tensor, Tensor] | None = None,
     scale: float = 1.0,
+    clean: bool = False,
     stash: str = "auto",
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
@@ -120,6 +121,8 @@ def attentional_lstm(
         layer_norm: (gain (A,), bias (A,)) of the layer normalisation applied to query + keys before tanh;
             None: there is none.
         scale: of dot attention; 1 for additive attention.
+        clean: a promise that keys and values are finite past the lengths, so that nothing has to be cleaned there,
+            which is a copy of both a call: much if every call is one step of a search.
         stash: what the recomputing implementations keep for the backward pass, each level beside what those
             before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them,
             and is "gates" if the implementation is "auto" too. The reference keeps what autograd keeps.
@@ -153,6 +156,8 @@ def attentional_lstm(
         start: AttentionalLSTMState,
         norm: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
+        # The recomputing ones clean inside their own steps, where it costs nothing.
+        promise = {"clean": clean} if candidate.name == "reference" else {}
         with explicit_casts(inputs):
             result: tuple[Tensor, Tensor, AttentionalLSTMState] = candidate.function(
                 inputs.to(dtype),
@@ -168,6 +173,7 @@ def attentional_lstm(
                 variational=variational,
                 layer_norm=None if norm is None else (norm[0].to(dtype), norm[1].to(dtype)),
                 scale=scale,
+                **promise,
                 **candidate.options,
             )
         return result

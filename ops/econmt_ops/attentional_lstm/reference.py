@@ -33,10 +33,12 @@ class _Attention:
         lengths: Tensor | None,
         layer_norm: tuple[Tensor, Tensor] | None,
         scale: float,
+        clean: bool,
     ) -> None:
         self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
-        self.keys = zero_padding(keys, self.padding)
-        self.values = zero_padding(values, self.padding)
+        unclean = None if clean else self.padding
+        self.keys = zero_padding(keys, unclean)
+        self.values = zero_padding(values, unclean)
         self.weights = weights
         self.layer_norm = layer_norm
         self.scale = scale
@@ -58,6 +60,24 @@ class _Attention:
         return combined.tanh(), attention
 
 
+class _Recurrence:
+    """What a layer's gates get from what is fed to it and from its own h.
+
+    For many steps it is one product a step with a copy of both weights side by side; a single step, as a search makes
+    them, does without the copy, which would take longer than it saves.
+    """
+
+    def __init__(self, fed: Tensor, hidden: Tensor, steps: int) -> None:
+        self.fed, self.hidden = fed.t(), hidden.t()
+        self.joined = torch.cat([fed, hidden], 1).t() if steps > 1 else None
+
+    def __call__(self, start: Tensor, fed: Tensor, h: Tensor) -> Tensor:
+        """Returns the gates (B, 4H): ``start`` (B, 4H) or (4H,), and the products of ``fed`` (B, .) and h (B, H)."""
+        if self.joined is None:
+            return torch.addmm(start, fed, self.fed).addmm_(h, self.hidden)
+        return torch.addmm(start, torch.cat([fed, h], 1), self.joined)
+
+
 def _fed_steps(
     inputs: Tensor,
     attention: _Attention,
@@ -70,21 +90,22 @@ def _fed_steps(
     bottom, *upper = attention.weights.layers
     size = inputs.shape[2]
     products = functional.linear(inputs, bottom.input[:, :size], bottom.bias)
-    bottom_recurrent = torch.cat([bottom.input[:, size:], bottom.hidden], 1).t()
-    upper_weights = [torch.cat([layer.input, layer.hidden], 1).t() for layer in upper]
+    steps = inputs.shape[1]
+    bottom_gates = _Recurrence(bottom.input[:, size:], bottom.hidden, steps)
+    upper_gates = [_Recurrence(layer.input, layer.hidden, steps) for layer in upper]
     layers, fed = list(state.layers), state.output
     outputs, attentions = [], []
     for step, product in enumerate(products.unbind(1)):
         h, c = layers[0]
-        h, c = lstm_cell(torch.addmm(product, torch.cat([fed, h], 1), bottom_recurrent), c)
+        h, c = lstm_cell(bottom_gates(product, fed, h), c)
         layers[0] = h, c
         read = h
-        for number, (layer, weight) in enumerate(zip(upper, upper_weights, strict=True), start=1):
+        for number, (layer, gates) in enumerate(zip(upper, upper_gates, strict=True), start=1):
             mask = masks[number]
             if mask is not None:
                 read = apply_dropout(read, mask[:, min(step, mask.shape[1] - 1)], dropout)
             h, c = layers[number]
-            h, c = lstm_cell(torch.addmm(layer.bias, torch.cat([read, h], 1), weight), c)
+            h, c = lstm_cell(gates(layer.bias, read, h), c)
             layers[number] = h, c
             read = h + read if residual else h
         output, alpha = attention(read.unsqueeze(1))
@@ -109,9 +130,10 @@ def attentional_lstm(
     variational: bool,
     layer_norm: tuple[Tensor, Tensor] | None,
     scale: float,
+    clean: bool = False,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """See `econmt_ops.attentional_lstm`; all arguments are given, checked and cast."""
-    attention = _Attention(keys, values, weights, lengths, layer_norm, scale)
+    attention = _Attention(keys, values, weights, lengths, layer_norm, scale, clean)
     if input_feeding:
         batch, steps, _ = inputs.shape
         count, hidden = len(weights.layers), state.output.shape[1]
