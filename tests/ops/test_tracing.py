@@ -53,7 +53,8 @@ def compare_compiled(op: str, device: str, dynamic: bool, autocast: bool) -> Non
     torch.compiler.reset()
     call = calls(device, torch.float32)[op]
     compiled = torch.compile(call.function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    tolerance = 2e-2 if autocast else 1e-6
+    # On a GPU, cuDNN's LSTM adds up in another order than the steps it is traced as.
+    tolerance = 2e-2 if autocast else 5e-5 if device == "cuda" else 1e-6
     with torch.autocast(device, torch.bfloat16, enabled=autocast):
         expected, expected_gradients = values_and_gradients(call.function, call.arguments)
         actual, gradients = values_and_gradients(compiled, call.arguments)
