@@ -35,6 +35,7 @@ from memory_steps import (
     Clock,
     Steps,
     Variant,
+    ceiling,
     checkpoint_variants,
     free,
     make_case,
@@ -57,7 +58,6 @@ from econmt.memory.fit import fit, largest_batch
 from econmt.memory.machine import describe_machine
 from econmt.memory.profiling import Shape, Step, Technique, Workload
 from econmt.memory.report import format_bytes, format_rate
-from econmt.memory.timing import peak_flops
 from econmt.memory.tracker import Tracker
 from econmt.recipe import load_recipe
 from econmt.training.devices import reproducible, resolve_device
@@ -147,7 +147,7 @@ def measure_case(case: Case, variants: list[Variant], device: torch.device, cloc
         for (variant, row), own in zip(good, seconds, strict=True):
             row |= spread(own, seconds[0])
             row["tokens_per_second"] = 1000.0 * steps.tokens / row["milliseconds"]
-            row["share"] = 1000.0 * needed / row["milliseconds"] / peak_flops(device, variant.precision)
+            row["share"] = 1000.0 * needed / row["milliseconds"] / ceiling(device, variant.precision)
     vocabulary = " and ".join(f"{size:,}" for size in case.sizes)
     return {
         "products_milliseconds": steps.products(reference) if timed and device.type == "cpu" else None,
@@ -201,7 +201,7 @@ def measure_output(quick: bool, device: torch.device, clock: Clock) -> dict[str,
     flops = 6 * rows_count * width * vocabulary
     for row in rows:
         row |= spread(seconds[row["name"]], seconds["cross_entropy(linear)"])
-        row["share"] = 1000.0 * flops / row["milliseconds"] / peak_flops(device, torch.float32)
+        row["share"] = 1000.0 * flops / row["milliseconds"] / ceiling(device, torch.float32)
     return {"shape": [rows_count, width, vocabulary], "flops": flops, "rows": rows}
 
 
@@ -474,7 +474,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "commit": commit or None,
             "machine": describe_machine(str(device)),
             "peak_flops_per_second": {
-                name: peak_flops(device, getattr(torch, name)) for name in options.precisions
+                name: ceiling(device, getattr(torch, name)) for name in options.precisions
             },
         }
         print(", ".join(f"{key} {value}" for key, value in found["machine"].items()), f"commit {commit}")

@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from econmt.data.corpus import search_path
 from econmt.data.store import prepare
 from econmt.errors import InputError
 from econmt.memory.ledger import Ledger, give_state, measure_step
+from econmt.memory.timing import peak_flops
 from econmt.model import EncoderOutput, Implementations, TranslationModel, build_model
 from econmt.model.decoder import InputFeedingDecoder, Memory, Recurrent
 from econmt.model.layers import draw_seed, weights_of
@@ -429,6 +431,12 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+@cache
+def ceiling(device: torch.device, precision: torch.dtype) -> float:
+    """Operations a second that a large matrix product reaches at best, of many: a disturbed one says nothing."""
+    return max(peak_flops.__wrapped__(device, precision) for _ in range(10))
 
 
 def free(device: torch.device) -> None:
