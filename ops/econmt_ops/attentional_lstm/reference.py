@@ -63,13 +63,14 @@ class _Attention:
 class _Recurrence:
     """What a layer's gates get from what is fed to it and from its own h.
 
-    For many steps it is one product a step with a copy of both weights side by side; a single step, as a search makes
-    them, does without the copy, which would take longer than it saves.
+    For many steps it is one product a step with a copy of both weights side by side; a single step without gradients,
+    as a search makes them, does without the copy, which would take longer than it saves.
     """
 
     def __init__(self, fed: Tensor, hidden: Tensor, steps: int) -> None:
         self.fed, self.hidden = fed.t(), hidden.t()
-        self.joined = torch.cat([fed, hidden], 1).t() if steps > 1 else None
+        joins = steps > 1 or torch.is_grad_enabled()
+        self.joined = torch.cat([fed, hidden], 1).t() if joins else None
 
     def __call__(self, start: Tensor, fed: Tensor, h: Tensor) -> Tensor:
         """Returns the gates (B, 4H): ``start`` (B, 4H) or (4H,), and the products of ``fed`` (B, .) and h (B, H)."""
