@@ -60,14 +60,14 @@ class Attention(nn.Module):
         return self.gain, self.shift
 
     def keys(self, values: Tensor) -> Tensor:
-        """Keys (B, S, A or H) of the encoder's outputs ``values`` (B, S, E), which may lie in memory in either order."""
+        """Keys (B, S, A or H) of the encoder's outputs ``values`` (B, S, E), in either order in memory."""
         if self.key is None:
             return values
         by_time = values.transpose(0, 1)
-        if by_time.is_contiguous() and not values.is_contiguous():
-            # As a recomputing LSTM returns them: multiplied in the other order they would be copied, and the copy kept.
-            return self.key(by_time).transpose(0, 1)
-        return self.key(values)
+        # As a recomputing LSTM returns them: multiplied in the other order they would be copied, and the copy kept.
+        turn = by_time.is_contiguous() and not values.is_contiguous()
+        keys: Tensor = self.key(by_time).transpose(0, 1) if turn else self.key(values)
+        return keys
 
     def forward(self, states: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Look at the source from all decoder states at once.
