@@ -22,8 +22,8 @@ from econmt.training.precision import precision_of_run
 from econmt.typed_yaml import parse_size
 
 app = typer.Typer(
-    help="Measure on this machine: layouts of matrix products, what auto chooses, training steps.",
-    epilog="Example: econmt bench layout --csv layout.csv --plot layout.png",
+    help="Measure on this machine: layouts of matrix products, what auto chooses, training steps, LSTM schedules.",
+    epilog="\b\nExample:\n  econmt bench layout --paper\n  econmt bench lstm --ablation --csv lstm.csv --plot lstm.png",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

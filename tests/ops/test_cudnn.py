@@ -116,7 +116,9 @@ def test_closed_gates_let_nothing_through() -> None:
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("scattered", [False, True])
 def test_on_a_gpu_it_equals_the_cpu_and_warns_of_nothing(directions: int, scattered: bool) -> None:
-    def function(inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def function(
+        inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         with_one_bias = [weight for number, weight in enumerate(weights) if number % 4 < 3]
         return torch_lstm(inputs, with_one_bias, h, c, directions == 2)
 

@@ -85,7 +85,8 @@ def test_measured_whole_where_memory_and_time_allow(workload: Workload) -> None:
         assert each.tokens_per_second == pytest.approx(160 / each.bytes.seconds)
     reference, everything, narrow = (each.bytes for each in found)
     assert everything.stashed < 0.5 * reference.stashed
-    assert narrow.stash["attention"] < everything.stash["attention"]
+    # The decoder's loop is what keeps keys and values; the attention has nothing of its own to keep.
+    assert narrow.stash["decoder"] < everything.stash["decoder"]
     assert said[0] == "predicting 32 x 6 x 5: reference"
 
 
