@@ -37,7 +37,9 @@ class _Attention:
     ) -> None:
         self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
         unclean = None if clean else self.padding
-        self.keys = zero_padding(keys, unclean)
+        # The sums of query and keys lie in memory as the keys do, and the product with the score's weights would copy
+        # and keep each of them if that were time first.
+        self.keys = zero_padding(keys, unclean).contiguous()
         self.values = zero_padding(values, unclean)
         self.weights = weights
         self.layer_norm = layer_norm
