@@ -280,7 +280,7 @@ def make_case(name: str, lengths: str, quick: bool, device: torch.device) -> Cas
     if lengths != "text":
         shape = positions_of(lengths)
         rows = rows_of_batch(recipe.training.batch, shape[1])
-        ends = np.full(rows, shape[0] - 1), np.full(rows, shape[1] - 1)
+        ends = [np.full(rows, positions - 1) for positions in shape]
         batch = _random_batch(draw, sizes, ends, shape)
         return Case(
             name, recipe, sizes, [batch], f"{rows} x {lengths.replace('x', ' x ')}", "every row is full"
@@ -305,12 +305,10 @@ def make_case(name: str, lengths: str, quick: bool, device: torch.device) -> Cas
             ends = draw.integers(9, 20, rows), np.full(rows, target - 1)
             batches.append(_random_batch(draw, sizes, ends, (int(ends[0].max()) + 1, target)))
         note = f"RANDOM batches of 10 to 20 positions, since there is no text: {str(error).splitlines()[0]}"
-    shapes = ", ".join(f"{batch.source.shape[0]} x {_positions(batch)}" for batch in batches)
+    shapes = ", ".join(
+        f"{len(batch.source)} x {batch.source.shape[1]} x {batch.target_output.shape[1]}" for batch in batches
+    )
     return Case(name, recipe, sizes, batches, shapes, note)
-
-
-def _positions(batch: Batch) -> str:
-    return f"{batch.source.shape[1]} x {batch.target_output.shape[1]}"
 
 
 def _random_batch(
@@ -404,11 +402,7 @@ class Steps:
         return ledger, float(self._loss), float(self._norm)
 
     def allocated(self, variant: Variant) -> tuple[int, int]:
-        """Bytes that CUDA's allocator gives out in a step on the largest batch.
-
-        Returns:
-            What the forward pass leaves behind, and the peak of the step, everything included.
-        """
+        """Bytes that CUDA's allocator has given out: what the forward pass leaves, and the peak of the step."""
         self.forget()
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
@@ -450,11 +444,7 @@ def free(device: torch.device) -> None:
 
 
 def resident_peak(run: Callable[[], object]) -> int | None:
-    """The largest resident set of the process during a computation, Python and libraries included; None: unknown.
-
-    Unlike a ledger it sees what operators of PyTorch use inside, and what the allocator of the C library does not give
-    back.
-    """
+    """The largest resident set of the process during a computation, Python and libraries included; None: unknown."""
     process = Path("/proc/self")
     gc.collect()
     try:
