@@ -280,7 +280,7 @@ def make_case(name: str, lengths: str, quick: bool, device: torch.device) -> Cas
     if lengths != "text":
         shape = positions_of(lengths)
         rows = rows_of_batch(recipe.training.batch, shape[1])
-        ends = [np.full(rows, positions - 1) for positions in shape]
+        ends: Sequence[Any] = [np.full(rows, positions - 1) for positions in shape]
         batch = _random_batch(draw, sizes, ends, shape)
         return Case(
             name, recipe, sizes, [batch], f"{rows} x {lengths.replace('x', ' x ')}", "every row is full"
