@@ -9,30 +9,47 @@ from econmt_ops.linear.packed import is_available
 
 LAYOUTS = ("row", "transposed", "packed")
 
+MANY = 1000
+"""More products than laying a weight out for them takes."""
+
+_PACKING = 8
+"""Products of few rows that must follow for packing a weight to pay (Zen 4, one core, 256 to 1,024 units, 16 and 64
+rows: 3 to 11)."""
+
+_PACKING_TURNED = 50
+"""The same of a transposed view, whose packing takes five to ten times as long while oneDNN reads it as fast as a copy
+(30 to 75)."""
+
 
 class Product:
     """left weight^T + bias, with the weight laid out once.
 
     "packed" is the blocked layout that oneDNN's kernels read; each ordinary product of a few rows would pack the
-    weight anew, and in float32 it would go to a slower library. Where oneDNN cannot serve, it is "transposed".
+    weight anew, and in float32 it would go to a slower library. Where packing would take longer than it saves, oneDNN
+    gets the weight as it is; where oneDNN cannot serve, the layout is "transposed", or "row" if that takes longer.
 
     Args:
         weight: (N, K).
         bias: (N,), or None.
         layout: one of LAYOUTS.
+        calls: how many products will be made.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, layout: str = "packed") -> None:
-        self._packed = layout == "packed" and weight.numel() > 0 and is_available(weight)
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
+    ) -> None:
+        self._by_onednn = layout == "packed" and weight.numel() > 0 and is_available(weight)
         self._bias = bias
-        if self._packed:
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+        pays = calls >= (_PACKING if weight.is_contiguous() else _PACKING_TURNED)
+        if self._by_onednn:
+            weight = weight.detach()
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if pays else weight
         else:
-            self._weight = weight.t() if layout == "row" else weight.t().contiguous()
+            self._weight = weight.t().contiguous() if layout != "row" and pays else weight.t()
 
     def __call__(self, left: Tensor) -> Tensor:
         """The product of left (..., K): a new tensor (..., N)."""
-        if self._packed:
+        if self._by_onednn:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(
                 left, self._weight, self._bias, "none", [], ""
             )
