@@ -15,7 +15,14 @@ from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.linear_recurrence import linear_recurrence
 from econmt_ops.lstm import bidirectional_lstm, lstm
 from econmt_ops.modules import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
-from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
+from econmt_ops.weights import (
+    AttentionalLSTMState,
+    AttentionalLSTMWeights,
+    LowRank,
+    LowRankLSTMWeights,
+    LSTMState,
+    LSTMWeights,
+)
 
 __all__ = [
     "LSTM",
@@ -26,6 +33,8 @@ __all__ = [
     "LSTMState",
     "LSTMWeights",
     "LinearCrossEntropy",
+    "LowRank",
+    "LowRankLSTMWeights",
     "additive_attention",
     "attentional_lstm",
     "bidirectional_lstm",

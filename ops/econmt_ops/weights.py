@@ -2,9 +2,49 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
+import torch
 from torch import Tensor
+
+
+class LowRank(NamedTuple):
+    """A matrix (N, K) of rank r as the product of two thin factors, ``left right``, which is never made.
+
+    Sainath et al. 2013, "Low-rank matrix factorization for deep neural network training with high-dimensional output
+    targets"; of recurrent weights: Prabhavalkar et al. 2016, "On the compression of recurrent neural networks".
+    """
+
+    left: Tensor
+    """(N, r)"""
+    right: Tensor
+    """(r, K)"""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The sizes of the product, (N, K)."""
+        return self.left.shape[0], self.right.shape[1]
+
+    @property
+    def rank(self) -> int:
+        """The columns of ``left`` and rows of ``right``."""
+        return self.right.shape[0]
+
+    def to(self, dtype: torch.dtype) -> LowRank:
+        """The factors in another type."""
+        return LowRank(self.left.to(dtype), self.right.to(dtype))
+
+    def t(self) -> LowRank:
+        """The transpose, as views."""
+        return LowRank(self.right.t(), self.left.t())
+
+    def columns(self, begin: int, end: int) -> LowRank:
+        """The columns begin to end, as a view: those of ``right``."""
+        return LowRank(self.left, self.right[:, begin:end])
+
+
+Matrix = Union[Tensor, LowRank]
+"""A weight matrix (N, K), whole or as factors."""
 
 
 class LSTMWeights(NamedTuple):
@@ -18,10 +58,25 @@ class LSTMWeights(NamedTuple):
     """(4H,)"""
 
 
+class LowRankLSTMWeights(NamedTuple):
+    """One LSTM layer whose two matrices are products of factors; otherwise as :class:`LSTMWeights`."""
+
+    input: LowRank
+    """(4H, I)"""
+    hidden: LowRank
+    """(4H, H)"""
+    bias: Tensor
+    """(4H,)"""
+
+
+AnyLSTMWeights = Union[LSTMWeights, LowRankLSTMWeights]
+"""One LSTM layer, its matrices whole or as factors."""
+
+
 class AttentionalLSTMWeights(NamedTuple):
     """A stack of LSTM layers with attention on top of it."""
 
-    layers: tuple[LSTMWeights, ...]
+    layers: tuple[AnyLSTMWeights, ...]
     """Bottom first; with input feeding the bottom layer's input weight is (4H, I + H)."""
     query: Tensor | None
     """(A, H), or None: the query is the top layer's h itself, and A is H."""
@@ -31,6 +86,13 @@ class AttentionalLSTMWeights(NamedTuple):
     """(H, H + E)"""
     combine_bias: Tensor | None
     """(H,), or None."""
+
+
+def cast_weights(layer: AnyLSTMWeights, dtype: torch.dtype) -> AnyLSTMWeights:
+    """A layer in another type."""
+    if isinstance(layer, LowRankLSTMWeights):
+        return LowRankLSTMWeights(layer.input.to(dtype), layer.hidden.to(dtype), layer.bias.to(dtype))
+    return LSTMWeights(*(part.to(dtype) for part in layer))
 
 
 LSTMState = tuple[tuple[Tensor, Tensor], ...]

@@ -47,6 +47,8 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "backward": make.layer(5, 8),
         "lengths": lengths,
     }
+    thin = {**stack, "layers": make.low_rank_layers(5, 8, 2, 3)}
+    thin_both = {**both, "forward": make.low_rank_layer(5, 8, 2), "backward": make.low_rank_layer(5, 8, 2)}
     weights = AttentionalLSTMWeights(make.layers(5 + 8, 8, 2), make(5, 8), make(5), make(8, 8 + 6), make(8))
     decoder = {
         "inputs": make(3, 2, 5),
@@ -63,6 +65,7 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "input_feeding": False,
         "scale": 0.5,
     }
+    thin_decoder = {**decoder, "weights": weights._replace(layers=make.low_rank_layers(5 + 8, 8, 2, 3))}
     targets = torch.tensor([1, -100, 5, 0], device=device)
     loss = {
         "hidden": make(4, 8),
@@ -77,8 +80,11 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "additive_attention": Call(econmt_ops.additive_attention, attend, "query"),
         "lstm": Call(econmt_ops.lstm, stack, "inputs"),
         "lstm-reverse": Call(econmt_ops.lstm, {**stack, "reverse": True}, "inputs"),
+        "lstm-low-rank": Call(econmt_ops.lstm, thin, "inputs"),
         "bidirectional_lstm": Call(econmt_ops.bidirectional_lstm, both, "inputs"),
+        "bidirectional_lstm-low-rank": Call(econmt_ops.bidirectional_lstm, thin_both, "inputs"),
         "attentional_lstm": Call(econmt_ops.attentional_lstm, decoder, "inputs"),
+        "attentional_lstm-low-rank": Call(econmt_ops.attentional_lstm, thin_decoder, "inputs"),
         "attentional_lstm-not-fed-dot": Call(econmt_ops.attentional_lstm, unfed, "inputs"),
         "linear": Call(econmt_ops.linear, product, "inputs"),
         "linear-column": Call(econmt_ops.linear, {**product, "layout": "column"}, "inputs"),

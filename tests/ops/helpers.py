@@ -16,7 +16,14 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from econmt_ops.select import implementations
-from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
+from econmt_ops.weights import (
+    AttentionalLSTMState,
+    AttentionalLSTMWeights,
+    LowRank,
+    LowRankLSTMWeights,
+    LSTMState,
+    LSTMWeights,
+)
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 
@@ -62,8 +69,28 @@ class Make:
     def layers(self, inputs: int, hidden: int, count: int) -> tuple[LSTMWeights, ...]:
         return tuple(self.layer(inputs if k == 0 else hidden, hidden) for k in range(count))
 
+    def low_rank_layer(self, inputs: int, hidden: int, rank: int) -> LowRankLSTMWeights:
+        return LowRankLSTMWeights(
+            LowRank(self(4 * hidden, rank, scale=0.7), self(rank, inputs, scale=0.7)),
+            LowRank(self(4 * hidden, rank, scale=0.7), self(rank, hidden, scale=0.7)),
+            self(4 * hidden, scale=0.5),
+        )
+
+    def low_rank_layers(
+        self, inputs: int, hidden: int, count: int, rank: int
+    ) -> tuple[LowRankLSTMWeights, ...]:
+        return tuple(self.low_rank_layer(inputs if k == 0 else hidden, hidden, rank) for k in range(count))
+
     def state(self, batch: int, hidden: int, count: int) -> LSTMState:
         return tuple((self(batch, hidden, scale=0.5), self(batch, hidden)) for _ in range(count))
+
+
+def whole(layers: Sequence[LowRankLSTMWeights]) -> tuple[LSTMWeights, ...]:
+    """The layers with their matrices multiplied out."""
+    return tuple(
+        LSTMWeights(layer.input.left @ layer.input.right, layer.hidden.left @ layer.hidden.right, layer.bias)
+        for layer in layers
+    )
 
 
 def to(dtype: torch.dtype, tree: Any) -> Any:

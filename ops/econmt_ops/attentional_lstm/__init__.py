@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.checks import Shapes, check_dropout
-from econmt_ops.lstm import cast_layers, check_layers, prepare_state
+from econmt_ops.lstm import cast_layers, check_layers, hidden_size, prepare_state
 from econmt_ops.precision import compute_dtype, explicit_casts
 from econmt_ops.select import Candidate, Problem, implementations, run
 from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights
@@ -28,8 +28,9 @@ def _check(
     check("inputs", inputs, "B T I")
     check.not_empty("inputs", inputs)
     bottom = "I"
-    if input_feeding and weights.layers and weights.layers[0].hidden.dim() == 2:
-        check.sizes["H"] = weights.layers[0].hidden.shape[1]
+    hidden = hidden_size(weights.layers[0]) if weights.layers else None
+    if input_feeding and hidden is not None:
+        check.sizes["H"] = hidden
         check.sizes["I+H"] = check.sizes["I"] + check.sizes["H"]
         bottom = "I+H"
     check_layers(check, weights.layers, bottom)

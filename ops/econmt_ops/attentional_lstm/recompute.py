@@ -18,6 +18,7 @@ from econmt_ops import steps as step_functions
 from econmt_ops.accounting import layer
 from econmt_ops.additive_attention.recompute import additive_attention
 from econmt_ops.additive_attention.reference import attend
+from econmt_ops.attentional_lstm import reference
 from econmt_ops.attentional_lstm.backward import Backward, Gradients, Incoming, Stash
 from econmt_ops.attentional_lstm.forward import empty_result, run_forward
 from econmt_ops.attentional_lstm.problem import Options, Problem
@@ -195,6 +196,23 @@ def attentional_lstm(
             compiled=compiled,
         )
         return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, compiled)
+    whole = [part for part in weights.layers if isinstance(part, LSTMWeights)]
+    if len(whole) < len(weights.layers):
+        return reference.attentional_lstm(
+            inputs,
+            keys,
+            values,
+            weights,
+            lengths=lengths,
+            state=state,
+            input_feeding=True,
+            residual=residual,
+            dropout=dropout,
+            dropout_seed=dropout_seed,
+            variational=variational,
+            layer_norm=layer_norm,
+            scale=scale,
+        )
     gain, shift = (None, None) if layer_norm is None else layer_norm
     if weights.score is not None:
         keys = clean_keys(keys, lengths)
@@ -202,9 +220,9 @@ def attentional_lstm(
         inputs,
         keys,
         values,
-        [part.input for part in weights.layers],
-        [part.hidden for part in weights.layers],
-        [part.bias for part in weights.layers],
+        [part.input for part in whole],
+        [part.hidden for part in whole],
+        [part.bias for part in whole],
         weights.query,
         weights.score,
         weights.combine,

@@ -13,10 +13,11 @@ from torch.nn import functional
 from econmt_ops import accounting
 from econmt_ops.additive_attention.reference import additive_scores, attend
 from econmt_ops.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.low_rank import columns, linear, linear_add
 from econmt_ops.lstm.reference import lstm, lstm_cell
 from econmt_ops.masking import padding_mask, zero_padding
 from econmt_ops.precision import accumulate_dtype
-from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights
+from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LowRank, Matrix
 
 
 class _Attention:
@@ -66,18 +67,22 @@ class _Recurrence:
     """What a layer's gates get from what is fed to it and from its own h.
 
     For many steps it is one product a step with a copy of both weights side by side; a single step without gradients,
-    as a search makes them, does without the copy, which would take longer than it saves.
+    as a search makes them, does without the copy, which would take longer than it saves. Nor is there one of factorised
+    weights.
     """
 
-    def __init__(self, fed: Tensor, hidden: Tensor, steps: int) -> None:
-        self.fed, self.hidden = fed.t(), hidden.t()
-        joins = steps > 1 or torch.is_grad_enabled()
-        self.joined = torch.cat([fed, hidden], 1).t() if joins else None
+    def __init__(self, fed: Matrix, hidden: Matrix, steps: int) -> None:
+        self.fed, self.hidden = fed, hidden
+        self.joined: Tensor | None = None
+        if not (isinstance(fed, LowRank) or isinstance(hidden, LowRank)) and (
+            steps > 1 or torch.is_grad_enabled()
+        ):
+            self.joined = torch.cat([fed, hidden], 1).t()
 
     def __call__(self, start: Tensor, fed: Tensor, h: Tensor) -> Tensor:
         """Returns the gates (B, 4H): ``start`` (B, 4H) or (4H,), and the products of ``fed`` (B, .) and h (B, H)."""
         if self.joined is None:
-            return torch.addmm(start, fed, self.fed).addmm_(h, self.hidden)
+            return linear_add(linear_add(start, fed, self.fed), h, self.hidden)
         return torch.addmm(start, torch.cat([fed, h], 1), self.joined)
 
 
@@ -92,9 +97,11 @@ def _fed_steps(
     """Runs the loop with input feeding."""
     bottom, *upper = attention.weights.layers
     size = inputs.shape[2]
-    products = functional.linear(inputs, bottom.input[:, :size], bottom.bias)
+    products = linear(inputs, columns(bottom.input, 0, size), bottom.bias)
     steps = inputs.shape[1]
-    bottom_gates = _Recurrence(bottom.input[:, size:], bottom.hidden, steps)
+    bottom_gates = _Recurrence(
+        columns(bottom.input, size, bottom.input.shape[1]), bottom.hidden, steps
+    )
     upper_gates = [_Recurrence(layer.input, layer.hidden, steps) for layer in upper]
     layers, fed = list(state.layers), state.output
     outputs, attentions = [], []

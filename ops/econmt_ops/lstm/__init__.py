@@ -6,15 +6,22 @@ import torch
 from torch import Tensor
 
 from econmt_ops.checks import Shapes, check_dropout
+from econmt_ops.lstm.schedule import is_light
 from econmt_ops.precision import accumulate_dtype, compute_dtype, explicit_casts
 from econmt_ops.select import Candidate, Problem, implementations, run
-from econmt_ops.weights import LSTMState, LSTMWeights
+from econmt_ops.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMState, cast_weights
 
 _IMPLEMENTATIONS = implementations(__name__, "lstm")
 _BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")
 
 
-def check_layers(check: Shapes, layers: tuple[LSTMWeights, ...], bottom: str) -> None:
+def hidden_size(layer: AnyLSTMWeights) -> int | None:
+    """H of a layer whose shapes nobody has checked; None if its recurrent matrix is none."""
+    matrix = layer.hidden.right if isinstance(layer.hidden, LowRank) else layer.hidden
+    return matrix.shape[1] if matrix.dim() == 2 else None
+
+
+def check_layers(check: Shapes, layers: tuple[AnyLSTMWeights, ...], bottom: str) -> None:
     """Checks the weights of a stack of layers.
 
     Args:
@@ -23,20 +30,48 @@ def check_layers(check: Shapes, layers: tuple[LSTMWeights, ...], bottom: str) ->
         bottom: the size of what the bottom layer reads, as in `Shapes`.
 
     Raises:
-        ValueError: there is no layer, or a weight does not fit.
+        ValueError: there is no layer, a weight does not fit, or only some layers are factorised.
     """
     if not layers:
         raise ValueError(f"{check.op}: layers is empty, at least one is needed")
+    check_kind(check, layers)
     for number, layer in enumerate(layers):
         _check_layer(check, f"layers[{number}]", layer, bottom if number == 0 else "H")
 
 
-def _check_layer(check: Shapes, name: str, layer: LSTMWeights, size: str) -> None:
-    if "H" not in check.sizes and layer.hidden.dim() == 2:
-        check.sizes["H"] = layer.hidden.shape[1]
-    check(f"{name}.hidden", layer.hidden, "4H H")
-    check(f"{name}.input", layer.input, f"4H {size}")
+def check_kind(check: Shapes, layers: tuple[AnyLSTMWeights, ...]) -> None:
+    """Checks that all layers have whole matrices or all have factors.
+
+    Raises:
+        ValueError: they do not.
+    """
+    factorised = sum(isinstance(layer, LowRankLSTMWeights) for layer in layers)
+    if factorised not in (0, len(layers)):
+        raise ValueError(
+            f"{check.op}: all layers must be LSTMWeights, or all LowRankLSTMWeights; {factorised} of {len(layers)} are "
+            "low-rank"
+        )
+
+
+def _check_layer(check: Shapes, name: str, layer: AnyLSTMWeights, size: str) -> None:
+    found = hidden_size(layer)
+    if "H" not in check.sizes and found is not None:
+        check.sizes["H"] = found
+    if isinstance(layer, LowRankLSTMWeights):
+        _check_factors(check, f"{name}.hidden", layer.hidden, "H")
+        _check_factors(check, f"{name}.input", layer.input, size)
+    else:
+        check(f"{name}.hidden", layer.hidden, "4H H")
+        check(f"{name}.input", layer.input, f"4H {size}")
     check(f"{name}.bias", layer.bias, "4H")
+
+
+def _check_factors(check: Shapes, name: str, matrix: LowRank, size: str) -> None:
+    rank = f"{name}.rank"
+    check(f"{name}.right", matrix.right, f"{rank} {size}")
+    check(f"{name}.left", matrix.left, f"4H {rank}")
+    if matrix.rank == 0:
+        raise ValueError(f"{check.op}: {name} must have a rank of at least 1, got 0")
 
 
 def prepare_state(
@@ -67,14 +102,14 @@ def prepare_state(
     return tuple((h.to(dtype), c.to(exact)) for h, c in state)
 
 
-def cast_layers(layers: tuple[LSTMWeights, ...], dtype: torch.dtype) -> tuple[LSTMWeights, ...]:
+def cast_layers(layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype) -> tuple[AnyLSTMWeights, ...]:
     """Returns the weights in `dtype`."""
-    return tuple(LSTMWeights(*(weight.to(dtype) for weight in layer)) for layer in layers)
+    return tuple(cast_weights(layer, dtype) for layer in layers)
 
 
 def lstm(
     inputs: Tensor,
-    layers: tuple[LSTMWeights, ...],
+    layers: tuple[AnyLSTMWeights, ...],
     *,
     state: LSTMState | None = None,
     lengths: Tensor | None = None,
@@ -95,7 +130,8 @@ def lstm(
     Args:
         inputs: (B, T, I).
         layers: the weights, bottom first: input (4H, I), in the upper layers (4H, H), hidden (4H, H), bias
-            (4H,); gate order i, f, g, o.
+            (4H,); gate order i, f, g, o. With `LowRankLSTMWeights` the matrices are products of two factors and are
+            applied as two thin products; all layers must be of the same kind.
         state: (h, c) of every layer, bottom first, each (B, H); zeros if None.
         lengths: (B,) int64, on the CPU or the device: what lies at or past a row's length has no influence;
             None: all rows are T long.
@@ -134,7 +170,7 @@ def lstm(
     start = prepare_state(check, state, len(layers), inputs, dtype)
 
     def call(
-        candidate: Candidate, inputs: Tensor, layers: tuple[LSTMWeights, ...], start: LSTMState
+        candidate: Candidate, inputs: Tensor, layers: tuple[AnyLSTMWeights, ...], start: LSTMState
     ) -> tuple[Tensor, LSTMState]:
         with explicit_casts(inputs):
             result: tuple[Tensor, LSTMState] = candidate.function(
@@ -153,14 +189,15 @@ def lstm(
         return result
 
     detail = f"layers={len(layers)} {'lengths' if lengths is not None else 'full'}"
-    problem = Problem("lstm", (inputs, layers, start), dtype, check.sizes, detail)
+    light = is_light(check.sizes["B"], check.sizes["T"], check.sizes["H"], dtype, inputs.device)
+    problem = Problem("lstm", (inputs, layers, start), dtype, check.sizes, detail, light)
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
 
 
 def bidirectional_lstm(
     inputs: Tensor,
-    forward: LSTMWeights,
-    backward: LSTMWeights,
+    forward: AnyLSTMWeights,
+    backward: AnyLSTMWeights,
     *,
     lengths: Tensor | None = None,
     stash: str = "auto",
@@ -173,7 +210,7 @@ def bidirectional_lstm(
     Args:
         inputs: (B, T, I).
         forward: the weights of the direction from the first to the last position: input (4H, I), hidden (4H,
-            H), bias (4H,).
+            H), bias (4H,); whole matrices or factors, as in `lstm`.
         backward: the weights of the direction from each row's own last position to the first.
         lengths: (B,) int64, on the CPU or the device: what lies at or past a row's length has no influence;
             None: all rows are T long.
@@ -193,6 +230,7 @@ def bidirectional_lstm(
     check = Shapes("bidirectional_lstm")
     check("inputs", inputs, "B T I")
     check.not_empty("inputs", inputs)
+    check_kind(check, (forward, backward))
     _check_layer(check, "forward", forward, "I")
     _check_layer(check, "backward", backward, "I")
     if lengths is not None:
@@ -200,7 +238,7 @@ def bidirectional_lstm(
     dtype = compute_dtype(inputs)
 
     def call(
-        candidate: Candidate, inputs: Tensor, forward: LSTMWeights, backward: LSTMWeights
+        candidate: Candidate, inputs: Tensor, forward: AnyLSTMWeights, backward: AnyLSTMWeights
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
         with explicit_casts(inputs):
             result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = candidate.function(
@@ -212,5 +250,6 @@ def bidirectional_lstm(
         return result
 
     detail = "lengths" if lengths is not None else "full"
-    problem = Problem("bidirectional_lstm", (inputs, forward, backward), dtype, check.sizes, detail)
+    light = is_light(check.sizes["B"], check.sizes["T"], check.sizes["H"], dtype, inputs.device)
+    problem = Problem("bidirectional_lstm", (inputs, forward, backward), dtype, check.sizes, detail, light)
     return run(problem, call, _BIDIRECTIONAL, implementation, stash=stash)

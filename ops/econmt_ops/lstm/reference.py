@@ -5,7 +5,8 @@ beats both a loop of steps and packed sequences, forward and backward, at all si
 and 50, H 256 and 512). It knows no lengths, so it is shown a *closed gate column*: one more input, 1 at padded
 positions, whose weights shut the input and output gates and open the forget gate. There c is carried through
 exactly and h is exactly 0. torch's LSTM keeps c in the type of the inputs, so in bfloat16 and float16 the layer
-is a loop of steps with c in float32.
+is a loop of steps with c in float32; and so it is in every type where the matrices are factorised, which torch's LSTM
+does not know.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.low_rank import linear, linear_add
 from econmt_ops.lstm.cudnn import cudnn_lstm
 from econmt_ops.masking import padding_mask, reverse_rows, zero_padding
-from econmt_ops.weights import LSTMState, LSTMWeights
+from econmt_ops.precision import accumulate_dtype
+from econmt_ops.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMState, LSTMWeights
 
 _CLOSED = 1e4
 """What the gates read at padded positions; sigmoid(-1e4) is 0 and sigmoid(1e4) is 1 in every floating point
@@ -54,7 +57,7 @@ def last_outputs(outputs: Tensor, h: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(lengths > 0, outputs.gather(1, index).squeeze(1), h)
 
 
-def closed_gates(layer: LSTMWeights) -> Tensor:
+def closed_gates(layer: AnyLSTMWeights) -> Tensor:
     """Returns what the gates i, f, g, o of padded positions read, (4H,)."""
     # Filled where they are: a list of numbers would have to be copied to a GPU, and the program to wait for it.
     pattern = layer.bias.new_full((4, layer.hidden.shape[1]), -_CLOSED)
@@ -151,22 +154,29 @@ def layer_by_torch(
 
 
 def _layer_by_steps(
-    inputs: Tensor, layer: LSTMWeights, h: Tensor, c: Tensor, padding: Tensor | None
+    inputs: Tensor, layer: AnyLSTMWeights, h: Tensor, c: Tensor, padding: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    products = functional.linear(inputs, layer.input, layer.bias)
+    products = linear(inputs, layer.input, layer.bias)
     if padding is not None:
         products = torch.where(padding.unsqueeze(2), closed_gates(layer), products)
-    hidden = layer.hidden.t()
     outputs = []
     for product in products.unbind(1):
-        h, c = lstm_cell(torch.addmm(product, h, hidden), c)
+        h, c = lstm_cell(linear_add(product, h, layer.hidden), c)
         outputs.append(h)
     return torch.stack(outputs, 1), h, c
 
 
+def _run_layer(
+    inputs: Tensor, layer: AnyLSTMWeights, h: Tensor, c: Tensor, padding: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    if isinstance(layer, LowRankLSTMWeights) or inputs.dtype in STEPWISE:
+        return _layer_by_steps(inputs, layer, h, c, padding)
+    return layer_by_torch(inputs, layer, h, c, padding)
+
+
 def lstm(
     inputs: Tensor,
-    layers: tuple[LSTMWeights, ...],
+    layers: tuple[AnyLSTMWeights, ...],
     *,
     state: LSTMState,
     lengths: Tensor | None,
@@ -179,7 +189,6 @@ def lstm(
     """See `econmt_ops.lstm`; all arguments are given, checked and cast."""
     batch, steps, _ = inputs.shape
     device = inputs.device
-    run_layer = _layer_by_steps if inputs.dtype in STEPWISE else layer_by_torch
     padding = None if lengths is None else padding_mask(lengths, steps, device)
     masks = layer_keep_masks(
         len(layers), batch, steps, layers[0].hidden.shape[1], dropout, dropout_seed, variational, device
@@ -192,7 +201,7 @@ def lstm(
         if mask is not None and reverse and not variational:
             mask = reverse_rows(mask, lengths)
         layer_inputs = apply_dropout(outputs, mask, dropout)
-        outputs, last_h, last_c = run_layer(layer_inputs, layer, h, c, padding)
+        outputs, last_h, last_c = _run_layer(layer_inputs, layer, h, c, padding)
         last.append((last_h if lengths is None else last_outputs(outputs, h, lengths), last_c))
         if residual and number > 0:
             outputs = outputs + layer_inputs
@@ -200,13 +209,18 @@ def lstm(
 
 
 def bidirectional_lstm(
-    inputs: Tensor, forward: LSTMWeights, backward: LSTMWeights, *, lengths: Tensor | None
+    inputs: Tensor, forward: AnyLSTMWeights, backward: AnyLSTMWeights, *, lengths: Tensor | None
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
     """See `econmt_ops.bidirectional_lstm`; all arguments are checked and cast."""
     batch, steps, _ = inputs.shape
     hidden = forward.hidden.shape[1]
-    if inputs.dtype in STEPWISE:
-        h, c = inputs.new_zeros(batch, hidden), inputs.new_zeros(batch, hidden, dtype=torch.float32)
+    if (
+        isinstance(forward, LowRankLSTMWeights)
+        or isinstance(backward, LowRankLSTMWeights)
+        or inputs.dtype in STEPWISE
+    ):
+        h = inputs.new_zeros(batch, hidden)
+        c = h.to(accumulate_dtype(h.dtype))
         both = [
             lstm(
                 inputs,

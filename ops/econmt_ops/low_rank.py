@@ -1,0 +1,138 @@
+"""Products with matrices that may be factorised: W = left right is applied as two thin products and never made.
+
+With X (M, K), W (N, K) of rank r and the gradient dZ (M, N) of Z = X W^T:
+
+    Z = (X right^T) left^T          2 M r (N + K) operations instead of 2 M N K
+    P = dZ left                     (M, r), which both of the following share
+    dX = P right
+    d right = P^T X                 d left = dZ^T (X right^T)
+
+All of it is less than with W as long as r < N K / (N + K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops.blocks import add_outer, add_product
+from econmt_ops.lstm.products import MANY, Product
+from econmt_ops.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMWeights, Matrix
+
+
+def largest_rank(rows: int, columns: int) -> int:
+    """The largest rank at which the factors of a matrix (rows, columns) have fewer values than the matrix; 0: none."""
+    return max(0, (rows * columns - 1) // (rows + columns))
+
+
+def columns(weight: Matrix, begin: int, end: int) -> Matrix:
+    """The columns begin to end of a matrix, as a view."""
+    return weight.columns(begin, end) if isinstance(weight, LowRank) else weight[:, begin:end]
+
+
+def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+    """inputs (..., K) times weight (N, K) transposed, plus bias (N,)."""
+    if isinstance(weight, LowRank):
+        return functional.linear(functional.linear(inputs, weight.right), weight.left, bias)
+    return functional.linear(inputs, weight, bias)
+
+
+def linear_add(start: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
+    """start (B, N) or (N,) plus inputs (B, K) times weight (N, K) transposed: a new tensor (B, N)."""
+    if isinstance(weight, LowRank):
+        return torch.addmm(start, torch.mm(inputs, weight.right.t()), weight.left.t())
+    return torch.addmm(start, inputs, weight.t())
+
+
+class LowRankProduct:
+    """left (right x) + bias as a pair of ordinary products, which at thin shapes take less time than packed ones.
+
+    Args:
+        weight: (N, K).
+        bias: (N,), or None.
+    """
+
+    def __init__(self, weight: LowRank, bias: Tensor | None = None) -> None:
+        self._right, self._left = weight.right.t().contiguous(), weight.left.t().contiguous()
+        self._bias = bias
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The product of inputs (..., K): a new tensor (..., N)."""
+        thin = torch.mm(inputs.reshape(-1, inputs.shape[-1]), self._right)
+        product = (
+            torch.mm(thin, self._left) if self._bias is None else torch.addmm(self._bias, thin, self._left)
+        )
+        return product.view(*inputs.shape[:-1], product.shape[1])
+
+
+def product_of(
+    weight: Matrix, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
+) -> Callable[[Tensor], Tensor]:
+    """The product with a weight that is laid out once; see `econmt_ops.lstm.products.Product`."""
+    if isinstance(weight, LowRank):
+        return LowRankProduct(weight, bias)
+    return Product(weight, bias, layout, calls)
+
+
+def zeros_like(weight: Matrix, dtype: torch.dtype) -> Matrix:
+    """Zeros in another type, for a gradient to be summed in."""
+    if isinstance(weight, LowRank):
+        return LowRank(*(torch.zeros_like(part, dtype=dtype) for part in weight))
+    return torch.zeros_like(weight, dtype=dtype)
+
+
+def add_linear(total: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
+    """total (K, B, N), contiguous, plus inputs (K, B, M) weight^T, in place."""
+    if isinstance(weight, LowRank):
+        return add_product(total, functional.linear(inputs, weight.right), weight.left)
+    return add_product(total, inputs, weight)
+
+
+def add_gradient(
+    total: Matrix, weight: Matrix, doutputs: Tensor, inputs: Tensor, thin: Tensor | None = None
+) -> None:
+    """Adds the gradient of a weight to ``total``, in place.
+
+    Args:
+        total: as the weight, in the type of the sum.
+        weight: (N, M).
+        doutputs: (K, B, N), the gradient of inputs weight^T.
+        inputs: (K, B, M).
+        thin: (K, B, r), the product of ``doutputs`` with the left factor, if it is known already.
+    """
+    if isinstance(total, LowRank):
+        assert isinstance(weight, LowRank)
+        add_outer(total.left, doutputs, functional.linear(inputs, weight.right))
+        add_outer(total.right, doutputs @ weight.left if thin is None else thin, inputs)
+    else:
+        add_outer(total, doutputs, inputs)
+
+
+def tensors_of_matrices(weights: Sequence[Matrix]) -> list[Tensor]:
+    """For an operator's argument: the matrices, or the factors of each, left before right."""
+    return [part for weight in weights for part in (weight if isinstance(weight, LowRank) else (weight,))]
+
+
+def matrices_of_tensors(tensors: Sequence[Tensor], count: int) -> list[Matrix]:
+    """The ``count`` matrices of an operator's argument; the inverse of :func:`tensors_of_matrices`."""
+    if len(tensors) == count:
+        return list(tensors)
+    assert len(tensors) == 2 * count
+    return [LowRank(left, right) for left, right in zip(tensors[::2], tensors[1::2], strict=True)]
+
+
+def layers_of_tensors(
+    inputs: Sequence[Tensor], hiddens: Sequence[Tensor], biases: Sequence[Tensor]
+) -> list[AnyLSTMWeights]:
+    """The layers of an operator's three lists of weights."""
+    if len(inputs) == len(biases):
+        return [LSTMWeights(*parts) for parts in zip(inputs, hiddens, biases, strict=True)]
+    pairs = (matrices_of_tensors(inputs, len(biases)), matrices_of_tensors(hiddens, len(biases)))
+    return [
+        LowRankLSTMWeights(read, recurrent, bias)
+        for read, recurrent, bias in zip(*pairs, biases, strict=True)
+        if isinstance(read, LowRank) and isinstance(recurrent, LowRank)
+    ]

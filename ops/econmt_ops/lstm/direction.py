@@ -1,0 +1,237 @@
+"""One direction of a layer of the recomputing LSTM: its walk over the steps, and the way back.
+
+B batch, T steps, I input size, H hidden, K steps of a block. Time comes first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from econmt_ops import steps as step_functions
+from econmt_ops.blocks import reaches, scan_cells, split_blocks
+from econmt_ops.low_rank import add_gradient, product_of, tensors_of_matrices, zeros_like
+from econmt_ops.lstm.cells import cells as cell_functions
+from econmt_ops.lstm.products import add_rows
+from econmt_ops.lstm.reference import STEPWISE, closed_gates, layer_by_torch
+from econmt_ops.lstm.schedule import Schedule
+from econmt_ops.lstm.thin import ThinSteps
+from econmt_ops.precision import accumulate_dtype
+from econmt_ops.weights import AnyLSTMWeights, LowRank, LSTMWeights
+
+
+class Direction:
+    """One direction of a layer: its tensors in the order in which its walk meets them.
+
+    Attributes:
+        inputs: (T, B, I), zero at padded positions. padding: (T, B) or None.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        weights: AnyLSTMWeights,
+        first_h: Tensor,
+        first_c: Tensor,
+        padding: Tensor | None,
+        reverse: bool,
+        stash: str,
+        schedule: str,
+    ) -> None:
+        self.batch, self.steps, _ = inputs.shape
+        self.hidden = weights.hidden.shape[1]
+        self.inputs = inputs.transpose(0, 1)
+        self.weights = weights
+        self.first_h, self.first_c = first_h, first_c
+        self.padding, self.reverse, self.stash = padding, reverse, stash
+        self.accumulate = accumulate_dtype(inputs.dtype)
+        self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
+        self.schedule = Schedule.parse(schedule)
+        self.run = cell_functions(self.schedule.pointwise)
+
+    def walk(self, sequence: Tensor, begin: int, end: int) -> Tensor:
+        """What the walk meets of a sequence (T, B, .) in its steps begin to end."""
+        if not self.reverse:
+            return sequence[begin:end]
+        return sequence[self.steps - end : self.steps - begin].flip(0)
+
+    def put(self, sequence: Tensor, begin: int, end: int, part: Tensor, add: bool = False) -> None:
+        """Puts, or adds, what the walk made in its steps begin to end where it belongs."""
+        if self.reverse:
+            begin, end, part = self.steps - end, self.steps - begin, part.flip(0)
+        if add:
+            sequence[begin:end] += part
+        else:
+            sequence[begin:end] = part
+
+    def read(self, begin: int, end: int) -> tuple[Tensor, Tensor | None]:
+        """Inputs (K, B, I) of a block, zero where its padding (K, B) is, and the padding."""
+        inputs = self.walk(self.inputs, begin, end).contiguous()
+        if self.padding is None:
+            return inputs, None
+        padding = self.walk(self.padding, begin, end)
+        return inputs.masked_fill(padding.unsqueeze(2), 0.0), padding
+
+    def products(self, inputs: Tensor, padding: Tensor | None) -> Tensor:
+        """The input's share of the gates (K, B, 4H), a new tensor; padded positions have their gates closed."""
+        products = self.read_product(inputs)
+        if padding is None:
+            return products
+        return torch.where(padding.unsqueeze(2), closed_gates(self.weights), products)
+
+    @functools.cached_property
+    def read_product(self) -> Callable[[Tensor], Tensor]:
+        """x W^T + b."""
+        return product_of(self.weights.input, self.weights.bias, self.schedule.weights, len(self.blocks))
+
+    @functools.cached_property
+    def recurrent_product(self) -> Callable[[Tensor], Tensor]:
+        """h U^T."""
+        return product_of(self.weights.hidden, None, self.schedule.weights, self.steps)
+
+    @functools.cached_property
+    def to_h(self) -> Callable[[Tensor], Tensor]:
+        """dz U."""
+        return product_of(self.weights.hidden.t(), None, self.schedule.weights, self.steps)
+
+    @functools.cached_property
+    def thin(self) -> ThinSteps | None:
+        """The steps if U is factorised."""
+        hidden = self.weights.hidden
+        if not isinstance(hidden, LowRank):
+            return None
+        return ThinSteps(hidden, self.schedule.pointwise, self.batch)
+
+    def previous(self, outputs: Tensor, begin: int, end: int) -> Tensor:
+        """h of the step before for the walk's steps begin to end, (K, B, H)."""
+        if begin > 0:
+            return self.walk(outputs, begin - 1, end - 1)
+        return torch.cat([self.first_h.unsqueeze(0), self.walk(outputs, 0, end - 1)], 0)
+
+    def forward(self, outputs: Tensor, cells: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Walks, fills outputs (T, B, H) and cells; returns the last h and c (B, H), and the gates if they are kept.
+
+        The gates (T, B, 4H) are those before their nonlinearities, in the order of the walk.
+        """
+        h, c = self.first_h, self.first_c
+        every_cell = keep and reaches(self.stash, "cells")
+        if keep and reaches(self.stash, "gates"):
+            inputs, padding = self.read(0, self.steps)
+            gates = self.products(inputs, padding)
+            return (*self._walk_cells(gates, 0, h, c, outputs, cells, keep_gates=True), gates)
+        # torch's own LSTM is the fastest forward pass, but keeps c in the type of the inputs and tells only the last.
+        weights = self.weights
+        by_torch = isinstance(weights, LSTMWeights) and h.dtype not in STEPWISE and not every_cell
+        for number, (begin, end) in enumerate(self.blocks):
+            if keep and not every_cell:
+                cells[number] = c
+            inputs, padding = self.read(begin, end)
+            if by_torch and isinstance(weights, LSTMWeights):
+                mask = None if padding is None else padding.t()
+                made, h, c = layer_by_torch(inputs.transpose(0, 1), weights, h, c, mask)
+                self.put(outputs, begin, end, made.transpose(0, 1))
+                continue
+            kept = cells if every_cell else None
+            h, c = self._walk_cells(self.products(inputs, padding), begin, h, c, outputs, kept)
+        return h, c, None
+
+    def _walk_cells(
+        self,
+        gates: Tensor,
+        begin: int,
+        h: Tensor,
+        c: Tensor,
+        outputs: Tensor,
+        cells: Tensor | None,
+        keep_gates: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Walks from step ``begin`` on; ``gates`` (K, B, 4H), the input's share, becomes the sum if it is kept."""
+        if self.thin is not None:
+            end = begin + len(gates)
+            made = torch.empty_like(outputs[begin:end]) if self.reverse else outputs[begin:end]
+            kept = None if cells is None else cells[begin:end]
+            h, c = self.thin.forward(gates, h, c, made, kept, keep_gates)
+            if self.reverse:
+                self.put(outputs, begin, end, made)
+            return h, c
+        spare = (torch.empty_like(c), torch.empty_like(c))
+        for step, total in enumerate(gates.unbind(0), start=begin):
+            after = spare[step % 2] if cells is None else cells[step]
+            recurrent = self.recurrent_product(h)
+            h = outputs[self.steps - 1 - step if self.reverse else step]
+            self.run.forward(total, recurrent, c, h, after)
+            c = after
+        return h, c
+
+    def backward(
+        self,
+        doutputs: Tensor | None,
+        dh: Tensor,
+        dc: Tensor,
+        outputs: Tensor,
+        cells: Tensor,
+        gates: Tensor | None,
+        dinputs: Tensor,
+        add: bool,
+    ) -> tuple[list[Tensor], ...]:
+        """Walks back, puts dinputs (T, B, I) or adds to it, and returns the gradients of weights and first state."""
+        weights = self.weights
+        to_inputs = product_of(weights.input.t(), None, self.schedule.weights, len(self.blocks))
+        # A block's gradient is one product, rounded once either way; several are summed in a wider type.
+        sums = self.accumulate if len(self.blocks) > 1 else self.inputs.dtype
+        dinput, dhidden = (zeros_like(part, sums) for part in (weights.input, weights.hidden))
+        dbias = torch.zeros_like(weights.bias, dtype=sums)
+        for number, (begin, end) in reversed(list(enumerate(self.blocks))):
+            inputs, padding = self.read(begin, end)
+            before = self.previous(outputs, begin, end)
+            if gates is None:
+                total = self.products(inputs, padding)
+                total += self.recurrent_product(before)
+                dgates = total
+            else:
+                total = gates[begin:end]
+                dgates = torch.empty_like(total)
+            incoming = None if doutputs is None else self.walk(doutputs, begin, end)
+            activated = step_functions.activate(total, self.accumulate)
+            states = self._states(cells, number, activated)
+            dh, dc, thins = self._walk_back(activated, states, incoming, dh, dc, dgates)
+            add_gradient(dinput, weights.input, dgates, inputs)
+            add_gradient(dhidden, weights.hidden, dgates, before, thins)
+            dbias += add_rows(dgates)
+            self.put(dinputs, begin, end, to_inputs(dgates), add)
+        return tensors_of_matrices([dinput]), tensors_of_matrices([dhidden]), [dbias], [dh], [dc]
+
+    def _states(self, cells: Tensor, number: int, activated: Tensor) -> Sequence[Tensor]:
+        """c before a block of steps and after each of them, from what is kept."""
+        begin, end = self.blocks[number]
+        if not reaches(self.stash, "cells"):
+            return scan_cells(activated, cells[number]).unbind(0)
+        return (cells[begin - 1] if begin > 0 else self.first_c, *cells[begin:end].unbind(0))
+
+    def _walk_back(
+        self,
+        activated: Tensor,
+        states: Sequence[Tensor],
+        incoming: Tensor | None,
+        dh: Tensor,
+        dc: Tensor,
+        dgates: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Walks back through a block whose gates (K, B, 4H) are given, and writes their gradients.
+
+        Returns:
+            The gradients of h and c before the block, and what a factorised U leaves to the gradient of its factors.
+        """
+        if self.thin is not None:
+            return self.thin.backward(activated, states, incoming, dh, dc, dgates)
+        nothing = torch.zeros_like(dh)
+        for step in reversed(range(len(activated))):
+            given = nothing if incoming is None else incoming[step]
+            dc = self.run.backward(
+                activated[step], states[step], states[step + 1], given, dh, dc, dgates[step]
+            )
+            dh = self.to_h(dgates[step])
+        return dh, dc, None
