@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,12 +13,14 @@ from torch import Tensor
 
 import econmt_ops
 from econmt.bench.sheet import Row, Say
+from econmt.errors import InputError
 from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe
 from econmt.training.choice import POSITIONS, Shape, measure, settle
 from econmt_ops import AttentionalLSTMWeights, LSTMWeights
 from econmt_ops.measurements import MARGIN, Measurement
 from econmt_ops.select import measuring
+from econmt_ops.timing import quantile
 
 MOST_OPERATIONS = 40e9
 """Grid entries of more operations, forward and backward, are left out: each would take seconds a call."""
@@ -145,7 +149,8 @@ def regrets(
     Args:
         entries: of the grid.
         device: where.
-        seconds: that a choice may take; measuring again takes at most three times that.
+        seconds: that a choice may take; measuring again takes at most three times that, and comparing the choice with
+            the best, in turns, twice.
         limit: seconds after which no further shape is begun.
         say: told what is being measured.
 
@@ -168,6 +173,7 @@ def regrets(
         before = next(iter(first.measurements.values()), None)
         choice = after.rule if before is None else before.choice()
         best = min(after.records, key=lambda name: after.records[name].milliseconds)
+        loss = Loss(0.0, 0.0, 0) if choice == best else _compare(call, choice, best, 2 * seconds)
         yield {
             "bench": "select-grid",
             **entry._asdict(),
@@ -178,10 +184,59 @@ def regrets(
             "best milliseconds": after.records[best].milliseconds,
             "rule": after.rule,
             "rule milliseconds": after.records[after.rule].milliseconds,
-            "regret": after.regret(choice),
+            "regret": loss.beyond_noise,
+            "regret with noise": loss.share,
+            "turns": loss.turns,
             "regret of the rule": after.regret(after.rule),
             "seconds to choose": first.seconds,
         }
+
+
+class Loss(NamedTuple):
+    """By which share one candidate is slower than another.
+
+    Attributes:
+        share: the median over turns, in each of which both were called.
+        least: what the true median exceeds with a probability of 95 %; ``share`` where there were too few turns.
+        turns: how many.
+    """
+
+    share: float
+    least: float
+    turns: int
+
+    @property
+    def beyond_noise(self) -> float:
+        """``share``, but nothing where the two may be equally fast."""
+        return self.share if self.least > 0.0 else 0.0
+
+
+def loss_of(choice: Sequence[float], best: Sequence[float]) -> Loss:
+    """Compares samples that were taken in turns: what disturbs a turn disturbs both, and their ratio little.
+
+    Args:
+        choice, best: seconds; the n-th ones were taken one after the other.
+    """
+    ratios = sorted(mine / other for mine, other in zip(choice, best, strict=True))
+    count = len(ratios)
+    share = quantile(ratios, 0.5) - 1
+    # The k-th smallest of n samples exceeds the true median as often as fewer than k of n coins show heads.
+    below, left = 0, 0.05 * 2**count
+    while below < count and (left := left - math.comb(count, below)) >= 0:
+        below += 1
+    return Loss(share, share if below == 0 else ratios[below - 1] - 1, count)
+
+
+def _compare(call: Callable[[], object], choice: str, best: str, seconds: float) -> Loss:
+    """Times two candidates against each other, anew: the best of several was lucky too when it was found."""
+    with measuring(seconds, only=(choice, best), remember=False) as session:
+        call()
+    if not session.samples:
+        raise InputError(
+            "econmt bench select --grid: calls take too long to be compared; give more --seconds"
+        )
+    (samples,) = session.samples.values()
+    return loss_of(samples[choice], samples[best])
 
 
 def _call(entry: Entry, device: torch.device) -> Callable[[], object]:
@@ -212,12 +267,45 @@ def _call(entry: Entry, device: torch.device) -> Callable[[], object]:
     return lambda: econmt_ops.attentional_lstm(inputs, memory, memory, weights, lengths=None)
 
 
-def summary(regrets: Sequence[float], of_rule: Sequence[float]) -> str:
-    """The largest and the mean loss of the choices, and of the rule alone."""
+def part_of(entries: Sequence[Entry], part: str) -> list[Entry]:
+    """The entries i, i + n, i + 2n, ... of ``part`` i/n, counted from 1: n processes can share the grid.
+
+    Raises:
+        InputError: it is no part.
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", part)
+    number, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= count:
+        raise InputError(f"--part '{part}': give i/n with i from 1 to n, for example 1/8")
+    return list(entries[number - 1 :: count])
+
+
+def summary(rows: Sequence[Mapping[str, str | int | float]]) -> str:
+    """The largest and the mean loss of the choices, where it is, and that of the rule alone."""
+    regrets, by_rule = ([float(row[name]) for row in rows] for name in ("regret", "regret of the rule"))
     within = sum(regret <= 0.05 for regret in regrets)
-    return (
+    text = (
         f"{len(regrets)} shapes: regret at most {max(regrets):.1%}, on average {sum(regrets) / len(regrets):.2%}, "
-        f"{within} within 5 %; the rule alone: at most {max(of_rule):.1%}, on average "
-        f"{sum(of_rule) / len(of_rule):.1%}. "
+        f"{within} within 5 %; the rule alone: at most {max(by_rule):.1%}, on average "
+        f"{sum(by_rule) / len(by_rule):.1%}, {sum(regret <= 0.05 for regret in by_rule)} within 5 %. "
         f"The rule is kept unless another candidate is {MARGIN:.0%} faster."
     )
+    noisy = [float(row.get("regret with noise") or 0.0) for row in rows if float(row["regret"]) == 0.0]
+    if any(share > 0 for share in noisy):
+        text += (
+            f" Counted as none: {sum(share > 0 for share in noisy)} losses that may be noise, the largest "
+            f"{max(noisy):.1%}."
+        )
+    for row, regret in zip(rows, regrets, strict=True):
+        if regret > 0.05:
+            shape = " ".join(str(row[name]) for name in Entry._fields)
+            text += f"\n{shape}: {row['choice']} chosen, {row['best']} is best, regret {regret:.1%}"
+    return text
+
+
+def joined(rows: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Of rows of several files those of the grid, the last of each shape, in the grid's order."""
+    found = {
+        tuple(row[name] for name in Entry._fields): dict(row) for row in rows if row["bench"] == "select-grid"
+    }
+    return [found[key] for entry in grid() if (key := tuple(map(str, entry))) in found]

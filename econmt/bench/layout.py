@@ -271,7 +271,7 @@ def figures(timing: Timing) -> Row:
         "milliseconds": 1e3 * timing.median,
         "lowest decile": 1e3 * timing.low,
         "highest decile": 1e3 * timing.high,
-        "samples": timing.samples,
+        "samples": len(timing.samples),
     }
 
 

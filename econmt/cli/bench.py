@@ -116,6 +116,12 @@ def select_command(
     grid: Annotated[
         bool, typer.Option("--grid", help="A grid of shapes: choose, measure all again, tell what is lost.")
     ] = False,
+    part: Annotated[
+        str, typer.Option(metavar="I/N", help="With --grid: the shapes I, I + N, ..., for N processes.")
+    ] = "1/1",
+    summary: Annotated[
+        bool, typer.Option("--summary", help="The arguments are CSV files of --grid: join and sum them up.")
+    ] = False,
     bucket: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -150,13 +156,18 @@ def select_command(
       econmt bench select multi30k
       econmt bench select iwslt --bucket 50x50 --compiled
       econmt bench select --grid --csv choices.csv
+      econmt bench select --grid --part 3/8 --threads 2 --limit 3600 --csv part3.csv
+      econmt bench select --summary part*.csv
     """
+    if [grid, summary, recipe is not None and not summary].count(True) != 1 or (summary and recipe is None):
+        raise InputError("econmt bench select: give a recipe, --grid, or --summary and CSV files")
+    if summary:
+        print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], csv))
+        return
     where = _where(device, csv, plot)
-    if grid == (recipe is not None):
-        raise InputError("econmt bench select: give a recipe, or --grid")
     with reproducible(where, threads), _progress() as say:
         if recipe is None:
-            rows = _grid(where, seconds, limit, csv, say)
+            rows = _grid(where, seconds, limit, part, csv, say)
             label: tuple[str, ...] = choice.Entry._fields
         else:
             changes = overrides or []
@@ -211,7 +222,9 @@ def _select(
     return rows
 
 
-def _grid(where: torch.device, seconds: float, limit: float, csv: Path | None, say: Say) -> list[Row]:
+def _grid(
+    where: torch.device, seconds: float, limit: float, part: str, csv: Path | None, say: Say
+) -> list[Row]:
     """Measures what is missing of the grid, prints it and the summary of all of it."""
     old = [] if csv is None else read_csv(csv)[1]
     fixed = circumstances(where)
@@ -222,21 +235,34 @@ def _grid(where: torch.device, seconds: float, limit: float, csv: Path | None, s
         if row["bench"] == "select-grid" and all(row.get(name) == str(fixed[name]) for name in same)
     ]
     done = {tuple(row[name] for name in choice.Entry._fields) for row in before}
-    left = [entry for entry in choice.grid() if tuple(map(str, entry)) not in done]
+    left = [entry for entry in choice.part_of(choice.grid(), part) if tuple(map(str, entry)) not in done]
     rows = _kept(choice.regrets(left, where, seconds, limit, say), csv, where)
     columns = ("choice", "milliseconds", "best", "best milliseconds", "rule milliseconds", "regret")
     _print(rows, (*choice.Entry._fields, *columns), "what auto chooses, measured again")
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
     if everything:
-        lost, by_rule = (
-            [float(row[name]) for row in everything] for name in ("regret", "regret of the rule")
-        )
-        print(choice.summary(lost, by_rule))
+        print(choice.summary(everything))
     if len(rows) < len(left):
         print(
             f"{len(left) - len(rows)} shapes are left" + ("" if csv is None else "; the same command goes on")
         )
     return rows
+
+
+def _sum_up(files: Sequence[Path], csv: Path | None) -> str:
+    """The summary of the grid's rows in files, which are joined in another one if it is named."""
+    rows: list[dict[str, str]] = []
+    for path in files:
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+        rows += read_csv(path)[1]
+    found = choice.joined(rows)
+    if not found:
+        raise InputError(f"{files[0]}: no rows of econmt bench select --grid")
+    if csv is not None:
+        append_csv(csv, [dict(row) for row in found], {})
+    machines = sorted({f"{row['gpu'] or row['processor']}, {row['threads']} threads" for row in found})
+    return f"{'; '.join(machines)}\n{choice.summary(found)}"
 
 
 @app.command("training")

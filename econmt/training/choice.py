@@ -115,7 +115,7 @@ def settle(
     for field in ("attention", "lstm", "output"):
         if getattr(given, field) == "auto":
             mine = [measurement for measurement in found if OPS.get(measurement.op) == field]
-            chosen[field] = _fastest(mine, updates * positions) or econmt_ops.select.rule(
+            chosen[field] = _fastest(mine, updates * positions, device) or econmt_ops.select.rule(
                 _RULED_BY[field], device
             )
     # An implementation that is named keeps what it keeps by itself, and there is one level for all.
@@ -124,12 +124,13 @@ def settle(
     return given._replace(**chosen, stash=stash)
 
 
-def _fastest(measurements: list[Measurement], times: float) -> str | None:
+def _fastest(measurements: list[Measurement], times: float, device: str) -> str | None:
     """The implementation that is fastest over all calls of an op's problems; None if nothing was measured.
 
     Args:
         measurements: of ops of one kind.
         times: how often the measured calls will be repeated.
+        device: the type of device on which they were measured.
     """
     totals: dict[str, Record] = {}
     for number, measurement in enumerate(measurements):
@@ -143,7 +144,8 @@ def _fastest(measurements: list[Measurement], times: float) -> str | None:
         }
     if not totals:
         return None
-    rule = measurements[0].rule.partition("/")[0]
+    # Not the rule of the measured shape, which is smaller than those of the run.
+    rule = econmt_ops.select.rule(measurements[0].op, device)
     if rule not in totals:
         return None
     compiled = totals.get("compiled")

@@ -19,7 +19,7 @@ import importlib
 import importlib.util
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from econmt_ops.blocks import STASHES
 from econmt_ops.measurements import Measurement, Record, Store, decide, machine
 from econmt_ops.timing import alternate, synchronizer
+from econmt_ops.trials import counting_bytes, detached
 from econmt_ops.weights import tensors_of
 
 NAMES = ("reference", "recompute", "compiled", "triton")
@@ -48,6 +49,9 @@ ops recomputed, though these keep a fifth.
 
 _SAMPLES = 20
 """Samples at which a candidate is known well enough."""
+
+_LEAST_SAMPLES = 1
+"""Samples beside the first call without which the rule holds: one tells more than none where calls take long."""
 
 _Result = TypeVar("_Result")
 
@@ -99,6 +103,7 @@ class Problem(NamedTuple):
         dtype: the compute type.
         sizes: by letter, as `Shapes` learns them.
         detail: what else changes the work: the number of layers, the kind of attention.
+        is_light: whether the reference keeps little and is known to be faster.
     """
 
     op: str
@@ -106,6 +111,7 @@ class Problem(NamedTuple):
     dtype: torch.dtype
     sizes: Mapping[str, int]
     detail: str = ""
+    is_light: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -140,8 +146,8 @@ def run(
 
     "auto" is the fastest candidate where they were measured. Elsewhere it is "recompute" where a backward pass will
     follow, and "reference" otherwise or where there is no other; a recurrent op then keeps its gates unless told
-    otherwise: it is as fast as the reference and keeps less. On a GPU it is not as fast, so there recurrent ops are
-    "reference". Named implementations keep what they keep by themselves.
+    otherwise: it is about as fast as the reference and keeps less. On a GPU it is not as fast, so there recurrent ops
+    are "reference", as is what is light. Named implementations keep what they keep by themselves.
 
     Args:
         problem: what the call is about.
@@ -178,6 +184,8 @@ def _rule(
     name = implementation
     if name == "auto":
         recomputes = problem.keeps_gradients and rule(problem.op, _device_type(problem)) == "recompute"
+        # What follows rules alone, a model's run or its estimate, has one implementation for all of its shapes.
+        recomputes = recomputes and not (problem.is_light and stash == "auto" and not _MODE.rules_only)
         name = "recompute" if "recompute" in available and recomputes else "reference"
     level = _level(problem, implementation, stash)
     return Candidate(name, available[name], _options(name, level, options[0] if options else {}))
@@ -265,16 +273,26 @@ class Session:
 
     Attributes:
         measurements: of every problem met, by key.
+        samples: seconds of each call, by key and candidate; the n-th ones of a key were taken one after the other.
         byte_limit: see `measuring`.
         seconds: spent on measuring so far.
     """
 
-    def __init__(self, seconds: float, byte_limit: int | None, compiled: bool, store: Store | None) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        byte_limit: int | None,
+        compiled: bool,
+        only: Collection[str] | None,
+        store: Store | None,
+    ) -> None:
         self.measurements: dict[str, Measurement] = {}
+        self.samples: dict[str, dict[str, tuple[float, ...]]] = {}
         self.byte_limit = byte_limit
         self.seconds = 0.0
         self._allowed = seconds
         self._compiled = compiled
+        self._only = only
         self._store = store
         self._fresh: dict[str, dict[str, dict[str, Record]]] = {}
 
@@ -295,6 +313,8 @@ class Session:
             return known.choice(self.byte_limit)
         records = {name: record for name, record in remembered.items() if name in found}
         wanted = {name for name in found if self._compiled or found[name].name != "compiled"}
+        if self._only is not None:
+            wanted &= set(self._only)
         if self._store is None or not wanted <= records.keys():
             timed = self._measure(problem, call, {name: found[name] for name in found if name in wanted})
             if timed is None:
@@ -316,13 +336,13 @@ class Session:
         sizes: dict[str, int] = {}
         compiling: dict[str, float] = {}
         # Cut off from what made them: the backward pass must end at the op's arguments.
-        alone = problem._replace(arguments=_detached(problem.arguments))
+        alone = problem._replace(arguments=detached(problem.arguments))
 
         def once(candidate: Candidate) -> None:
             if candidate.label in sizes:
                 _forward_backward(alone, call, candidate)
                 return
-            with _counting_bytes(tensors_of(alone.arguments)) as kept:
+            with counting_bytes(tensors_of(alone.arguments)) as kept:
                 _forward_backward(alone, call, candidate)
             sizes[candidate.label] = sum(kept.values())
 
@@ -335,10 +355,18 @@ class Session:
                     once(candidate)
                     compiling[name] = time.perf_counter() - before
             left -= time.perf_counter() - began
-            timings = alternate(functions, left, synchronize=synchronizer(problem.device), most=_SAMPLES)
+            timings = alternate(
+                functions,
+                left,
+                synchronize=synchronizer(problem.device),
+                least=_LEAST_SAMPLES,
+                most=_SAMPLES,
+                drop=self._only is None,
+            )
         self.seconds += time.perf_counter() - began
         if timings is None:
             return None
+        self.samples[problem.key] = {name: timing.samples for name, timing in timings.items()}
         return {
             name: Record(
                 1e3 * timing.median,
@@ -360,16 +388,6 @@ class Session:
         self._fresh = {}
 
 
-def _detached(arguments: Any) -> Any:
-    """The same nested tuples with leaves of the graph instead of tensors that were computed."""
-    if isinstance(arguments, Tensor):
-        return arguments.detach().requires_grad_(arguments.requires_grad)
-    if not isinstance(arguments, tuple):
-        return arguments
-    parts = [_detached(part) for part in arguments]
-    return type(arguments)(*parts) if hasattr(arguments, "_fields") else tuple(parts)
-
-
 def _forward_backward(problem: Problem, call: Callable[..., Any], candidate: Candidate) -> None:
     """One call and, if gradients are kept, its backward pass down to the op's arguments."""
     result = call(candidate, *problem.arguments)
@@ -378,22 +396,6 @@ def _forward_backward(problem: Problem, call: Callable[..., Any], candidate: Can
     wanted = [tensor for tensor in tensors_of(problem.arguments) if tensor.requires_grad]
     outputs = [tensor for tensor in tensors_of(result) if tensor.requires_grad]
     torch.autograd.grad(outputs, wanted, [torch.ones_like(tensor) for tensor in outputs], allow_unused=True)
-
-
-@contextmanager
-def _counting_bytes(tensors: Sequence[Tensor]) -> Iterator[dict[int, int]]:
-    """The bytes that autograd keeps, each storage once, without those of ``tensors``."""
-    own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        memory = tensor.untyped_storage()
-        if memory.data_ptr() not in own:
-            kept[memory.data_ptr()] = memory.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield kept
 
 
 class _Mode(threading.local):
@@ -409,7 +411,12 @@ _MODE = _Mode()
 
 @contextmanager
 def measuring(
-    seconds: float = 2.0, *, byte_limit: int | None = None, compiled: bool = False, remember: bool = True
+    seconds: float = 2.0,
+    *,
+    byte_limit: int | None = None,
+    compiled: bool = False,
+    only: Collection[str] | None = None,
+    remember: bool = True,
 ) -> Iterator[Session]:
     """Within it, every op that is left at "auto" times its candidates and runs the fastest.
 
@@ -420,12 +427,15 @@ def measuring(
         seconds: that measuring may take in all; what is not measured by then follows the rule.
         byte_limit: what an op may keep for its backward pass: among the candidates that do, the fastest is chosen.
         compiled: also candidates that torch.compile compiles first, which may take many seconds.
+        only: the labels of the candidates to time, each to the end; None: all.
         remember: read and write the file of measurements; False: measure anew and write nothing.
 
     Yields:
         The session, which knows what was measured.
     """
-    session = Session(seconds, byte_limit, compiled, Store() if remember else None)
+    # What the first custom operator and the first backward pass of a process would import takes longer than a choice.
+    importlib.import_module("torch._dynamo")
+    session = Session(seconds, byte_limit, compiled, only, Store() if remember else None)
     before = _MODE.session
     _MODE.session = session
     try:

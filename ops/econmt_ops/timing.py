@@ -16,12 +16,12 @@ _HOPELESS = 1.5
 
 
 class Timing(NamedTuple):
-    """Seconds of a call: the median, the lowest and the highest decile, how many samples, and of its first call."""
+    """Seconds of a call: the median, the lowest and the highest decile, all samples in order, and its first call."""
 
     median: float
     low: float
     high: float
-    samples: int
+    samples: tuple[float, ...]
     first: float
 
 
@@ -100,9 +100,11 @@ def alternate(
             repeats[name] = max(repeats[name], round(_SAMPLE_SECONDS / max(found, 1e-9)))
         if drop:
             best = min(min(samples[name]) for name in alive)
-            alive = [name for name in alive if min(samples[name]) <= _HOPELESS * best]
+            alive = [name for name in alive if min(first[name], *samples[name]) <= _HOPELESS * best]
     return {name: _timing(samples[name], first[name]) for name in functions}
 
 
 def _timing(samples: list[float], first: float) -> Timing:
-    return Timing(quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9), len(samples), first)
+    return Timing(
+        quantile(samples, 0.5), quantile(samples, 0.1), quantile(samples, 0.9), tuple(samples), first
+    )

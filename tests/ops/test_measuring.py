@@ -39,7 +39,7 @@ class Clock:
         for function in functions.values():
             function()
         times = {name: self.seconds.get(name, 1.0) for name in functions}
-        return {name: Timing(time, time, time, 3, time + 0.5) for name, time in times.items()}
+        return {name: Timing(time, time, time, (time,) * 3, time + 0.5) for name, time in times.items()}
 
 
 @pytest.fixture
@@ -172,6 +172,14 @@ def test_what_is_named_is_not_measured(clock: Clock) -> None:
         assert call(variable(), implementation="recompute", stash="cells") == "recompute/cells"
     assert session.measurements == {}
     assert clock.measured == []
+
+
+def test_some_candidates_against_each_other(clock: Clock) -> None:
+    with measuring(only=["recompute/cells", "recompute/gates"], byte_limit=10**6, remember=False) as session:
+        call(variable(), op="lstm")
+    assert clock.measured == [["recompute/cells", "recompute/gates"]]
+    (samples,) = session.samples.values()
+    assert samples == {"recompute/cells": (1.0,) * 3, "recompute/gates": (1.0,) * 3}
 
 
 def test_compiled_only_if_asked_for(clock: Clock) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import econmt_ops
+from econmt_ops.lstm.schedule import is_light
 from econmt_ops.select import Candidate, Problem, implementations, rule, rules_only, run
 
 OPS = {
@@ -119,6 +120,44 @@ def test_auto_recomputes_no_recurrent_op_on_a_gpu(op: str) -> None:
         assert resolved("linear_cross_entropy", "auto", available, variable).name == "recompute"
     assert resolved(op, "auto", available, variable).name == "recompute"
     assert (rule(op, "cuda"), rule(op, "cpu")) == ("reference", "recompute")
+
+
+def test_a_light_lstm_is_the_reference() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert is_light(64, 25, 256, torch.float32, cpu)
+    # Gates of more than 16 MiB, wide layers, many steps of a 16-bit type.
+    assert not is_light(64, 100, 512, torch.float32, cpu)
+    assert not is_light(1, 5, 1024, torch.float32, cpu)
+    assert is_light(16, 15, 1024, torch.bfloat16, cpu)
+    assert not is_light(16, 25, 256, torch.bfloat16, cpu)
+    assert not is_light(1, 1, 1, torch.float32, cuda)
+    available = {"reference": min, "recompute": max}
+    variable = torch.ones(1, requires_grad=True)
+
+    def runs(implementation: str = "auto", stash: str = "auto") -> str:
+        light = Problem("lstm", (variable,), torch.float32, {}, is_light=True)
+        return run(light, lambda it, *_: it, available, implementation, stash=stash).label
+
+    assert (runs(), runs("recompute"), runs(stash="outputs")) == (
+        "reference",
+        "recompute",
+        "recompute/outputs",
+    )
+    with rules_only():
+        assert runs() == "recompute/gates"
+
+
+def test_a_small_lstm_alone_runs_as_the_reference() -> None:
+    inputs = torch.ones(2, 3, 4, requires_grad=True)
+    layer = econmt_ops.LSTMWeights(torch.ones(20, 4), torch.ones(20, 5), torch.ones(20))
+
+    def operator() -> str:
+        outputs, _ = econmt_ops.lstm(inputs, (layer,))
+        return str(outputs.grad_fn.next_functions[0][0]) if outputs.grad_fn else ""
+
+    assert "econmt_ops_lstm_layer" not in operator()
+    with rules_only():
+        assert "econmt_ops_lstm_layer" in operator()
 
 
 def test_ops_refuse_unknown_implementations() -> None:

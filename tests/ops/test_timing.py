@@ -47,8 +47,10 @@ def time_all(
 def test_they_take_turns() -> None:
     world, found = time_all({"a": (0.5, 0.1), "b": (0.5, 0.12)}, 100.0, most=3)
     assert world.calls == ["a", "b"] * 4
-    assert found["a"] == pytest.approx((0.1, 0.1, 0.1, 3, 0.5))
-    assert found["b"] == pytest.approx((0.12, 0.12, 0.12, 3, 0.5))
+    for name, seconds in (("a", 0.1), ("b", 0.12)):
+        assert found[name][:3] == pytest.approx((seconds,) * 3)
+        assert found[name].samples == pytest.approx((seconds,) * 3)
+        assert found[name].first == 0.5
 
 
 def test_the_median_forgets_what_disturbed() -> None:
@@ -70,6 +72,12 @@ def test_hopeless_ones_are_left() -> None:
     assert world.calls.count("slowest") == 5
 
 
+def test_one_disturbed_call_makes_none_hopeless() -> None:
+    world, found = time_all({"good": (0.1, 0.9, 0.1), "other": (0.12,)}, 99.0, most=4)
+    assert world.calls.count("good") == world.calls.count("other") == 5
+    assert found["good"].median == pytest.approx(0.1)
+
+
 def test_short_calls_are_repeated() -> None:
     world, found = time_all({"a": (1e-4,)}, 100.0, most=2)
     assert len(world.calls) == 1 + 2 * 10
@@ -79,7 +87,7 @@ def test_short_calls_are_repeated() -> None:
 def test_time_is_kept() -> None:
     world, found = time_all({"a": (1.0,), "b": (1.1,)}, 10.0)
     assert world.now <= 10.0
-    assert found["a"].samples == 3
+    assert len(found["a"].samples) == 3
 
 
 @pytest.mark.parametrize("first", [0.9, 2.0, 50.0])

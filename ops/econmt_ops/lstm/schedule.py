@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+
 from econmt_ops.lstm.products import LAYOUTS
+from econmt_ops.precision import accumulate_dtype
 
 POINTWISE = ("in-place", "compiled")
 ORDERS = ("layers", "wavefront")
+
+_LITTLE = 16 << 20
+"""Bytes of gates up to which what a layer keeps counts for little."""
+
+_WIDE = 1024
+"""Units from which on the CPU oneDNN's LSTM takes longer to lay out its weights than a loop of a few steps takes."""
+
+_FEW_STEPS = 16
+"""Steps up to which a loop in 16-bit types gains nothing from laying out its weights."""
 
 
 class Schedule(NamedTuple):
@@ -51,3 +63,19 @@ class Schedule(NamedTuple):
 def default_schedule(compiled: bool) -> Schedule:
     """The best schedule found, with or without torch.compile."""
     return Schedule(pointwise="compiled" if compiled else "in-place")
+
+
+def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a layer keeps little and is faster by the reference than by recomputing; see README.md.
+
+    Args:
+        batch, steps, hidden: B, T and H.
+        dtype: the compute type.
+        device: where.
+    """
+    if device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    exact = accumulate_dtype(dtype)
+    if batch * steps * 4 * hidden * exact.itemsize > _LITTLE:
+        return False
+    return hidden < _WIDE if exact == dtype else steps < _FEW_STEPS

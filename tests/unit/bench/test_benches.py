@@ -12,6 +12,7 @@ import torch
 from econmt.bench import choice, layout, training
 from econmt.bench.choice import Entry
 from econmt.bench.sheet import Row
+from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 from econmt.training.choice import Shape
@@ -37,6 +38,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.rounds: list[dict[str, float]] = []
+        self.samples: dict[str, tuple[float, ...]] = {}
 
     def __call__(
         self, functions: dict[str, Callable[[], object]], seconds: float, **_: object
@@ -46,7 +48,10 @@ class Clock:
             function()
         times = self.rounds.pop(0) if self.rounds else {}
         return {
-            name: Timing(times.get(name, 1.0), times.get(name, 1.0) / 2, 2.0, 3, 1.5) for name in functions
+            name: Timing(
+                times.get(name, 1.0), times.get(name, 1.0) / 2, 2.0, self.samples.get(name, (1.0,) * 3), 1.5
+            )
+            for name in functions
         }
 
 
@@ -107,14 +112,47 @@ def test_the_grid_measures_the_choice_again(clock: Clock, op: str) -> None:
     first, other = {
         "linear": ("reference/row", "reference/column"),
         "linear_cross_entropy": ("recompute", "reference"),
-    }.get(op, ("recompute/gates", "reference"))
+        "lstm": ("reference", "recompute/gates"),
+        "attentional_lstm": ("recompute/gates", "reference"),
+    }[op]
     clock.rounds = [{first: 1.0, other: 0.5}, {first: 1.0, other: 1.25}]
+    clock.samples = {first: (1.0, 2.0, 1.0, 1.0, 1.0), other: (1.25, 2.5, 1.25, 1.2, 1.5)}
     (row,) = choice.regrets([entry], CPU, 1.0, 100.0, say)
     assert {name: row[name] for name in Entry._fields} == entry._asdict()
     assert (row["choice"], row["rule"], row["best"]) == (other, first, first)
     assert row["regret"] == pytest.approx(0.25)
     assert row["regret of the rule"] == 0.0
     assert row["milliseconds"] == 1250.0
+    # The candidates took turns once more; where one of five turns went the other way it may be noise.
+    clock.rounds = [{first: 1.0, other: 0.5}, {first: 1.0, other: 1.25}]
+    clock.samples[other] = (1.25, 2.5, 1.25, 0.9, 1.5)
+    (row,) = choice.regrets([entry], CPU, 1.0, 100.0, say)
+    assert (row["regret"], row["turns"]) == (0.0, 5)
+    assert row["regret with noise"] == pytest.approx(0.25)
+
+
+def test_noise_is_told_from_loss() -> None:
+    even = [1.0] * 20
+    # Of 20 turns at most five may go the other way: fewer than six heads of 20 coins are 2 %, fewer than seven 6 %.
+    assert choice.loss_of([0.9] * 5 + [1.1] * 15, even).beyond_noise == pytest.approx(0.1)
+    assert choice.loss_of([0.9] * 6 + [1.1] * 14, even).beyond_noise == 0.0
+    assert choice.loss_of([0.9] * 6 + [1.1] * 14, even).share == pytest.approx(0.1)
+    # A disturbed turn disturbs both.
+    assert choice.loss_of([1.1, 11.0, 1.1, 1.1, 1.1], [1.0, 10.0, 1.0, 1.0, 1.0]) == pytest.approx(
+        (0.1, 0.1, 5)
+    )
+    # Too few turns excuse nothing.
+    assert choice.loss_of([1.1, 0.9, 1.2, 1.3], [1.0] * 4).beyond_noise == pytest.approx(0.15)
+
+
+def test_parts_share_the_grid() -> None:
+    grid = choice.grid()
+    parts = [choice.part_of(grid, f"{number}/3") for number in (1, 2, 3)]
+    assert parts[1][:2] == [grid[1], grid[4]]
+    assert sorted(entry for part in parts for entry in part) == sorted(grid)
+    for text in ("0/3", "4/3", "1", "1/0", "a/b", "-1/3"):
+        with pytest.raises(InputError, match="give i/n"):
+            choice.part_of(grid, text)
 
 
 def test_the_grid_is_as_published() -> None:
@@ -132,10 +170,32 @@ def test_a_grid_ends_in_time() -> None:
 
 
 def test_the_summary_counts() -> None:
-    text = choice.summary([0.0, 0.02, 0.1], [0.5, 0.0, 0.1])
+    shapes = [dict(zip(Entry._fields, map(str, entry), strict=True)) for entry in choice.grid()[:3]]
+    figures = [(0.0, 0.5, 0.2), (0.02, 0.0, 0.02), (0.1, 0.1, 0.1)]
+    rows = [
+        {
+            "bench": "select-grid",
+            "choice": "a",
+            "best": "b",
+            **shape,
+            "regret": str(mine),
+            "regret of the rule": str(rule),
+            "regret with noise": str(noisy),
+        }
+        for shape, (mine, rule, noisy) in zip(shapes, figures, strict=True)
+    ]
+    text = choice.summary(rows)
     assert text.startswith(
         "3 shapes: regret at most 10.0%, on average 4.00%, 2 within 5 %; the rule alone: at most 50"
     )
+    assert "Counted as none: 1 losses that may be noise, the largest 20.0%." in text
+    assert (
+        text.splitlines()[1]
+        == f"{' '.join(rows[2][name] for name in Entry._fields)}: a chosen, b is best, regret 10.0%"
+    )
+    # Files are joined shape by shape; what was measured last counts.
+    again = {**rows[0], "regret": "0.3"}
+    assert choice.joined([rows[2], rows[0], {"bench": "layout"}, again]) == [again, rows[2]]
 
 
 def test_the_choice_for_a_recipe(clock: Clock) -> None:

@@ -73,6 +73,20 @@ def test_the_grid_goes_on_where_it_stopped(
     assert [row["batch"] for row in rows_of(file)] == ["1", "2"]
 
 
+def test_the_grid_in_parts_and_summed_up(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [Entry("linear", batch, 2, 8, "float32") for batch in (1, 2, 3)]
+    monkeypatch.setattr(choice, "grid", lambda: entries)
+    files = [tmp_path / "1.csv", tmp_path / "2.csv"]
+    for number, file in enumerate(files, 1):
+        ended = call("bench", "select", "--grid", "--part", f"{number}/2", "--csv", file, "--threads", "1")
+        assert ended.code == 0, ended.err
+    assert [[row["batch"] for row in rows_of(file)] for file in files] == [["1", "3"], ["2"]]
+    ended = call("bench", "select", "--summary", *files, "--csv", tmp_path / "all.csv")
+    assert ended.code == 0, ended.err
+    assert ", 1 threads\n3 shapes: regret at most" in ended.out
+    assert [row["batch"] for row in rows_of(tmp_path / "all.csv")] == ["1", "2", "3"]
+
+
 def test_training(call: Call, tmp_path: Path) -> None:
     changes = [word for change in SMALL for word in ("--set", change)]
     ended = call(
@@ -99,8 +113,11 @@ def test_training(call: Call, tmp_path: Path) -> None:
         (("layout", "--dtype", "float8"), "--dtype 'float8': give float32 or bfloat16"),
         (("layout", "--csv", "nowhere/x.csv"), "nowhere: no such folder"),
         (("layout", "--plot", "."), ".: a folder; give the name of a file"),
-        (("select",), "give a recipe, or --grid"),
-        (("select", "quickstart", "--grid"), "give a recipe, or --grid"),
+        (("select",), "give a recipe, --grid, or --summary and CSV files"),
+        (("select", "quickstart", "--grid"), "give a recipe, --grid, or --summary and CSV files"),
+        (("select", "--summary"), "give a recipe, --grid, or --summary and CSV files"),
+        (("select", "--summary", "no.csv"), "no.csv: no such file"),
+        (("select", "--grid", "--part", "3/2"), "--part '3/2': give i/n with i from 1 to n"),
         (("select", "quickstart", "--byte-limit", "many"), "--byte-limit:"),
         (("training", "nosuch"), "nosuch: no such recipe"),
     ],
