@@ -29,7 +29,9 @@ def test_autocast_equals_casting_everything(op: str, device: str) -> None:
     assert [x.dtype for x in actual] == [x.dtype for x in expected]
     assert_close(actual, expected, 0.0)
     assert all(gradient.dtype == torch.float32 for gradient in gradients)
-    assert_close(gradients, expected_gradients, 0.0)
+    # Gradients of parameters in float32 need not be rounded to the type of the products on their way.
+    rounded = [gradient.to(torch.bfloat16).to(torch.float32) for gradient in gradients]
+    assert_close(gradients if op == "linear_recurrence" else rounded, expected_gradients, 0.0)
 
 
 @each_op

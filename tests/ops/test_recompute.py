@@ -214,7 +214,9 @@ def test_opcheck(operator: str) -> None:
     arguments = list(recorded_calls(use_all, {name})[name])
     keeps = operator in ("attentional_lstm", "linear_cross_entropy", "lstm_layer")
     if keeps:
-        arguments[-1] = True  # what a forward pass with gradients asks for
+        # What a forward pass with gradients asks for; the checks look at all that the operator returns.
+        last = [True, False] if operator == "linear_cross_entropy" else [True]
+        arguments[-len(last) :] = last
     arguments = [
         [part.detach().clone().requires_grad_() for part in argument]
         if isinstance(argument, list) and argument and isinstance(argument[0], Tensor)
@@ -428,6 +430,41 @@ def test_decoder_backward_makes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
     # Of a block of two steps: gates, cells and what the products after the loop read, in units of B H values.
     assert alive.peak < made + 50 * batch * size * 4 + 4 * positions * size * 4
     assert positions * size * batch * 4 == 40 * batch * size * 4  # the size of one more copy of the keys
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_loss_of_a_kept_graph_can_be_asked_twice(reduction: str) -> None:
+    """The backward pass may scale what the forward pass kept in its place only where nothing asks again."""
+    make = Make("cpu")
+    hidden, weight, bias = (
+        make(7, 5).requires_grad_(),
+        make(11, 5).requires_grad_(),
+        make(11).requires_grad_(),
+    )
+    own, targets = (hidden, weight, bias), torch.randint(11, (7,))
+    found = {}
+    for name in ("reference", "recompute"):
+        loss = econmt_ops.linear_cross_entropy(
+            hidden, weight, targets, bias=bias, reduction=reduction, implementation=name
+        )
+        factors = (3.0, 0.0, -0.5)
+        found[name] = [torch.autograd.grad(loss * factor, own, retain_graph=True) for factor in factors]
+        found[name].append(torch.autograd.grad(loss * 2.0, own))
+    for expected, actual in zip(found["reference"], found["recompute"], strict=True):
+        assert_close(actual, expected, 1e-14)
+
+
+def test_gradient_of_the_loss_is_not_copied() -> None:
+    """Where the graph is walked once, the gradients of the forward pass are those that the backward pass returns."""
+    hidden, weight = torch.randn(7, 5).requires_grad_(), torch.randn(11, 5).requires_grad_()
+    loss = econmt_ops.linear_cross_entropy(
+        hidden, weight, torch.randint(11, (7,)), implementation="recompute"
+    )
+    kept = {tensor.data_ptr() for tensor in loss.grad_fn.saved_tensors}
+    (loss * 3.0).backward()
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    assert {hidden.grad.data_ptr(), weight.grad.data_ptr()} <= kept
 
 
 def test_loss_makes_a_chunk_of_logits_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,9 +64,9 @@ def linear_cross_entropy(
         with explicit_casts(hidden):
             loss: Tensor = candidate.function(
                 hidden.to(dtype),
-                weight.to(dtype),
+                weight,
                 targets,
-                bias=None if bias is None else bias.to(dtype),
+                bias=bias,
                 label_smoothing=label_smoothing,
                 ignore_index=ignore_index,
                 reduction=reduction,

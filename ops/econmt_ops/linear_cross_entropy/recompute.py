@@ -16,18 +16,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
+from econmt_ops.lstm.products import Product
 from econmt_ops.precision import accumulate_dtype
-from econmt_ops.steps import steps
+from econmt_ops.steps import Steps, steps
 
 CHUNK_BYTES = 32 << 20
-"""The workspace for the logits of one chunk."""
+"""The workspace for the logits of one chunk, in the accumulate type."""
+
+_CACHED_BYTES = 2 << 20
+"""Rows of this many bytes go through all pointwise passes one after the other while a CPU's cache holds them."""
 
 
 def _chunks(
     hidden: Tensor, targets: Tensor, ignore_index: int, vocabulary: int
 ) -> Iterator[tuple[Tensor | slice, Tensor, Tensor, Tensor | None]]:
-    """Yields of each chunk its rows, their hidden (C, H), their targets (C,) and which count (C, 1) (None: all)."""
+    """Yields of each chunk its rows, their hidden (C, H), their targets (C,) and which count (C,) (None: all)."""
     size = max(1, CHUNK_BYTES // (vocabulary * accumulate_dtype(hidden.dtype).itemsize))
     if hidden.device.type == "cpu":
         kept = (targets != ignore_index).nonzero().squeeze(1)
@@ -38,12 +43,27 @@ def _chunks(
     for begin in range(0, len(targets), size):
         part = slice(begin, begin + size)
         counts = targets[part] != ignore_index
-        yield part, hidden[part], targets[part].where(counts, 0), counts.unsqueeze(1)
+        yield part, hidden[part], targets[part].where(counts, 0), counts
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    product = torch.mm(hidden, weight.t()) if bias is None else torch.addmm(bias, hidden, weight.t())
-    return product.to(accumulate_dtype(hidden.dtype))
+class _Layer:
+    """The products with the weight (V, H), which is cast to the type of ``hidden`` once."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        weight = weight.to(hidden.dtype)
+        bias = None if bias is None else bias.to(hidden.dtype)
+        self.logits = Product(weight, bias, "packed", calls=1)
+        """(C, H) to (C, V)."""
+        self.to_hidden = Product(weight.t(), None, "packed", calls=1)
+        """(C, V) to (C, H)."""
+
+
+def _in_cache(logits: Tensor, accumulate: torch.dtype) -> list[slice]:
+    """The rows of a chunk in parts that stay in the cache from pass to pass; other devices take them all at once."""
+    count = len(logits)
+    size = max(1, _CACHED_BYTES // (logits.shape[1] * accumulate.itemsize))
+    size = size if logits.device.type == "cpu" else max(1, count)
+    return [slice(begin, begin + size) for begin in range(0, count, size)]
 
 
 class _Sums:
@@ -55,13 +75,15 @@ class _Sums:
         self.weight = torch.zeros_like(weight, dtype=accumulate, memory_format=torch.contiguous_format)
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=accumulate)
 
-    def add(self, rows: Tensor | slice, hidden: Tensor, weight: Tensor, gradient: Tensor) -> None:
-        """Adds the share of a chunk whose logits have this gradient (C, V)."""
+    def add_bias(self, gradient: Tensor) -> None:
+        """Adds the share of some rows whose logits have this gradient (R, V), in the accumulate type."""
         if self.bias is not None:
             # A product: on a GPU, a sum over the rows takes a workspace twice as large as the gradient.
             self.bias.addmv_(gradient.t(), gradient.new_ones(len(gradient)))
-        gradient = gradient.to(hidden.dtype)
-        self.hidden[rows] = torch.mm(gradient, weight)
+
+    def add(self, rows: Tensor | slice, hidden: Tensor, layer: _Layer, gradient: Tensor) -> None:
+        """Adds the share of a chunk whose logits have this gradient (C, V), in the compute type."""
+        self.hidden[rows] = layer.to_hidden(gradient)
         if self.weight.dtype == gradient.dtype:
             self.weight.addmm_(gradient.t(), hidden)
         else:
@@ -73,11 +95,44 @@ class _Sums:
         return self.hidden, self.weight, bias
 
 
+def _walk(
+    run: Steps,
+    logits: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    factors: Tensor | None,
+    sums: _Sums | None,
+) -> Tensor:
+    """The losses (C,) of a chunk, in the accumulate type.
+
+    Args:
+        run: the step functions.
+        logits: (C, V) in the compute type; if there are ``sums``, their gradient takes their place.
+        targets: (C,).
+        smoothing: of the labels.
+        factors: (C,) of each row's gradient, or None: all are 1.
+        sums: gets the bias's share of the gradient; None: no gradient is wanted.
+    """
+    accumulate = accumulate_dtype(logits.dtype)
+    losses = logits.new_empty(len(logits), dtype=accumulate)
+    for part in _in_cache(logits, accumulate):
+        values = logits[part].to(accumulate)
+        losses[part], total = run.losses(values, targets[part], smoothing)
+        if sums is None:
+            continue
+        gradient = run.logit_gradient(values, total, targets[part], smoothing)
+        if factors is not None:
+            gradient *= factors[part].unsqueeze(1)
+        sums.add_bias(gradient)
+        logits[part] = gradient
+    return losses
+
+
 @torch.library.custom_op(
     "econmt_ops::linear_cross_entropy",
     mutates_args=(),
     schema="(Tensor hidden, Tensor weight, Tensor targets, Tensor? bias, float smoothing, int ignore_index, "
-    "bool compiled, str reduction, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool compiled, str reduction, bool keep, bool alone=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward(
     hidden: Tensor,
@@ -89,19 +144,19 @@ def _forward(
     compiled: bool,
     reduction: str,
     keep: bool,
+    alone: bool = False,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     run, accumulate = steps(compiled), accumulate_dtype(hidden.dtype)
     losses = hidden.new_zeros(len(targets), dtype=accumulate)
     gradients_too = keep and reduction != "none"
     sums = _Sums(hidden, weight, bias) if gradients_too else None
+    layer = _Layer(hidden, weight, bias)
     for rows, part, wanted, counts in _chunks(hidden, targets, ignore_index, len(weight)):
-        logits = _logits(part, weight, bias)
-        loss, total = run.losses(logits, wanted, smoothing)
-        losses[rows] = loss if counts is None else loss * counts.squeeze(1)
+        logits = layer.logits(part)
+        loss = _walk(run, logits, wanted, smoothing, counts, sums)
+        losses[rows] = loss if counts is None else loss * counts
         if sums is not None:
-            gradient = run.logit_gradient(logits, total, wanted, smoothing)
-            sums.add(rows, part, weight, gradient if counts is None else gradient.mul_(counts))
-            del gradient
+            sums.add(rows, part, layer, logits)
         del logits  # or the next chunk's would be made beside them
     count = (targets != ignore_index).sum().to(accumulate)
     if reduction == "none":
@@ -132,6 +187,7 @@ def _(
     compiled: bool,  # noqa: ARG001
     reduction: str,
     keep: bool,
+    alone: bool = False,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     accumulate = accumulate_dtype(hidden.dtype)
     loss = hidden.new_empty(targets.shape if reduction == "none" else (), dtype=accumulate)
@@ -158,14 +214,14 @@ def _backward_by_row(
     compiled: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     run = steps(compiled)
-    sums = _Sums(hidden, weight, bias)
+    sums, layer = _Sums(hidden, weight, bias), _Layer(hidden, weight, bias)
     for rows, part, wanted, counts in _chunks(hidden, targets, ignore_index, len(weight)):
-        logits = _logits(part, weight, bias)
-        _, total = run.losses(logits, wanted, smoothing)
-        gradient = run.logit_gradient(logits, total, wanted, smoothing)
-        gradient *= dlosses[rows].unsqueeze(1)
-        sums.add(rows, part, weight, gradient if counts is None else gradient.mul_(counts))
-        del logits, gradient  # or the next chunk's would be made beside them
+        logits = layer.logits(part)
+        _walk(
+            run, logits, wanted, smoothing, dlosses[rows] if counts is None else dlosses[rows] * counts, sums
+        )
+        sums.add(rows, part, layer, logits)
+        del logits  # or the next chunk's would be made beside them
     return sums.results(hidden)
 
 
@@ -184,10 +240,10 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, targets, bias, smoothing, ignore_index, compiled, reduction, _ = inputs
+    hidden, weight, targets, bias, smoothing, ignore_index, compiled, reduction, _, alone = inputs
     ctx.set_materialize_grads(False)
     ctx.options = (smoothing, ignore_index, compiled)
-    ctx.reduction = reduction
+    ctx.reduction, ctx.alone = reduction, alone
     ctx.types = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
     if reduction == "none":
         ctx.save_for_backward(hidden, weight, targets, bias)
@@ -195,20 +251,31 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
         ctx.save_for_backward(*output[1:])
 
 
+def _are_needed_again(ctx: Any, gradients: list[Tensor]) -> bool:
+    """Whether something may still ask for the gradients that a forward pass made, as they are.
+
+    Its caller, if it has not let go of them; a graph that is kept, since it can be walked again. And one that is being
+    traced for torch.compile may not change what it saved.
+    """
+    keeps = torch._C._autograd._get_current_graph_task_keep_graph()
+    return not ctx.alone or keeps or any(isinstance(gradient, FunctionalTensor) for gradient in gradients)
+
+
 def _differentiate(ctx: Any, dloss: Tensor | None, *_: Tensor | None) -> tuple[Any, ...]:
     if dloss is None:
-        return (None,) * 9
+        return (None,) * 10
     if ctx.reduction == "none":
         gradients = _backward_by_row(dloss, *ctx.saved_tensors, *ctx.options)
     else:
         *gradients, count = ctx.saved_tensors
         factor = dloss / count if ctx.reduction == "mean" else dloss
-        gradients = [gradient * factor for gradient in gradients]
+        in_place = not _are_needed_again(ctx, gradients)
+        gradients = [gradient.mul_(factor) if in_place else gradient * factor for gradient in gradients]
     dhidden, dweight, dbias = (
         None if dtype is None else gradient.to(dtype)
         for gradient, dtype in zip(gradients, ctx.types, strict=True)
     )
-    return dhidden, dweight, None, dbias, None, None, None, None, None
+    return dhidden, dweight, None, dbias, *(None for _ in range(6))
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)
@@ -225,10 +292,14 @@ def linear_cross_entropy(
     reduction: str,
     compiled: bool = False,
 ) -> Tensor:
-    """See `econmt_ops.linear_cross_entropy`; all arguments are given, checked and cast."""
+    """See `econmt_ops.linear_cross_entropy`; all arguments are given and checked, and ``hidden`` is cast.
+
+    The weight and the bias may have another type: they are cast where they are used, so that no copy is kept, and
+    their gradients are never rounded to the compute type.
+    """
     tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     loss: Tensor = _forward(
-        hidden, weight, targets, bias, label_smoothing, ignore_index, compiled, reduction, keep
+        hidden, weight, targets, bias, label_smoothing, ignore_index, compiled, reduction, keep, True
     )[0]
     return loss

@@ -18,7 +18,8 @@ def linear_cross_entropy(
     ignore_index: int,
     reduction: str,
 ) -> Tensor:
-    """See `econmt_ops.linear_cross_entropy`; all arguments are given, checked and cast."""
+    """See `econmt_ops.linear_cross_entropy`; all arguments are given and checked, and ``hidden`` is cast."""
+    weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
     logits = functional.linear(hidden, weight, bias).to(accumulate_dtype(hidden.dtype))
     return functional.cross_entropy(
         logits, targets, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
