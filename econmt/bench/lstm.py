@@ -6,8 +6,10 @@ with a schedule. All compute the same function.
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +19,6 @@ from torch.nn import functional
 
 from econmt.bench.sheet import Row, Say
 from econmt.errors import InputError
-from econmt.memory.tracker import Tracker
 from econmt_ops import LSTMWeights
 from econmt_ops.lstm import recompute
 from econmt_ops.lstm.schedule import Schedule
@@ -231,6 +232,7 @@ def ablation(
     *,
     samples: int,
     compile_loop: bool,
+    only: Collection[str] = (),
 ) -> Iterator[Row]:
     """Times every step of the ablation.
 
@@ -241,14 +243,26 @@ def ablation(
         say: told what is being measured.
         samples: timed calls of each; the quickest counts, as what disturbs only adds.
         compile_loop: also torch.compile of one layer's loop.
+        only: steps whose names contain one of these; none: all.
 
     Yields:
-        One row a step and type.
+        One row a step and type. Its gains are over the first row of its type.
+
+    Raises:
+        InputError: there is no such step.
     """
+    found = [
+        stage
+        for stage in stages(compile_loop)
+        if not only or any(part.lower() in stage.name.lower() for part in only)
+    ]
+    if not found:
+        names = "; ".join(stage.name for stage in stages(compile_loop))
+        raise InputError(f"--schedule '{', '.join(only)}': in no name of {names}")
     for dtype in dtypes:
         inputs, layers = arguments(shape, dtype, device)
         slowest: dict[str, float] = {}
-        for stage in stages(compile_loop):
+        for stage in found:
             say(f"lstm: {stage.name}, {_name(dtype)}")
             forward, both = passes(stage.run, inputs, layers)
             row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": _name(dtype), **_sizes(shape)}
@@ -260,29 +274,46 @@ def ablation(
 
 
 def rates(
-    shape: Shape, dtypes: Sequence[torch.dtype], device: torch.device, say: Say, *, samples: int
+    shape: Shape,
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    say: Say,
+    *,
+    samples: int,
+    batches: Sequence[int] | None = None,
+    limit: float = math.inf,
+    done: Collection[tuple[str, int]] = (),
 ) -> Iterator[Row]:
     """Operations a second against the batch, of the op's best schedule and of torch's LSTM, beside one large product.
 
     Args:
-        shape: of the stack; the batch is that of `BATCHES`.
+        shape: of the stack, but for the batch.
         dtypes, device, say, samples: as for `ablation`.
+        batches: to measure; None: `BATCHES`.
+        limit: seconds after which no further batch is begun.
+        done: (type, batch) that are left out.
 
     Yields:
         One row a batch, type and way.
     """
+    end = time.monotonic() + limit
     pointwise = "compiled" if has_compiler() else "in-place"
     ways = {"econmt_ops": _scheduled(Schedule(pointwise)), "torch.nn.LSTM": by_torch}
     for dtype in dtypes:
-        peak = _peak_rate(shape.hidden, dtype, device)
-        for batch in BATCHES:
+        left = [batch for batch in batches or BATCHES if (_name(dtype), batch) not in done]
+        peak = _peak_rate(shape.hidden, dtype, device) if left else 0.0
+        for batch in left:
+            if time.monotonic() > end:
+                return
             sized = shape._replace(batch=batch)
             inputs, layers = arguments(sized, dtype, device)
+            rows: list[Row] = []
             for name, stack in ways.items():
                 say(f"lstm: batch {batch}, {name}, {_name(dtype)}")
                 row: Row = {"bench": "lstm-rates", "schedule": name, "dtype": _name(dtype), **_sizes(sized)}
                 row |= _timed(*passes(stack, inputs, layers), sized, device, samples)
-                yield {**row, "peak GFLOP/s": peak}
+                rows.append({**row, "peak GFLOP/s": peak})
+            yield from rows
 
 
 def _sizes(shape: Shape) -> Row:
@@ -321,19 +352,22 @@ def _timed(
 
 
 def _peak_bytes(function: Callable[[], object], device: torch.device) -> int:
-    """The most bytes of tensors that a call holds beside what is there before it.
+    """The most bytes that a call takes beside what is there before it.
 
-    On the CPU the operators that PyTorch dispatches are followed, so what compiled code makes inside is not seen.
+    On the CPU PyTorch's allocator tells of every request, also of those inside libraries and compiled code.
     """
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         function()
         return torch.cuda.max_memory_allocated(device) - before
-    tracker = Tracker(device)
-    with tracker.recording():
+    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         function()
-    return tracker.peak()[0] - sum(size for _, size in tracker.before)
+    assert profiler.kineto_results is not None
+    requests = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
+    requests.sort(key=lambda event: event.start_ns())
+    peak: int = max(itertools.accumulate((event.nbytes() for event in requests), initial=0))
+    return peak
 
 
 def _peak_rate(hidden: int, dtype: torch.dtype, device: torch.device) -> float:
@@ -352,7 +386,7 @@ def _peak_rate(hidden: int, dtype: torch.dtype, device: torch.device) -> float:
     return 2 * rows * hidden * 4 * hidden / min(times) / 1e9
 
 
-def draw_rates(rows: Sequence[Row], path: Path) -> None:
+def draw_rates(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
     """Draws operations a second, forward and backward, against the batch: a line a way and type, and the peak.
 
     Raises:
@@ -364,25 +398,29 @@ def draw_rates(rows: Sequence[Row], path: Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    for dtype, colour in zip(
-        sorted({str(row["dtype"]) for row in rows}), ("#33658a", "#c0582b"), strict=False
-    ):
+    dtypes = sorted({str(row["dtype"]) for row in rows})
+    for dtype, colour in zip(dtypes, ("#33658a", "#c0582b"), strict=False):
         mine = [row for row in rows if row["dtype"] == dtype]
         for name, style in (("econmt_ops", "-o"), ("torch.nn.LSTM", "--s")):
-            points = [
-                (row["batch"], row["forward and backward, GFLOP/s"])
+            points = sorted(
+                (int(row["batch"]), float(row["forward and backward, GFLOP/s"]))
                 for row in mine
                 if row["schedule"] == name
-            ]
+            )
             axes.plot(*zip(*points, strict=True), style, color=colour, label=f"{name}, {dtype}")
         axes.axhline(
-            float(mine[0]["peak GFLOP/s"]), color=colour, linestyle=":", label=f"one large product, {dtype}"
+            max(float(row["peak GFLOP/s"]) for row in mine),
+            color=colour,
+            linestyle=":",
+            label=f"one large product, {dtype}",
         )
+    batches = sorted({int(row["batch"]) for row in rows})
     axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, [str(batch) for batch in batches])
     axes.set_xlabel("batch")
     axes.set_ylabel("GFLOP/s, forward and backward")
     axes.set_ylim(bottom=0)
-    axes.legend()
+    axes.legend(fontsize="small")
     try:
         figure.savefig(path, dpi=110)
     except OSError as error:

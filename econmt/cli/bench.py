@@ -226,14 +226,7 @@ def _grid(
     where: torch.device, seconds: float, limit: float, part: str, csv: Path | None, say: Say
 ) -> list[Row]:
     """Measures what is missing of the grid, prints it and the summary of all of it."""
-    old = [] if csv is None else read_csv(csv)[1]
-    fixed = circumstances(where)
-    same = ("processor", "gpu", "threads", "torch", "econmt_ops")
-    before = [
-        row
-        for row in old
-        if row["bench"] == "select-grid" and all(row.get(name) == str(fixed[name]) for name in same)
-    ]
+    before = _rows_before(csv, where, {"bench": "select-grid"})
     done = {tuple(row[name] for name in choice.Entry._fields) for row in before}
     left = [entry for entry in choice.part_of(choice.grid(), part) if tuple(map(str, entry)) not in done]
     rows = _kept(choice.regrets(left, where, seconds, limit, say), csv, where)
@@ -325,14 +318,36 @@ def lstm_command(
         bool, typer.Option("--ablation", help="Each decision of the schedule; else batches up to the peak.")
     ] = False,
     compile_loop: Annotated[
-        bool, typer.Option("--compile-loop", help="Also torch.compile of a plain loop, which takes minutes.")
+        bool,
+        typer.Option(
+            "--compile-loop", help="Also torch.compile of a plain loop: about a second a step to compile."
+        ),
     ] = False,
+    schedules: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--schedule",
+            help="With --ablation: only names that contain this; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     layers: Annotated[int, typer.Option(min=1, help="Of the stack.")] = lstm.PUBLISHED[0],
     steps: Annotated[int, typer.Option(min=1, help="Of a sequence.")] = lstm.PUBLISHED[1],
     hidden: Annotated[int, typer.Option(min=1, help="Units of a layer.")] = lstm.PUBLISHED[2],
-    batch: Annotated[int, typer.Option(min=1, help="Sequences; only with --ablation.")] = lstm.PUBLISHED[3],
+    batches: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(
+            "--batch",
+            min=1,
+            help="Sequences: one with --ablation (64), else may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     dtypes: _Types = ["float32", "bfloat16"],  # noqa: B006
     samples: Annotated[int, typer.Option(min=1, help="Timed calls of each; the quickest counts.")] = 5,
+    limit: Annotated[
+        float, typer.Option(min=0.0, help="Seconds after which no batch is begun, without --ablation.")
+    ] = 600.0,
     device: _Device = "auto",
     threads: _Threads = None,
     csv: _Csv = None,
@@ -340,20 +355,41 @@ def lstm_command(
 ) -> None:
     """Time a stack of LSTM layers, forward and backward, under different schedules and against torch.nn.LSTM.
 
+    Without --ablation: operations a second against the batch. Batches that the file of --csv has already are left out
+    and drawn from there.
+
     \b
     Example:
       econmt bench lstm --ablation
+      econmt bench lstm --ablation --compile-loop --schedule torch. --dtype float32
       econmt bench lstm --ablation --dtype bfloat16 --csv lstm.csv --plot lstm.png
-      econmt bench lstm --steps 20 --plot rates.png
+      econmt bench lstm --csv rates.csv --limit 60 --plot rates.png
     """
     where = _where(device, csv, plot)
     types = [_dtype(name) for name in dtypes]
+    if ablation and len(batches or [1]) != 1:
+        raise InputError("--batch: give one with --ablation")
+    batch = (batches or lstm.PUBLISHED[3:])[0]
     shape = lstm.Shape(layers, steps, hidden, batch)
+    before: list[dict[str, str]] = []
     with reproducible(where, threads), _progress() as say:
         if ablation:
-            found = lstm.ablation(shape, types, where, say, samples=samples, compile_loop=compile_loop)
+            found = lstm.ablation(
+                shape, types, where, say, samples=samples, compile_loop=compile_loop, only=schedules or ()
+            )
         else:
-            found = lstm.rates(shape, types, where, say, samples=samples)
+            fixed: Row = {"bench": "lstm-rates", "layers": layers, "steps": steps, "hidden": hidden}
+            before = _rows_before(csv, where, fixed)
+            found = lstm.rates(
+                shape,
+                types,
+                where,
+                say,
+                samples=samples,
+                batches=batches,
+                limit=limit,
+                done={(row["dtype"], int(row["batch"])) for row in before},
+            )
         rows = _kept(found, csv, where)
     title = f"LSTM: {layers} layers, {steps} steps, {hidden} units"
     times = ("forward, ms", "forward and backward, ms")
@@ -366,8 +402,9 @@ def lstm_command(
         return
     rate = "forward and backward, GFLOP/s"
     _print(rows, ("dtype", "schedule", "batch", *times, rate, "peak GFLOP/s"), title)
-    if plot is not None:
-        lstm.draw_rates(rows, plot)
+    everything: list[Mapping[str, str | int | float]] = [*before, *rows]
+    if plot is not None and everything:
+        lstm.draw_rates(everything, plot)
 
 
 def _where(device: str, *files: Path | None) -> torch.device:
@@ -397,6 +434,19 @@ def _kept(rows: Iterable[Row], csv: Path | None, where: torch.device) -> list[Ro
         if csv is not None:
             append_csv(csv, [row], fixed)
     return kept
+
+
+def _rows_before(csv: Path | None, where: torch.device, fixed: Row) -> list[dict[str, str]]:
+    """Rows that the file has already, of this machine and these libraries, in which ``fixed`` holds."""
+    if csv is None:
+        return []
+    same = ("processor", "gpu", "threads", "torch", "econmt_ops")
+    fixed = {**fixed, **{name: value for name, value in circumstances(where).items() if name in same}}
+    return [
+        row
+        for row in read_csv(csv)[1]
+        if all(row.get(name, "") == str(value) for name, value in fixed.items())
+    ]
 
 
 def _print(rows: Sequence[Row], columns: Iterable[str], title: str) -> None:

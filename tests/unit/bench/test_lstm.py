@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from econmt.bench import lstm
+from econmt.errors import InputError
 from tests.ops.helpers import assert_close
 
 SHAPE = lstm.Shape(layers=3, steps=4, hidden=5, batch=2)
@@ -59,3 +60,35 @@ def test_rates_and_their_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     picture = tmp_path / "rates.png"
     lstm.draw_rates(rows, picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
+    left = lstm.rates(
+        SHAPE, [torch.float32], torch.device("cpu"), str, samples=1, batches=[2, 3], done={("float32", 2)}
+    )
+    assert [row["batch"] for row in left] == [3, 3]
+    assert not list(lstm.rates(SHAPE, [torch.float32], torch.device("cpu"), str, samples=1, limit=-1.0))
+
+
+def test_some_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lstm, "stages", lambda compile_loop: STAGES)
+
+    def names(*only: str) -> list[object]:
+        device = torch.device("cpu")
+        rows = lstm.ablation(SHAPE, [torch.float32], device, str, samples=1, compile_loop=False, only=only)
+        return [row["schedule"] for row in rows]
+
+    assert names("NN.lstm", "four") == ["four gates in one product", "torch.nn.LSTM"]
+    with pytest.raises(InputError, match="--schedule 'five': in no name of eight products a cell; four"):
+        names("five")
+
+
+def test_peak_bytes() -> None:
+    kept = torch.ones(1000)
+
+    def work() -> torch.Tensor:
+        first = kept + kept
+        first = first + kept
+        return first[:10].clone()
+
+    assert lstm._peak_bytes(work, torch.device("cpu")) == 2 * 4000
+    # A library takes memory that no operator of PyTorch gives.
+    inputs, layers = lstm.arguments(SHAPE, torch.float32, torch.device("cpu"))
+    assert lstm._peak_bytes(lambda: lstm.by_torch(inputs, layers), torch.device("cpu")) > 1000
