@@ -36,6 +36,7 @@ from econmt.decoding.pictures import draw_attention
 from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 from econmt.errors import InputError
+from econmt.model.incremental import IncrementalModel
 
 
 class OutputType(str, Enum):
@@ -121,11 +122,10 @@ def translate(
         "attention": output_type == OutputType.attention or attention_picture is not None,
     }
     translator = Translator(
-        loaded.models,
+        [IncrementalModel(model, loaded.precision) for model in loaded.models],
         loaded.vocabularies,
         search_options(loaded.recipe, given),
         loaded.device,
-        loaded.precision,
         batch_size=batch_size or loaded.recipe.decoding.batch_size,
         chunk_size=chunk_size,
         max_length=loaded.recipe.data.max_length,

@@ -1,6 +1,6 @@
 """Several models that translate as one.
 
-Shapes: B sentences, S source positions, N rows, V target vocabulary, M models.
+Shapes: B sentences, S source positions, R rows, V target vocabulary, M models.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class EnsembleState(NamedTuple):
 
     states: tuple[SearchState, ...]
 
-    def select(self, rows: Tensor) -> EnsembleState:
+    def select(self, rows: Tensor, cells: Tensor, width: int) -> EnsembleState:
         """See :meth:`SearchState.select`."""
-        return EnsembleState(tuple(state.select(rows) for state in self.states))
+        return EnsembleState(tuple(state.select(rows, cells, width) for state in self.states))
 
-    def reorder(self, rows: Tensor) -> EnsembleState:
-        """See :meth:`SearchState.reorder`."""
-        return EnsembleState(tuple(state.reorder(rows) for state in self.states))
+    def keep(self, sentences: Tensor) -> EnsembleState:
+        """See :meth:`SearchState.keep`."""
+        return EnsembleState(tuple(state.keep(sentences) for state in self.states))
 
 
 class Ensemble:

@@ -1,6 +1,6 @@
-"""What a search asks of a model; :class:`econmt.model.TranslationModel` has it, and so does an ensemble.
+"""What a search asks of a model; :class:`econmt.model.IncrementalModel` has it, and so does an ensemble.
 
-Shapes: B sentences, S source positions, N rows (sentences times hypotheses), V target vocabulary.
+Shapes: B sentences, S source positions, K rows a sentence at most, R rows (hypotheses), V target vocabulary.
 """
 
 from __future__ import annotations
@@ -13,13 +13,22 @@ State = TypeVar("State", bound="SearchState")
 
 
 class SearchState(Protocol):
-    """Where N rows of a search stand; what it holds is the model's own business."""
+    """Where R rows of a search stand; what it holds is the model's own business.
 
-    def select(self: State, rows: Tensor, /) -> State:
-        """The rows with indices ``rows`` (M,) int64, in that order; repeats are allowed."""
+    The rows of a sentence share what is known of it. They lie in a grid (B, K): a row's cell is its sentence times K,
+    plus its number among the rows of that sentence.
+    """
 
-    def reorder(self: State, rows: Tensor, /) -> State:
-        """As :meth:`select` where each new row has the source sentence of the row it replaces (M = N)."""
+    def select(self: State, rows: Tensor, cells: Tensor, width: int, /) -> State:
+        """The rows with indices ``rows`` (R',) int64, in that order; repeats are allowed.
+
+        Args:
+            rows: (R',) int64. cells: (R',) int64 where they lie from now on, each in a cell of its own, with the
+                sentence that it had. width: K from now on.
+        """
+
+    def keep(self: State, sentences: Tensor, /) -> State:
+        """Only the sentences with indices ``sentences`` (C,) int64, rising, which are those of all rows."""
 
 
 class SearchModel(Protocol):
@@ -35,9 +44,9 @@ class SearchModel(Protocol):
         """Read one token a row.
 
         Args:
-            tokens: (N,) int64 the tokens before, BOS at first. state: a :class:`SearchState` of N rows.
+            tokens: (R,) int64 the tokens before, BOS at first. state: a :class:`SearchState` of R rows.
 
         Returns:
-            Log-probabilities of the next token (N, V) float32, which the caller may overwrite; attention (N, S);
+            Log-probabilities of the next token (R, V) float32, which the caller may overwrite; attention (R, S);
             and the state after the step.
         """

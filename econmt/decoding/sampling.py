@@ -75,8 +75,8 @@ def sample(
     )
     uniform = uniform.view(longest + 1, -1).to(device)
     sentences = torch.arange(len(source), device=device).repeat_interleave(draws)
-    state = model.initial_state(model.encode(source, lengths)).select(sentences)
     columns = torch.arange(len(sentences), device=device)
+    state = model.initial_state(model.encode(source, lengths)).select(sentences, columns, draws)
     tokens = torch.full_like(sentences, BOS)
     totals = torch.zeros(len(sentences), dtype=torch.float64, device=device)
     trace, position = Trace(), 0
@@ -97,5 +97,5 @@ def sample(
             sentences, columns, tokens, totals = (
                 part[growing] for part in (sentences, columns, tokens, totals)
             )
-            state = state.select(growing) if len(growing) else state
+            state = state.select(growing, columns, draws)
     return trace.hypotheses(lengths.cpu(), limits.cpu(), options)

@@ -82,6 +82,12 @@ class SearchOptions:
 
 MAX_OUTPUT_EXTRA = 10
 
+_GROUPS = 16
+"""Columns of a group when the highest of many numbers are looked for."""
+
+_CROWDED = 0.75
+"""The share of a batch's sentences that still grow below which the others are taken out of it."""
+
 
 class Hypothesis(NamedTuple):
     """One translation.
@@ -220,6 +226,26 @@ class _Places(NamedTuple):
     grows: Tensor
 
 
+def highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The highest ``count`` of each row of ``values`` (R, V), falling, and where they are: (R, count) each.
+
+    They lie in the groups of columns that have the highest maxima, as many groups as numbers are wanted. On the CPU
+    finding the maxima and searching those groups takes half to a third of the time of searching whole rows.
+    """
+    width = values.shape[1]
+    if values.device.type != "cpu" or width < _GROUPS * _GROUPS * count:
+        return values.topk(count, dim=1)
+    # A group is every so manieth column: the maxima of all groups are taken side by side.
+    groups, rest = width // _GROUPS, width % _GROUPS
+    maxima = values[:, : width - rest].view(-1, _GROUPS, groups).amax(dim=1)
+    chosen = maxima.topk(count, dim=1, sorted=False).indices
+    columns = (chosen[:, None, :] + torch.arange(0, width - rest, groups)[:, None]).flatten(1)
+    last = torch.arange(width - rest, width).expand(len(values), rest)
+    columns = torch.cat([columns, last], dim=1)
+    found, which = values.gather(1, columns).topk(count, dim=1)
+    return found, columns.gather(1, which)
+
+
 def _extend(
     log_probs: Tensor, totals: Tensor, sentences: Tensor, places: Tensor, free: Tensor, beam: int
 ) -> _Places:
@@ -230,7 +256,7 @@ def _extend(
         sentences, places: (R,) where each row belongs. free: (B,) places of each sentence that still grow.
     """
     width = min(beam, log_probs.shape[1])
-    values, tokens = log_probs.topk(width, dim=1)
+    values, tokens = highest(log_probs, width)
     count = len(free)
     grid = totals.new_full((count, beam, width), -torch.inf)
     grid[sentences, places] = totals[:, None] + values
@@ -242,6 +268,26 @@ def _extend(
     kept = (torch.arange(beam, device=free.device) < free[:, None]) & (best > -torch.inf)
     ends = kept & (chosen == EOS)
     return _Places(best, parents, chosen, ends, kept & ~ends)
+
+
+class _Batch(NamedTuple):
+    """The sentences of a search of which a hypothesis may still grow, and some of which none does any more.
+
+    Attributes:
+        numbers: (B,) which of the sentences given each one is. limits: (B,) most tokens before EOS.
+        most: (B,) float64 the length penalty of its longest translation. free: (B,) places that still grow.
+        best_scores: (B, nbest) float64 of what has ended.
+    """
+
+    numbers: Tensor
+    limits: Tensor
+    most: Tensor
+    free: Tensor
+    best_scores: Tensor
+
+    def keep(self, sentences: Tensor) -> _Batch:
+        """The sentences with indices ``sentences`` (C,)."""
+        return _Batch(*(part.index_select(0, sentences) for part in self))
 
 
 @torch.inference_mode()
@@ -263,38 +309,49 @@ def beam_search(
         The n best hypotheses of each sentence, best first; fewer only if the model allows no more.
     """
     device, beam = source.device, options.beam_size
-    count, shortest = len(source), int(limits.min())
-    limits_here = limits.to(device)
-    most = length_penalty(limits_here + 1, options)
+    shortest = int(limits.min())
+    numbers = torch.arange(len(source), device=device)
+    batch = _Batch(
+        numbers,
+        limits.to(device),
+        length_penalty(limits.to(device) + 1, options),
+        torch.full_like(numbers, beam),
+        torch.full((len(source), options.nbest_size), -torch.inf, dtype=torch.float64, device=device),
+    )
     state = model.initial_state(model.encode(source, lengths))
-    sentences = torch.arange(count, device=device)
-    places, tokens = torch.zeros_like(sentences), torch.full_like(sentences, BOS)
-    totals = torch.zeros(count, dtype=torch.float64, device=device)
-    free = torch.full_like(sentences, beam)
-    best_scores = totals.new_full((count, options.nbest_size), -torch.inf)
+    sentences, places, tokens = numbers, torch.zeros_like(numbers), torch.full_like(numbers, BOS)
+    totals = torch.zeros(len(source), dtype=torch.float64, device=device)
     trace, position = Trace(), 0
     while len(sentences):
         position += 1
         log_probs, attention, state = model.step(tokens, state)
-        rule_out(log_probs, sentences, limits_here if position > shortest else None, position)
+        rule_out(log_probs, sentences, batch.limits if position > shortest else None, position)
         if options.attention:
             trace.attention.append(attention)
-        now = _extend(log_probs, totals, sentences, places, free, beam)
+        now = _extend(log_probs, totals, sentences, places, batch.free, beam)
         owners, columns = now.ends.nonzero(as_tuple=True)
-        trace.ended.append(Ended(position, owners, now.parents[owners, columns], now.totals[owners, columns]))
-        free = free - now.ends.sum(dim=1)
+        parents, ended = now.parents[owners, columns], now.totals[owners, columns]
+        trace.ended.append(Ended(position, batch.numbers[owners], parents, ended))
         scores = (now.totals / length_penalty(position, options)).masked_fill(~now.ends, -torch.inf)
-        best_scores = torch.cat([best_scores, scores], dim=1).topk(options.nbest_size, dim=1).values
+        best_scores = torch.cat([batch.best_scores, scores], dim=1).topk(options.nbest_size, dim=1).values
+        batch = batch._replace(free=batch.free - now.ends.sum(dim=1), best_scores=best_scores)
         # A total only falls as a hypothesis grows, and the penalty only rises with its length, so this is the highest
         # score that any growing hypothesis can still reach.
-        reach = (now.totals.masked_fill(~now.grows, -torch.inf) / most[:, None]).amax(dim=1)
+        reach = (now.totals.masked_fill(~now.grows, -torch.inf) / batch.most[:, None]).amax(dim=1)
         growing = now.grows & (best_scores[:, -1] < reach)[:, None]
-        before, (sentences, places) = sentences, growing.nonzero(as_tuple=True)
-        tokens, parents = now.tokens[sentences, places], now.parents[sentences, places]
-        totals = now.totals[sentences, places]
+        sentences, columns = growing.nonzero(as_tuple=True)
+        tokens, parents = now.tokens[sentences, columns], now.parents[sentences, columns]
+        totals = now.totals[sentences, columns]
         trace.grown.append(Grown(tokens, parents))
-        if len(sentences):
-            state = state.reorder(parents) if torch.equal(before, sentences) else state.select(parents)
+        if not len(sentences):
+            break
+        places = (growing.cumsum(dim=1) - 1)[sentences, columns]
+        state = state.select(parents, sentences * beam + places, beam)
+        live = growing.any(dim=1)
+        if int(live.sum()) <= _CROWDED * len(live):
+            kept = live.nonzero()[:, 0]
+            state, batch = state.keep(kept), batch.keep(kept)
+            sentences = (live.cumsum(dim=0) - 1)[sentences]
     return trace.hypotheses(lengths.cpu(), limits.cpu(), options)
 
 

@@ -124,11 +124,11 @@ class Translator:
     """Translates lines with one model or an ensemble.
 
     Args:
-        models: models on ``device``, all with these vocabularies.
+        models: models on ``device``, all with these vocabularies; :class:`econmt.model.IncrementalModel` makes one of a
+            trained model.
         vocabularies: source and target vocabulary.
         options: how to search; a recipe's ``decoding`` section also gives the batch size.
         device: where the models are.
-        precision: of products, float32 or bfloat16.
         batch_size: sentences translated together; None: the recipe's, or 64.
         chunk_size: lines read before any is translated; sorted by length within.
         max_length: the longest source the models were trained on, in tokens; lines beyond it are warned of.
@@ -141,7 +141,6 @@ class Translator:
         vocabularies: Vocabularies,
         options: recipe.Decoding | SearchOptions,
         device: torch.device | str = "cpu",
-        precision: torch.dtype = torch.float32,
         *,
         batch_size: int | None = None,
         chunk_size: int = CHUNK_SIZE,
@@ -156,7 +155,6 @@ class Translator:
         self.model = as_one(self.models, self.options.ensemble_mode)
         self.vocabularies = vocabularies
         self.device = torch.device(device)
-        self.precision = precision
         self.max_length = max_length
         self.warn = warn
 
@@ -211,10 +209,9 @@ class Translator:
     def _search(self, sources: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[list[Hypothesis]]:
         source, lengths = pad_sources(sources, self.device)
         limits = output_limits(lengths, self.options.max_output_factor, self.max_length)
-        with autocast(self.device, self.precision):
-            if self.options.sample is None:
-                return beam_search(self.model, source, lengths, limits, self.options)
-            return sample(self.model, source, lengths, limits, self.options, numbers)
+        if self.options.sample is None:
+            return beam_search(self.model, source, lengths, limits, self.options)
+        return sample(self.model, source, lengths, limits, self.options, numbers)
 
     def _translation(self, source: Sequence[int], hypotheses: Sequence[Hypothesis]) -> Translation:
         target = self.vocabularies.target

@@ -12,7 +12,7 @@ from econmt.memory.allocator import BLOCK
 from econmt.memory.estimate import cublas_workspaces, simulate
 from econmt.memory.fake import REPLACEMENTS, CuDNN
 from econmt.memory.tracker import Tracker
-from econmt.model import build_model
+from econmt.model import IncrementalModel, build_model
 from econmt.recipe import Recipe
 
 _CPU = torch.device("cpu")
@@ -28,8 +28,9 @@ def estimate_search(
 ) -> int:
     """Bytes at the peak of a search, weights included, optimizer state and gradients not.
 
-    Encoder outputs and keys are repeated for every hypothesis of the beam, and are there twice when sentences leave;
-    logits are those of all hypotheses; attention and back pointers of every position are kept for the result.
+    Weights are laid out anew, words' share in the gates may be looked up in a table; keys and values are there twice
+    when sentences leave; logits are those of all hypotheses; attention and back pointers of every position are kept for
+    the result.
 
     Args:
         recipe: its model and decoding sections.
@@ -58,12 +59,13 @@ def estimate_search(
             tracker.begin("forward")
             seen = torch.empty(target_length, len(rows), source_length)
             pointers = torch.empty(2, target_length, len(rows), dtype=torch.int64)
-            state = model.initial_state(model.encode(source, lengths)).select(rows)
+            incremental = IncrementalModel(model, precision)
+            state = incremental.initial_state(incremental.encode(source, lengths)).select(rows, rows, beam)
             for _ in range(2):  # the second step finds what the first has left
-                log_probabilities, _, state = model.step(rows, state)
+                log_probabilities, _, state = incremental.step(rows, state)
                 chosen = log_probabilities.topk(min(beam, target_size), dim=1)
-                state = state.select(rows)
-            del seen, pointers, log_probabilities, chosen, state, workspaces
+                state = state.select(rows, rows, beam).keep(torch.arange(sentences))
+            del seen, pointers, log_probabilities, chosen, state, incremental, workspaces
     return simulate(tracker).peak_reserved if cuda else tracker.peak()[0]
 
 

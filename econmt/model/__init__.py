@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from econmt.model.implementations import Implementations
-from econmt.model.translation import DecoderState, EncoderOutput, TranslationModel, build_model
+from econmt.model.incremental import IncrementalModel, IncrementalState
+from econmt.model.translation import EncoderOutput, TranslationModel, build_model
 
-__all__ = ["DecoderState", "EncoderOutput", "Implementations", "TranslationModel", "build_model"]
+__all__ = [
+    "EncoderOutput",
+    "Implementations",
+    "IncrementalModel",
+    "IncrementalState",
+    "TranslationModel",
+    "build_model",
+]

@@ -14,6 +14,7 @@ from econmt import recipe
 from econmt.model.implementations import Implementations
 from econmt.model.layers import initialize_linear, initialize_matrix
 from econmt_ops import additive_attention
+from econmt_ops.precision import accumulate_dtype
 
 
 class Attention(nn.Module):
@@ -89,7 +90,8 @@ class Attention(nn.Module):
                 layer_norm=self.layer_norm,
                 implementation=self.implementations.attention,
             )
-        scores = torch.matmul(states, keys.transpose(1, 2)).float() * self.scale
+        scores = torch.matmul(states, keys.transpose(1, 2))
+        scores = scores.to(accumulate_dtype(scores.dtype)) * self.scale
         positions = torch.arange(keys.shape[1], device=keys.device)
         padding = positions[None, :] >= lengths[:, None]
         weights = torch.softmax(scores.masked_fill(padding[:, None, :], -torch.inf), dim=-1)

@@ -1,7 +1,6 @@
 """The translation model: embeddings, encoder, decoder and output layer.
 
-Shapes: B batch, S source positions, T target positions, V target vocabulary, D width of the output layer, N rows of
-a search (sentences times hypotheses).
+Shapes: B batch, S source positions, T target positions, V target vocabulary, D width of the output layer.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt import recipe
-from econmt.model.decoder import Memory, Recurrent, make_decoder
+from econmt.model.decoder import Memory, make_decoder
 from econmt.model.encoder import Encoder
 from econmt.model.implementations import Implementations
 from econmt.model.layers import SeededDropout, initialize_embedding, initialize_linear, mean_of_valid
@@ -30,27 +29,6 @@ class EncoderOutput(NamedTuple):
 
     memory: Memory
     summary: Tensor
-
-
-class DecoderState(NamedTuple):
-    """Where a search stands: N rows, each with its source and its recurrent state."""
-
-    memory: Memory
-    recurrent: Recurrent
-
-    def select(self, rows: Tensor) -> DecoderState:
-        """The rows with indices ``rows`` (M,) int64, in that order; repeats are allowed."""
-        return DecoderState(
-            Memory(*(part.index_select(0, rows) for part in self.memory)), self._recurrent(rows)
-        )
-
-    def reorder(self, rows: Tensor) -> DecoderState:
-        """As :meth:`select` where every new row has the source of the row it replaces: the source is not copied."""
-        return DecoderState(self.memory, self._recurrent(rows))
-
-    def _recurrent(self, rows: Tensor) -> Recurrent:
-        layers = tuple((h.index_select(0, rows), c.index_select(0, rows)) for h, c in self.recurrent.layers)
-        return Recurrent(layers, self.recurrent.output.index_select(0, rows))
 
 
 class TranslationModel(nn.Module):
@@ -193,25 +171,6 @@ class TranslationModel(nn.Module):
                 implementation=self.implementations.output,
             )
         return loss.to(torch.float32)
-
-    def initial_state(self, encoded: EncoderOutput) -> DecoderState:
-        """The state before the first target word, one row a sentence."""
-        return DecoderState(encoded.memory, self.decoder.initial_state(encoded.summary))
-
-    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, Tensor, DecoderState]:
-        """One step of a search.
-
-        Args:
-            tokens: (N,) int64, the word before. state: N rows.
-
-        Returns:
-            Log-probabilities of the next word (N, V) in float32, attention (N, S), and the state after the step.
-        """
-        embedded = self.embedding_dropout(self.target_embedding(tokens)[:, None])
-        outputs, attention, recurrent = self.decoder(embedded, state.memory, state.recurrent)
-        logits = self.output(self._read_out(self.output_dropout(outputs[:, 0])))
-        log_probabilities = torch.log_softmax(logits.float(), dim=-1)
-        return log_probabilities, attention[:, 0], DecoderState(state.memory, recurrent)
 
     def _read_out(self, outputs: Tensor) -> Tensor:
         return outputs if self.readout is None else self.readout(outputs)

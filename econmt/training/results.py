@@ -16,6 +16,7 @@ from econmt.decoding.translator import Translation, Translator
 from econmt.evaluation.metrics import bleu
 from econmt.memory.ledger import Ledger, measure_step
 from econmt.memory.plan import Plan
+from econmt.model import IncrementalModel
 from econmt.recipe import Recipe
 from econmt.training.checkpoints import load_model, load_saved, load_state, named_parameters
 from econmt.training.choice import saved_choice
@@ -73,11 +74,10 @@ def make_results(
     plan = Plan.from_state_dict(state.plan) if state.plan else None
     loaded = load_model(folder.path, "best", device)
     translator = Translator(
-        [loaded.model],
+        [IncrementalModel(loaded.model)],
         loaded.vocabularies,
         recipe.decoding,
         device,
-        torch.float32,
         batch_size=None if plan is None else plan.decoding_rows,
         max_length=recipe.data.max_length,
     )
@@ -140,7 +140,6 @@ def _draw(
         translator.vocabularies,
         replace(translator.options, attention=True),
         translator.device,
-        translator.precision,
         max_length=translator.max_length,
     )
     (translation,) = watching.translate([sources[chosen]])

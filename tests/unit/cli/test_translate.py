@@ -13,6 +13,7 @@ import torch
 
 from econmt.decoding.search import SearchOptions
 from econmt.decoding.translator import Translator
+from econmt.model import IncrementalModel
 from econmt.training.checkpoints import load_model
 from tests.conftest import RunEconmt, econmt_environment
 from tests.unit.cli.conftest import Call, Ended
@@ -31,7 +32,7 @@ def test_lines_keep_their_places(call: Call, word_model: Path) -> None:
 
 def test_it_is_the_translator_with_the_recipes_search(call: Call, word_model: Path) -> None:
     loaded = load_model(word_model)
-    translator = Translator([loaded.model], loaded.vocabularies, loaded.recipe.decoding)
+    translator = Translator([IncrementalModel(loaded.model)], loaded.vocabularies, loaded.recipe.decoding)
     expected = [translation.text for translation in translator.translate(INPUT.splitlines())]
     assert call("translate", "-m", word_model, text=INPUT).lines == expected
 
@@ -60,7 +61,7 @@ def test_search_options_reach_the_search(call: Call, word_model: Path) -> None:
     options = SearchOptions(
         beam_size=4, nbest_size=3, length_penalty_alpha=0.2, length_penalty_beta=2.0, max_output_factor=0.7
     )
-    translator = Translator([loaded.model], loaded.vocabularies, options)
+    translator = Translator([IncrementalModel(loaded.model)], loaded.vocabularies, options)
     expected = [[c.tokens for c in t.hypotheses] for t in translator.translate(INPUT.splitlines())]
     ended = call(
         *("translate", "-m", word_model, "-b", 4, "--nbest-size", 3, "--length-penalty-alpha", 0.2),

@@ -13,7 +13,7 @@ from econmt.data.subwords import BOS, EOS
 from econmt.decoding.ensemble import Ensemble
 from econmt.decoding.search import SearchOptions, beam_search
 from econmt.decoding.translator import pad_sources
-from econmt.model.translation import TranslationModel
+from econmt.model import IncrementalModel, TranslationModel
 
 SIZE = 23
 SOURCES = [[5, 9, 4], [7], [4, 4, 8, 9, 10, 11, 22], [6, 5]]
@@ -57,7 +57,9 @@ def test_log_probabilities_are_those_of_teacher_forcing(variant: str, device: st
     model = make_model(variant, device=device)
     source, lengths = pad_sources(SOURCES, torch.device(device))
     limits = torch.tensor([4, 9, 6, 2])
-    found = beam_search(model, source, lengths, limits, SearchOptions(beam_size=4, nbest_size=4))
+    found = beam_search(
+        IncrementalModel(model), source, lengths, limits, SearchOptions(beam_size=4, nbest_size=4)
+    )
     for sentence, hypotheses in enumerate(found):
         assert len(hypotheses) == 4
         for hypothesis in hypotheses:
@@ -72,10 +74,12 @@ def test_log_probabilities_are_those_of_teacher_forcing(variant: str, device: st
 def test_a_sentence_gives_the_same_alone(variant: str) -> None:
     model = make_model(variant)
     options = SearchOptions(beam_size=4, nbest_size=4)
-    together = beam_search(model, *pad_sources(SOURCES, torch.device("cpu")), torch.full((4,), 8), options)
+    together = beam_search(
+        IncrementalModel(model), *pad_sources(SOURCES, torch.device("cpu")), torch.full((4,), 8), options
+    )
     for sentence, expected in enumerate(together):
         alone = pad_sources([SOURCES[sentence]], torch.device("cpu"))
-        (found,) = beam_search(model, *alone, torch.tensor([8]), options)
+        (found,) = beam_search(IncrementalModel(model), *alone, torch.tensor([8]), options)
         assert [hypothesis.ids for hypothesis in found] == [hypothesis.ids for hypothesis in expected]
         for one, other in zip(found, expected, strict=True):
             assert one.score == pytest.approx(other.score, abs=1e-5)
@@ -85,7 +89,7 @@ def test_a_sentence_gives_the_same_alone(variant: str) -> None:
 def test_an_ensemble_of_two_models_averages_their_teacher_forced_probabilities() -> None:
     models = [make_model("additive", seed=1), make_model("gnmt", seed=2)]
     source, lengths = pad_sources(SOURCES, torch.device("cpu"))
-    ensemble = Ensemble(models, "linear")
+    ensemble = Ensemble([IncrementalModel(model) for model in models], "linear")
     found = beam_search(ensemble, source, lengths, torch.full((4,), 6), SearchOptions(beam_size=3))
     for sentence, (hypothesis,) in enumerate(found):
         each = [teacher_forced(model, SOURCES[sentence], hypothesis.ids).exp() for model in models]

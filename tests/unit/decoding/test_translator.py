@@ -45,30 +45,32 @@ class Copying:
         self.batches.append((source.shape[0], source.shape[1]))
         assert all(int(row[length - 1]) == EOS for row, length in zip(source, lengths, strict=True))
         assert all(not row[length:].any() for row, length in zip(source, lengths, strict=True))
-        return CopyState(source, 0)
+        return CopyState(source, torch.arange(len(source)), 0)
 
     def initial_state(self, encoded: CopyState) -> CopyState:
         return encoded
 
     def step(self, tokens: Tensor, state: CopyState) -> tuple[Tensor, Tensor, CopyState]:
-        words = state.source[:, min(state.position, state.source.shape[1] - 1)]
+        source = state.source[state.owners]
+        words = source[:, min(state.position, source.shape[1] - 1)]
         words = words.masked_fill(words == PAD, EOS)
         log_probs = torch.full((len(tokens), 30), -9.0)
         log_probs[torch.arange(len(tokens)), words] = -0.1
-        attention = torch.zeros(state.source.shape)
-        attention[:, min(state.position, state.source.shape[1] - 1)] = 1.0
-        return log_probs, attention, CopyState(state.source, state.position + 1)
+        attention = torch.zeros(source.shape)
+        attention[:, min(state.position, source.shape[1] - 1)] = 1.0
+        return log_probs, attention, CopyState(state.source, state.owners, state.position + 1)
 
 
 class CopyState:
-    def __init__(self, source: Tensor, position: int) -> None:
-        self.source, self.position = source, position
+    def __init__(self, source: Tensor, owners: Tensor, position: int) -> None:
+        self.source, self.owners, self.position = source, owners, position
 
-    def select(self, rows: Tensor) -> CopyState:
-        return CopyState(self.source[rows], self.position)
+    def select(self, rows: Tensor, cells: Tensor, width: int) -> CopyState:
+        assert torch.equal(cells // width, self.owners[rows])
+        return CopyState(self.source, self.owners[rows], self.position)
 
-    def reorder(self, rows: Tensor) -> CopyState:
-        return self
+    def keep(self, sentences: Tensor) -> CopyState:
+        return CopyState(self.source[sentences], torch.searchsorted(sentences, self.owners), self.position)
 
 
 def translator(model: object | None = None, **options: object) -> Translator:

@@ -18,19 +18,29 @@ WORDS = (UNK, 4, 5)
 
 
 class ToyState(NamedTuple):
-    """(N,) the source sentence of each row, the prefix as a number, and the row's source length."""
+    """(B,) the sentences and their source lengths; (R,) the cell of each row and its prefix as a number."""
 
     sentences: Tensor
-    prefixes: Tensor
     lengths: Tensor
+    cells: Tensor
+    prefixes: Tensor
     width: int
+    positions: int
 
-    def select(self, rows: Tensor) -> ToyState:
-        return ToyState(self.sentences[rows], self.prefixes[rows], self.lengths[rows], self.width)
+    def select(self, rows: Tensor, cells: Tensor, width: int) -> ToyState:
+        """A search that lays rows into wrong cells, or two into one, shows."""
+        assert len(set(cells.tolist())) == len(cells)
+        assert torch.equal(cells // width, self.cells[rows] // self.width), "a row changes its sentence"
+        return self._replace(cells=cells, prefixes=self.prefixes[rows], width=width)
 
-    def reorder(self, rows: Tensor) -> ToyState:
-        """Leaves the source where it is, as the real model does; a search that moves rows wrongly shows."""
-        return ToyState(self.sentences, self.prefixes[rows], self.lengths, self.width)
+    def keep(self, sentences: Tensor) -> ToyState:
+        owners = self.cells // self.width
+        where = {old: new for new, old in enumerate(sentences.tolist())}
+        moved = torch.tensor([where[owner] for owner in owners.tolist()])
+        cells = moved * self.width + self.cells % self.width
+        return self._replace(
+            sentences=self.sentences[sentences], lengths=self.lengths[sentences], cells=cells
+        )
 
 
 class ToyModel:
@@ -44,6 +54,7 @@ class ToyModel:
         self.spread = spread
         self.steps = 0
         self.rows: list[int] = []
+        self.held: list[int] = []
         self.encoded = 0
 
     def table(self, sentence: int, prefix: int) -> Tensor:
@@ -55,7 +66,10 @@ class ToyModel:
 
     def encode(self, source: Tensor, lengths: Tensor) -> ToyState:
         self.encoded += 1
-        return ToyState(source[:, 0], torch.zeros_like(lengths), lengths, source.shape[1])
+        count = len(lengths)
+        return ToyState(
+            source[:, 0], lengths, torch.arange(count), torch.zeros_like(lengths), 1, source.shape[1]
+        )
 
     def initial_state(self, encoded: ToyState) -> ToyState:
         return encoded
@@ -63,11 +77,13 @@ class ToyModel:
     def step(self, tokens: Tensor, state: ToyState) -> tuple[Tensor, Tensor, ToyState]:
         self.steps += 1
         self.rows.append(len(tokens))
+        self.held.append(len(state.sentences))
         prefixes = state.prefixes * (self.size + 1) + tokens + 1
-        pairs = zip(state.sentences.tolist(), prefixes.tolist(), strict=True)
+        owners = state.cells // state.width
+        pairs = zip(state.sentences[owners].tolist(), prefixes.tolist(), strict=True)
         log_probs = torch.stack([self.table(sentence, prefix) for sentence, prefix in pairs])
-        positions = torch.arange(state.width)
-        seen = (prefixes[:, None] % (positions + 2) + 1.0) * (positions < state.lengths[:, None])
+        positions = torch.arange(state.positions)
+        seen = (prefixes[:, None] % (positions + 2) + 1.0) * (positions < state.lengths[owners, None])
         return log_probs, seen / seen.sum(dim=1, keepdim=True), state._replace(prefixes=prefixes)
 
     def log_probability(self, sentence: int, ids: tuple[int, ...]) -> float:

@@ -27,7 +27,7 @@ from econmt.memory.prices import PRICES, settings
 from econmt.memory.profiling import Shape
 from econmt.memory.search import estimate_search, search_rows
 from econmt.memory.tracker import Tracker
-from econmt.model import Implementations, build_model
+from econmt.model import Implementations, IncrementalModel, build_model
 from econmt.recipe import Recipe, load_recipe
 from econmt.training.optimizers import make_optimizer
 from econmt.typed_yaml import parse_size
@@ -431,7 +431,8 @@ def searched(recipe: Recipe, sentences: int, length: int) -> int:
         tracker.label(parameter, "weights", "other")
     with tracker.recording():
         tracker.begin("forward")
-        beam_search(model, source, lengths, limits, SearchOptions.from_recipe(recipe.decoding))
+        options = SearchOptions.from_recipe(recipe.decoding)
+        beam_search(IncrementalModel(model), source, lengths, limits, options)
     return tracker.peak()[0]
 
 

@@ -1,0 +1,371 @@
+"""A translation model laid out for a search: whole sentences are encoded, translations grow a token at a time.
+
+What does not depend on the step is made once: weights once a model, in the layout that products of few rows read
+fastest; of the source once a sentence, for all of its hypotheses, the keys as the scores want them and the values times
+their part of the combination.
+
+Shapes: B sentences, S source positions, K rows a sentence at most, R rows (hypotheses), H decoder size, A attention
+size, E encoder size, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt.model.attention import Attention
+from econmt.model.decoder import Decoder
+from econmt.model.layers import weights_of
+from econmt.model.translation import TranslationModel
+from econmt_ops.blocks import split_rows
+from econmt_ops.low_rank import columns
+from econmt_ops.lstm.products import Product
+from econmt_ops.masking import padding_mask
+from econmt_ops.precision import accumulate_dtype
+from econmt_ops.steps import LAYER_NORM_EPSILON, advance_cell, tanh_
+from econmt_ops.weights import LowRank, Matrix
+
+_TABLE_BYTES = 256 << 20
+"""The largest table of what words add to gates."""
+
+
+class Sources(NamedTuple):
+    """What the steps know of B sentences.
+
+    Attributes:
+        keys: (B, S, A), see :meth:`_StepAttention.prepare`. factors: whether they are exponentials.
+        values: (B, S, .) what the attention sums. padding: (B, S), True past a sentence's length.
+        lengths: (B,).
+    """
+
+    keys: Tensor
+    factors: bool
+    values: Tensor
+    padding: Tensor
+    lengths: Tensor
+
+    def keep(self, sentences: Tensor) -> Sources:
+        """The sentences with indices ``sentences`` (C,), cut to the longest of them."""
+        lengths = self.lengths[sentences]
+        size = self.keys.shape[1] if _is_watched() else int(lengths.max())
+        keys, values, padding = (
+            part[:, :size].index_select(0, sentences) for part in (self.keys, self.values, self.padding)
+        )
+        return Sources(keys, self.factors, values, padding, lengths)
+
+
+class IncrementalState(NamedTuple):
+    """Where R rows of a search stand.
+
+    Attributes:
+        sources: of B sentences, which the rows share.
+        cells: (R,) int64 the place of each row in a grid (B, width): the sentence times the width, plus the row's
+            number among those of its sentence.
+        width: columns of that grid.
+        hidden, memory: h, in the type of products, and c (R, H) of every layer. output: o (R, H).
+    """
+
+    sources: Sources
+    cells: Tensor
+    width: int
+    hidden: tuple[Tensor, ...]
+    memory: tuple[Tensor, ...]
+    output: Tensor
+
+    def select(self, rows: Tensor, cells: Tensor, width: int) -> IncrementalState:
+        """See :meth:`econmt.decoding.protocol.SearchState.select`."""
+        hidden, memory = (
+            tuple(part.index_select(0, rows) for part in parts) for parts in (self.hidden, self.memory)
+        )
+        return IncrementalState(self.sources, cells, width, hidden, memory, self.output.index_select(0, rows))
+
+    def keep(self, sentences: Tensor) -> IncrementalState:
+        """See :meth:`econmt.decoding.protocol.SearchState.keep`."""
+        owners = torch.div(self.cells, self.width, rounding_mode="floor")
+        moved = (torch.searchsorted(sentences, owners) - owners) * self.width
+        return self._replace(sources=self.sources.keep(sentences), cells=self.cells + moved)
+
+
+class IncrementalModel:
+    """The model as a search wants it (:class:`econmt.decoding.protocol.SearchModel`).
+
+    Weights are copied: after they have changed, make a new one.
+
+    Args:
+        model: in evaluation mode.
+        precision: of products, float32 or bfloat16; a model in float64 stays in it. Scores, cell states and
+            log-probabilities have float32 at least.
+    """
+
+    def __init__(self, model: TranslationModel, precision: torch.dtype = torch.float32) -> None:
+        own = model.output_weight.dtype
+        dtype = precision if own == torch.float32 else own
+        self.model = model
+        self._dtype = dtype
+        with torch.no_grad():
+            self._decoder = _StepDecoder(model.decoder, model.target_embedding.weight.detach(), dtype)
+            self._logits = torch.empty(
+                0, model.target_size, dtype=accumulate_dtype(dtype), device=model.output_weight.device
+            )
+            self._readout = (
+                None if model.readout is None else _product(model.readout.weight, model.readout.bias, dtype)
+            )
+            self._output = _product(model.output_weight, model.output_bias, dtype)
+
+    def encode(self, source: Tensor, lengths: Tensor) -> IncrementalState:
+        """Encode ``source`` (B, S) int64, EOS included, padded; ``lengths`` (B,) int64 count EOS."""
+        assert not self.model.training, "a search needs a model in evaluation mode"
+        lower = self._dtype == torch.bfloat16
+        with torch.no_grad(), torch.autocast(source.device.type, dtype=torch.bfloat16, enabled=lower):
+            encoded = self.model.encode(source, lengths)
+            first = self.model.decoder.initial_state(encoded.summary)
+        with torch.no_grad():
+            keys, values, lengths = encoded.memory
+            padding = padding_mask(lengths, keys.shape[1], keys.device)
+            keys, factors = self._decoder.attention.prepare(keys)
+            sources = Sources(keys, factors, self._decoder.summands(values), padding, lengths)
+        hidden, memory = zip(*first.layers, strict=True)
+        return IncrementalState(
+            sources,
+            torch.arange(len(source), device=source.device),
+            1,
+            tuple(h.to(self._dtype) for h in hidden),
+            tuple(c.contiguous() for c in memory),
+            first.output.to(self._dtype),
+        )
+
+    def initial_state(self, encoded: IncrementalState) -> IncrementalState:
+        """The state before the first target token, one row a sentence."""
+        return encoded
+
+    def step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor, IncrementalState]:
+        """See :meth:`econmt.decoding.protocol.SearchModel.step`."""
+        with torch.no_grad():
+            attention, state = self._decoder(tokens, state)
+            read = state.output if self._readout is None else self._readout(state.output)
+            return self._log_softmax(self._output(read)), attention, state
+
+    def _log_softmax(self, logits: Tensor) -> Tensor:
+        """Of (R, V), in the accumulate type, in place where it can.
+
+        On the CPU new tensors of this size are new pages each time, which take longer than what is written into them.
+        """
+        if logits.device.type != "cpu":
+            return torch.log_softmax(logits, dim=-1, dtype=self._logits.dtype)
+        if logits.dtype != self._logits.dtype:
+            if len(self._logits) < len(logits):
+                self._logits = torch.empty(logits.shape, dtype=self._logits.dtype)
+            logits = self._logits[: len(logits)].copy_(logits)
+        return torch.log_softmax(logits, dim=-1, out=logits)
+
+
+def _product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Product:
+    """The product with a weight (N, K), laid out; on a GPU as it is."""
+    layout = "packed" if weight.device.type == "cpu" else "row"
+    return Product(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype), layout)
+
+
+class _Gates:
+    """The gates of one layer before their nonlinearities: the products of several inputs, added."""
+
+    def __init__(self, weights: Sequence[Matrix], bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        # Of factorised weights each input meets its right factor; what that gives meets all left factors at once.
+        self._right = [_product(part.right, None, dtype) for part in weights if isinstance(part, LowRank)]
+        whole = [part.left if isinstance(part, LowRank) else part for part in weights]
+        self._product = _product(torch.cat(whole, 1), bias, dtype)
+
+    def __call__(self, *inputs: Tensor, start: Tensor | None = None) -> Tensor:
+        """From each weight's inputs (R, .): (R, 4H), a new tensor.
+
+        With ``start`` (R, 4H), which may be overwritten, it is added, and there must be no bias.
+        """
+        if self._right:
+            inputs = tuple(right(part) for right, part in zip(self._right, inputs, strict=True))
+        joined = inputs[0] if len(inputs) == 1 else torch.cat(inputs, 1)
+        return self._product(joined) if start is None else self._product.plus(start, joined)
+
+
+class _Words:
+    """The words' share in the gates of the bottom layer, with its bias.
+
+    On the CPU a word's is computed when the word first comes and then looked up: of a vocabulary few words come often.
+
+    Args:
+        embedding: (V, I). gates: of a layer that reads embeddings.
+    """
+
+    def __init__(self, embedding: Tensor, gates: _Gates, width: int) -> None:
+        self.embedding, self.gates = embedding, gates
+        self.known: Tensor | None = None
+        size = len(embedding) * width * gates.dtype.itemsize
+        if embedding.device.type == "cpu" and size <= _TABLE_BYTES:
+            # Pages of it that no word needs are never there.
+            self.table = torch.empty(len(embedding), width, dtype=gates.dtype)
+            self.known = torch.zeros(len(embedding), dtype=torch.bool)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Of tokens (R,): (R, 4H), a new tensor."""
+        if self.known is None or _is_watched():
+            return self._make(tokens)
+        unknown: Tensor = torch.unique(tokens[~self.known[tokens]])
+        if len(unknown):
+            self.table[unknown] = self._make(unknown)
+            self.known[unknown] = True
+        return self.table.index_select(0, tokens)
+
+    def _make(self, tokens: Tensor) -> Tensor:
+        return self.gates(self.embedding.index_select(0, tokens).to(self.gates.dtype))
+
+
+class _StepAttention:
+    """Attention over the sentences that rows share: a grid of queries (B, K) instead of copies of the source."""
+
+    def __init__(self, attention: Attention, dtype: torch.dtype, device: torch.device) -> None:
+        self.accumulate = accumulate_dtype(dtype)
+        self.query = None if attention.query is None else _product(attention.query, None, dtype)
+        self.score = None if attention.score is None else attention.score.detach().to(self.accumulate)
+        norm = attention.layer_norm
+        self.norm = None if norm is None else tuple(part.detach().to(self.accumulate) for part in norm)
+        self.scale = attention.scale
+        # exp of anything within is a normal number
+        self.largest = math.log(torch.finfo(self.accumulate).max) - 2.0
+        self._one = torch.ones((), dtype=self.accumulate, device=device)
+        self._workspace = torch.empty(0, dtype=self.accumulate, device=device)
+
+    def prepare(self, keys: Tensor) -> tuple[Tensor, bool]:
+        """The keys (B, S, A) as the scores want them, and whether they are factors.
+
+        tanh(q + k) = 2 sigmoid(2 q + 2 k) - 1, and sigmoid(2 q + 2 k) = 1 / (1 + exp(-2 q) exp(-2 k)): with the second
+        factor made once a sentence and the first once a step, no exponential is left for each row and position. The
+        factors of q are those of a q held within a range; keys within half of that range make tanh 1 or -1, to the
+        last bit, outside of it. Other keys are not turned into factors.
+        """
+        if self.score is None:
+            return keys, False
+        keys = keys.to(self.accumulate)
+        if self.norm is not None:
+            return keys, False
+        keys = keys * -2.0
+        low, high = keys.aminmax()
+        if not _is_within(low, high, self.largest / 2):
+            return keys, False
+        return keys.exp_(), True
+
+    def __call__(self, top: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor]:
+        """Look at the source from ``top`` (R, H): the weights (R, S) and the sums (R, .) of the values."""
+        sources, cells = state.sources, state.cells
+        query = top if self.query is None else self.query(top)
+        grid = query.new_zeros(len(sources.keys) * state.width, query.shape[1])
+        grid.index_copy_(0, cells, query)
+        scores = self._scores(grid.view(len(sources.keys), state.width, -1), sources)
+        scores.masked_fill_(sources.padding.unsqueeze(1), torch.finfo(scores.dtype).min)
+        weights = torch.softmax(scores, 2)
+        sums = torch.bmm(weights.to(sources.values.dtype), sources.values)
+        return weights.flatten(0, 1).index_select(0, cells), sums.flatten(0, 1).index_select(0, cells)
+
+    def _scores(self, query: Tensor, sources: Sources) -> Tensor:
+        """The scores (B, K, S) of queries (B, K, A), up to a constant, in the accumulate type."""
+        if self.score is None:
+            return torch.bmm(query, sources.keys.transpose(1, 2)).to(self.accumulate).mul_(self.scale)
+        query = query.to(self.accumulate)
+        weight = self.score
+        if self.norm is None:
+            # sigmoid instead of tanh: twice the sum, and a constant that no softmax feels
+            weight, query = weight * 2, query * -2.0
+        if sources.factors:
+            query = query.clamp_(-self.largest, self.largest).exp_()
+        size = query.shape[1] * query.shape[2] * query.itemsize
+        found = [
+            torch.matmul(
+                self._squashed(query[rows].unsqueeze(2), sources.keys[rows].unsqueeze(1), sources), weight
+            )
+            for rows in split_rows(len(query), sources.keys.shape[1], size)
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _squashed(self, query: Tensor, keys: Tensor, sources: Sources) -> Tensor:
+        """What the scores are a weighted sum of: (B, K, S, A) from queries (B, K, 1, A) and keys (B, 1, S, A)."""
+        shape = (*query.shape[:2], *keys.shape[2:])
+        # The same memory for all steps: new pages would take longer than what is written into them.
+        if self._workspace.numel() < math.prod(shape):
+            self._workspace = self._workspace.new_empty(math.prod(shape))
+        room = self._workspace[: math.prod(shape)].view(shape)
+        if sources.factors:
+            return torch.addcmul(self._one, query, keys, out=room).reciprocal_()
+        torch.add(query, keys, out=room)
+        if self.norm is None:
+            return room.neg_().sigmoid_()
+        gain, bias = self.norm
+        return functional.layer_norm(room, room.shape[3:], gain, bias, eps=LAYER_NORM_EPSILON).tanh_()
+
+
+def _is_watched() -> bool:
+    """Whether a dispatch mode looks on: fake tensors, for one, have no numbers that could be asked for."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
+def _is_within(low: Tensor, high: Tensor, bound: float) -> bool:
+    """Whether numbers lie between -bound and bound; no while :func:`_is_watched`."""
+    return not _is_watched() and -bound <= float(low) and float(high) <= bound
+
+
+class _StepDecoder:
+    """One step of either decoder.
+
+    With input feeding the bottom layer reads [word; o; h] and the attention looks from the top layer; without, the
+    bottom layer reads [word; h], the attention looks from it, and the upper layers read its context.
+    """
+
+    def __init__(self, decoder: Decoder, embedding: Tensor, dtype: torch.dtype) -> None:
+        config, width = decoder.config, embedding.shape[1]
+        self.feeding, self.residual = config.input_feeding, config.residual
+        self.attention = _StepAttention(decoder.attention, dtype, embedding.device)
+        bottom, *upper = weights_of(decoder.layers)
+        word = _Gates([columns(bottom.input, 0, width)], bottom.bias, dtype)
+        self.words = _Words(embedding, word, 4 * config.size)
+        fed = [columns(bottom.input, width, bottom.input.shape[1])] if self.feeding else []
+        self.bottom = _Gates([*fed, bottom.hidden], None, dtype)
+        self.upper = [_Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
+        weight, size = decoder.combine.weight, config.size
+        self.combine = _product(weight[:, :size], decoder.combine.bias, dtype)
+        self.from_values = _product(weight[:, size:], None, dtype)
+        self.size, self.dtype = size, dtype
+        # Contexts themselves are needed where a layer reads them.
+        self.reads_contexts = not self.feeding and bool(upper)
+
+    def summands(self, values: Tensor) -> Tensor:
+        """What the attention sums of the values (B, S, E): their share of what tanh reads to give o, (B, S, H).
+
+        Where layers read the contexts, the values themselves come after them: (B, S, H + E).
+        """
+        shares = self.from_values(values)
+        return torch.cat([shares, values.to(shares.dtype)], 2) if self.reads_contexts else shares
+
+    def __call__(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, IncrementalState]:
+        """Read tokens (R,): the attention (R, S) and the state after the step."""
+        fed = (state.output,) if self.feeding else ()
+        top, c = self._advance(self.bottom(*fed, state.hidden[0], start=self.words(tokens)), state.memory[0])
+        hidden, memory = [top], [c]
+        below = None if self.feeding else self.attention(top, state)
+        contexts = () if below is None else (below[1][:, self.size :],)
+        for layer, product in enumerate(self.upper, start=1):
+            read = torch.cat([top, *contexts], 1) if contexts else top
+            h, c = self._advance(product(read, state.hidden[layer]), state.memory[layer])
+            hidden.append(h)
+            memory.append(c)
+            top = h + top if self.residual else h
+        weights, sums = self.attention(top, state) if below is None else below
+        output = tanh_(self.combine(top).add_(sums[:, : self.size]))
+        return weights, state._replace(hidden=tuple(hidden), memory=tuple(memory), output=output)
+
+    def _advance(self, gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """h, in the type of products, and c after a step, from its gates (R, 4H)."""
+        h, after = torch.empty_like(c, dtype=self.dtype), torch.empty_like(c)
+        advance_cell(gates.to(c.dtype), c, h, after)
+        return h, after

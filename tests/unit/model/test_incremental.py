@@ -1,0 +1,169 @@
+"""Steps of a search: hypotheses that share a sentence, wide ranges of keys, what is laid out once.
+
+That steps equal teacher forcing for every decoder and attention is tested in test_translation.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt.model import IncrementalModel, IncrementalState, TranslationModel, incremental
+from tests.unit.model.test_translation import VOCABULARY, make_batch, make_config, make_model
+
+KINDS = pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"attention__layer_norm": True},
+        {"attention__type": "dot"},
+        {"decoder__input_feeding": False},
+        {"decoder__rank": 3},
+        {"decoder__rank": 3, "decoder__input_feeding": False, "decoder__residual": True},
+    ],
+    ids=["additive", "layer-norm", "dot", "parallel", "rank", "parallel-rank"],
+)
+
+
+def begin(model: IncrementalModel) -> IncrementalState:
+    source, lengths, target_input, _ = make_batch()
+    _, _, state = model.step(target_input[:, 0], model.initial_state(model.encode(source, lengths)))
+    return state
+
+
+def forced(model: TranslationModel, sentence: int, words: list[int]) -> Tensor:
+    """Log-probabilities (V,) after ``words``, the sentence alone and unpadded."""
+    source, lengths, target_input, _ = make_batch()
+    target = torch.tensor([[int(target_input[sentence, 0]), *words]])
+    size = int(lengths[sentence])
+    with torch.no_grad():
+        hidden = model(source[sentence : sentence + 1, :size], lengths[sentence : sentence + 1], target)
+        return torch.log_softmax(hidden[0, -1] @ model.output_weight.T + model.output_bias, dim=-1)
+
+
+def check(found: Tensor, model: TranslationModel, prefixes: list[tuple[int, list[int]]]) -> None:
+    for row, (sentence, words) in zip(found, prefixes, strict=True):
+        torch.testing.assert_close(row, forced(model, sentence, words), rtol=1e-9, atol=1e-11)
+
+
+@KINDS
+def test_hypotheses_share_their_sentence(options: dict[str, object]) -> None:
+    model = make_model(make_config(**options))
+    steps = IncrementalModel(model)
+    # Sentence 2 has two rows, sentence 0 one, sentence 1 none; rows lie in no order and not in the first cells.
+    state = begin(steps).select(torch.tensor([2, 0, 2]), torch.tensor([8, 1, 6]), 3)
+    found, attention, state = steps.step(torch.tensor([5, 6, 7]), state)
+    check(found, model, [(2, [5]), (0, [6]), (2, [7])])
+    assert attention.shape == (3, 5)
+    assert attention[0, 4:].abs().max() == 0.0
+
+    state = state.keep(torch.tensor([0, 2]))
+    found, attention, _ = steps.step(torch.tensor([8, 9, 4]), state)
+    check(found, model, [(2, [5, 8]), (0, [6, 9]), (2, [7, 4])])
+    assert attention.shape == (3, 5)
+
+    found, attention, _ = steps.step(
+        torch.tensor([4]), state.select(torch.tensor([0]), torch.tensor([1]), 1).keep(torch.tensor([1]))
+    )
+    check(found, model, [(2, [5, 4])])
+    assert attention.shape == (1, 4), "cut to the longest sentence that is left"
+
+
+def test_a_state_is_left_as_it_was() -> None:
+    model = IncrementalModel(make_model(make_config()).float())
+    state = begin(model)
+    words = torch.tensor([5, 6, 7])
+    first = model.step(words, state)[0].clone()
+    model.step(words, state)[0].fill_(torch.nan)
+    assert torch.equal(model.step(words, state)[0], first)
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 100.0, 3000.0])
+def test_keys_of_any_size(size: float) -> None:
+    """tanh(q + k) is made of exponentials of q and of k only where those can be trusted."""
+    model = make_model(make_config())
+    attention = model.decoder.attention
+    assert attention.key is not None
+    assert attention.query is not None
+    torch.manual_seed(4)
+    with torch.no_grad():
+        # Every unit gets a large constant, which the query takes away again from time to time.
+        attention.key.bias.copy_(torch.randn(5).sign() * size)
+        attention.query.mul_(size)
+        assert attention.score is not None
+        attention.score.mul_(5.0)
+        model.float()
+        single = IncrementalModel(model)
+        state = begin(single)
+        assert state.sources.factors == (size <= 1.0)
+        found, seen, _ = single.step(torch.tensor([5, 6, 7]), state)
+        model.double()
+        double = IncrementalModel(model)
+        state = begin(double)
+        assert state.sources.factors == (size <= 100.0)
+        exact, expected, _ = double.step(torch.tensor([5, 6, 7]), state)
+    check(exact, model, [(0, [5]), (1, [6]), (2, [7])])
+    torch.testing.assert_close(seen.double(), expected, rtol=2e-5 * size, atol=1e-6 * size)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5 * size, atol=1e-6 * size)
+
+
+def test_factors_hold_where_tanh_is_flat() -> None:
+    """A query beyond the range of exponentials, with keys that just are within theirs."""
+    for dtype, key in ((torch.float32, 21.0), (torch.float64, 170.0)):
+        scores = incremental._StepAttention(
+            make_model(make_config()).to(dtype).decoder.attention, dtype, torch.device("cpu")
+        )
+        scores.score = torch.tensor([0.5, -1.5, 1.0, 2.0, 0.25], dtype=dtype)
+        keys = torch.tensor([[[key, -key, 0.0, 1.0, -1.0], [-key, key, 0.5, -1.0, 3.0]]], dtype=dtype)
+        prepared, factors = scores.prepare(keys)
+        assert factors
+        query = torch.tensor(
+            [[[-1e4, 1e4, -0.3, 2.0 * key, -50.0 * key], [key, key, 0.1, 0.2, -key]]], dtype=dtype
+        )
+        padding = torch.zeros(1, 2, dtype=torch.bool)
+        sources = incremental.Sources(prepared, factors, keys, padding, torch.tensor([2]))
+        found = scores._scores(query, sources)
+        expected = torch.tanh(query[:, :, None] + keys[:, None]) @ scores.score
+        difference = found - expected
+        torch.testing.assert_close(difference, difference[..., :1].expand_as(difference), rtol=0, atol=1e-5)
+
+
+def test_words_looked_up_are_those_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(make_config())
+    table = IncrementalModel(model)
+    monkeypatch.setattr(incremental, "_TABLE_BYTES", 0)
+    product = IncrementalModel(model)
+    first, second = begin(table), begin(product)
+    for words in ([5, 6, 5], [6, 7, 5], [5, 6, 7]):
+        found, _, first = table.step(torch.tensor(words), first)
+        expected, _, second = product.step(torch.tensor(words), second)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("feeding", [True, False])
+def test_bfloat16_is_near_float32(feeding: bool) -> None:
+    model = make_model(make_config(decoder__input_feeding=feeding)).float()
+    exact, near = IncrementalModel(model), IncrementalModel(model, torch.bfloat16)
+    first, second = begin(exact), begin(near)
+    for words in ([5, 6, 7], [7, 8, 9]):
+        expected, _, first = exact.step(torch.tensor(words), first)
+        found, seen, second = near.step(torch.tensor(words), second)
+        assert (found.dtype, seen.dtype) == (torch.float32, torch.float32)
+        assert not torch.equal(found, expected)
+        torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+        torch.testing.assert_close(found.exp().sum(1), torch.ones(3))
+    assert all(c.dtype == torch.float32 for c in second.memory)
+    assert second.output.dtype == torch.bfloat16
+
+
+def test_log_probabilities_fill_the_vocabulary() -> None:
+    model = IncrementalModel(make_model(make_config()).float())
+    found, _, _ = model.step(torch.tensor([5, 6, 7]), begin(model))
+    assert found.shape == (3, VOCABULARY)
+    torch.testing.assert_close(found.exp().sum(1), torch.ones(3))
+
+
+def test_a_model_that_trains_is_refused() -> None:
+    with pytest.raises(AssertionError, match="evaluation mode"):
+        begin(IncrementalModel(make_model(make_config()).train()))
