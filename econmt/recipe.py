@@ -13,19 +13,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from econmt.errors import InputError
+from econmt.recipe_model import Attention as Attention
+from econmt.recipe_model import Decoder as Decoder
+from econmt.recipe_model import Dropout as Dropout
+from econmt.recipe_model import Encoder as Encoder
+from econmt.recipe_model import Initialization as Initialization
+from econmt.recipe_model import Model as Model
+from econmt.recipe_model import Positive, Probability, Section
 from econmt.typed_yaml import SizeOrAuto, changed_values, dump_yaml, leaves, load_section
-
-Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-Positive = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are errors, types are strict, values never change once loaded."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class SentencePieceSubwords(Section):
@@ -100,137 +98,6 @@ class Data(Section):
     prepared: str | None = Field(
         None, description="folder of the prepared token store; null: prepared/ in the model folder"
     )
-
-
-class Encoder(Section):
-    """A stack of LSTM layers over the source."""
-
-    cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
-    layers: Positive = Field(1, description="number of layers")
-    size: Positive = Field(
-        512,
-        description="width of every layer's output; a bidirectional layer has half of it in each direction",
-    )
-    bidirectional: Literal["none", "bottom", "all"] = Field(
-        "bottom", description="which layers read the source in both directions"
-    )
-    residual: bool = Field(
-        False, description="add each layer's input to its output, from the second layer on"
-    )
-    reverse_input: bool = Field(False, description="read the source backwards (Sutskever et al., 2014)")
-
-    @model_validator(mode="after")
-    def _two_directions_halve(self) -> Encoder:
-        if self.bidirectional != "none" and self.size % 2:
-            raise ValueError(
-                f"size {self.size} must be even: a bidirectional layer has half of it in each direction"
-            )
-        return self
-
-
-class Decoder(Section):
-    """A stack of LSTM layers over the target, with attention."""
-
-    cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
-    layers: Positive = Field(1, description="number of layers")
-    size: Positive = Field(512, description="width of every layer and of the attentional hidden vector")
-    input_feeding: bool = Field(
-        True,
-        description="feed the attentional hidden vector into the next step (Luong et al., 2015); false: GNMT style, "
-        "attention from the bottom layer, its context read by the upper ones, the whole target at once",
-    )
-    residual: bool = Field(
-        False, description="add each layer's input to its output, from the second layer on"
-    )
-    state_init: Literal["last", "avg", "zero"] = Field(
-        "last", description="first state from the encoder's last state, from the mean of its outputs, or zero"
-    )
-
-
-class Attention(Section):
-    """How a decoder state is compared with the encoder's outputs."""
-
-    type: Literal["additive", "dot", "scaled_dot", "bilinear"] = Field(
-        "additive",
-        description="additive: w . tanh(q + k) (Bahdanau et al., 2015); dot: h . v; "
-        "scaled_dot: h . v / sqrt(size of h); bilinear: h . W v (Luong et al., 2015)",
-    )
-    size: Positive = Field(
-        512, description="width of the comparison (additive only; the others use the decoder's size)"
-    )
-    layer_norm: bool = Field(False, description="layer normalisation of q + k before tanh (additive only)")
-
-    @model_validator(mode="after")
-    def _norm_needs_additive(self) -> Attention:
-        if self.layer_norm and self.type != "additive":
-            raise ValueError(f"layer_norm needs type: additive, not {self.type}")
-        return self
-
-
-class Dropout(Section):
-    """Where units are dropped in training."""
-
-    embedding: Probability = Field(0.0, description="on source and target embeddings")
-    layers: Probability = Field(0.0, description="between recurrent layers and on the encoder's outputs")
-    output: Probability = Field(0.0, description="on the attentional hidden vector, before the output layer")
-    variational: bool = Field(
-        False, description="one mask a sentence for all its positions (Gal and Ghahramani, 2016)"
-    )
-
-
-def _dropout_kind(value: Any) -> str:
-    return "section" if isinstance(value, (dict, Dropout)) else "number"
-
-
-DropoutChoice = Annotated[
-    Union[Annotated[Probability, Tag("number")], Annotated[Dropout, Tag("section")]],
-    Discriminator(_dropout_kind),
-]
-
-
-class Initialization(Section):
-    """First values of the parameters."""
-
-    weights: Literal["uniform", "xavier"] = Field(
-        "xavier",
-        description="uniform in [-scale, scale], or uniform by fan-in and fan-out (Glorot and Bengio, 2010)",
-    )
-    scale: float = Field(0.1, gt=0.0, description="half width of the uniform distribution (uniform only)")
-    forget_bias: float = Field(0.0, description="first value of the forget gates' bias")
-
-
-class Model(Section):
-    """The attention-LSTM translation model."""
-
-    embedding: Positive = Field(512, description="width of source and target embeddings")
-    encoder: Encoder = Field(default_factory=Encoder, description="the encoder")
-    decoder: Decoder = Field(default_factory=Decoder, description="the decoder")
-    attention: Attention = Field(default_factory=Attention, description="the attention")
-    dropout: DropoutChoice = Field(
-        0.0, description="one probability everywhere, or a section with one a place"
-    )
-    weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
-        "none", description="which of source embedding, target embedding and output layer share one matrix"
-    )
-    initialization: Initialization = Field(
-        default_factory=Initialization, description="first values of the parameters"
-    )
-
-    @model_validator(mode="after")
-    def _sizes_fit(self) -> Model:
-        if self.attention.type in ("dot", "scaled_dot") and self.encoder.size != self.decoder.size:
-            raise ValueError(
-                f"attention.type {self.attention.type} needs encoder.size ({self.encoder.size}) equal to decoder.size "
-                f"({self.decoder.size}); use bilinear or additive otherwise"
-            )
-        return self
-
-    @property
-    def dropouts(self) -> Dropout:
-        """The dropout section, also where the recipe gives one probability for all places."""
-        if isinstance(self.dropout, Dropout):
-            return self.dropout
-        return Dropout(embedding=self.dropout, layers=self.dropout, output=self.dropout)
 
 
 Implementation = Literal["auto", "reference", "recompute", "compiled"]

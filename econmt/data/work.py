@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from econmt.recipe import Model
+from econmt.recipe_model import LSTMShape, Model, lstm_shapes
 
 
 class Work(NamedTuple):
@@ -47,20 +47,11 @@ def work_of(model: Model, target_vocabulary: int) -> Work:
     """
     encoder, decoder = model.encoder, model.decoder
     comparison = model.attention.size if model.attention.type == "additive" else decoder.size
-    source = 0
-    for layer in range(encoder.layers):
-        inputs = model.embedding if layer == 0 else encoder.size
-        both = encoder.bidirectional == "all" or (encoder.bidirectional == "bottom" and layer == 0)
-        source += 2 * _lstm(inputs, encoder.size // 2) if both else _lstm(inputs, encoder.size)
+    below, above = lstm_shapes(model)
+    source = sum(_lstm(shape, encoder.rank) for shape in below)
     if model.attention.type in ("additive", "bilinear"):
         source += 2 * encoder.size * comparison  # the keys
-    target = 0
-    for layer in range(decoder.layers):
-        if decoder.input_feeding:
-            inputs = model.embedding + decoder.size if layer == 0 else decoder.size
-        else:
-            inputs = model.embedding if layer == 0 else decoder.size + encoder.size
-        target += _lstm(inputs, decoder.size)
+    target = sum(_lstm(shape, decoder.rank) for shape in above)
     if model.attention.type == "additive":
         target += 2 * decoder.size * comparison  # the query
     target += 2 * (decoder.size + encoder.size) * decoder.size  # [h ; context] to the attentional vector
@@ -71,6 +62,9 @@ def work_of(model: Model, target_vocabulary: int) -> Work:
     return Work(source, target, pair=2 * comparison + 2 * encoder.size)
 
 
-def _lstm(inputs: int, size: int) -> int:
-    """Operations of a position of an LSTM layer: four gates, each a product of [x ; h]."""
-    return 2 * (inputs + size) * 4 * size
+def _lstm(shape: LSTMShape, rank: int | None) -> int:
+    """Operations of a position of an LSTM layer: four gates, each a product of [x ; h], or two with thin factors."""
+    inputs, size, directions = shape
+    if rank is None:
+        return directions * 2 * (inputs + size) * 4 * size
+    return directions * 2 * rank * (inputs + 4 * size + size + 4 * size)

@@ -57,7 +57,8 @@ class Decoder(nn.Module, ABC):
         self.attention = Attention(attention, encoder_size, config.size)
         self.dropout = SeededDropout(dropout.layers, dropout.variational)
         self.layers = nn.ModuleList(
-            LSTMLayer(width, config.size) for width in self._input_widths(input_size, encoder_size)
+            LSTMLayer(width, config.size, config.rank)
+            for width in self._input_widths(input_size, encoder_size)
         )
         self.combine = nn.Linear(config.size + encoder_size, config.size)
         self.start: nn.Linear | None = None

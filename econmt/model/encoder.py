@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from econmt import recipe
 from econmt.model.implementations import Implementations
 from econmt.model.layers import LSTMLayer, SeededDropout, draw_seed, weights_of
-from econmt_ops import LSTMWeights, bidirectional_lstm, lstm
+from econmt_ops import bidirectional_lstm, lstm
+from econmt_ops.weights import AnyLSTMWeights
 
 
 class Encoder(nn.Module):
@@ -37,10 +38,10 @@ class Encoder(nn.Module):
         for layer in range(config.layers):
             width = input_size if layer == 0 else config.size
             if layer < both:
-                self.forward_layers.append(LSTMLayer(width, half))
-                self.backward_layers.append(LSTMLayer(width, half))
+                self.forward_layers.append(LSTMLayer(width, half, config.rank))
+                self.backward_layers.append(LSTMLayer(width, half, config.rank))
             else:
-                self.upper_layers.append(LSTMLayer(width, config.size))
+                self.upper_layers.append(LSTMLayer(width, config.size, config.rank))
 
     def forward(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a batch.
@@ -77,7 +78,7 @@ class Encoder(nn.Module):
         return self.dropout(outputs), last
 
     def _run(
-        self, stack: tuple[LSTMWeights, ...], inputs: Tensor, lengths: Tensor, residual: bool
+        self, stack: tuple[AnyLSTMWeights, ...], inputs: Tensor, lengths: Tensor, residual: bool
     ) -> tuple[Tensor, Tensor]:
         """Layers of one direction: outputs (B, S, E) and the top layer's last hidden state (B, E)."""
         probability = self.dropout.probability if self.training and len(stack) > 1 else 0.0

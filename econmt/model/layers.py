@@ -11,36 +11,86 @@ import torch
 from torch import Tensor, nn
 
 from econmt.recipe import Initialization
-from econmt_ops import LSTMWeights
+from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
 from econmt_ops.dropout import apply_dropout, keep_mask
+from econmt_ops.weights import AnyLSTMWeights
 
 
 class LSTMLayer(nn.Module):
     """The parameters of one LSTM layer in one direction, gates in the order i, f, g, o (as torch.nn.LSTM).
 
     Attributes:
-        input: (4H, I), hidden: (4H, H), bias: (4H,).
+        input: (4H, I), hidden: (4H, H); with a rank r each is a :class:`Factors`. bias: (4H,).
     """
 
-    def __init__(self, input_size: int, hidden_size: int) -> None:
+    input: nn.Parameter | Factors
+    hidden: nn.Parameter | Factors
+
+    def __init__(self, input_size: int, hidden_size: int, rank: int | None = None) -> None:
         super().__init__()
-        self.input = nn.Parameter(torch.empty(4 * hidden_size, input_size))
-        self.hidden = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
+        if rank is None:
+            self.input = nn.Parameter(torch.empty(4 * hidden_size, input_size))
+            self.hidden = nn.Parameter(torch.empty(4 * hidden_size, hidden_size))
+        else:
+            self.input = Factors(4 * hidden_size, input_size, rank)
+            self.hidden = Factors(4 * hidden_size, hidden_size, rank)
         self.bias = nn.Parameter(torch.empty(4 * hidden_size))
 
     @property
-    def weights(self) -> LSTMWeights:
+    def weights(self) -> AnyLSTMWeights:
         """The parameters as ``econmt_ops`` takes them."""
+        if isinstance(self.input, Factors):
+            assert isinstance(self.hidden, Factors)
+            return LowRankLSTMWeights(self.input.matrix, self.hidden.matrix, self.bias)
+        assert not isinstance(self.hidden, Factors)
         return LSTMWeights(self.input, self.hidden, self.bias)
 
     def initialize(self, init: Initialization) -> None:
         """Draw first values; every gate is a matrix of its own for the fan-in and fan-out of ``xavier``."""
-        hidden_size = self.hidden.shape[1]
+        hidden_size = self.bias.shape[0] // 4
         for weight in (self.input, self.hidden):
-            for gate in weight.data.chunk(4):
-                initialize_matrix(gate, init)
+            if isinstance(weight, Factors):
+                weight.initialize(init, matrices=4)
+            else:
+                for gate in weight.data.chunk(4):
+                    initialize_matrix(gate, init)
         nn.init.zeros_(self.bias)
         self.bias.data[hidden_size : 2 * hidden_size] = init.forget_bias
+
+
+class Factors(nn.Module):
+    """The parameters of a matrix (N, K) of rank r: the product of ``left`` and ``right``, which is never made.
+
+    Attributes:
+        left: (N, r), right: (r, K).
+    """
+
+    def __init__(self, rows: int, columns: int, rank: int) -> None:
+        super().__init__()
+        self.left = nn.Parameter(torch.empty(rows, rank))
+        self.right = nn.Parameter(torch.empty(rank, columns))
+
+    @property
+    def matrix(self) -> LowRank:
+        """The parameters as ``econmt_ops`` takes them."""
+        return LowRank(self.left, self.right)
+
+    def initialize(self, init: Initialization, matrices: int = 1) -> None:
+        """Draw first values such that the product has the variance that a whole matrix would have.
+
+        A value of the product is a sum of r products of independent values of mean 0, so its variance is
+        r var(left) var(right). With s that of a whole matrix, a^2 / 3 for values uniform in [-a, a], both factors are
+        drawn uniformly with the variance sqrt(s / r).
+
+        Args:
+            init: how a whole matrix is drawn.
+            matrices: how many matrices, one below the other, the whole one is for fan-in and fan-out.
+        """
+        whole = uniform_bound(self.left.shape[0] // matrices, self.right.shape[1], init)
+        variance = math.sqrt(whole**2 / 3.0 / self.right.shape[0])
+        bound = math.sqrt(3.0 * variance)
+        for factor in (self.left, self.right):
+            nn.init.uniform_(factor, -bound, bound)
 
 
 class SeededDropout(nn.Module):
@@ -68,6 +118,11 @@ class SeededDropout(nn.Module):
 def draw_seed() -> int:
     """A dropout seed from torch's default CPU generator."""
     return int(torch.randint(2**62, (), device="cpu"))
+
+
+def uniform_bound(rows: int, columns: int, init: Initialization) -> float:
+    """The a of the uniform distribution over [-a, a] from which a matrix (rows, columns) is drawn."""
+    return init.scale if init.weights == "uniform" else math.sqrt(6.0 / (rows + columns))
 
 
 def initialize_matrix(matrix: Tensor, init: Initialization) -> None:
@@ -103,6 +158,6 @@ def mean_of_valid(outputs: Tensor, lengths: Tensor) -> Tensor:
     return total / lengths.clamp(min=1)[:, None].to(total.dtype)
 
 
-def weights_of(layers: nn.ModuleList) -> tuple[LSTMWeights, ...]:
+def weights_of(layers: nn.ModuleList) -> tuple[AnyLSTMWeights, ...]:
     """The parameters of a list of :class:`LSTMLayer`, in its order."""
     return tuple(layer.weights for layer in layers if isinstance(layer, LSTMLayer))

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -297,7 +298,7 @@ def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:
 
 def check_model(metadata: Mapping[str, str], model: Model, path: Path) -> None:
     """Raises InputError if a file's parameters belong to another kind of model; dropout and first values may differ."""
-    theirs = json.loads(metadata["model"]) if "model" in metadata else {}
+    theirs = _description(metadata)
     ours = model.model_dump(mode="json")
     for key in sorted(set(ours) & set(theirs) - {"dropout", "initialization"}):
         if ours[key] != theirs[key]:
@@ -305,6 +306,17 @@ def check_model(metadata: Mapping[str, str], model: Model, path: Path) -> None:
                 f"{path}: was trained with model.{key} {_short(theirs[key])}, the recipe says {_short(ours[key])}; "
                 "put back the recipe.yaml that it was trained with"
             )
+
+
+def _description(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The model that a file describes; what recipes did not know yet when it was written has its default."""
+    found: dict[str, Any] = json.loads(metadata["model"]) if "model" in metadata else {}
+    known = {key: value for key, value in found.items() if key in Model.model_fields}
+    try:
+        whole = Model.model_validate(known).model_dump(mode="json")
+    except ValidationError:  # of a model that this version does not know: compared as it is
+        return found
+    return {key: whole[key] for key in known}
 
 
 def export_model(folder: Path | str, destination: Path | str) -> Path:

@@ -23,11 +23,6 @@ from econmt_ops.lstm.products import MANY, Product
 from econmt_ops.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMWeights, Matrix
 
 
-def largest_rank(rows: int, columns: int) -> int:
-    """The largest rank at which the factors of a matrix (rows, columns) have fewer values than the matrix; 0: none."""
-    return max(0, (rows * columns - 1) // (rows + columns))
-
-
 def columns(weight: Matrix, begin: int, end: int) -> Matrix:
     """The columns begin to end of a matrix, as a view."""
     return weight.columns(begin, end) if isinstance(weight, LowRank) else weight[:, begin:end]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import econmt_ops
 from econmt_ops import AttentionalLSTMWeights, LowRank, LowRankLSTMWeights, blocks, dropout_mask
 from econmt_ops.dropout import derive_seed
-from econmt_ops.low_rank import largest_rank
 from econmt_ops.lstm import thin
 from econmt_ops.weights import AttentionalLSTMState
 from tests.ops.helpers import (
@@ -336,11 +334,3 @@ def test_wrong_arguments(layers: Any, message: str) -> None:
 def test_both_directions_are_of_one_kind() -> None:
     with pytest.raises(ValueError, match="bidirectional_lstm: all layers must be LSTMWeights, or all Low"):
         econmt_ops.bidirectional_lstm(torch.ones(2, 4, 3), layer(), Make("cpu").layer(3, 6))
-
-
-def test_largest_rank_is_the_last_that_saves() -> None:
-    for rows, columns in itertools.product(range(1, 9), range(1, 9)):
-        best = largest_rank(rows, columns)
-        assert best == 0 or best * (rows + columns) < rows * columns
-        assert (best + 1) * (rows + columns) >= rows * columns
-    assert largest_rank(1024, 256) == 204

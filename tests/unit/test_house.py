@@ -28,7 +28,7 @@ ROOMS = {
     "bench": {"base", "econmt_ops", "model", "data", "memory", "training"},
     "cli": {"base", "econmt_ops", "model", "data", "memory", "decoding", "evaluation", "training", "bench"},
 }
-BASE = {"econmt", "econmt.errors", "econmt.recipe", "econmt.typed_yaml"}
+BASE = {"econmt", "econmt.errors", "econmt.recipe", "econmt.recipe_model", "econmt.typed_yaml"}
 OUTSIDE_OF_MODEL = {
     "gzip",
     "io",

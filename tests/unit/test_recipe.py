@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from econmt.recipe import (
     recipe_text,
     shipped_recipes,
 )
+from econmt.recipe_model import largest_rank
 from econmt.typed_yaml import dump_yaml
 
 MINIMAL = """\
@@ -224,6 +226,10 @@ def test_an_override_of_a_whole_section_takes_its_place_in_errors(tmp_path: Path
         (["training.max_updates=null", "training.early_stopping.max_num_checkpoint_not_improved=null"], "never end"),
         (["training.early_stopping.metric=bleu", "training.decode_and_evaluate=0"], "needs decode_and_evaluate other"),
         (["model.attention.type=dot", "model.encoder.size=8"], "needs encoder.size (8) equal to decoder.size (512)"),
+        (["model.encoder.rank=103"], "encoder.rank 103 must be at most 102: the hidden matrix of layer 1 is 1024 x 256"),
+        (["model.decoder.rank=410"], "decoder.rank 410 must be at most 409: the hidden matrix of layer 1 is 2048 x 512"),
+        (["model.embedding=8", "model.encoder.rank=9"], "must be at most 7: the input matrix of layer 1 is 1024 x 8"),
+        (["model.encoder={size: 1, rank: 1, bidirectional: none}"], "at most 0: the hidden matrix of layer 1 is 4 x 1"),
         (["model.weight_tying=src_trg", "data.subwords.joint=false"], "needs data.subwords.joint: true"),
         (["model.weight_tying=src_trg_softmax", "data.subwords={type: words}"], "needs data.subwords.joint: true"),
     ],
@@ -330,3 +336,19 @@ def test_ops_are_auto_until_told_otherwise() -> None:
     assert {ops.attention, ops.lstm, ops.output, ops.stash} == {"auto"}
     with pytest.raises(InputError, match="did you mean recompute"):
         load_recipe("quickstart", ["ops.attention=recomputed"])
+
+
+def test_the_largest_rank_is_the_last_that_saves() -> None:
+    for rows, columns in itertools.product(range(1, 9), range(1, 9)):
+        best = largest_rank(rows, columns)
+        assert best == 0 or best * (rows + columns) < rows * columns
+        assert (best + 1) * (rows + columns) >= rows * columns
+    assert largest_rank(1024, 256) == 204
+
+
+def test_ranks_up_to_the_largest_are_taken(tmp_path: Path) -> None:
+    loaded = load_recipe(
+        write(tmp_path, MINIMAL),
+        ["model.encoder.rank=204", "model.encoder.bidirectional=none", "model.encoder.size=256"],
+    )
+    assert (loaded.model.encoder.rank, loaded.model.decoder.rank) == (204, None)

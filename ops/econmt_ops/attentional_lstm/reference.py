@@ -13,11 +13,16 @@ from torch.nn import functional
 from econmt_ops import accounting
 from econmt_ops.additive_attention.reference import additive_scores, attend
 from econmt_ops.dropout import apply_dropout, layer_keep_masks
-from econmt_ops.low_rank import columns, linear, linear_add
 from econmt_ops.lstm.reference import lstm, lstm_cell
 from econmt_ops.masking import padding_mask, zero_padding
 from econmt_ops.precision import accumulate_dtype
-from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LowRank, Matrix
+from econmt_ops.weights import (
+    AnyLSTMWeights,
+    AttentionalLSTMState,
+    AttentionalLSTMWeights,
+    LowRank,
+    LowRankLSTMWeights,
+)
 
 
 class _Attention:
@@ -67,23 +72,45 @@ class _Recurrence:
     """What a layer's gates get from what is fed to it and from its own h.
 
     For many steps it is one product a step with a copy of both weights side by side; a single step without gradients,
-    as a search makes them, does without the copy, which would take longer than it saves. Nor is there one of factorised
-    weights.
+    as a search makes them, does without the copy, which would take longer than it saves.
     """
 
-    def __init__(self, fed: Matrix, hidden: Matrix, steps: int) -> None:
-        self.fed, self.hidden = fed, hidden
-        self.joined: Tensor | None = None
-        if not (isinstance(fed, LowRank) or isinstance(hidden, LowRank)) and (
-            steps > 1 or torch.is_grad_enabled()
-        ):
-            self.joined = torch.cat([fed, hidden], 1).t()
+    def __init__(self, fed: Tensor, hidden: Tensor, bias: Tensor, steps: int) -> None:
+        self.fed, self.hidden, self.bias = fed.t(), hidden.t(), bias
+        joins = steps > 1 or torch.is_grad_enabled()
+        self.joined = torch.cat([fed, hidden], 1).t() if joins else None
 
-    def __call__(self, start: Tensor, fed: Tensor, h: Tensor) -> Tensor:
-        """Returns the gates (B, 4H): ``start`` (B, 4H) or (4H,), and the products of ``fed`` (B, .) and h (B, H)."""
+    def __call__(self, start: Tensor | None, fed: Tensor, h: Tensor) -> Tensor:
+        """Returns the gates (B, 4H): ``start`` (B, 4H) or the bias, and the products of ``fed`` and h (B, H)."""
+        start = self.bias if start is None else start
         if self.joined is None:
-            return linear_add(linear_add(start, fed, self.fed), h, self.hidden)
+            return torch.addmm(start, fed, self.fed).addmm_(h, self.hidden)
         return torch.addmm(start, torch.cat([fed, h], 1), self.joined)
+
+
+class _ThinRecurrence:
+    """The same of factorised weights: each input meets its right factor, what that gives both left factors at once."""
+
+    def __init__(self, fed: LowRank, hidden: LowRank, bias: Tensor, steps: int) -> None:
+        self.fed, self.hidden, self.bias = fed.t(), hidden.t(), bias
+        joins = steps > 1 or torch.is_grad_enabled()
+        self.joined = torch.cat([fed.left, hidden.left], 1).t() if joins else None
+
+    def __call__(self, start: Tensor | None, fed: Tensor, h: Tensor) -> Tensor:
+        """Returns the gates (B, 4H); ``start`` (B, r) is the share of other inputs in what the right factor gives."""
+        thin = fed @ self.fed.left if start is None else torch.addmm(start, fed, self.fed.left)
+        thin_h = h @ self.hidden.left
+        if self.joined is None:
+            return torch.addmm(self.bias, thin, self.fed.right).addmm_(thin_h, self.hidden.right)
+        return torch.addmm(self.bias, torch.cat([thin, thin_h], 1), self.joined)
+
+
+def _recurrence(layer: AnyLSTMWeights, begin: int, steps: int) -> _Recurrence | _ThinRecurrence:
+    """Of a layer, and of the columns of its input weight from ``begin`` on."""
+    if isinstance(layer, LowRankLSTMWeights):
+        fed = layer.input.columns(begin, layer.input.shape[1])
+        return _ThinRecurrence(fed, layer.hidden, layer.bias, steps)
+    return _Recurrence(layer.input[:, begin:], layer.hidden, layer.bias, steps)
 
 
 def _fed_steps(
@@ -96,13 +123,13 @@ def _fed_steps(
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Runs the loop with input feeding."""
     bottom, *upper = attention.weights.layers
-    size = inputs.shape[2]
-    products = linear(inputs, columns(bottom.input, 0, size), bottom.bias)
-    steps = inputs.shape[1]
-    bottom_gates = _Recurrence(
-        columns(bottom.input, size, bottom.input.shape[1]), bottom.hidden, steps
-    )
-    upper_gates = [_Recurrence(layer.input, layer.hidden, steps) for layer in upper]
+    size, steps = inputs.shape[2], inputs.shape[1]
+    if isinstance(bottom, LowRankLSTMWeights):
+        products = functional.linear(inputs, bottom.input.right[:, :size])
+    else:
+        products = functional.linear(inputs, bottom.input[:, :size], bottom.bias)
+    bottom_gates = _recurrence(bottom, size, steps)
+    upper_gates = [_recurrence(layer, 0, steps) for layer in upper]
     layers, fed = list(state.layers), state.output
     outputs, attentions = [], []
     for step, product in enumerate(products.unbind(1)):
@@ -110,12 +137,12 @@ def _fed_steps(
         h, c = lstm_cell(bottom_gates(product, fed, h), c)
         layers[0] = h, c
         read = h
-        for number, (layer, gates) in enumerate(zip(upper, upper_gates, strict=True), start=1):
+        for number, gates in enumerate(upper_gates, start=1):
             mask = masks[number]
             if mask is not None:
                 read = apply_dropout(read, mask[:, min(step, mask.shape[1] - 1)], dropout)
             h, c = layers[number]
-            h, c = lstm_cell(gates(layer.bias, read, h), c)
+            h, c = lstm_cell(gates(None, read, h), c)
             layers[number] = h, c
             read = h + read if residual else h
         output, alpha = attention(read.unsqueeze(1))

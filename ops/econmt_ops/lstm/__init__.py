@@ -107,6 +107,15 @@ def cast_layers(layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype) -> tuple
     return tuple(cast_weights(layer, dtype) for layer in layers)
 
 
+def _runs_by_torch(
+    layers: tuple[AnyLSTMWeights, ...], check: Shapes, dtype: torch.dtype, device: torch.device
+) -> bool:
+    """Whether the reference is known to be faster; of factorised layers, which torch does not know, it never is."""
+    if isinstance(layers[0], LowRankLSTMWeights):
+        return False
+    return is_light(check.sizes["B"], check.sizes["T"], check.sizes["H"], dtype, device)
+
+
 def lstm(
     inputs: Tensor,
     layers: tuple[AnyLSTMWeights, ...],
@@ -189,7 +198,7 @@ def lstm(
         return result
 
     detail = f"layers={len(layers)} {'lengths' if lengths is not None else 'full'}"
-    light = is_light(check.sizes["B"], check.sizes["T"], check.sizes["H"], dtype, inputs.device)
+    light = _runs_by_torch(layers, check, dtype, inputs.device)
     problem = Problem("lstm", (inputs, layers, start), dtype, check.sizes, detail, light)
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
 
@@ -250,6 +259,6 @@ def bidirectional_lstm(
         return result
 
     detail = "lengths" if lengths is not None else "full"
-    light = is_light(check.sizes["B"], check.sizes["T"], check.sizes["H"], dtype, inputs.device)
+    light = _runs_by_torch((forward, backward), check, dtype, inputs.device)
     problem = Problem("bidirectional_lstm", (inputs, forward, backward), dtype, check.sizes, detail, light)
     return run(problem, call, _BIDIRECTIONAL, implementation, stash=stash)

@@ -23,6 +23,7 @@ MODELS = {
     "all layers both ways": ("model.encoder.layers=2", "model.encoder.bidirectional=all"),
     "one way": ("model.encoder.layers=2", "model.encoder.bidirectional=none"),
     "whole target": ("model.decoder.input_feeding=false", "model.decoder.layers=2"),
+    "low rank": ("model.encoder.rank=7", "model.decoder.rank=5", "model.decoder.layers=2"),
     "dot": ("model.attention.type=dot",),
     "bilinear": ("model.attention.type=bilinear", "model.encoder.size=96"),
 }

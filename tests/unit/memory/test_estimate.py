@@ -66,6 +66,8 @@ CASES = [
     Case("iwslt", (*RECOMPUTE, "training.precision=bfloat16", "training.update_interval=2"), (33, 6, 3)),
     Case("groundhog", (), (64, 5, 5)),
     Case("groundhog", ("training.optimizer={name: sgd, learning_rate: 0.1, momentum: 0.9}",), (40, 1, 4)),
+    Case("iwslt", ("model.encoder.rank=6", "model.decoder.rank=8"), (48, 7, 4)),
+    Case("iwslt", (*RECOMPUTE, "model.encoder.rank=6", "model.decoder.rank=8"), (64, 9, 4)),
     Case("best", (), (48, 6, 3)),
     Case("best", (*RECOMPUTE, "ops.stash=gates", "training.precision=bfloat16"), (32, 4, 3)),
     Case("best", ("training.precision=bfloat16", "model.decoder.input_feeding=false"), (32, 5, 3)),

@@ -128,6 +128,22 @@ def test_a_recipe_of_another_model_of_like_shapes_is_refused(copy: Run) -> None:
         load_model(copy.folder.path)
 
 
+def test_a_description_without_a_key_of_today_has_its_default(copy: Run) -> None:
+    tensors, metadata = read_tensors(copy.folder.best)
+    description = json.loads(metadata["model"])
+    assert description["encoder"].pop("rank") is None
+    write_tensors(copy.folder.best, tensors, {**metadata, "model": json.dumps(description)})
+    assert load_model(copy.folder.path).recipe.model.encoder.rank is None
+    description["encoder"]["rank"] = 2
+    write_tensors(copy.folder.best, tensors, {**metadata, "model": json.dumps(description)})
+    with pytest.raises(InputError, match=r"was trained with model\.encoder .*rank"):
+        load_model(copy.folder.path)
+    description["encoder"]["unheard"] = 2
+    write_tensors(copy.folder.best, tensors, {**metadata, "model": json.dumps(description)})
+    with pytest.raises(InputError, match=r"was trained with model\.encoder .*unheard"):
+        load_model(copy.folder.path)
+
+
 def test_dropout_in_the_recipe_may_differ(copy: Run) -> None:
     recipe = copy.folder.recipe
     recipe.write_text(recipe.read_text().replace("dropout: 0.2", "dropout: 0.0"))

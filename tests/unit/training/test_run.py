@@ -49,6 +49,7 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None
         ),
         ("training.schedule.name=inverse-sqrt", "training.schedule.warmup=3", "training.update_interval=3"),
         ("training.precision=bfloat16", "training.batch.type=word", "training.batch.size=24"),
+        ("model.encoder.rank=2", "model.decoder.rank=3"),
     ],
 )
 def test_other_recipes_go_on_as_exactly(make_run: MakeRun, change: tuple[str, ...]) -> None:

@@ -1,0 +1,208 @@
+"""The model section of a recipe, and what all sections have in common; :mod:`econmt.recipe` has the whole recipe."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple, Union
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are errors, types are strict, values never change once loaded."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Encoder(Section):
+    """A stack of LSTM layers over the source."""
+
+    cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
+    rank: Positive | None = Field(
+        None,
+        description="each layer's two weight matrices are products of two factors of this rank, which makes the model "
+        "smaller and faster (Prabhavalkar et al., 2016); null: whole matrices",
+    )
+    layers: Positive = Field(1, description="number of layers")
+    size: Positive = Field(
+        512,
+        description="width of every layer's output; a bidirectional layer has half of it in each direction",
+    )
+    bidirectional: Literal["none", "bottom", "all"] = Field(
+        "bottom", description="which layers read the source in both directions"
+    )
+    residual: bool = Field(
+        False, description="add each layer's input to its output, from the second layer on"
+    )
+    reverse_input: bool = Field(False, description="read the source backwards (Sutskever et al., 2014)")
+
+    @model_validator(mode="after")
+    def _two_directions_halve(self) -> Encoder:
+        if self.bidirectional != "none" and self.size % 2:
+            raise ValueError(
+                f"size {self.size} must be even: a bidirectional layer has half of it in each direction"
+            )
+        return self
+
+
+class Decoder(Section):
+    """A stack of LSTM layers over the target, with attention."""
+
+    cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
+    rank: Positive | None = Field(
+        None,
+        description="each layer's two weight matrices are products of two factors of this rank, which makes the model "
+        "smaller and faster (Prabhavalkar et al., 2016); null: whole matrices",
+    )
+    layers: Positive = Field(1, description="number of layers")
+    size: Positive = Field(512, description="width of every layer and of the attentional hidden vector")
+    input_feeding: bool = Field(
+        True,
+        description="feed the attentional hidden vector into the next step (Luong et al., 2015); false: GNMT style, "
+        "attention from the bottom layer, its context read by the upper ones, the whole target at once",
+    )
+    residual: bool = Field(
+        False, description="add each layer's input to its output, from the second layer on"
+    )
+    state_init: Literal["last", "avg", "zero"] = Field(
+        "last", description="first state from the encoder's last state, from the mean of its outputs, or zero"
+    )
+
+
+class Attention(Section):
+    """How a decoder state is compared with the encoder's outputs."""
+
+    type: Literal["additive", "dot", "scaled_dot", "bilinear"] = Field(
+        "additive",
+        description="additive: w . tanh(q + k) (Bahdanau et al., 2015); dot: h . v; "
+        "scaled_dot: h . v / sqrt(size of h); bilinear: h . W v (Luong et al., 2015)",
+    )
+    size: Positive = Field(
+        512, description="width of the comparison (additive only; the others use the decoder's size)"
+    )
+    layer_norm: bool = Field(False, description="layer normalisation of q + k before tanh (additive only)")
+
+    @model_validator(mode="after")
+    def _norm_needs_additive(self) -> Attention:
+        if self.layer_norm and self.type != "additive":
+            raise ValueError(f"layer_norm needs type: additive, not {self.type}")
+        return self
+
+
+class Dropout(Section):
+    """Where units are dropped in training."""
+
+    embedding: Probability = Field(0.0, description="on source and target embeddings")
+    layers: Probability = Field(0.0, description="between recurrent layers and on the encoder's outputs")
+    output: Probability = Field(0.0, description="on the attentional hidden vector, before the output layer")
+    variational: bool = Field(
+        False, description="one mask a sentence for all its positions (Gal and Ghahramani, 2016)"
+    )
+
+
+def _dropout_kind(value: Any) -> str:
+    return "section" if isinstance(value, (dict, Dropout)) else "number"
+
+
+DropoutChoice = Annotated[
+    Union[Annotated[Probability, Tag("number")], Annotated[Dropout, Tag("section")]],
+    Discriminator(_dropout_kind),
+]
+
+
+class Initialization(Section):
+    """First values of the parameters."""
+
+    weights: Literal["uniform", "xavier"] = Field(
+        "xavier",
+        description="uniform in [-scale, scale], or uniform by fan-in and fan-out (Glorot and Bengio, 2010)",
+    )
+    scale: float = Field(0.1, gt=0.0, description="half width of the uniform distribution (uniform only)")
+    forget_bias: float = Field(0.0, description="first value of the forget gates' bias")
+
+
+class Model(Section):
+    """The attention-LSTM translation model."""
+
+    embedding: Positive = Field(512, description="width of source and target embeddings")
+    encoder: Encoder = Field(default_factory=Encoder, description="the encoder")
+    decoder: Decoder = Field(default_factory=Decoder, description="the decoder")
+    attention: Attention = Field(default_factory=Attention, description="the attention")
+    dropout: DropoutChoice = Field(
+        0.0, description="one probability everywhere, or a section with one a place"
+    )
+    weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
+        "none", description="which of source embedding, target embedding and output layer share one matrix"
+    )
+    initialization: Initialization = Field(
+        default_factory=Initialization, description="first values of the parameters"
+    )
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Model:
+        if self.attention.type in ("dot", "scaled_dot") and self.encoder.size != self.decoder.size:
+            raise ValueError(
+                f"attention.type {self.attention.type} needs encoder.size ({self.encoder.size}) equal to decoder.size "
+                f"({self.decoder.size}); use bilinear or additive otherwise"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_save(self) -> Model:
+        for part, layers in zip(("encoder", "decoder"), lstm_shapes(self), strict=True):
+            rank: int | None = getattr(self, part).rank
+            if rank is None:
+                continue
+            most, layer, matrix = min(
+                (largest_rank(4 * shape.size, width), number, name)
+                for number, shape in enumerate(layers, 1)
+                for name, width in (("input", shape.inputs), ("hidden", shape.size))
+            )
+            if rank > most:
+                shape = layers[layer - 1]
+                width = shape.inputs if matrix == "input" else shape.size
+                raise ValueError(
+                    f"{part}.rank {rank} must be at most {most}: the {matrix} matrix of layer {layer} is "
+                    f"{4 * shape.size} x {width}, and factors of a higher rank have no fewer values than it"
+                    + ("" if most else "; leave rank out")
+                )
+        return self
+
+    @property
+    def dropouts(self) -> Dropout:
+        """The dropout section, also where the recipe gives one probability for all places."""
+        if isinstance(self.dropout, Dropout):
+            return self.dropout
+        return Dropout(embedding=self.dropout, layers=self.dropout, output=self.dropout)
+
+
+class LSTMShape(NamedTuple):
+    """An LSTM layer of a model: what it reads, how wide it is in each direction, and in how many it runs."""
+
+    inputs: int
+    size: int
+    directions: int
+
+
+def lstm_shapes(model: Model) -> tuple[list[LSTMShape], list[LSTMShape]]:
+    """The LSTM layers of encoder and decoder, bottom first."""
+    encoder, decoder = model.encoder, model.decoder
+    below, above = [], []
+    for layer in range(encoder.layers):
+        inputs = model.embedding if layer == 0 else encoder.size
+        both = encoder.bidirectional == "all" or (encoder.bidirectional == "bottom" and layer == 0)
+        below.append(LSTMShape(inputs, encoder.size // 2, 2) if both else LSTMShape(inputs, encoder.size, 1))
+    for layer in range(decoder.layers):
+        if decoder.input_feeding:
+            inputs = model.embedding + decoder.size if layer == 0 else decoder.size
+        else:
+            inputs = model.embedding if layer == 0 else decoder.size + encoder.size
+        above.append(LSTMShape(inputs, decoder.size, 1))
+    return below, above
+
+
+def largest_rank(rows: int, columns: int) -> int:
+    """The largest rank at which two factors have fewer values than their product; 0 if there is none."""
+    return (rows * columns - 1) // (rows + columns)
