@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from econmt_ops import lstm
-from econmt_ops.lstm import recompute, wavefront
+from econmt_ops import bidirectional_lstm, lstm
+from econmt_ops.lstm import recompute, together, wavefront
 from econmt_ops.lstm.products import LAYOUTS, Product, add_rows
 from econmt_ops.lstm.schedule import ORDERS, Schedule
 from tests.ops.helpers import Make, assert_close, each_size, to, values_and_gradients
@@ -142,16 +142,97 @@ def test_add_rows() -> None:
     assert_close([add_rows(values)], [values.sum((0, 1))], 1e-13)
 
 
-def test_unknown_schedule() -> None:
-    assert Schedule.parse(Schedule("compiled", "row", "wavefront").text) == Schedule(
-        "compiled", "row", "wavefront"
+def both_ways(directions: str, size: SimpleNamespace, full: bool, device: str = "cpu", **others: str) -> None:
+    """A layer in both directions equals the reference, down to the gradients of its last states."""
+    make = Make(device, torch.float64)
+    tensors = {
+        "inputs": make(size.B, size.T, size.I),
+        "forward": make.layer(size.I, size.H),
+        "backward": make.layer(size.I, size.H),
+    }
+    lengths = None if full else torch.linspace(size.T, 0, size.B).round().long()
+    schedule = Schedule(directions=directions, **others)
+
+    def scheduled(**given: Any) -> Any:
+        return recompute.bidirectional_lstm(**given, lengths=lengths, stash="gates", schedule=schedule)
+
+    def reference(**given: Any) -> Any:
+        return bidirectional_lstm(**given, lengths=lengths, implementation="reference")
+
+    values, gradients = values_and_gradients(reference, tensors)
+    found, found_gradients = values_and_gradients(scheduled, tensors)
+    assert_close(found, values, 1e-11)
+    assert_close(found_gradients, gradients, 1e-11)
+
+
+@pytest.mark.parametrize("small", [True, False], ids=["batched", "products"])
+@pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])
+@SIZES
+def test_directions_together(
+    size: SimpleNamespace, full: bool, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "_SMALL", 1 << 18 if small else 0)
+    monkeypatch.setattr("econmt_ops.blocks._BLOCK_BYTES", 8 * 2 * size.B * 4 * size.H)  # blocks of two steps
+    both_ways("together", size, full)
+    both_ways("together", size, full, weights="row")
+
+
+def test_the_directions_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One batched product a step, forward and back, instead of two; not where less than the gates is kept."""
+    calls: list[int] = []
+    bmm = torch.bmm
+
+    def counted(*arguments: Any, **others: Any) -> Any:
+        calls.append(len(arguments[0]))
+        return bmm(*arguments, **others)
+
+    monkeypatch.setattr(together.torch, "bmm", counted)
+    size = SimpleNamespace(B=2, T=4, I=3, H=5)
+    both_ways("together", size, False)
+    assert calls == [2] * (2 * 4)
+    both_ways("apart", size, False)
+    make = Make("cpu")
+    layers = [make.layer(3, 5) for _ in range(2)]
+    recompute.bidirectional_lstm(
+        make(2, 4, 3), *layers, lengths=None, stash="cells", schedule=Schedule(directions="together")
     )
+    assert len(calls) == 2 * 4
+
+
+def test_directions_together_compiled() -> None:
+    size = SimpleNamespace(B=3, T=3, I=4, H=8)
+    both_ways("together", size, False, pointwise="compiled")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("directions", ["together", "streams"])
+@pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])
+def test_directions_on_a_gpu(directions: str, full: bool) -> None:
+    """Again and again: what one stream gives back too early the other one overwrites."""
+    for _ in range(5):
+        both_ways(directions, SimpleNamespace(B=64, T=30, I=32, H=64), full, "cuda")
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])
+def test_opcheck_of_directions(full: bool) -> None:
+    make = Make("cpu", torch.float32)
+    inputs, layers = make(3, 4, 2), [make.layer(2, 5) for _ in range(2)]
+    lists = [[layer[part] for layer in layers] for part in range(3)]
+    lists += [[make(3, 5) for _ in range(2)] for _ in range(2)]
+    lengths = None if full else torch.tensor([4, 1, 2])
+    rest = (lengths, [False, True], "gates", Schedule(directions="together").text, True)
+    torch.library.opcheck(torch.ops.econmt_ops.lstm_layer.default, (inputs, *lists, *rest))
+
+
+def test_unknown_schedule() -> None:
+    for schedule in (Schedule("compiled", "row", "wavefront"), Schedule(directions="streams")):
+        assert Schedule.parse(schedule.text) == schedule
     with pytest.raises(
         ValueError, match=r"unknown schedule 'in-place/packed'; it must be in-place\|compiled"
     ):
         Schedule.parse("in-place/packed")
-    with pytest.raises(ValueError, match="unknown schedule 'in-place/packed/diagonal'"):
-        Schedule.parse("in-place/packed/diagonal")
+    with pytest.raises(ValueError, match="unknown schedule 'in-place/packed/diagonal/apart'"):
+        Schedule.parse("in-place/packed/diagonal/apart")
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])

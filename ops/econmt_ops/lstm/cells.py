@@ -1,6 +1,6 @@
 """What one step of an LSTM computes between its products: in place, or compiled into one pass over memory.
 
-B batch (or the rows of several layers), H hidden.
+B batch (or the rows of several layers or directions), H hidden.
 """
 
 from __future__ import annotations

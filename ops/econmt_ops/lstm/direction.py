@@ -178,12 +178,7 @@ class Direction:
         add: bool,
     ) -> tuple[list[Tensor], ...]:
         """Walks back, puts dinputs (T, B, I) or adds to it, and returns the gradients of weights and first state."""
-        weights = self.weights
-        to_inputs = product_of(weights.input.t(), None, self.schedule.weights, len(self.blocks))
-        # A block's gradient is one product, rounded once either way; several are summed in a wider type.
-        sums = self.accumulate if len(self.blocks) > 1 else self.inputs.dtype
-        dinput, dhidden = (zeros_like(part, sums) for part in (weights.input, weights.hidden))
-        dbias = torch.zeros_like(weights.bias, dtype=sums)
+        found = Gradients(self, dinputs, add)
         for number, (begin, end) in reversed(list(enumerate(self.blocks))):
             inputs, padding = self.read(begin, end)
             before = self.previous(outputs, begin, end)
@@ -198,11 +193,8 @@ class Direction:
             activated = step_functions.activate(total, self.accumulate)
             states = self._states(cells, number, activated)
             dh, dc, thins = self._walk_back(activated, states, incoming, dh, dc, dgates)
-            add_gradient(dinput, weights.input, dgates, inputs)
-            add_gradient(dhidden, weights.hidden, dgates, before, thins)
-            dbias += add_rows(dgates)
-            self.put(dinputs, begin, end, to_inputs(dgates), add)
-        return tensors_of_matrices([dinput]), tensors_of_matrices([dhidden]), [dbias], [dh], [dc]
+            found.add(begin, end, dgates, inputs, before, thins)
+        return *found.weights(), [dh], [dc]
 
     def _states(self, cells: Tensor, number: int, activated: Tensor) -> Sequence[Tensor]:
         """c before a block of steps and after each of them, from what is kept."""
@@ -235,3 +227,49 @@ class Direction:
             )
             dh = self.to_h(dgates[step])
         return dh, dc, None
+
+
+class Gradients:
+    """What large products after the steps of a block leave: the gradients of inputs and weights.
+
+    Args:
+        direction: of a layer.
+        dinputs: (T, B, I), receives the gradient of the inputs.
+        add: or it is added to that.
+    """
+
+    def __init__(self, direction: Direction, dinputs: Tensor, add: bool) -> None:
+        self._direction, self._dinputs, self._add = direction, dinputs, add
+        weights, blocks = direction.weights, len(direction.blocks)
+        self._to_inputs = product_of(weights.input.t(), None, direction.schedule.weights, blocks)
+        # A block's gradient is one product, rounded once either way; several are summed in a wider type.
+        sums = direction.accumulate if blocks > 1 else direction.inputs.dtype
+        self._input, self._hidden = (zeros_like(part, sums) for part in (weights.input, weights.hidden))
+        self._bias = torch.zeros_like(weights.bias, dtype=sums)
+
+    def add(
+        self,
+        begin: int,
+        end: int,
+        dgates: Tensor,
+        inputs: Tensor,
+        before: Tensor,
+        thins: Tensor | None = None,
+    ) -> None:
+        """Adds a block's share.
+
+        Args:
+            begin, end: the block, in steps of the walk.
+            dgates: (K, B, 4H).
+            inputs: (K, B, I), as the walk meets them. before: (K, B, H), h of the step before.
+            thins: see `Direction`.
+        """
+        weights = self._direction.weights
+        add_gradient(self._input, weights.input, dgates, inputs)
+        add_gradient(self._hidden, weights.hidden, dgates, before, thins)
+        self._bias += add_rows(dgates)
+        self._direction.put(self._dinputs, begin, end, self._to_inputs(dgates), self._add)
+
+    def weights(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Of the input's and the recurrent matrix (or its factors) and of the bias."""
+        return tensors_of_matrices([self._input]), tensors_of_matrices([self._hidden]), [self._bias]

@@ -10,6 +10,7 @@ B batch, T steps, I input size, H hidden, K steps of a block. Inside, time comes
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from econmt_ops.low_rank import layers_of_tensors, tensors_of_matrices
 from econmt_ops.lstm.direction import Direction
 from econmt_ops.lstm.reference import last_outputs
 from econmt_ops.lstm.schedule import Schedule, default_schedule
+from econmt_ops.lstm.together import run_all, walk_both, walk_both_back, walks_together
 from econmt_ops.lstm.wavefront import run_stack
 from econmt_ops.masking import padding_mask, reverse_rows, zero_padding
 from econmt_ops.precision import accumulate_dtype
@@ -52,20 +54,27 @@ def _directions(call: tuple[Any, ...]) -> list[Direction]:
 
 
 def _empty_result(
-    inputs: Tensor, hidden: int, directions: int, stash: str, keep: bool
+    inputs: Tensor, hidden: int, directions: int, stash: str, keep: bool, together: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     batch, steps, _ = inputs.shape
     accumulate = accumulate_dtype(inputs.dtype)
     blocks = len(split_blocks(steps, batch, hidden, accumulate))
     cells = (steps if reaches(stash, "cells") else blocks) if keep else 0
     gates = steps if keep and reaches(stash, "gates") else 0
+    # What both directions write in one step lies together.
+    kept = [(count, directions) if together else (directions, count) for count in (cells, gates)]
     return (
         inputs.new_empty(steps, batch, directions * hidden),
-        inputs.new_empty(directions, cells, batch, hidden, dtype=accumulate),
-        inputs.new_empty(directions, gates, batch, 4 * hidden),
+        inputs.new_empty(*kept[0], batch, hidden, dtype=accumulate),
+        inputs.new_empty(*kept[1], batch, 4 * hidden),
         inputs.new_empty(directions, batch, hidden),
         inputs.new_empty(directions, batch, hidden, dtype=accumulate),
     )
+
+
+def _goes_together(call: tuple[Any, ...]) -> bool:
+    _, _, recurrents, biases, *_, stash, schedule = call[:10]
+    return walks_together(schedule, stash, len(biases), len(recurrents))
 
 
 @torch.library.custom_op(
@@ -76,13 +85,19 @@ def _empty_result(
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     *call, keep = arguments
     directions = _directions(tuple(call))
-    result = _empty_result(arguments[0], directions[0].hidden, len(directions), directions[0].stash, keep)
+    together = keep and _goes_together(arguments)
+    hidden, stash = directions[0].hidden, directions[0].stash
+    result = _empty_result(arguments[0], hidden, len(directions), stash, keep, together)
     outputs, cells, gates, last_h, last_c = result
+    if together:
+        return outputs, cells, gates, *walk_both(directions, outputs, cells, gates)
+    parts = zip(directions, outputs.chunk(len(directions), 2), cells, strict=True)
+    found = run_all(
+        [functools.partial(each.forward, part, own, keep) for each, part, own in parts], directions
+    )
     kept = []
-    for number, (direction, part) in enumerate(
-        zip(directions, outputs.chunk(len(directions), 2), strict=True)
-    ):
-        last_h[number], last_c[number], made = direction.forward(part, cells[number], keep)
+    for number, (h, c, made) in enumerate(found):
+        last_h[number], last_c[number] = h, c
         kept += [] if made is None else [made]
     return (
         outputs,
@@ -95,8 +110,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 @_forward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    biases = arguments[3]
-    return _empty_result(arguments[0], biases[0].shape[0] // 4, len(biases), arguments[8], arguments[10])
+    biases, keep = arguments[3], arguments[10]
+    together = keep and _goes_together(arguments)
+    return _empty_result(arguments[0], biases[0].shape[0] // 4, len(biases), arguments[8], keep, together)
 
 
 @torch.library.custom_op(
@@ -116,24 +132,51 @@ def _backward(
 ) -> list[Tensor]:
     directions, dtype = _directions(call), outputs.dtype
     dinputs = torch.empty_like(directions[0].inputs, memory_format=torch.contiguous_format)
-    found = []
-    for number, direction in enumerate(directions):
-        part = slice(number * direction.hidden, (number + 1) * direction.hidden)
-        found.append(
-            direction.backward(
-                None if doutputs is None else doutputs[..., part],
-                torch.zeros_like(direction.first_h) if dlast_h is None else dlast_h[number],
-                torch.zeros_like(direction.first_c) if dlast_c is None else dlast_c[number],
-                outputs[..., part],
-                cells[number],
-                gates[number] if gates.shape[1] else None,
-                dinputs,
-                add=number > 0,
-            )
-        )
+    dh = torch.zeros_like(torch.stack(call[4])) if dlast_h is None else dlast_h
+    dc = torch.zeros_like(torch.stack(call[5])) if dlast_c is None else dlast_c
+    if _goes_together(call):
+        found = walk_both_back(directions, doutputs, dh, dc, outputs, cells, gates, dinputs)
+    else:
+        found = _walk_back(directions, doutputs, dh, dc, outputs, cells, gates, dinputs)
     # In the order of the operator's arguments: lists of weights, recurrents, biases and first h, then of first c.
     lists = [[part for gradients in found for part in gradients[kind]] for kind in range(5)]
     return [dinputs, *(gradient.to(dtype) for kind in lists[:4] for gradient in kind), *lists[4]]
+
+
+def _walk_back(
+    directions: Sequence[Direction],
+    doutputs: Tensor | None,
+    dh: Tensor,
+    dc: Tensor,
+    outputs: Tensor,
+    cells: Tensor,
+    gates: Tensor,
+    dinputs: Tensor,
+) -> list[tuple[list[Tensor], ...]]:
+    """The backward passes of all directions; dh, dc: (D, B, H), dinputs: (T, B, I) is written."""
+    streams = directions[0].schedule.directions == "streams"
+    tasks, others = [], []
+    for number, direction in enumerate(directions):
+        part = slice(number * direction.hidden, (number + 1) * direction.hidden)
+        # Directions that may run at the same time must not add to one tensor.
+        own = torch.empty_like(dinputs) if streams and number else dinputs
+        others += [own] if streams and number else []
+        task = functools.partial(
+            direction.backward,
+            None if doutputs is None else doutputs[..., part],
+            dh[number],
+            dc[number],
+            outputs[..., part],
+            cells[number],
+            gates[number] if gates.shape[1] else None,
+            own,
+            add=number > 0 and not streams,
+        )
+        tasks.append(task)
+    found = run_all(tasks, directions)
+    for own in others:
+        dinputs += own
+    return found
 
 
 @_backward.register_fake

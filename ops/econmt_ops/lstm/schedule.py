@@ -11,6 +11,7 @@ from econmt_ops.precision import accumulate_dtype
 
 POINTWISE = ("in-place", "compiled")
 ORDERS = ("layers", "wavefront")
+DIRECTIONS = ("apart", "together", "streams")
 
 _LITTLE = 16 << 20
 """Bytes of gates up to which what a layer keeps counts for little."""
@@ -34,11 +35,14 @@ class Schedule(NamedTuple):
             into the blocks that oneDNN reads; see `econmt_ops.lstm.products`.
         order: "layers", one after the other, or "wavefront": the cells (layer l, step t) with equal l + t together, in
             one batched product.
+        directions: of a layer that reads both ways: "apart", one after the other; "together", the n-th steps of both in
+            one batched product and one pointwise pass; "streams", apart, but on a GPU at the same time.
     """
 
     pointwise: str = "in-place"
     weights: str = "packed"
     order: str = "layers"
+    directions: str = "apart"
 
     @property
     def text(self) -> str:
@@ -53,8 +57,10 @@ class Schedule(NamedTuple):
             ValueError: it does not.
         """
         parts = text.split("/")
-        known = (POINTWISE, LAYOUTS, ORDERS)
-        if len(parts) != 3 or any(part not in names for part, names in zip(parts, known, strict=True)):
+        known = (POINTWISE, LAYOUTS, ORDERS, DIRECTIONS)
+        if len(parts) != len(known) or any(
+            part not in names for part, names in zip(parts, known, strict=True)
+        ):
             choices = "/".join("|".join(names) for names in known)
             raise ValueError(f"lstm: unknown schedule {text!r}; it must be {choices}")
         return Schedule(*parts)
