@@ -77,7 +77,7 @@ def score(
     ensemble_mode: EnsembleOption = Averaging.linear,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
-    precision: PrecisionOption = Precision.float32,
+    precision: PrecisionOption = Precision.auto,
 ) -> None:
     """Print the log-probability (natural logarithm) that a model gives to each translation, one a line.
 

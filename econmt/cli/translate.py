@@ -92,7 +92,7 @@ def translate(
     ensemble_mode: EnsembleOption = Averaging.linear,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
-    precision: PrecisionOption = Precision.float32,
+    precision: PrecisionOption = Precision.auto,
 ) -> None:
     """Translate raw text, one sentence a line; line n of the output is the translation of line n of the input.
 

@@ -25,6 +25,7 @@ import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from econmt.data.files import sync_folder
 from econmt.data.subwords import Vocabularies, fingerprint, load_vocabularies
@@ -268,9 +269,27 @@ def load_model(
     check_vocabulary(metadata, fingerprint(home.path), path)
     check_model(metadata, recipe.model, path)
     vocabularies = load_vocabularies(home.path)
-    model = build_model(recipe, vocabularies.source.size, vocabularies.target.size)
+    with _Undrawn():
+        model = build_model(recipe, vocabularies.source.size, vocabularies.target.size)
     load_parameters(model, tensors, path)
     return LoadedModel(model.to(device).eval(), vocabularies, recipe)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves parameters without first values while a model is made that gets other values at once.
+
+    Drawing them takes half of the time of loading. A model without memory (device "meta") would need none either, but
+    its first operation makes torch import half of its compiler, which takes seconds.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        drawing = func in (torch.Tensor.uniform_, torch.Tensor.normal_)
+        if drawing or getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)
 
 
 def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:
@@ -296,7 +315,12 @@ def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:
     return path
 
 
-def check_model(metadata: Mapping[str, str], model: Model, path: Path) -> None:
+def check_model(
+    metadata: Mapping[str, str],
+    model: Model,
+    path: Path,
+    advice: str = "put back the recipe.yaml that it was trained with",
+) -> None:
     """Raises InputError if a file's parameters belong to another kind of model; dropout and first values may differ."""
     theirs = _description(metadata)
     ours = model.model_dump(mode="json")
@@ -304,7 +328,7 @@ def check_model(metadata: Mapping[str, str], model: Model, path: Path) -> None:
         if ours[key] != theirs[key]:
             raise InputError(
                 f"{path}: was trained with model.{key} {_short(theirs[key])}, the recipe says {_short(ours[key])}; "
-                "put back the recipe.yaml that it was trained with"
+                f"{advice}"
             )
 
 

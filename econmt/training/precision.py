@@ -1,4 +1,4 @@
-"""The precision of a run: chosen at its start, then kept.
+"""The precision of a run, chosen at its start and then kept, and that of translating and scoring.
 
 Precisions differ by rounding, so a run that goes on must use the one that it began with: it is a part of its saved
 state.
@@ -6,6 +6,7 @@ state.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,9 +46,18 @@ def precision_of_run(recipe: Recipe, device: torch.device, saved: str = "") -> P
         return Precision(_NAMES[named], "as the recipe says")
     if saved:
         return Precision(_NAMES[saved], "as the run began")
+    return automatic_precision([recipe], device)
+
+
+def automatic_precision(recipes: Sequence[Recipe], device: torch.device) -> Precision:
+    """The precision that auto means for the models of these recipes.
+
+    Args:
+        recipes: of the models that compute together. device: where.
+    """
     if device.type != "cpu":
-        return Precision(resolve_precision(named, device), f"auto: the rule for {device.type}")
-    if max(recipe.model.encoder.size, recipe.model.decoder.size) < LEAST_SIZE:
+        return Precision(resolve_precision("auto", device), f"auto: the rule for {device.type}")
+    if max(max(recipe.model.encoder.size, recipe.model.decoder.size) for recipe in recipes) < LEAST_SIZE:
         return Precision(torch.float32, "auto: too small a model to gain")
     times = time_products()
     return Precision(

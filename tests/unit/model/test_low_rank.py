@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from econmt import recipe
-from econmt.model import TranslationModel
+from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.layers import Factors, LSTMLayer
 from tests.unit.model.test_translation import make_batch, make_config, make_model
 
@@ -64,10 +64,11 @@ def test_steps_of_a_search_give_what_teacher_forcing_gives(options: dict[str, ob
     with torch.no_grad():
         hidden = model(source, lengths, target_input)
         expected = torch.log_softmax(model.output(hidden), 2)
-        state = model.initial_state(model.encode(source, lengths))
+        steps = IncrementalModel(model)
+        state = steps.initial_state(steps.encode(source, lengths))
         for step, tokens in enumerate(target_input.unbind(1)):
-            found, _, state = model.step(tokens, state)
-            torch.testing.assert_close(found.double(), expected[:, step], rtol=1e-5, atol=1e-6)
+            found, _, state = steps.step(tokens, state)
+            torch.testing.assert_close(found, expected[:, step], rtol=1e-9, atol=1e-11)
 
 
 def test_parameters_have_the_names_and_shapes_of_factors() -> None:

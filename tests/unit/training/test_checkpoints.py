@@ -319,6 +319,14 @@ def test_a_damaged_state_is_refused_with_its_file(copy: Run) -> None:
         copy.trainer()
 
 
+def test_loading_a_model_draws_nothing(trained: Run) -> None:
+    before = torch.get_rng_state()
+    load_model(trained.folder.path)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_commit_needs_its_vocabulary(copy: Run) -> None:
     tensors, metadata = read_tensors(copy.folder.parameters(8))
     write_tensors(copy.folder.parameters(8), tensors, {**metadata, "vocabulary": "0" * 64})

@@ -9,7 +9,7 @@ import torch
 
 from econmt.recipe import load_recipe
 from econmt.training import precision, products
-from econmt.training.precision import precision_of_run
+from econmt.training.precision import automatic_precision, precision_of_run
 from econmt.training.products import ProductTimes, time_products
 from econmt.training.state import TrainingState
 from tests.unit.training.tiny import Run, snapshot
@@ -73,6 +73,14 @@ def test_what_auto_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
     assert precision_of_run(small, CPU) == (torch.float32, "auto: too small a model to gain")
     monkeypatch.setattr(precision, "time_products", lambda: SLOW)
     assert precision_of_run(recipe, CPU).dtype == torch.float32
+
+
+def test_models_together_have_the_precision_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "time_products", lambda: FAST)
+    large = load_recipe("multi30k", [])
+    small = load_recipe("multi30k", ["model.encoder.size=64", "model.decoder.size=64"])
+    assert automatic_precision([small, large], CPU).dtype == torch.bfloat16
+    assert automatic_precision([small, small], CPU).dtype == torch.float32
 
 
 def test_a_run_keeps_the_precision_it_began_with(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
