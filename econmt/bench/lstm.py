@@ -21,6 +21,7 @@ from econmt.bench.sheet import Row, Say
 from econmt.errors import InputError
 from econmt_ops import LSTMWeights
 from econmt_ops.lstm import recompute
+from econmt_ops.lstm.reference import torch_lstm
 from econmt_ops.lstm.schedule import Schedule
 from econmt_ops.precision import accumulate_dtype
 from econmt_ops.steps import has_compiler
@@ -193,6 +194,37 @@ def stages(compile_loop: bool) -> list[Stage]:
     return found
 
 
+def _both_ways(directions: str, pointwise: str) -> Stack:
+    def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+        schedule = Schedule(pointwise, directions=directions)
+        outputs, _ = recompute.bidirectional_lstm(
+            inputs, *layers, lengths=None, stash="gates", schedule=schedule
+        )
+        return outputs
+
+    return run
+
+
+def both_ways_by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """torch's own LSTM, one layer in both directions; c in the type of the inputs."""
+    zero = inputs.new_zeros(2, inputs.shape[0], layers[0].hidden.shape[1])
+    flat = [part for layer in layers for part in layer]
+    return torch_lstm(inputs, flat, zero, zero, bidirectional=True)[0]
+
+
+def stages_of_directions(device: torch.device) -> list[Stage]:
+    """One layer in both directions: the first and the second weights are those of the two directions."""
+    found = []
+    for pointwise in ("in-place", "compiled") if has_compiler() else ("in-place",):
+        found.append(Stage(f"directions apart, {pointwise}", "1x", _both_ways("apart", pointwise)))
+        found.append(Stage(f"directions together, {pointwise}", "", _both_ways("together", pointwise)))
+        if device.type == "cuda":
+            found.append(
+                Stage(f"directions on streams, {pointwise}", "1.82x", _both_ways("streams", pointwise))
+            )
+    return [*found, Stage("torch.nn.LSTM", "", both_ways_by_torch)]
+
+
 def arguments(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[LSTMWeights]]:
     """Random inputs (B, T, H) and layers, all of which want gradients."""
     torch.manual_seed(1)
@@ -232,6 +264,7 @@ def ablation(
     *,
     samples: int,
     compile_loop: bool,
+    both_ways: bool = False,
     only: Collection[str] = (),
 ) -> Iterator[Row]:
     """Times every step of the ablation.
@@ -243,6 +276,7 @@ def ablation(
         say: told what is being measured.
         samples: timed calls of each; the quickest counts, as what disturbs only adds.
         compile_loop: also torch.compile of one layer's loop.
+        both_ways: instead the ways to run one layer in both directions; ``shape`` has two layers then.
         only: steps whose names contain one of these; none: all.
 
     Yields:
@@ -251,13 +285,10 @@ def ablation(
     Raises:
         InputError: there is no such step.
     """
-    found = [
-        stage
-        for stage in stages(compile_loop)
-        if not only or any(part.lower() in stage.name.lower() for part in only)
-    ]
+    known = stages_of_directions(device) if both_ways else stages(compile_loop)
+    found = [stage for stage in known if not only or any(part.lower() in stage.name.lower() for part in only)]
     if not found:
-        names = "; ".join(stage.name for stage in stages(compile_loop))
+        names = "; ".join(stage.name for stage in known)
         raise InputError(f"--schedule '{', '.join(only)}': in no name of {names}")
     for dtype in dtypes:
         inputs, layers = arguments(shape, dtype, device)

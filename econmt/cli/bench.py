@@ -323,6 +323,10 @@ def lstm_command(
             "--compile-loop", help="Also torch.compile of a plain loop: about a second a step to compile."
         ),
     ] = False,
+    bidirectional: Annotated[
+        bool,
+        typer.Option("--bidirectional", help="With --ablation: one layer in both directions instead."),
+    ] = False,
     schedules: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
@@ -370,12 +374,21 @@ def lstm_command(
     if ablation and len(batches or [1]) != 1:
         raise InputError("--batch: give one with --ablation")
     batch = (batches or lstm.PUBLISHED[3:])[0]
-    shape = lstm.Shape(layers, steps, hidden, batch)
+    if bidirectional and not ablation:
+        raise InputError("--bidirectional: give it with --ablation")
+    shape = lstm.Shape(2 if bidirectional else layers, steps, hidden, batch)
     before: list[dict[str, str]] = []
     with reproducible(where, threads), _progress() as say:
         if ablation:
             found = lstm.ablation(
-                shape, types, where, say, samples=samples, compile_loop=compile_loop, only=schedules or ()
+                shape,
+                types,
+                where,
+                say,
+                samples=samples,
+                compile_loop=compile_loop,
+                both_ways=bidirectional,
+                only=schedules or (),
             )
         else:
             fixed: Row = {"bench": "lstm-rates", "layers": layers, "steps": steps, "hidden": hidden}
@@ -391,7 +404,9 @@ def lstm_command(
                 done={(row["dtype"], int(row["batch"])) for row in before},
             )
         rows = _kept(found, csv, where)
-    title = f"LSTM: {layers} layers, {steps} steps, {hidden} units"
+    title = (
+        f"LSTM: {'both directions' if bidirectional else f'{layers} layers'}, {steps} steps, {hidden} units"
+    )
     times = ("forward, ms", "forward and backward, ms")
     if ablation:
         gains = ("forward, gain", "published gain", "forward and backward, gain")

@@ -80,6 +80,21 @@ def test_some_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
         names("five")
 
 
+def test_both_directions_compute_the_same() -> None:
+    device = torch.device("cpu")
+    inputs, layers = lstm.arguments(SHAPE._replace(layers=2), torch.float64, device)
+    found = []
+    for stage in lstm.stages_of_directions(device):
+        if "compiled" not in stage.name:
+            forward, both = lstm.passes(stage.run, inputs, layers)
+            found.append([forward().detach(), *both()])
+    assert len(found) == 3
+    assert_close(found[0], found[2], 1e-12)
+    assert_close(found[1], found[2], 1e-12)
+    names = [stage.name for stage in lstm.stages_of_directions(torch.device("cuda"))]
+    assert "directions on streams, in-place" in names
+
+
 def test_peak_bytes() -> None:
     kept = torch.ones(1000)
 
