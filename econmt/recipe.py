@@ -233,6 +233,13 @@ class Training(Section):
         default_factory=EarlyStopping, description="when training has learnt enough"
     )
     keep_last_params: Positive = Field(3, description="newest parameter files kept, beside the best")
+    initialize_from: str | None = Field(
+        None,
+        min_length=1,
+        description="first parameters of a new run instead of random ones: a model folder (its best checkpoint) or a "
+        "parameter file of a model with the same vocabulary and the same model section; relative to the working "
+        "directory, as output is",
+    )
     seed: int = Field(
         1, ge=0, lt=2**31, description="of initial parameters, dropout and the order of the data"
     )

@@ -151,23 +151,10 @@ class Model(Section):
 
     @model_validator(mode="after")
     def _ranks_save(self) -> Model:
-        for part, layers in zip(("encoder", "decoder"), lstm_shapes(self), strict=True):
-            rank: int | None = getattr(self, part).rank
-            if rank is None:
-                continue
-            most, layer, matrix = min(
-                (largest_rank(4 * shape.size, width), number, name)
-                for number, shape in enumerate(layers, 1)
-                for name, width in (("input", shape.inputs), ("hidden", shape.size))
-            )
-            if rank > most:
-                shape = layers[layer - 1]
-                width = shape.inputs if matrix == "input" else shape.size
-                raise ValueError(
-                    f"{part}.rank {rank} must be at most {most}: the {matrix} matrix of layer {layer} is "
-                    f"{4 * shape.size} x {width}, and factors of a higher rank have no fewer values than it"
-                    + ("" if most else "; leave rank out")
-                )
+        for part, rank in (("encoder", self.encoder.rank), ("decoder", self.decoder.rank)):
+            limit = rank_limit(self, part)
+            if rank is not None and rank > limit.rank:
+                raise ValueError(f"{part}.rank {rank} must be at most {limit.rank}: {limit.reason}")
         return self
 
     @property
@@ -201,6 +188,28 @@ def lstm_shapes(model: Model) -> tuple[list[LSTMShape], list[LSTMShape]]:
             inputs = model.embedding if layer == 0 else decoder.size + encoder.size
         above.append(LSTMShape(inputs, decoder.size, 1))
     return below, above
+
+
+class RankLimit(NamedTuple):
+    """The largest rank of a part of a model at which all factors have fewer values than their matrix, and why."""
+
+    rank: int
+    reason: str
+
+
+def rank_limit(model: Model, part: str) -> RankLimit:
+    """The limit for the LSTM matrices of the encoder or the decoder; 0 if no rank saves anything."""
+    layers = lstm_shapes(model)[("encoder", "decoder").index(part)]
+    matrices = [
+        (largest_rank(4 * shape.size, width), number, name, f"{4 * shape.size} x {width}")
+        for number, shape in enumerate(layers, 1)
+        for name, width in (("input", shape.inputs), ("hidden", shape.size))
+    ]
+    rank, number, name, size = min(matrices)
+    return RankLimit(
+        rank,
+        f"the {name} matrix of layer {number} is {size}, and factors of a higher rank have no fewer values than it",
+    )
 
 
 def largest_rank(rows: int, columns: int) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -13,12 +11,13 @@ import typer
 from torch import Tensor
 
 from econmt.cli.inspection import checkpoint_scores, read_metrics, read_recipe
-from econmt.data.files import notice, sync_folder, writing
-from econmt.data.subwords import fingerprint, vocabulary_files
+from econmt.data.files import notice
+from econmt.data.subwords import fingerprint
 from econmt.decoding.averaging import average_tensors, choose_checkpoints
 from econmt.errors import InputError
 from econmt.training.checkpoints import check_vocabulary
-from econmt.training.files import read_tensors, write_tensors
+from econmt.training.derived import check_new, write_model
+from econmt.training.files import read_tensors
 from econmt.training.folder import ModelFolder
 
 
@@ -59,8 +58,7 @@ def average(
             f"averaging {len(chosen)} checkpoints, no more of them are in {model}; train with a higher "
             f"training.keep_last_params (now {recipe.training.keep_last_params}) to keep more"
         )
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output}: exists already; give a new folder")
+    check_new(output)
     metadata: dict[str, str] = {}
 
     def parts() -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -72,23 +70,6 @@ def average(
 
     averaged = average_tensors(parts())
     metadata["averaged"] = " ".join(map(str, chosen))
-    _write(folder, output, averaged, metadata)
+    write_model(folder, output, averaged, metadata)
     notice(f"averaged the checkpoints of updates {', '.join(map(str, chosen))}")
     print(output)
-
-
-def _write(folder: ModelFolder, output: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a model folder under a temporary name and rename it, so that it is whole or not there."""
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.partial")
-    with writing(output):
-        try:
-            temporary.mkdir(parents=True)
-            for path in (folder.recipe, *vocabulary_files(folder.path)):
-                shutil.copyfile(path, temporary / path.name)
-            write_tensors(ModelFolder(temporary).best, tensors, metadata)
-            if output.is_dir():
-                output.rmdir()
-            temporary.rename(output)
-            sync_folder(output.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)

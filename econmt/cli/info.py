@@ -47,11 +47,12 @@ def describe(found: dict[str, Any]) -> list[str]:
         ("state", _state(found)),
         (
             "encoder",
-            f"{encoder['layers']} x LSTM {encoder['size']}, both directions: {encoder['bidirectional']}",
+            f"{encoder['layers']} x LSTM {encoder['size']}{_rank(encoder)}, both directions: "
+            f"{encoder['bidirectional']}",
         ),
         (
             "decoder",
-            f"{decoder['layers']} x LSTM {decoder['size']}, "
+            f"{decoder['layers']} x LSTM {decoder['size']}{_rank(decoder)}, "
             f"{'input feeding' if decoder['input_feeding'] else 'no input feeding'}",
         ),
         ("attention", f"{attention['type']} {attention['size']}"),
@@ -77,7 +78,13 @@ def describe(found: dict[str, Any]) -> list[str]:
     return [f"{name:<{width}}  {text}" for name, text in parts] + _checkpoints(found)
 
 
+def _rank(part: dict[str, Any]) -> str:
+    return "" if part["rank"] is None else f" of rank {part['rank']}"
+
+
 def _state(found: dict[str, Any]) -> str:
+    if found["compressed"] is not None and found["finished"] is None:
+        return f"checkpoint {found['best']}, its LSTM matrices compressed to thin factors"
     if found["averaged"]:
         return f"average of checkpoints {', '.join(map(str, found['averaged']))}"
     if found["finished"] is None:

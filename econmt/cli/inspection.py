@@ -137,6 +137,9 @@ def inspect_folder(path: Path) -> dict[str, Any]:
         "averaged": [int(update) for update in best_metadata["averaged"].split()]
         if "averaged" in best_metadata
         else None,
+        "compressed": dict(part.split("=") for part in best_metadata["compressed"].split())
+        if "compressed" in best_metadata
+        else None,
         "last": max(rows) if rows else None,
         "finished": _finished(folder, rows),
         "resumable": bool(folder.commits()),

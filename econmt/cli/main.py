@@ -29,6 +29,7 @@ VERBS = {
     "bench": "Measure layouts, what auto chooses, and training steps.",
     "prepare": "Write the token store of a recipe's text without training.",
     "average": "Average the parameters of several checkpoints.",
+    "compress": "Replace the LSTM matrices of a trained model by thin factors.",
     "info": "Say what a model folder holds.",
     "export": "Write a model without its training state.",
     "recipes": "List, copy, show and validate recipes.",

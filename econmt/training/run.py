@@ -33,6 +33,7 @@ from econmt.training.choice import (
 from econmt.training.devices import reproducible, resolve_device
 from econmt.training.files import write_text, write_whole
 from econmt.training.folder import ModelFolder
+from econmt.training.initialization import initialize, parameters_to_start_from
 from econmt.training.interrupts import Interrupts
 from econmt.training.limits import end_reason
 from econmt.training.precision import Precision, precision_of_run
@@ -88,6 +89,10 @@ def run_recipe(
                 assert reason is not None
                 result = TrainingResult(reason, state.update, state.best_update, state.metrics, False)
                 return Outcome(result, None)
+        if start.commit is None:
+            parameters_to_start_from(
+                recipe
+            )  # preparing text may take long: what cannot be used is told before
         with reproducible(device, recipe.training.threads):
             store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
             prepared = prepare(recipe, store, search, show_progress=console.is_terminal)
@@ -155,12 +160,15 @@ def make_trainer(
     for path in prepared.vocabulary_files:
         _copy(path, folder.path / path.name, start)
     state = TrainingState(vocabulary=fingerprint(folder.path), text=text_fingerprint(prepared))
+    given = parameters_to_start_from(recipe) if start.commit is None else None
+    beginnings = [] if given is None else [initialize(model, given, state.vocabulary)]
     trainer = Trainer(recipe, folder, prepared, model.to(device), state, device, precision.dtype)
     count = sum(parameter.numel() for parameter in model.parameters())
     notes = [
         f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} pairs, {trainer.batches.batches_per_epoch:,} "
         f"batches an epoch, {device}, folder {folder.path}",
         f"precision: {precision.name} ({precision.why})",
+        *beginnings,
     ]
     if start.commit is not None:
         notes += trainer.load(start.commit)

@@ -1,0 +1,160 @@
+"""``econmt compress``: a trained model with smaller LSTMs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from econmt.cli.inspection import read_recipe
+from econmt.data.files import notice
+from econmt.data.subwords import fingerprint
+from econmt.errors import InputError
+from econmt.memory.report import format_bytes
+from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
+from econmt.recipe import Model, Recipe, recipe_text
+from econmt.recipe_model import rank_limit
+from econmt.training.checkpoints import check_model, check_vocabulary, parameter_file
+from econmt.training.derived import check_new, write_model
+from econmt.training.files import read_tensors
+from econmt.training.folder import ModelFolder
+
+_Rank = Optional[int]  # noqa: UP045  typer reads it at run time, on Python 3.10 too
+
+
+def compress(
+    model: Annotated[Path, typer.Option("--model", "-m", help="Model folder.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Model folder to make.", show_default=False)],
+    rank: Annotated[
+        _Rank, typer.Option("--rank", min=1, help="Of encoder and decoder.", show_default=False)
+    ] = None,
+    encoder_rank: Annotated[
+        _Rank, typer.Option("--encoder-rank", min=1, help="Of the encoder.", show_default=False)
+    ] = None,
+    decoder_rank: Annotated[
+        _Rank, typer.Option("--decoder-rank", min=1, help="Of the decoder.", show_default=False)
+    ] = None,
+    energy: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            help="The smallest ranks that keep this share of each matrix's squared values, where no rank is given.",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", "-c", help="best, last, or the number of an update.")
+    ] = "best",
+) -> None:
+    """Replace the LSTM matrices of a trained model by two thin factors each, in a new model folder.
+
+    The factors are the truncated singular value decomposition. A part of the model for which no rank is given stays as
+    it is. To make up for what is lost, train the result further: see the second example.
+
+    \b
+    Example:
+      econmt compress -m runs/multi30k --rank 64 -o runs/multi30k-64
+      econmt train runs/multi30k-64/recipe.yaml training.initialize_from=runs/multi30k-64 output=runs/multi30k-64-tuned
+    """
+    folder = ModelFolder(model)
+    recipe = read_recipe(folder)
+    given = {"encoder": encoder_rank or rank, "decoder": decoder_rank or rank}
+    if energy is not None and not 0.0 < energy <= 1.0:
+        raise InputError(f"--energy {energy}: give a share above 0 and at most 1")
+    if energy is None and not any(given.values()):
+        raise InputError("econmt compress: give --rank, --encoder-rank, --decoder-rank or --energy")
+    check_new(output)
+    path = parameter_file(folder, checkpoint)
+    tensors, metadata = read_tensors(path)
+    check_vocabulary(metadata, fingerprint(folder.path), path)
+    check_model(metadata, recipe.model, path)
+    ranks = _ranks(recipe.model, tensors, given, energy, folder)
+    made, report = compress_tensors(tensors, ranks)
+    smaller = with_ranks(recipe.model, ranks)
+    sizes = {
+        key: value for key, value in json.loads(metadata["model"]).items() if key not in Model.model_fields
+    }
+    description = {**smaller.model_dump(mode="json"), **sizes}
+    metadata |= {
+        "model": json.dumps(description, sort_keys=True),
+        "compressed": " ".join(f"{part}={number}" for part, number in ranks.items()),
+    }
+    write_model(folder, output, made, metadata, recipe_text(_with_model(recipe, smaller)))
+    _print(report, tensors, made)
+    notice(
+        f"compressed {path}; training further makes up for what is lost: training.initialize_from={output}"
+    )
+    print(output)
+
+
+def _ranks(
+    model: Model,
+    tensors: Mapping[str, Tensor],
+    given: Mapping[str, int | None],
+    energy: float | None,
+    folder: ModelFolder,
+) -> dict[str, int]:
+    """The ranks of the parts that are to be factorised.
+
+    Raises:
+        InputError: if a part is factorised already, or a rank saves nothing.
+    """
+    ranks = {}
+    for part in PARTS:
+        before: int | None = getattr(model, part).rank
+        rank, limit = given[part], rank_limit(model, part)
+        if rank is None and energy is None:
+            continue
+        if before is not None:
+            raise InputError(
+                f"{folder.path}: the {part} is low-rank already (rank {before}); compress the model that it was made "
+                "from"
+            )
+        if rank is not None:
+            if rank > limit.rank:
+                raise InputError(f"--{part}-rank {rank} must be at most {limit.rank}: {limit.reason}")
+        else:
+            assert energy is not None
+            rank = rank_for((tensors[name] for name in lstm_matrices(tensors, part)), energy)
+            if rank > limit.rank:
+                raise InputError(
+                    f"--energy {energy}: the {part} needs rank {rank}, but it must be at most {limit.rank}: "
+                    f"{limit.reason}; give a smaller share, or --{part}-rank"
+                )
+        ranks[part] = rank
+    return ranks
+
+
+def _with_model(recipe: Recipe, model: Model) -> Recipe:
+    return recipe.model_copy(update={"model": model})
+
+
+def _print(report: Sequence[Compressed], before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+    """The table of the matrices and of the whole model."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=120)
+    table = Table(title="LSTM matrices, share of squared values kept")
+    for column in ("matrix", "shape", "rank", "kept", "parameters before", "after", "bytes after"):
+        table.add_column(column, justify="left" if column == "matrix" else "right")
+    sizes = {name: tensor.element_size() for name, tensor in before.items()}
+    for entry in report:
+        table.add_row(
+            entry.name,
+            f"{entry.rows} x {entry.columns}",
+            str(entry.rank),
+            f"{entry.kept:.2%}",
+            f"{entry.before:,}",
+            f"{entry.after:,}",
+            format_bytes(entry.after * sizes[entry.name]),
+        )
+    counts = [sum(tensor.numel() for tensor in tensors.values()) for tensors in (before, after)]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in after.values())
+    table.add_section()
+    table.add_row("the whole model", "", "", "", f"{counts[0]:,}", f"{counts[1]:,}", format_bytes(size))
+    console.print(table)
