@@ -37,6 +37,22 @@ def test_scores_of_tokens_agree_with_the_translator(
         assert [float(score) for score in scores] == pytest.approx([line[key] for line in found], abs=1e-4)
 
 
+def test_in_bfloat16_scores_agree_to_some_hundredths(call: Call, subword_model: Path) -> None:
+    found = translated(call, subword_model, "--precision", "bfloat16")
+    text = tabbed([(s, " ".join(line["tokens"])) for s, line in zip(SOURCES, found, strict=True)])  # type: ignore[arg-type]
+    scored, exact = (
+        [
+            float(score)
+            for score in call(
+                "score", "-m", subword_model, "--target-tokens", "--precision", name, text=text
+            ).lines
+        ]
+        for name in ("bfloat16", "float32")
+    )
+    assert scored != exact
+    assert scored == pytest.approx([line["log_probability"] for line in found], abs=0.1)
+
+
 @pytest.mark.parametrize("model", ["word_model", "subword_model"])
 def test_scores_of_text_agree_where_it_is_cut_into_the_same_tokens(
     call: Call, request: pytest.FixtureRequest, model: str

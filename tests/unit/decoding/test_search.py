@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from econmt.decoding.search import (
     Hypothesis,
     SearchOptions,
     beam_search,
+    highest,
     length_penalty,
     output_limits,
 )
@@ -240,6 +242,10 @@ def test_finished_hypotheses_and_sentences_leave_the_batch() -> None:
     assert model.rows[0] == 6
     assert max(model.rows) <= 18
     assert model.rows[-1] < 6
+    # What is known of a sentence is held until a quarter of the sentences have ended, and at the end of few only.
+    assert model.held[:2] == [6, 6]
+    assert model.held[-1] <= 2
+    assert all(4 * after <= 3 * before for before, after in pairwise(model.held) if after != before)
 
 
 def test_an_ended_hypothesis_keeps_its_place() -> None:
@@ -282,6 +288,23 @@ def test_a_model_without_finite_probabilities_gives_no_hypothesis() -> None:
             return torch.full((self.size,), torch.nan)
 
     assert search(Broken(), [0, 1], beam_size=2) == [[], []]
+
+
+@pytest.mark.parametrize("width", [7, 1279, 1280, 1287, 1300, 4096])
+@pytest.mark.parametrize("count", [1, 5])
+def test_the_highest_numbers_are_found_wherever_they_are(width: int, count: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    values = torch.randn(20, width, generator=generator)
+    values[1] = -torch.inf
+    values[1, width - 1] = 3.0
+    values[2] = torch.arange(width)  # neighbours
+    values[3] = -torch.arange(width).float()
+    values[4] = values[4].round()  # ties
+    values[5, :: max(1, width // 80)] += 10.0  # one group holds many of them
+    found, where = highest(values, count)
+    assert torch.equal(found, values.topk(count, dim=1).values)
+    assert torch.equal(values.gather(1, where), found)
+    assert all(len(set(row)) == count for row in where.tolist())
 
 
 def test_limits_follow_the_source() -> None:
