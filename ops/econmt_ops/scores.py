@@ -52,6 +52,9 @@ class Scores:
         self.score = None if score is None else score.to(self.accumulate)
         self.scale, self.padding, self.run = scale, padding, run
         self.parts = split_rows(keys.shape[0], keys.shape[1], keys.shape[2] * self.accumulate.itemsize)
+        if score is not None and norm is None and len(self.parts) == 1:
+            # What fits a workspace is cast once and not in every step.
+            self.keys = self.keys.to(self.accumulate)
 
     def weights(self, query: Tensor) -> Tensor:
         """The attention weights (B, S) of a query (B, A), in the accumulate type; zero at padded positions."""

@@ -149,6 +149,10 @@ class Backward:
             for layer in range(layers)
         ]
         self.dfed = zero
+        # Transposed views: making a weight ready for products of this kind takes longer than it saves.
+        self.to_before = [problem.product(problem.joint(layer).t()) for layer in range(layers)]
+        self.to_read = problem.product(problem.combine.t())
+        self.to_top = None if problem.query is None else problem.product(problem.query.t())
 
     def run(self) -> Gradients:
         """All blocks, from the last to the first."""
@@ -186,7 +190,7 @@ class Backward:
         do = self.dfed if self.incoming.outputs is None else self.dfed + self.incoming.outputs[position]
         share, read = deferred.shares[step], deferred.read[step]
         torch.addcmul(do, do * output, output, value=-1, out=share)
-        torch.mm(share, problem.combine, out=read)
+        read.copy_(self.to_read(share))
         dcontext = read[:, problem.hidden :].unsqueeze(2)
         dweights = torch.bmm(problem.values, dcontext).squeeze(2).to(problem.accumulate)
         if self.incoming.attention is not None:
@@ -196,16 +200,15 @@ class Backward:
         dquery = self.sums.scores.step(query, weights, dweights)
         deferred.query[step] = dquery
         dtop = read[:, : problem.hidden]
-        if problem.query is None:
-            return dtop + deferred.query[step]
-        return torch.addmm(dtop, deferred.query[step], problem.query)
+        through_query = deferred.query[step] if self.to_top is None else self.to_top(deferred.query[step])
+        return dtop + through_query
 
     def _layers(self, block: Block, step: int, dtop: Tensor, deferred: _Deferred) -> None:
         """Through the stack, top layer first: the gates' gradients and those of the step before."""
         problem = self.problem
         position = block.begin + step
         for layer in reversed(range(len(problem.layers))):
-            weights, dgates = problem.layers[layer], deferred.gates[layer][step]
+            dgates = deferred.gates[layer][step]
             gates, cells = block.gates[layer][step], block.cells[layer]
             dh = (self.dh[layer] + dtop).to(problem.accumulate)
             if problem.run is EAGER:
@@ -214,13 +217,12 @@ class Backward:
                 made, dc = problem.run.cell_backward(gates, cells[step], cells[step + 1], dh, self.dc[layer])
                 dgates.copy_(made)
             self.dc[layer] = dc
-            self.dh[layer] = torch.mm(dgates, weights.hidden)
+            dread, self.dh[layer] = self.to_before[layer](dgates).chunk(2, 1)
             if layer == 0:
-                self.dfed = torch.mm(dgates, problem.from_output)
+                self.dfed = dread
             else:
-                dread = torch.mm(dgates, weights.input)
                 if problem.options.residual:
-                    dread += dtop
+                    dread = dread + dtop
                 dtop = problem.drop(layer, dread.unsqueeze(0), position, position + 1).squeeze(0)
 
     def _sum(self, block: Block, deferred: _Deferred) -> None:

@@ -59,14 +59,14 @@ class _Combination:
         query, bias = problem.query, problem.combine_bias
         # One product gives the query and the stack's share of o.
         self.size = 0 if query is None else query.shape[0]
-        self.weight = (problem.from_top if query is None else torch.cat([query, problem.from_top])).t()
-        self.bias = None
-        if bias is not None:
-            self.bias = bias if query is None else torch.cat([bias.new_zeros(self.size), bias])
+        weight = problem.from_top.contiguous() if query is None else torch.cat([query, problem.from_top])
+        if bias is not None and query is not None:
+            bias = torch.cat([bias.new_zeros(self.size), bias])
+        self.product = problem.product(weight, bias)
 
     def __call__(self, top: Tensor, output: Tensor, attention: Tensor) -> None:
         """Write o (B, H) and the attention weights (B, S) for the stack's output ``top`` (B, H)."""
-        both = torch.mm(top, self.weight) if self.bias is None else torch.addmm(self.bias, top, self.weight)
+        both = self.product(top)
         query = both[:, : self.size] if self.size else top
         attention.copy_(self.problem.scores.weights(query))
         share = both[:, self.size :].unsqueeze(1)
@@ -92,16 +92,14 @@ class _Cells:
         self.gates_too = keep and reaches(stash, "gates")
 
     def step(self, layer: int, step: int, gates: Tensor) -> None:
-        """One step of one layer, from its gates (B, 4H) before their nonlinearities, which are overwritten."""
+        """One step of one layer, from its gates (B, 4H) before their nonlinearities, which may be overwritten."""
         result, run = self.result, self.problem.run
         h = result.h[layer, step] if self.keep else torch.empty_like(self.h[layer])
         c = result.c[layer, step] if self.every_cell else self.c[layer]
         kept = result.gates[layer, step] if self.gates_too else None
         if run is EAGER:
-            wide = gates.to(self.problem.accumulate)
+            wide = gates.to(self.problem.accumulate) if kept is None else kept.copy_(gates)
             advance_cell(wide, self.c[layer], h, c)
-            if kept is not None:
-                kept.copy_(wide)
         else:
             if kept is not None:
                 kept.copy_(activate(gates, self.problem.accumulate))
@@ -125,6 +123,8 @@ def run_forward(
     result = empty_result(problem.inputs.transpose(0, 1), problem.values, problem.hidden, layers, stash, keep)
     cells = _Cells(problem, result, first_h, first_c, keep)
     combination = _Combination(problem)
+    bottom = problem.product(problem.joint(0))
+    upper = [problem.product(problem.joint(layer), problem.layers[layer].bias) for layer in range(1, layers)]
     fed = first_output
     for number, (begin, end) in enumerate(problem.blocks):
         products = problem.bottom_gates(problem.inputs[begin:end])
@@ -132,15 +132,12 @@ def run_forward(
             for layer in range(layers):
                 result.c[layer, number] = cells.c[layer]
         for step in range(begin, end):
-            gates = products[step - begin].addmm_(fed, problem.from_output.t())
-            top = fed
-            for layer, parameters in enumerate(problem.layers):
-                read = top
-                if layer > 0:
-                    read = problem.drop(layer, top.unsqueeze(0), step, step + 1).squeeze(0)
-                    gates = torch.addmm(parameters.bias, read, parameters.input.t())
-                cells.step(layer, step, gates.addmm_(cells.h[layer], parameters.hidden.t()))
-                top = cells.h[layer] + read if layer > 0 and problem.options.residual else cells.h[layer]
+            cells.step(0, step, bottom.plus(products[step - begin], torch.cat([fed, cells.h[0]], 1)))
+            top = cells.h[0]
+            for layer, product in enumerate(upper, start=1):
+                read = problem.drop(layer, top.unsqueeze(0), step, step + 1).squeeze(0)
+                cells.step(layer, step, product(torch.cat([read, cells.h[layer]], 1)))
+                top = cells.h[layer] + read if problem.options.residual else cells.h[layer]
             fed = result.outputs[step]
             combination(top, fed, result.attention[step])
     for layer in range(layers):

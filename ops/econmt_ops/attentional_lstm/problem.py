@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from econmt_ops.blocks import split_blocks, split_rows
 from econmt_ops.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.lstm.products import Product
 from econmt_ops.masking import padding_mask, zero_padding
 from econmt_ops.precision import accumulate_dtype
 from econmt_ops.scores import Scores
@@ -67,11 +68,15 @@ class Problem:
         keys = zero_padding(keys, self.padding) if score is None else keys
         self.scores = Scores(keys, score, norm, options.scale, self.padding, steps)
         self.values = values
-        self.layers = layers
-        self.query = query
-        self.combine, self.combine_bias = combine, combine_bias
+        # Weights may come in another type, so that nobody keeps a copy of them from one pass to the other.
+        self.layers = [LSTMWeights(*(part.to(self.dtype) for part in layer)) for layer in layers]
+        self.query = None if query is None else query.to(self.dtype)
+        combine = combine.to(self.dtype)
+        self.combine = combine
+        self.combine_bias = None if combine_bias is None else combine_bias.to(self.dtype)
         self.from_top, self.from_values = combine[:, : self.hidden], combine[:, self.hidden :]
-        self.from_input, self.from_output = layers[0].input[:, : self.width], layers[0].input[:, self.width :]
+        bottom = self.layers[0].input
+        self.from_input, self.from_output = bottom[:, : self.width], bottom[:, self.width :]
         self.masks = layer_keep_masks(
             len(layers),
             self.batch,
@@ -83,6 +88,18 @@ class Problem:
             inputs.device,
         )
         self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
+
+    def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
+        """The product with a weight that every step makes once."""
+        return Product(weight, bias, "packed" if weight.device.type == "cpu" else "row", calls=self.steps)
+
+    def joint(self, layer: int) -> Tensor:
+        """What makes a layer's gates in a step of [what it reads there ; h of the step before]: (4H, 2H).
+
+        The bottom layer reads o of the step before; its inputs' share is made for many steps at once.
+        """
+        weights = self.layers[layer]
+        return torch.cat([self.from_output if layer == 0 else weights.input, weights.hidden], 1)
 
     def projected(self) -> Tensor:
         """The values times their part of the combination (B, S, H), zero at padded positions.

@@ -80,11 +80,16 @@ def _backward(*arguments: Any) -> list[Tensor]:
     problem = _problem(call)
     stash = Stash(*arguments[4:9], *call[13:16])
     backward = Backward(problem, stash, Incoming(*arguments[:4]))
-    return _in_order(problem, backward.run(), backward)
+    return _in_order(backward.run(), backward, _tensors(call))
 
 
-def _in_order(problem: Problem, sums: Gradients, backward: Backward) -> list[Tensor]:
-    """The gradients in the order and types of the operator's tensor arguments; empty for arguments left out."""
+def _tensors(call: tuple[Any, ...]) -> list[Tensor | None]:
+    """The operator's arguments that have gradients, lists laid open."""
+    return [*call[:3], *call[3], *call[4], *call[5], *call[6:12], *call[13], *call[14], call[15]]
+
+
+def _in_order(sums: Gradients, backward: Backward, arguments: list[Tensor | None]) -> list[Tensor]:
+    """The gradients in the order and types of the operator's ``arguments``; empty for arguments left out."""
     scores = sums.scores
     gradients = [
         sums.inputs,
@@ -101,12 +106,12 @@ def _in_order(problem: Problem, sums: Gradients, backward: Backward) -> list[Ten
     ]
     # Copies of their own: an operator's results may share memory neither with each other nor with arguments.
     first = [*(dh.clone() for dh in backward.dh), *(dc.clone() for dc in backward.dc), backward.dfed.clone()]
-    results, cells = [], range(len(gradients) + len(backward.dh), len(gradients) + 2 * len(backward.dh))
-    for index, gradient in enumerate([*gradients, *first]):
-        if gradient is None:
-            results.append(problem.inputs.new_empty(0))
+    results = []
+    for argument, gradient in zip(arguments, [*gradients, *first], strict=True):
+        if argument is None or gradient is None:
+            results.append(sums.inputs.new_empty(0))
         else:
-            results.append(gradient if index in cells else gradient.to(problem.dtype))
+            results.append(gradient.to(argument.dtype))
     return results
 
 
@@ -114,10 +119,9 @@ def _in_order(problem: Problem, sums: Gradients, backward: Backward) -> list[Ten
 def _(*arguments: Any) -> list[Tensor]:
     call = arguments[9:]
     nothing = call[0].new_empty(0)
-    tensors = [*call[:3], *call[3], *call[4], *call[5], *call[6:12], *call[13], *call[14], call[15]]
     return [
         nothing if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        for tensor in tensors
+        for tensor in _tensors(call)
     ]
 
 

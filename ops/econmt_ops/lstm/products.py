@@ -47,6 +47,14 @@ class Product:
         else:
             self._weight = weight.t().contiguous() if layout != "row" and pays else weight.t()
 
+    def plus(self, start: Tensor, left: Tensor) -> Tensor:
+        """start (M, N), contiguous, plus the product of left (M, K); ``start`` may be overwritten. There is no bias."""
+        assert self._bias is None
+        if self._by_onednn:
+            result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(left, start, self._weight, None, "add")
+            return result
+        return start.addmm_(left, self._weight)
+
     def __call__(self, left: Tensor) -> Tensor:
         """The product of left (..., K): a new tensor (..., N)."""
         if self._by_onednn:
