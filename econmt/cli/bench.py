@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Optional
 
 import torch
 import typer
-from rich.console import Console
 
-from econmt.bench import choice, layout, lstm, training
-from econmt.bench.sheet import Row, Say, append_csv, circumstances, draw, read_csv, table
+from econmt.bench import choice, layout, low_rank, lstm, training
+from econmt.bench.sheet import Row, Say, append_csv, draw, read_csv
+from econmt.cli.sheets import dtype as _dtype
+from econmt.cli.sheets import kept as _kept
+from econmt.cli.sheets import print_rows as _print
+from econmt.cli.sheets import progress as _progress
+from econmt.cli.sheets import rows_before as _rows_before
+from econmt.cli.sheets import where as _where
 from econmt.cli.workload import find_workload
 from econmt.errors import InputError
 from econmt.recipe import load_recipe
 from econmt.training.choice import Shape, expected_updates
-from econmt.training.devices import reproducible, resolve_device
+from econmt.training.devices import reproducible
 from econmt.training.precision import precision_of_run
 from econmt.typed_yaml import parse_size
 
@@ -45,7 +49,6 @@ _Plot = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option("--plot", help="Draw the rows into this PNG.", show_default=False),
 ]
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _Types = Annotated[list[str], typer.Option("--dtype", help="float32, bfloat16; may be repeated.")]
 
 
@@ -422,57 +425,37 @@ def lstm_command(
         lstm.draw_rates(everything, plot)
 
 
-def _where(device: str, *files: Path | None) -> torch.device:
-    """The device; files that cannot be written are refused before anything is measured."""
-    for path in files:
-        if path is not None and path.is_dir():
-            raise InputError(f"{path}: a folder; give the name of a file")
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"{path.parent}: no such folder")
-    return resolve_device(device)
+@app.command("low-rank")
+def low_rank_command(
+    hidden: Annotated[int, typer.Option(min=1, help="Units, and width of the inputs.")] = low_rank.PUBLISHED[
+        0
+    ],
+    steps: Annotated[int, typer.Option(min=1, help="Of a sequence.")] = low_rank.PUBLISHED[1],
+    batches: Annotated[list[int], typer.Option("--batch", min=1, help="Sequences; may be repeated.")] = [  # noqa: B006
+        *low_rank.BATCHES
+    ],
+    ranks: Annotated[list[int], typer.Option("--rank", min=1, help="May be repeated.")] = [*low_rank.RANKS],  # noqa: B006
+    dtypes: _Types = ["float32", "bfloat16"],  # noqa: B006
+    seconds: Annotated[float, typer.Option(min=0.01, help="For each batch, type and pass.")] = 3.0,
+    device: _Device = "auto",
+    threads: _Threads = None,
+    csv: _Csv = None,
+    plot: _Plot = None,
+) -> None:
+    """Time an LSTM layer with whole matrices and with thin factors of several ranks, forward and backward.
 
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in _DTYPES:
-        raise InputError(f"--dtype '{name}': give float32 or bfloat16")
-    return _DTYPES[name]
-
-
-def _kept(rows: Iterable[Row], csv: Path | None, where: torch.device) -> list[Row]:
-    """The rows; each is in the file as soon as it is measured."""
-    fixed = circumstances(where)
-    if csv is not None:
-        read_csv(csv)
-    kept = []
-    for row in rows:
-        kept.append(row)
-        if csv is not None:
-            append_csv(csv, [row], fixed)
-    return kept
-
-
-def _rows_before(csv: Path | None, where: torch.device, fixed: Row) -> list[dict[str, str]]:
-    """Rows that the file has already, of this machine and these libraries, in which ``fixed`` holds."""
-    if csv is None:
-        return []
-    same = ("processor", "gpu", "threads", "torch", "econmt_ops")
-    fixed = {**fixed, **{name: value for name, value in circumstances(where).items() if name in same}}
-    return [
-        row
-        for row in read_csv(csv)[1]
-        if all(row.get(name, "") == str(value) for name, value in fixed.items())
-    ]
-
-
-def _print(rows: Sequence[Row], columns: Iterable[str], title: str) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=180)
-    console.print(table(rows, columns, title))
-
-
-@contextmanager
-def _progress() -> Iterator[Say]:
-    """Something that says on a terminal what is being done."""
-    with Console(stderr=True, highlight=False).status("") as status:
-        yield lambda text: status.update(text)
+    \b
+    Example:
+      econmt bench low-rank
+      econmt bench low-rank --batch 16 --dtype float32 --csv low-rank.csv --plot low-rank.png
+    """
+    where = _where(device, csv, plot)
+    types = [_dtype(name) for name in dtypes]
+    with reproducible(where, threads), _progress() as say:
+        found = low_rank.rows((hidden, steps), batches, ranks, types, where, say, seconds=seconds)
+        rows = _kept(found, csv, where)
+    title = f"LSTM of {hidden} units, {steps} steps; gain over the fastest whole layer"
+    columns = ("dtype", "batch", "layer", "parameters", *(f"{what}, ms" for what in low_rank.PASSES))
+    _print(rows, (*columns, *(f"{what}, gain" for what in low_rank.PASSES), "difference"), title)
+    if plot is not None:
+        draw(rows, plot, label=("dtype", "batch", "layer"), value="forward and backward, ms", title=title)

@@ -15,6 +15,7 @@ import econmt_ops
 from econmt_ops import AttentionalLSTMWeights, LowRank, LowRankLSTMWeights, blocks, dropout_mask
 from econmt_ops.dropout import derive_seed
 from econmt_ops.lstm import thin
+from econmt_ops.lstm.schedule import default_schedule
 from econmt_ops.weights import AttentionalLSTMState
 from tests.ops.helpers import (
     Make,
@@ -298,7 +299,7 @@ def test_opcheck(reverse: list[bool]) -> None:
         torch.tensor([3, 2]),
         reverse,
         "gates",
-        "in-place/packed/layers",
+        default_schedule(False).text,
         True,
     )
     torch.library.opcheck(torch.ops.econmt_ops.lstm_layer.default, arguments)

@@ -120,6 +120,7 @@ def test_training(call: Call, tmp_path: Path) -> None:
         (("select", "--grid", "--part", "3/2"), "--part '3/2': give i/n with i from 1 to n"),
         (("select", "quickstart", "--byte-limit", "many"), "--byte-limit:"),
         (("training", "nosuch"), "nosuch: no such recipe"),
+        (("low-rank", "--dtype", "int8"), "--dtype 'int8': give float32 or bfloat16"),
     ],
 )
 def test_what_cannot_be_used(call: Call, words: tuple[str, ...], message: str) -> None:
@@ -137,7 +138,7 @@ def test_a_foreign_csv_is_refused_before_anything_is_measured(call: Call, tmp_pa
 
 
 def test_help_gives_examples(call: Call) -> None:
-    for words in ((), ("layout",), ("select",), ("training",)):
+    for words in ((), ("layout",), ("select",), ("training",), ("low-rank",)):
         ended = call("bench", *words, "--help")
         assert ended.code == 0
         assert "econmt bench" in ended.out
