@@ -13,10 +13,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.attentional_lstm.problem import Problem
-from econmt_ops.blocks import add_outer, add_product, previous, reaches, scan_cells
+from econmt_ops.blocks import add_outer, previous, reaches, scan_cells
+from econmt_ops.low_rank import (
+    add_gradient,
+    add_linear,
+    columns,
+    input_gradient,
+    linear,
+    thin_of,
+    zeros_like,
+)
 from econmt_ops.scores import ScoreGradients
 from econmt_ops.steps import EAGER, activate_, retreat_cell
-from econmt_ops.weights import LSTMWeights
+from econmt_ops.weights import Matrix
 
 
 class Stash(NamedTuple):
@@ -45,6 +54,14 @@ class Incoming(NamedTuple):
     last_c: Tensor | None
 
 
+class LayerGradients(NamedTuple):
+    """The gradients of one LSTM layer's weights, in the accumulate type."""
+
+    input: Matrix
+    hidden: Matrix
+    bias: Tensor
+
+
 class Gradients:
     """The gradients, summed over the blocks where they are returned.
 
@@ -58,7 +75,14 @@ class Gradients:
         self.inputs = torch.empty_like(problem.inputs.transpose(0, 1), memory_format=torch.contiguous_format)
         self.scores = ScoreGradients(problem.scores)
         self.values = zeros(problem.values)
-        self.layers = [LSTMWeights(*(zeros(part) for part in layer)) for layer in problem.layers]
+        self.layers = [
+            LayerGradients(
+                zeros_like(layer.input, problem.accumulate),
+                zeros_like(layer.hidden, problem.accumulate),
+                zeros(layer.bias),
+            )
+            for layer in problem.layers
+        ]
         self.query = None if problem.query is None else zeros(problem.query)
         self.combine = zeros(problem.combine)
         self.combine_bias = None if problem.combine_bias is None else zeros(problem.combine_bias)
@@ -96,10 +120,10 @@ class Block:
                 gates = stash.gates[layer, begin:end]
             else:
                 if layer == 0:
-                    gates = add_product(problem.bottom_gates(self.inputs), self.fed, problem.from_output)
+                    gates = add_linear(problem.bottom_gates(self.inputs), self.fed, problem.from_output)
                 else:
-                    gates = functional.linear(self.reads[-1], weights.input, weights.bias)
-                add_product(gates, self.before[layer], weights.hidden)
+                    gates = linear(self.reads[-1], weights.input, weights.bias)
+                add_linear(gates, self.before[layer], weights.hidden)
                 gates = activate_(gates.to(problem.accumulate))
             self.gates.append(gates)
             self.cells.append(self._cells(stash, layer, number, gates))
@@ -239,12 +263,20 @@ class Backward:
             sums.combine_bias += shares.sum((0, 1), dtype=problem.accumulate)
         if sums.query is not None:
             add_outer(sums.query, deferred.query, block.top)
-        for layer, (dgates, total) in enumerate(zip(deferred.gates, sums.layers, strict=True)):
-            total.bias.add_(dgates.sum((0, 1), dtype=problem.accumulate))
-            add_outer(total.hidden, dgates, block.before[layer])
+        for layer, (dgates, (dinput, dhidden, dbias)) in enumerate(
+            zip(deferred.gates, sums.layers, strict=True)
+        ):
+            weights, width = problem.layers[layer], problem.width
+            dbias += dgates.sum((0, 1), dtype=problem.accumulate)
+            add_gradient(dhidden, weights.hidden, dgates, block.before[layer])
+            thin = thin_of(weights.input, dgates)
             if layer > 0:
-                add_outer(total.input, dgates, block.reads[layer - 1])
-            else:
-                add_outer(total.input[:, : problem.width], dgates, block.inputs)
-                add_outer(total.input[:, problem.width :], dgates, block.fed)
-                sums.inputs[:, block.begin : block.end] = (dgates @ problem.from_input).transpose(0, 1)
+                add_gradient(dinput, weights.input, dgates, block.reads[layer - 1], thin)
+                continue
+            given = input_gradient(problem.from_input, dgates, thin)
+            sums.inputs[:, block.begin : block.end] = given.transpose(0, 1)
+            for begin, end, part, read in (
+                (0, width, problem.from_input, block.inputs),
+                (width, dinput.shape[1], problem.from_output, block.fed),
+            ):
+                add_gradient(columns(dinput, begin, end), part, dgates, read, thin)

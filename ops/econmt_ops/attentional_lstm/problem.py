@@ -14,12 +14,13 @@ from torch.nn import functional
 
 from econmt_ops.blocks import split_blocks, split_rows
 from econmt_ops.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.low_rank import LowRankProduct, columns, joined, linear, product_of
 from econmt_ops.lstm.products import Product
 from econmt_ops.masking import padding_mask, zero_padding
 from econmt_ops.precision import accumulate_dtype
 from econmt_ops.scores import Scores
 from econmt_ops.steps import Steps
-from econmt_ops.weights import LSTMWeights
+from econmt_ops.weights import AnyLSTMWeights, Matrix, cast_weights
 
 
 class Options(NamedTuple):
@@ -47,7 +48,7 @@ class Problem:
         inputs: Tensor,
         keys: Tensor,
         values: Tensor,
-        layers: list[LSTMWeights],
+        layers: list[AnyLSTMWeights],
         query: Tensor | None,
         score: Tensor | None,
         combine: Tensor,
@@ -69,14 +70,15 @@ class Problem:
         self.scores = Scores(keys, score, norm, options.scale, self.padding, steps)
         self.values = values
         # Weights may come in another type, so that nobody keeps a copy of them from one pass to the other.
-        self.layers = [LSTMWeights(*(part.to(self.dtype) for part in layer)) for layer in layers]
+        self.layers = [cast_weights(layer, self.dtype) for layer in layers]
         self.query = None if query is None else query.to(self.dtype)
         combine = combine.to(self.dtype)
         self.combine = combine
         self.combine_bias = None if combine_bias is None else combine_bias.to(self.dtype)
         self.from_top, self.from_values = combine[:, : self.hidden], combine[:, self.hidden :]
         bottom = self.layers[0].input
-        self.from_input, self.from_output = bottom[:, : self.width], bottom[:, self.width :]
+        self.from_input = columns(bottom, 0, self.width)
+        self.from_output = columns(bottom, self.width, bottom.shape[1])
         self.masks = layer_keep_masks(
             len(layers),
             self.batch,
@@ -89,17 +91,18 @@ class Problem:
         )
         self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
 
-    def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
+    def product(self, weight: Matrix, bias: Tensor | None = None) -> Product | LowRankProduct:
         """The product with a weight that every step makes once."""
-        return Product(weight, bias, "packed" if weight.device.type == "cpu" else "row", calls=self.steps)
+        layout = "packed" if self.inputs.device.type == "cpu" else "row"
+        return product_of(weight, bias, layout, calls=self.steps)
 
-    def joint(self, layer: int) -> Tensor:
+    def joint(self, layer: int) -> Matrix:
         """What makes a layer's gates in a step of [what it reads there ; h of the step before]: (4H, 2H).
 
         The bottom layer reads o of the step before; its inputs' share is made for many steps at once.
         """
         weights = self.layers[layer]
-        return torch.cat([self.from_output if layer == 0 else weights.input, weights.hidden], 1)
+        return joined(self.from_output if layer == 0 else weights.input, weights.hidden)
 
     def projected(self) -> Tensor:
         """The values times their part of the combination (B, S, H), zero at padded positions.
@@ -126,7 +129,7 @@ class Problem:
 
     def bottom_gates(self, inputs: Tensor) -> Tensor:
         """The share of ``inputs`` (K, B, I) in the bottom layer's gates, with the bias: (K, B, 4H)."""
-        return functional.linear(inputs, self.from_input, self.layers[0].bias)
+        return linear(inputs, self.from_input, self.layers[0].bias)
 
     def drop(self, layer: int, values: Tensor, begin: int, end: int) -> Tensor:
         """Dropout on what a layer reads at steps begin to end; values (K, B, H), and its own transpose."""

@@ -18,16 +18,16 @@ from econmt_ops import steps as step_functions
 from econmt_ops.accounting import layer
 from econmt_ops.additive_attention.recompute import additive_attention
 from econmt_ops.additive_attention.reference import attend
-from econmt_ops.attentional_lstm import reference
 from econmt_ops.attentional_lstm.backward import Backward, Gradients, Incoming, Stash
 from econmt_ops.attentional_lstm.forward import empty_result, run_forward
 from econmt_ops.attentional_lstm.problem import Options, Problem
 from econmt_ops.blocks import reaches
+from econmt_ops.low_rank import layers_of_tensors, tensors_of_matrices
 from econmt_ops.lstm.recompute import lstm
 from econmt_ops.masking import padding_mask, zero_padding
 from econmt_ops.precision import accumulate_dtype, explicit_casts
 from econmt_ops.scores import clean_keys
-from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
+from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState
 
 _ARGUMENTS = (
     "Tensor inputs, Tensor keys, Tensor values, Tensor[] input_weights, Tensor[] hidden_weights, Tensor[] biases, "
@@ -35,6 +35,7 @@ _ARGUMENTS = (
     "Tensor? lengths, Tensor[] first_h, Tensor[] first_c, Tensor first_output"
 )
 _OPTIONS = "bool residual, float dropout, int seed, bool variational, float scale, str stash, bool compiled"
+"""Of factorised matrices the lists of weights have two entries a layer, the left and the right factor."""
 _COUNT = 16
 """How many of the operator's arguments are tensors or lists of them."""
 
@@ -42,7 +43,7 @@ _COUNT = 16
 def _problem(arguments: tuple[Any, ...]) -> Problem:
     inputs, keys, values, input_weights, hidden_weights, biases, query, score, combine, bias = arguments[:10]
     gain, shift, lengths = arguments[10:13]
-    layers = [LSTMWeights(*layer) for layer in zip(input_weights, hidden_weights, biases, strict=True)]
+    layers = layers_of_tensors(input_weights, hidden_weights, biases)
     *options, compiled = arguments[_COUNT : _COUNT + 7]
     norm = None if gain is None else (gain, shift)
     run = step_functions.steps(compiled)
@@ -64,9 +65,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 @_forward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, keys, hidden_weights, stash = arguments[0], arguments[1], arguments[4], arguments[_COUNT + 5]
-    hidden = hidden_weights[0].shape[1]
-    return tuple(empty_result(inputs, keys, hidden, len(hidden_weights), stash, arguments[-1]))
+    inputs, keys, biases, stash = arguments[0], arguments[1], arguments[5], arguments[_COUNT + 5]
+    hidden = biases[0].shape[0] // 4
+    return tuple(empty_result(inputs, keys, hidden, len(biases), stash, arguments[-1]))
 
 
 @torch.library.custom_op(
@@ -95,8 +96,8 @@ def _in_order(sums: Gradients, backward: Backward, arguments: list[Tensor | None
         sums.inputs,
         scores.key_gradient(),
         sums.values,
-        *(layer.input for layer in sums.layers),
-        *(layer.hidden for layer in sums.layers),
+        *tensors_of_matrices([layer.input for layer in sums.layers]),
+        *tensors_of_matrices([layer.hidden for layer in sums.layers]),
         *(layer.bias for layer in sums.layers),
         sums.query,
         scores.score,
@@ -128,7 +129,7 @@ def _(*arguments: Any) -> list[Tensor]:
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     outputs, attention, h, c, gates, _, _ = output
     ctx.set_materialize_grads(False)
-    ctx.layers = len(inputs[3])
+    ctx.sizes = [len(item) for item in inputs[:_COUNT] if isinstance(item, list | tuple)]
     ctx.options = inputs[_COUNT : _COUNT + 7]
     keeps_attention = reaches(inputs[_COUNT + 5], "attention")
     flat = [
@@ -140,23 +141,26 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 def _differentiate(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
     doutputs, dattention, _, _, _, dlast_h, dlast_c = incoming
     kept, flat = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
-    count = ctx.layers
-    arguments = _unflatten(list(flat), count)
+    arguments = _unflatten(list(flat), ctx.sizes)
     with explicit_casts(kept[0]):
         gradients = _backward(doutputs, dattention, dlast_h, dlast_c, *kept, *arguments, *ctx.options)
     # The lengths, left out of the gradients, come after gain and shift.
-    gradients.insert(3 + 3 * count + 6, None)
+    gradients.insert(3 + sum(ctx.sizes[:3]) + 6, None)
     shaped = _unflatten(
-        [None if gradient is None or gradient.numel() == 0 else gradient for gradient in gradients], count
+        [None if gradient is None or gradient.numel() == 0 else gradient for gradient in gradients], ctx.sizes
     )
     return (*shaped, *(None for _ in range(8)))
 
 
-def _unflatten(flat: list[Any], layers: int) -> list[Any]:
-    """The operator's tensor arguments from a flat list: 3 tensors, 3 lists, 7 tensors, 2 lists, 1 tensor."""
-    result, position = [], 0
+def _unflatten(flat: list[Any], sizes: list[int]) -> list[Any]:
+    """The operator's tensor arguments from a flat list: 3 tensors, 3 lists, 7 tensors, 2 lists, 1 tensor.
+
+    Args:
+        flat: of tensors, or None. sizes: of the lists.
+    """
+    result, position, left = [], 0, iter(sizes)
     for kind in "tttllltttttttllt":
-        size = layers if kind == "l" else 1
+        size = next(left) if kind == "l" else 1
         part = flat[position : position + size]
         result.append(part if kind == "l" else part[0])
         position += size
@@ -200,23 +204,6 @@ def attentional_lstm(
             compiled=compiled,
         )
         return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, compiled)
-    whole = [part for part in weights.layers if isinstance(part, LSTMWeights)]
-    if len(whole) < len(weights.layers):
-        return reference.attentional_lstm(
-            inputs,
-            keys,
-            values,
-            weights,
-            lengths=lengths,
-            state=state,
-            input_feeding=True,
-            residual=residual,
-            dropout=dropout,
-            dropout_seed=dropout_seed,
-            variational=variational,
-            layer_norm=layer_norm,
-            scale=scale,
-        )
     gain, shift = (None, None) if layer_norm is None else layer_norm
     if weights.score is not None:
         keys = clean_keys(keys, lengths)
@@ -224,9 +211,9 @@ def attentional_lstm(
         inputs,
         keys,
         values,
-        [part.input for part in whole],
-        [part.hidden for part in whole],
-        [part.bias for part in whole],
+        tensors_of_matrices([part.input for part in weights.layers]),
+        tensors_of_matrices([part.hidden for part in weights.layers]),
+        [part.bias for part in weights.layers],
         weights.query,
         weights.score,
         weights.combine,
