@@ -83,7 +83,7 @@ def sample(
     while len(sentences):
         position += 1
         log_probs, attention, state = model.step(tokens, state)
-        rule_out(log_probs, sentences, limits_here if position > shortest else None, position)
+        rule_out(log_probs, limits_here[sentences] if position > shortest else None, position)
         if options.attention:
             trace.attention.append(attention)
         tokens = draw(log_probs, uniform[position - 1, columns], options.sample, options.temperature)

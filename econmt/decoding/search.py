@@ -247,25 +247,30 @@ def highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _extend(
-    log_probs: Tensor, totals: Tensor, sentences: Tensor, places: Tensor, free: Tensor, beam: int
+    values: Tensor,
+    tokens: Tensor,
+    totals: Tensor,
+    sentences: Tensor,
+    places: Tensor,
+    free: Tensor,
+    beam: int,
 ) -> _Places:
     """Choose the best continuations of each sentence.
 
     Args:
-        log_probs: (R, V) of the next token, -inf where it is ruled out. totals: (R,) float64 log-probability so far.
+        values, tokens: (R, W) the highest log-probabilities of each row's next token, -inf where it is ruled out.
+        totals: (R,) float64 log-probability so far.
         sentences, places: (R,) where each row belongs. free: (B,) places of each sentence that still grow.
     """
-    width = min(beam, log_probs.shape[1])
-    values, tokens = highest(log_probs, width)
-    count = len(free)
+    count, width = len(free), values.shape[1]
     grid = totals.new_full((count, beam, width), -torch.inf)
     grid[sentences, places] = totals[:, None] + values
     row_at = sentences.new_zeros((count, beam))
-    row_at[sentences, places] = torch.arange(len(sentences), device=sentences.device)
+    row_at[sentences, places] = torch.arange(len(sentences))
     best, flat = grid.view(count, beam * width).topk(beam, dim=1)
     parents = row_at.gather(1, flat // width)
     chosen = tokens[parents, flat % width]
-    kept = (torch.arange(beam, device=free.device) < free[:, None]) & (best > -torch.inf)
+    kept = (torch.arange(beam) < free[:, None]) & (best > -torch.inf)
     ends = kept & (chosen == EOS)
     return _Places(best, parents, chosen, ends, kept & ~ends)
 
@@ -309,26 +314,29 @@ def beam_search(
         The n best hypotheses of each sentence, best first; fewer only if the model allows no more.
     """
     device, beam = source.device, options.beam_size
-    shortest = int(limits.min())
-    numbers = torch.arange(len(source), device=device)
+    lengths_here, limits = lengths.cpu(), limits.cpu()
+    numbers = torch.arange(len(source))
     batch = _Batch(
         numbers,
-        limits.to(device),
-        length_penalty(limits.to(device) + 1, options),
+        limits,
+        length_penalty(limits + 1, options),
         torch.full_like(numbers, beam),
-        torch.full((len(source), options.nbest_size), -torch.inf, dtype=torch.float64, device=device),
+        torch.full((len(source), options.nbest_size), -torch.inf, dtype=torch.float64),
     )
     state = model.initial_state(model.encode(source, lengths))
-    sentences, places, tokens = numbers, torch.zeros_like(numbers), torch.full_like(numbers, BOS)
-    totals = torch.zeros(len(source), dtype=torch.float64, device=device)
-    trace, position = Trace(), 0
-    while len(sentences):
+    tokens = torch.full_like(numbers, BOS, device=device)
+    sentences, places = numbers, torch.zeros_like(numbers)
+    totals = torch.zeros(len(source), dtype=torch.float64)
+    trace, position, shortest = Trace(), 0, int(limits.min())
+    while True:
         position += 1
         log_probs, attention, state = model.step(tokens, state)
-        rule_out(log_probs, sentences, batch.limits if position > shortest else None, position)
+        rule_out(log_probs, batch.limits[sentences] if position > shortest else None, position)
         if options.attention:
             trace.attention.append(attention)
-        now = _extend(log_probs, totals, sentences, places, batch.free, beam)
+        # What follows is about few numbers: on the CPU it takes less time than a GPU takes to be told of it.
+        found, words = (part.cpu() for part in highest(log_probs, min(beam, log_probs.shape[1])))
+        now = _extend(found, words, totals, sentences, places, batch.free, beam)
         owners, columns = now.ends.nonzero(as_tuple=True)
         parents, ended = now.parents[owners, columns], now.totals[owners, columns]
         trace.ended.append(Ended(position, batch.numbers[owners], parents, ended))
@@ -340,26 +348,31 @@ def beam_search(
         reach = (now.totals.masked_fill(~now.grows, -torch.inf) / batch.most[:, None]).amax(dim=1)
         growing = now.grows & (best_scores[:, -1] < reach)[:, None]
         sentences, columns = growing.nonzero(as_tuple=True)
-        tokens, parents = now.tokens[sentences, columns], now.parents[sentences, columns]
+        words, parents = now.tokens[sentences, columns], now.parents[sentences, columns]
         totals = now.totals[sentences, columns]
-        trace.grown.append(Grown(tokens, parents))
+        trace.grown.append(Grown(words, parents))
         if not len(sentences):
-            break
+            return trace.hypotheses(lengths_here, limits, options)
         places = (growing.cumsum(dim=1) - 1)[sentences, columns]
-        state = state.select(parents, sentences * beam + places, beam)
+        tokens, rows, cells = torch.stack([words, parents, sentences * beam + places]).to(device).unbind()
+        state = state.select(rows, cells, beam)
         live = growing.any(dim=1)
         if int(live.sum()) <= _CROWDED * len(live):
             kept = live.nonzero()[:, 0]
-            state, batch = state.keep(kept), batch.keep(kept)
+            state, batch = state.keep(kept.to(device)), batch.keep(kept)
             sentences = (live.cumsum(dim=0) - 1)[sentences]
-    return trace.hypotheses(lengths.cpu(), limits.cpu(), options)
 
 
-def rule_out(log_probs: Tensor, sentences: Tensor, limits: Tensor | None, position: int) -> None:
-    """Set ``log_probs`` (R, V) to -inf, in place, for PAD and BOS and, in rows past their limit, all but EOS."""
-    log_probs[:, [PAD, BOS]] = -torch.inf
+def rule_out(log_probs: Tensor, limits: Tensor | None, position: int) -> None:
+    """Set ``log_probs`` (R, V) to -inf, in place, for PAD and BOS and, in rows past their limit, all but EOS.
+
+    Args:
+        limits: (R,) of each row, on any device; None if none has reached it. position: of the next token.
+    """
+    log_probs[:, PAD] = -torch.inf
+    log_probs[:, BOS] = -torch.inf
     if limits is not None:
-        last = position > limits[sentences]
+        last = (position > limits).to(log_probs.device)
         only_end = log_probs[:, EOS].clone()
         log_probs.masked_fill_(last[:, None], -torch.inf)
         log_probs[:, EOS] = only_end

@@ -228,11 +228,16 @@ class _StepAttention:
 
     def __init__(self, attention: Attention, dtype: torch.dtype, device: torch.device) -> None:
         self.accumulate = accumulate_dtype(dtype)
-        self.query = None if attention.query is None else _product(attention.query, None, dtype)
-        self.score = None if attention.score is None else attention.score.detach().to(self.accumulate)
         norm = attention.layer_norm
         self.norm = None if norm is None else tuple(part.detach().to(self.accumulate) for part in norm)
         self.scale = attention.scale
+        self.query: Product | None = None
+        self.score: Tensor | None = None
+        if attention.query is not None and attention.score is not None:
+            # tanh x = 2 sigmoid(2 x) - 1: twice the sum of sigmoids, and a constant that no softmax feels.
+            outer, inner = (1.0, 1.0) if norm is not None else (2.0, -2.0)
+            self.query = _product(attention.query * inner, None, dtype)
+            self.score = attention.score.detach().to(self.accumulate) * outer
         # exp of anything within is a normal number
         self.largest = math.log(torch.finfo(self.accumulate).max) - 2.0
         self._one = torch.ones((), dtype=self.accumulate, device=device)
@@ -270,27 +275,29 @@ class _StepAttention:
         return weights.flatten(0, 1).index_select(0, cells), sums.flatten(0, 1).index_select(0, cells)
 
     def _scores(self, query: Tensor, sources: Sources) -> Tensor:
-        """The scores (B, K, S) of queries (B, K, A), up to a constant, in the accumulate type."""
+        """The scores (B, K, S) of the products' queries (B, K, A), up to a constant, in the accumulate type."""
         if self.score is None:
             return torch.bmm(query, sources.keys.transpose(1, 2)).to(self.accumulate).mul_(self.scale)
         query = query.to(self.accumulate)
-        weight = self.score
-        if self.norm is None:
-            # sigmoid instead of tanh: twice the sum, and a constant that no softmax feels
-            weight, query = weight * 2, query * -2.0
         if sources.factors:
             query = query.clamp_(-self.largest, self.largest).exp_()
-        size = query.shape[1] * query.shape[2] * query.itemsize
+        parts = [slice(None)]
+        if query.device.type == "cpu":  # as much at a time as stays in its caches
+            size = query.shape[1] * query.shape[2] * query.itemsize
+            parts = split_rows(len(query), sources.keys.shape[1], size)
         found = [
             torch.matmul(
-                self._squashed(query[rows].unsqueeze(2), sources.keys[rows].unsqueeze(1), sources), weight
+                self._squashed(query[rows].unsqueeze(2), sources.keys[rows].unsqueeze(1), sources), self.score
             )
-            for rows in split_rows(len(query), sources.keys.shape[1], size)
+            for rows in parts
         ]
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _squashed(self, query: Tensor, keys: Tensor, sources: Sources) -> Tensor:
-        """What the scores are a weighted sum of: (B, K, S, A) from queries (B, K, 1, A) and keys (B, 1, S, A)."""
+        """What the scores are a weighted sum of: (B, K, S, A) from queries (B, K, 1, A) and keys (B, 1, S, A).
+
+        Queries and keys are -2 times those of the attention, or their exponentials; with a norm they are those.
+        """
         shape = (*query.shape[:2], *keys.shape[2:])
         # The same memory for all steps: new pages would take longer than what is written into them.
         if self._workspace.numel() < math.prod(shape):
@@ -366,6 +373,12 @@ class _StepDecoder:
 
     def _advance(self, gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """h, in the type of products, and c after a step, from its gates (R, 4H)."""
+        gates = gates.to(c.dtype)
+        if (
+            gates.is_cuda
+        ):  # one kernel instead of nine: a step's time on a GPU is the time of launching kernels
+            h, after, _ = torch.ops.aten._thnn_fused_lstm_cell(gates, torch.zeros_like(gates), c)
+            return h.to(self.dtype), after
         h, after = torch.empty_like(c, dtype=self.dtype), torch.empty_like(c)
-        advance_cell(gates.to(c.dtype), c, h, after)
+        advance_cell(gates, c, h, after)
         return h, after

@@ -47,6 +47,21 @@ def check(found: Tensor, model: TranslationModel, prefixes: list[tuple[int, list
         torch.testing.assert_close(row, forced(model, sentence, words), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.cuda
+@KINDS
+def test_steps_on_a_gpu_are_those_on_the_cpu(options: dict[str, object]) -> None:
+    model = make_model(make_config(**options))
+    source, lengths, target_input, _ = make_batch()
+    steps = IncrementalModel(model)
+    expected, attention, _ = steps.step(torch.tensor([5, 6, 7]), begin(steps))
+    there = IncrementalModel(model.cuda())
+    state = there.initial_state(there.encode(source.cuda(), lengths.cuda()))
+    for words in (target_input[:, 0], torch.tensor([5, 6, 7])):
+        found, seen, state = there.step(words.cuda(), state)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(seen.cpu(), attention, rtol=1e-9, atol=1e-11)
+
+
 @KINDS
 def test_hypotheses_share_their_sentence(options: dict[str, object]) -> None:
     model = make_model(make_config(**options))
@@ -114,7 +129,8 @@ def test_factors_hold_where_tanh_is_flat() -> None:
         scores = incremental._StepAttention(
             make_model(make_config()).to(dtype).decoder.attention, dtype, torch.device("cpu")
         )
-        scores.score = torch.tensor([0.5, -1.5, 1.0, 2.0, 0.25], dtype=dtype)
+        weight = torch.tensor([0.5, -1.5, 1.0, 2.0, 0.25], dtype=dtype)
+        scores.score = 2.0 * weight
         keys = torch.tensor([[[key, -key, 0.0, 1.0, -1.0], [-key, key, 0.5, -1.0, 3.0]]], dtype=dtype)
         prepared, factors = scores.prepare(keys)
         assert factors
@@ -123,8 +139,8 @@ def test_factors_hold_where_tanh_is_flat() -> None:
         )
         padding = torch.zeros(1, 2, dtype=torch.bool)
         sources = incremental.Sources(prepared, factors, keys, padding, torch.tensor([2]))
-        found = scores._scores(query, sources)
-        expected = torch.tanh(query[:, :, None] + keys[:, None]) @ scores.score
+        found = scores._scores(-2.0 * query, sources)
+        expected = torch.tanh(query[:, :, None] + keys[:, None]) @ weight
         difference = found - expected
         torch.testing.assert_close(difference, difference[..., :1].expand_as(difference), rtol=0, atol=1e-5)
 
