@@ -29,6 +29,12 @@ def _forward_in_place(gates: Tensor, recurrent: Tensor, c: Tensor, h: Tensor, af
     steps.advance_cell(gates.to(c.dtype, copy=True), c, h, after)
 
 
+def _activated_in_place(gates: Tensor, recurrent: Tensor, c: Tensor, h: Tensor, after: Tensor) -> None:
+    """As :func:`_forward_in_place` in the accumulate type, but ``gates`` gets their nonlinearities too."""
+    gates += recurrent
+    steps.advance_cell(gates, c, h, after)
+
+
 def _backward_in_place(
     gates: Tensor, before: Tensor, c: Tensor, incoming: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
 ) -> Tensor:
@@ -63,6 +69,16 @@ def _forward_pure(gates: Tensor, recurrent: Tensor, c: Tensor, h: Tensor, after:
     h.copy_(torch.sigmoid(o) * _tanh(cell))
 
 
+def _activated_pure(gates: Tensor, recurrent: Tensor, c: Tensor, h: Tensor, after: Tensor) -> None:
+    """As :func:`_activated_in_place`, written for a compiler."""
+    i, f, g, o = (gates + recurrent).chunk(4, 1)
+    i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), _tanh(g), torch.sigmoid(o)
+    cell = f * c + i * g
+    gates.copy_(torch.cat((i, f, g, o), 1))
+    after.copy_(cell)
+    h.copy_(o * _tanh(cell))
+
+
 def _backward_pure(
     gates: Tensor, before: Tensor, c: Tensor, incoming: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor
 ) -> Tensor:
@@ -80,20 +96,30 @@ def _backward_pure(
     return total * f
 
 
-class Cells(NamedTuple):
-    """The step of an LSTM, forward and backward."""
+_Forward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
-    forward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+class Cells(NamedTuple):
+    """The step of an LSTM, forward and backward.
+
+    Attributes:
+        forward: leaves the gates' sums. activated: leaves the gates after their nonlinearities.
+        backward: from gates after their nonlinearities.
+    """
+
+    forward: _Forward
+    activated: _Forward
     backward: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-IN_PLACE = Cells(_forward_in_place, _backward_in_place)
+IN_PLACE = Cells(_forward_in_place, _activated_in_place, _backward_in_place)
 
 
 @functools.cache
 def _compiled() -> Cells:
     # Sizes are constants of the code until one of them changes; then that one becomes a variable.
-    return Cells(steps.compile_step(_forward_pure), steps.compile_step(_backward_pure))
+    pure = (_forward_pure, _activated_pure, _backward_pure)
+    return Cells(*(steps.compile_step(function) for function in pure))
 
 
 def cells(pointwise: str) -> Cells:

@@ -51,6 +51,9 @@ class Direction:
         self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
         self.schedule = Schedule.parse(schedule)
         self.run = cell_functions(self.schedule.pointwise)
+        # In the accumulate type nothing is lost by keeping gates as the backward pass wants them.
+        self.keeps_activated = self.accumulate == inputs.dtype and not isinstance(weights.hidden, LowRank)
+        self.advance = self.run.activated if self.keeps_activated else self.run.forward
 
     def walk(self, sequence: Tensor, begin: int, end: int) -> Tensor:
         """What the walk meets of a sequence (T, B, .) in its steps begin to end."""
@@ -85,7 +88,8 @@ class Direction:
     @functools.cached_property
     def read_product(self) -> Callable[[Tensor], Tensor]:
         """x W^T + b."""
-        return product_of(self.weights.input, self.weights.bias, self.schedule.weights, len(self.blocks))
+        # A product of a block's rows gains more from a packed weight than one of a step's.
+        return product_of(self.weights.input, self.weights.bias, self.schedule.weights, 2 * len(self.blocks))
 
     @functools.cached_property
     def recurrent_product(self) -> Callable[[Tensor], Tensor]:
@@ -111,17 +115,25 @@ class Direction:
             return self.walk(outputs, begin - 1, end - 1)
         return torch.cat([self.first_h.unsqueeze(0), self.walk(outputs, 0, end - 1)], 0)
 
-    def forward(self, outputs: Tensor, cells: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Walks, fills outputs (T, B, H) and cells; returns the last h and c (B, H), and the gates if they are kept.
+    def start_gates(self, gates: Tensor) -> None:
+        """Fills the gates (T, B, 4H) with the input's share of them, in the order of the walk.
 
-        The gates (T, B, 4H) are those before their nonlinearities, in the order of the walk.
+        Block by block: only the gates themselves are fresh memory then, and that is dear.
+        """
+        for begin, end in self.blocks:
+            gates[begin:end] = self.products(*self.read(begin, end))
+
+    def forward(self, outputs: Tensor, cells: Tensor, gates: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+        """Walks, fills outputs (T, B, H) and cells, and gates if they are kept; returns the last h and c (B, H).
+
+        The gates (T, B, 4H) are in the order of the walk: before their nonlinearities, but in the accumulate type, of
+        whole matrices, after them.
         """
         h, c = self.first_h, self.first_c
         every_cell = keep and reaches(self.stash, "cells")
         if keep and reaches(self.stash, "gates"):
-            inputs, padding = self.read(0, self.steps)
-            gates = self.products(inputs, padding)
-            return (*self._walk_cells(gates, 0, h, c, outputs, cells, keep_gates=True), gates)
+            self.start_gates(gates)
+            return self._walk_cells(gates, 0, h, c, outputs, cells, keep_gates=True)
         # torch's own LSTM is the fastest forward pass, but keeps c in the type of the inputs and tells only the last.
         weights = self.weights
         by_torch = isinstance(weights, LSTMWeights) and h.dtype not in STEPWISE and not every_cell
@@ -136,7 +148,7 @@ class Direction:
                 continue
             kept = cells if every_cell else None
             h, c = self._walk_cells(self.products(inputs, padding), begin, h, c, outputs, kept)
-        return h, c, None
+        return h, c
 
     def _walk_cells(
         self,
@@ -162,7 +174,7 @@ class Direction:
             after = spare[step % 2] if cells is None else cells[step]
             recurrent = self.recurrent_product(h)
             h = outputs[self.steps - 1 - step if self.reverse else step]
-            self.run.forward(total, recurrent, c, h, after)
+            self.advance(total, recurrent, c, h, after)
             c = after
         return h, c
 
@@ -190,11 +202,22 @@ class Direction:
                 total = gates[begin:end]
                 dgates = torch.empty_like(total)
             incoming = None if doutputs is None else self.walk(doutputs, begin, end)
-            activated = step_functions.activate(total, self.accumulate)
+            activated = self.activate(total, kept=gates is not None)
             states = self._states(cells, number, activated)
             dh, dc, thins = self._walk_back(activated, states, incoming, dh, dc, dgates)
             found.add(begin, end, dgates, inputs, before, thins)
         return *found.weights(), [dh], [dc]
+
+    def activate(self, gates: Tensor, kept: bool) -> Tensor:
+        """Gates (..., 4H) after their nonlinearities.
+
+        Args:
+            gates: as they were kept, or sums.
+            kept: which of both.
+        """
+        if kept and self.keeps_activated:
+            return gates
+        return step_functions.activate(gates, self.accumulate)
 
     def _states(self, cells: Tensor, number: int, activated: Tensor) -> Sequence[Tensor]:
         """c before a block of steps and after each of them, from what is kept."""

@@ -91,21 +91,11 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     outputs, cells, gates, last_h, last_c = result
     if together:
         return outputs, cells, gates, *walk_both(directions, outputs, cells, gates)
-    parts = zip(directions, outputs.chunk(len(directions), 2), cells, strict=True)
-    found = run_all(
-        [functools.partial(each.forward, part, own, keep) for each, part, own in parts], directions
-    )
-    kept = []
-    for number, (h, c, made) in enumerate(found):
+    parts = zip(directions, outputs.chunk(len(directions), 2), cells, gates, strict=True)
+    tasks = [functools.partial(each.forward, part, own, made, keep) for each, part, own, made in parts]
+    for number, (h, c) in enumerate(run_all(tasks, directions)):
         last_h[number], last_c[number] = h, c
-        kept += [] if made is None else [made]
-    return (
-        outputs,
-        cells,
-        torch.stack(kept) if len(kept) > 1 else kept[0].unsqueeze(0) if kept else gates,
-        last_h,
-        last_c,
-    )
+    return result
 
 
 @_forward.register_fake

@@ -12,7 +12,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from econmt_ops import steps as step_functions
 from econmt_ops.lstm.direction import Direction, Gradients
 from econmt_ops.lstm.schedule import Schedule
 
@@ -60,14 +59,14 @@ def walk_both(
     """
     first, steps = directions[0], directions[0].steps
     for number, direction in enumerate(directions):
-        gates[:, number] = direction.products(*direction.read(0, steps))
+        direction.start_gates(gates[:, number])
     product = _pair(directions, turned=False)
     made = outputs.new_empty(steps, 2, *first.first_h.shape)
     h = torch.stack([direction.first_h for direction in directions])
     c = torch.stack([direction.first_c for direction in directions])
     for total, following, after in zip(gates, made, cells, strict=True):
         recurrent = product(h)
-        first.run.forward(*(part.flatten(0, 1) for part in (total, recurrent, c, following, after)))
+        first.advance(*(part.flatten(0, 1) for part in (total, recurrent, c, following, after)))
         h, c = following, after
     for number, (direction, part) in enumerate(zip(directions, outputs.chunk(2, 2), strict=True)):
         direction.put(part, 0, steps, made[:, number])
@@ -102,7 +101,7 @@ def walk_both_back(
     first_c = torch.stack([direction.first_c for direction in directions])
     nothing = torch.zeros_like(dh)
     for begin, end in reversed(first.blocks):
-        activated = step_functions.activate(gates[begin:end], first.accumulate)
+        activated = first.activate(gates[begin:end], kept=True)
         dgates = torch.empty_like(gates[begin:end])
         incoming = [nothing] * (end - begin)
         if doutputs is not None:
