@@ -88,8 +88,7 @@ class Direction:
     @functools.cached_property
     def read_product(self) -> Callable[[Tensor], Tensor]:
         """x W^T + b."""
-        # A product of a block's rows gains more from a packed weight than one of a step's.
-        return product_of(self.weights.input, self.weights.bias, self.schedule.weights, 2 * len(self.blocks))
+        return product_of(self.weights.input, self.weights.bias, self.schedule.weights, len(self.blocks))
 
     @functools.cached_property
     def recurrent_product(self) -> Callable[[Tensor], Tensor]:
@@ -115,16 +114,8 @@ class Direction:
             return self.walk(outputs, begin - 1, end - 1)
         return torch.cat([self.first_h.unsqueeze(0), self.walk(outputs, 0, end - 1)], 0)
 
-    def start_gates(self, gates: Tensor) -> None:
-        """Fills the gates (T, B, 4H) with the input's share of them, in the order of the walk.
-
-        Block by block: only the gates themselves are fresh memory then, and that is dear.
-        """
-        for begin, end in self.blocks:
-            gates[begin:end] = self.products(*self.read(begin, end))
-
-    def forward(self, outputs: Tensor, cells: Tensor, gates: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-        """Walks, fills outputs (T, B, H) and cells, and gates if they are kept; returns the last h and c (B, H).
+    def forward(self, outputs: Tensor, cells: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Walks, fills outputs (T, B, H) and cells; returns the last h and c (B, H), and the gates if they are kept.
 
         The gates (T, B, 4H) are in the order of the walk: before their nonlinearities, but in the accumulate type, of
         whole matrices, after them.
@@ -132,8 +123,8 @@ class Direction:
         h, c = self.first_h, self.first_c
         every_cell = keep and reaches(self.stash, "cells")
         if keep and reaches(self.stash, "gates"):
-            self.start_gates(gates)
-            return self._walk_cells(gates, 0, h, c, outputs, cells, keep_gates=True)
+            gates = self.products(*self.read(0, self.steps))
+            return (*self._walk_cells(gates, 0, h, c, outputs, cells, keep_gates=True), gates)
         # torch's own LSTM is the fastest forward pass, but keeps c in the type of the inputs and tells only the last.
         weights = self.weights
         by_torch = isinstance(weights, LSTMWeights) and h.dtype not in STEPWISE and not every_cell
@@ -148,7 +139,7 @@ class Direction:
                 continue
             kept = cells if every_cell else None
             h, c = self._walk_cells(self.products(inputs, padding), begin, h, c, outputs, kept)
-        return h, c
+        return h, c, None
 
     def _walk_cells(
         self,

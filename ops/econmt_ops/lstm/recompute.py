@@ -91,11 +91,15 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     outputs, cells, gates, last_h, last_c = result
     if together:
         return outputs, cells, gates, *walk_both(directions, outputs, cells, gates)
-    parts = zip(directions, outputs.chunk(len(directions), 2), cells, gates, strict=True)
-    tasks = [functools.partial(each.forward, part, own, made, keep) for each, part, own, made in parts]
-    for number, (h, c) in enumerate(run_all(tasks, directions)):
+    parts = zip(directions, outputs.chunk(len(directions), 2), cells, strict=True)
+    tasks = [functools.partial(each.forward, part, own, keep) for each, part, own in parts]
+    kept = []
+    for number, (h, c, made) in enumerate(run_all(tasks, directions)):
         last_h[number], last_c[number] = h, c
-    return result
+        kept += [] if made is None else [made]
+    if kept:
+        gates = torch.stack(kept) if len(kept) > 1 else kept[0].unsqueeze(0)
+    return outputs, cells, gates, last_h, last_c
 
 
 @_forward.register_fake

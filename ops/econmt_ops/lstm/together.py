@@ -59,7 +59,7 @@ def walk_both(
     """
     first, steps = directions[0], directions[0].steps
     for number, direction in enumerate(directions):
-        direction.start_gates(gates[:, number])
+        gates[:, number] = direction.products(*direction.read(0, steps))
     product = _pair(directions, turned=False)
     made = outputs.new_empty(steps, 2, *first.first_h.shape)
     h = torch.stack([direction.first_h for direction in directions])
