@@ -180,6 +180,18 @@ def test_log_probabilities_fill_the_vocabulary() -> None:
     torch.testing.assert_close(found.exp().sum(1), torch.ones(3))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [5, 4099])
+def test_log_softmax_where_the_logits_were(dtype: torch.dtype, size: int) -> None:
+    model = IncrementalModel(make_model(make_config()).float(), dtype)
+    model._logits = torch.empty(0, size)
+    for rows in (70, 3):
+        logits = (torch.randn(rows, size) * 5).to(dtype)
+        expected = logits.double().log_softmax(dim=1)
+        found = model._log_softmax(logits)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_model_that_trains_is_refused() -> None:
     with pytest.raises(AssertionError, match="evaluation mode"):
         begin(IncrementalModel(make_model(make_config()).train()))
