@@ -9,11 +9,11 @@ nobody keeps is *workspace*. What was there before the step (the batch) is *othe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -124,10 +124,28 @@ class Ledger:
         return sum(value for (name, _), value in self.milliseconds.items() if name == phase)
 
 
+class Optimizer(Protocol):
+    """What an account needs of an optimizer: those of `torch.optim`, and those of ``econmt.training``."""
+
+    @property
+    def state(self) -> MutableMapping[Any, dict[str, Any]]:
+        """Of each parameter."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameters under "params"."""
+
+    def step(self) -> object:
+        """Updates them."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets their gradients."""
+
+
 def measure_step(
     model: TranslationModel,
     loss: Callable[[], Tensor],
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     tokens: int,
     *,
     clip: Callable[[], object] | None = None,
@@ -185,7 +203,7 @@ def track_step(
     tracker: Tracker,
     model: TranslationModel,
     loss: Callable[[], Tensor],
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     update: Callable[[], object],
     *,
     accumulating: bool = False,
@@ -284,14 +302,14 @@ def _layers(model: TranslationModel) -> dict[Tensor, str]:
     return {parameter: names[name] for name, parameter in model.named_parameters()}
 
 
-def _label_state(tracker: Tracker, optimizer: torch.optim.Optimizer, layers: dict[Tensor, str]) -> None:
+def _label_state(tracker: Tracker, optimizer: Optimizer, layers: dict[Tensor, str]) -> None:
     for parameter, state in optimizer.state.items():
         for part in state.values():
             if isinstance(part, Tensor):
                 tracker.label(part, "optimizer state", layers.get(parameter, "other"))
 
 
-def give_state(optimizer: torch.optim.Optimizer) -> None:
+def give_state(optimizer: Optimizer) -> None:
     """Let an optimizer without state make it, by an update with zero gradients; gradients are left cleared."""
     if not optimizer.state:
         for group in optimizer.param_groups:
@@ -302,7 +320,7 @@ def give_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 @contextmanager
-def _put_back(model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Iterator[None]:
+def _put_back(model: nn.Module, optimizer: Optimizer, device: torch.device) -> Iterator[None]:
     """Put parameters, buffers, the optimizer's state and the random states back; clear the gradients."""
     tensors = [*model.parameters(), *model.buffers()]
     had_state = bool(optimizer.state)

@@ -19,6 +19,7 @@ from econmt.memory.prices import settings
 from econmt.memory.search import estimate_search, search_rows
 from econmt.model import Implementations, TranslationModel, build_model
 from econmt.recipe import Recipe
+from econmt.training.optimizers import FusedOptimizer
 from econmt.training.state import TrainingState
 
 _ALLOCATION_FAILED = (
@@ -151,7 +152,7 @@ class Budget:
         batch = self._batches.largest_batch(worst.source, worst.target).first(worst.rows)
         return [batch, batch] if worst.parts > 1 and self._device.type == "cuda" else [batch]
 
-    def room_for_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    def room_for_optimizer(self, optimizer: FusedOptimizer) -> torch.Tensor:
         """As many bytes as a GPU must still have for the optimizer's state.
 
         Raises:

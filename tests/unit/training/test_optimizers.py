@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +52,71 @@ def test_adam_is_the_formula_of_the_paper(name: str, decay: float) -> None:
     keys = {"name": name, "learning_rate": 0.1, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": decay}
     expected = adam_by_hand(decay, name == "adamw")
     assert run(Optimizer.model_validate(keys)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"name": "sgd"},
+        {"name": "sgd", "momentum": 0.9, "weight_decay": 0.01},
+        {"name": "adam", "weight_decay": 0.01},
+        {"name": "adamw", "betas": [0.8, 0.95], "weight_decay": 0.1},
+    ],
+    ids=str,
+)
+def test_steps_are_those_of_torch(keys: dict[str, object]) -> None:
+    """To the bit, with a parameter that has no gradient at first (torch's SGD cannot do that); so is the state."""
+    config = Optimizer.model_validate({"learning_rate": 0.05, **keys})
+    start = [torch.randn(5, 3), torch.randn(7), torch.randn(2, 2)]
+    runs = []
+    for kind in ("ours", "theirs"):
+        parameters = [nn.Parameter(part.clone()) for part in start]
+        if kind == "ours":
+            optimizer: Any = make_optimizer(dict(zip("abc", parameters, strict=True)), config)
+        else:
+            betas = {} if config.name == "sgd" else {"betas": config.betas, "eps": config.eps}
+            momentum = {"momentum": config.momentum} if config.name == "sgd" else {}
+            algorithm = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[
+                config.name
+            ]
+            optimizer = algorithm(
+                parameters, lr=0.05, weight_decay=config.weight_decay, fused=True, **betas, **momentum
+            )
+        generator = torch.Generator().manual_seed(1)
+        for step in range(4):
+            optimizer.zero_grad()
+            for number, parameter in enumerate(parameters):
+                gradient = torch.randn(parameter.shape, generator=generator)
+                parameter.grad = None if number == step and config.name != "sgd" else gradient
+            optimizer.step()
+        state = [
+            {name: part for name, part in optimizer.state.get(parameter, {}).items() if part is not None}
+            for parameter in parameters
+        ]
+        runs.append((parameters, state))
+    (ours, our_state), (theirs, their_state) = runs
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+    for mine, yours in zip(our_state, their_state, strict=True):
+        assert mine.keys() == yours.keys()
+        assert all(torch.equal(mine[name], yours[name]) for name in mine)
+
+
+def test_training_does_not_import_the_compiler() -> None:
+    """It takes 70 MB and two seconds, and torch.optim imports it when an optimizer is made."""
+    program = """
+import sys, torch
+from econmt.recipe import Optimizer
+from econmt.training.optimizers import make_optimizer
+parameter = torch.nn.Parameter(torch.ones(2))
+optimizer = make_optimizer({"a": parameter}, Optimizer(name="adam", learning_rate=0.1))
+parameter.sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_sgd_with_momentum() -> None:
