@@ -340,11 +340,12 @@ class Session:
 
         def once(candidate: Candidate) -> None:
             if candidate.label in sizes:
-                _forward_backward(alone, call, candidate)
+                _backward(alone, call(candidate, *alone.arguments))
                 return
             with counting_bytes(tensors_of(alone.arguments)) as kept:
-                _forward_backward(alone, call, candidate)
+                result = call(candidate, *alone.arguments)
             sizes[candidate.label] = sum(kept.values())
+            _backward(alone, result)
 
         functions = {name: functools.partial(once, found[name]) for name in found}
         # What an op calls inside is decided by the rule, or measurements would be nested.
@@ -388,14 +389,15 @@ class Session:
         self._fresh = {}
 
 
-def _forward_backward(problem: Problem, call: Callable[..., Any], candidate: Candidate) -> None:
-    """One call and, if gradients are kept, its backward pass down to the op's arguments."""
-    result = call(candidate, *problem.arguments)
+def _backward(problem: Problem, result: Any) -> None:
+    """If gradients are kept, the backward pass of an op's result down to its arguments."""
     if not problem.keeps_gradients:
         return
     wanted = [tensor for tensor in tensors_of(problem.arguments) if tensor.requires_grad]
     outputs = [tensor for tensor in tensors_of(result) if tensor.requires_grad]
-    torch.autograd.grad(outputs, wanted, [torch.ones_like(tensor) for tensor in outputs], allow_unused=True)
+    # A number to differentiate, as in training: where it is given gradients, PyTorch imports modules for a second.
+    total = torch.stack([(tensor * torch.ones_like(tensor)).sum(dtype=torch.float64) for tensor in outputs])
+    torch.autograd.grad(total.sum(), wanted, allow_unused=True)
 
 
 class _Mode(threading.local):
@@ -433,8 +435,6 @@ def measuring(
     Yields:
         The session, which knows what was measured.
     """
-    # What the first custom operator and the first backward pass of a process would import takes longer than a choice.
-    importlib.import_module("torch._dynamo")
     session = Session(seconds, byte_limit, compiled, only, Store() if remember else None)
     before = _MODE.session
     _MODE.session = session
