@@ -382,44 +382,45 @@ def lstm_command(
     shape = lstm.Shape(2 if bidirectional else layers, steps, hidden, batch)
     before: list[dict[str, str]] = []
     with reproducible(where, threads), _progress() as say:
+        what = (shape, types, where, say)
         if ablation:
+            only = schedules or ()
             found = lstm.ablation(
-                shape,
-                types,
-                where,
-                say,
-                samples=samples,
-                compile_loop=compile_loop,
-                both_ways=bidirectional,
-                only=schedules or (),
+                *what, samples=samples, compile_loop=compile_loop, both_ways=bidirectional, only=only
             )
         else:
             fixed: Row = {"bench": "lstm-rates", "layers": layers, "steps": steps, "hidden": hidden}
             before = _rows_before(csv, where, fixed)
-            found = lstm.rates(
-                shape,
-                types,
-                where,
-                say,
-                samples=samples,
-                batches=batches,
-                limit=limit,
-                done={(row["dtype"], int(row["batch"])) for row in before},
-            )
+            done = {(row["dtype"], int(row["batch"])) for row in before}
+            found = lstm.rates(*what, samples=samples, batches=batches, limit=limit, done=done)
         rows = _kept(found, csv, where)
-    title = (
-        f"LSTM: {'both directions' if bidirectional else f'{layers} layers'}, {steps} steps, {hidden} units"
-    )
-    times = ("forward, ms", "forward and backward, ms")
+    name = "both directions" if bidirectional else f"{layers} layers"
+    title = f"LSTM: {name}, {steps} steps, {hidden} units"
     if ablation:
-        gains = ("forward, gain", "published gain", "forward and backward, gain")
-        columns = ("dtype", "schedule", *times, *gains, "forward and backward, GFLOP/s")
-        _print(rows, (*columns, "peak bytes", "first call, s"), f"{title}, batch {batch}")
-        if plot is not None:
-            draw(rows, plot, label=("dtype", "schedule"), value="forward and backward, ms", title=title)
-        return
+        _show_ablation(rows, f"{title}, batch {batch}", plot)
+    else:
+        _show_rates(rows, before, title, plot)
+
+
+_LSTM_TIMES = ("forward, ms", "forward and backward, ms")
+
+
+def _show_ablation(rows: list[Row], title: str, plot: Optional[Path]) -> None:  # noqa: UP045
+    gains = ("forward, gain", "published gain", "forward and backward, gain")
+    columns = ("dtype", "schedule", *_LSTM_TIMES, *gains, "forward and backward, GFLOP/s")
+    _print(rows, (*columns, "peak bytes", "first call, s"), title)
+    if plot is not None:
+        draw(rows, plot, label=("dtype", "schedule"), value=_LSTM_TIMES[1], title=title)
+
+
+def _show_rates(
+    rows: list[Row],
+    before: list[dict[str, str]],
+    title: str,
+    plot: Optional[Path],  # noqa: UP045
+) -> None:
     rate = "forward and backward, GFLOP/s"
-    _print(rows, ("dtype", "schedule", "batch", *times, rate, "peak GFLOP/s"), title)
+    _print(rows, ("dtype", "schedule", "batch", *_LSTM_TIMES, rate, "peak GFLOP/s"), title)
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
     if plot is not None and everything:
         lstm.draw_rates(everything, plot)

@@ -26,7 +26,7 @@ from econmt.training.checkpoints import (
     saving,
     settle,
 )
-from econmt.training.devices import autocast, peak_memory, trims_batches
+from econmt.training.devices import autocast, give_back_memory, peak_memory, trims_batches
 from econmt.training.files import read_tensors
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
@@ -44,6 +44,8 @@ from econmt.training.readings import Reading, Readings
 from econmt.training.schedules import Schedule
 from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
 from econmt.training.validation import Abandoned, Validation, validate
+
+_UPDATES_BETWEEN_TRIMS = 10
 
 
 class TrainingResult(NamedTuple):
@@ -197,6 +199,8 @@ class Trainer:
             meter.tokens += tokens
             meter.seconds += time.monotonic() - began
         self._tick()
+        if update % _UPDATES_BETWEEN_TRIMS == 0:
+            give_back_memory(self.device)
         if update % training.log_interval == 0:
             self._flush()
             progress.updates(self._figures(update))

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from econmt_ops.operators import custom_op
+
 _MASK_64 = (1 << 64) - 1
 _LEVELS = 1 << 16
 """Masks compare 16 random bits a value: on the CPU six times as fast as drawing from a Bernoulli distribution,
@@ -26,7 +28,7 @@ def derive_seed(seed: int, index: int) -> int:
     return (z ^ (z >> 31)) >> 1
 
 
-@torch.library.custom_op("econmt_ops::keep_mask", mutates_args=())
+@custom_op("econmt_ops::keep_mask")
 def _keep_mask(shape: Sequence[int], p: float, seed: int, index: int, device: torch.device) -> Tensor:
     generator = torch.Generator(device=device).manual_seed(seed if index < 0 else derive_seed(seed, index))
     values = math.prod(shape)
@@ -97,7 +99,7 @@ def layer_keep_masks(
     return [None] + [keep_mask(shape, p, seed, device, layer) for layer in range(1, layers)]
 
 
-@torch.library.custom_op("econmt_ops::dropout", mutates_args=())
+@custom_op("econmt_ops::dropout")
 def _dropout(values: Tensor, p: float, seed: int, index: int, variational: bool) -> Tensor:
     shape = (values.shape[0], 1, *values.shape[2:]) if variational else values.shape
     return apply_dropout(values, keep_mask(shape, p, seed, values.device, index), p)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -95,3 +97,21 @@ def test_a_new_seed_compiles_nothing_anew(device: str) -> None:
         assert_close([actual], [expected], 1e-6)
     # The second seed makes the seed an argument of the graph; from then on it is the same graph.
     assert graphs == 2
+
+
+def test_operators_leave_the_compiler_alone() -> None:
+    """torch.library imports it at an operator's first call: 70 MB and two seconds for a process that compiles nothing."""
+    program = """
+import sys, torch, econmt_ops
+inputs = torch.randn(2, 4, 3, requires_grad=True)
+layers = (econmt_ops.LSTMWeights(*(torch.randn(*size, requires_grad=True) for size in ((8, 3), (8, 2), (8,)))),)
+outputs, _ = econmt_ops.lstm(inputs, layers, dropout=0.5, dropout_seed=1, implementation="recompute")
+targets = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3])
+weight = torch.randn(5, 2, requires_grad=True)
+econmt_ops.linear_cross_entropy(outputs.reshape(-1, 2), weight, targets, implementation="recompute").backward()
+print("torch._dynamo" in sys.modules)
+doubled = torch.compile(lambda x: econmt_ops.lstm(x, layers, implementation="recompute")[0] * 2, backend="eager")
+print(torch.allclose(doubled(inputs), 2 * outputs))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from econmt_ops import steps as step_functions
 from econmt_ops.masking import padding_mask, zero_padding
+from econmt_ops.operators import custom_op
 from econmt_ops.precision import explicit_casts
 from econmt_ops.scores import ScoreGradients, Scores, clean_keys
 
@@ -37,9 +38,7 @@ def _prepare(
     return Scores(keys, score_weight, norm, 1.0, padding, run)
 
 
-@torch.library.custom_op(
-    "econmt_ops::additive_attention", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)"
-)
+@custom_op("econmt_ops::additive_attention", schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)")
 def _forward(
     query: Tensor, keys: Tensor, values: Tensor, score_weight: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor]:
@@ -56,9 +55,8 @@ def _(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Ten
     return query.new_empty(batch, steps, values.shape[2]), query.new_empty(batch, steps, keys.shape[1])
 
 
-@torch.library.custom_op(
+@custom_op(
     "econmt_ops::additive_attention_backward",
-    mutates_args=(),
     schema=f"(Tensor? dcontext, Tensor? dweights, Tensor weights, {_ARGUMENTS}) -> Tensor[]",
 )
 def _backward(

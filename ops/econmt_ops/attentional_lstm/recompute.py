@@ -25,6 +25,7 @@ from econmt_ops.blocks import reaches
 from econmt_ops.low_rank import layers_of_tensors, tensors_of_matrices
 from econmt_ops.lstm.recompute import lstm
 from econmt_ops.masking import padding_mask, zero_padding
+from econmt_ops.operators import custom_op
 from econmt_ops.precision import accumulate_dtype, explicit_casts
 from econmt_ops.scores import clean_keys
 from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState
@@ -52,9 +53,8 @@ def _problem(arguments: tuple[Any, ...]) -> Problem:
     )
 
 
-@torch.library.custom_op(
+@custom_op(
     "econmt_ops::attentional_lstm",
-    mutates_args=(),
     schema=f"({_ARGUMENTS}, {_OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -70,9 +70,8 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
     return tuple(empty_result(inputs, keys, hidden, len(biases), stash, arguments[-1]))
 
 
-@torch.library.custom_op(
+@custom_op(
     "econmt_ops::attentional_lstm_backward",
-    mutates_args=(),
     schema="(Tensor? doutputs, Tensor? dattention, Tensor? dlast_h, Tensor? dlast_c, Tensor outputs, "
     f"Tensor? attention, Tensor h, Tensor c, Tensor gates, {_ARGUMENTS}, {_OPTIONS}) -> Tensor[]",
 )

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.operators import custom_op
+
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -27,7 +29,7 @@ def is_available(like: Tensor) -> bool:
     return like.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-@torch.library.custom_op("econmt_ops::packed_linear", mutates_args=())
+@custom_op("econmt_ops::packed_linear")
 def packed_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """inputs (B, I) times weight (O, I) transposed, plus bias (O,), by oneDNN; by torch where it is not available."""
     if not is_available(inputs):

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from econmt_ops.lstm.products import Product
+from econmt_ops.operators import custom_op
 from econmt_ops.precision import accumulate_dtype
 from econmt_ops.steps import Steps, steps
 
@@ -128,9 +129,8 @@ def _walk(
     return losses
 
 
-@torch.library.custom_op(
+@custom_op(
     "econmt_ops::linear_cross_entropy",
-    mutates_args=(),
     schema="(Tensor hidden, Tensor weight, Tensor targets, Tensor? bias, float smoothing, int ignore_index, "
     "bool compiled, str reduction, bool keep, bool alone=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
@@ -197,9 +197,8 @@ def _(
     return loss, *kept, hidden.new_empty((), dtype=accumulate)
 
 
-@torch.library.custom_op(
+@custom_op(
     "econmt_ops::linear_cross_entropy_backward",
-    mutates_args=(),
     schema="(Tensor dlosses, Tensor hidden, Tensor weight, Tensor targets, Tensor? bias, float smoothing, "
     "int ignore_index, bool compiled) -> (Tensor, Tensor, Tensor)",
 )

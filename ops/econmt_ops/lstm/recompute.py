@@ -28,7 +28,8 @@ from econmt_ops.lstm.schedule import Schedule, default_schedule
 from econmt_ops.lstm.together import run_all, walk_both, walk_both_back, walks_together
 from econmt_ops.lstm.wavefront import run_stack
 from econmt_ops.masking import padding_mask, reverse_rows, zero_padding
-from econmt_ops.precision import accumulate_dtype
+from econmt_ops.operators import custom_op
+from econmt_ops.precision import accumulate_dtype, explicit_casts
 from econmt_ops.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 
 _ARGUMENTS = (
@@ -77,9 +78,8 @@ def _goes_together(call: tuple[Any, ...]) -> bool:
     return walks_together(schedule, stash, len(biases), len(recurrents))
 
 
-@torch.library.custom_op(
+@custom_op(
     "econmt_ops::lstm_layer",
-    mutates_args=(),
     schema=f"({_ARGUMENTS}, {_OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -109,9 +109,8 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
     return _empty_result(arguments[0], biases[0].shape[0] // 4, len(biases), arguments[8], keep, together)
 
 
-@torch.library.custom_op(
+@custom_op(
     "econmt_ops::lstm_layer_backward",
-    mutates_args=(),
     schema="(Tensor? doutputs, Tensor? dlast_h, Tensor? dlast_c, Tensor outputs, Tensor cells, Tensor gates, "
     f"{_ARGUMENTS}, {_OPTIONS}) -> Tensor[]",
 )
@@ -192,10 +191,19 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 def _differentiate(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
     outputs, cells, gates, inputs, lengths, *flat = ctx.saved_tensors
     lists = _split(flat, ctx.sizes)
-    gradients = _backward(
-        incoming[0], incoming[3], incoming[4], outputs, cells, gates, inputs, *lists, lengths, *ctx.options
-    )
-    dinputs, *flat = gradients
+    with explicit_casts(outputs):
+        dinputs, *flat = _backward(
+            incoming[0],
+            incoming[3],
+            incoming[4],
+            outputs,
+            cells,
+            gates,
+            inputs,
+            *lists,
+            lengths,
+            *ctx.options,
+        )
     return (dinputs.transpose(0, 1), *_split(flat, ctx.sizes), *(None for _ in range(5)))
 
 

@@ -24,6 +24,7 @@ from econmt_ops.lstm.products import Product, add_rows
 from econmt_ops.lstm.reference import closed_gates
 from econmt_ops.lstm.schedule import Schedule
 from econmt_ops.masking import padding_mask, reverse_rows
+from econmt_ops.operators import custom_op
 from econmt_ops.precision import accumulate_dtype
 from econmt_ops.weights import LSTMState, LSTMWeights
 
@@ -265,9 +266,8 @@ def _empty_result(
     )
 
 
-@torch.library.custom_op(
+@custom_op(
     "econmt_ops::lstm_stack",
-    mutates_args=(),
     schema=f"({_ARGUMENTS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
@@ -291,9 +291,8 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
     return _empty_result(arguments[0], len(recurrents), recurrents[0].shape[1], arguments[-1])
 
 
-@torch.library.custom_op(
+@custom_op(
     "econmt_ops::lstm_stack_backward",
-    mutates_args=(),
     schema="(Tensor? doutputs, Tensor? dlast_h, Tensor? dlast_c, Tensor gates, Tensor cells, Tensor reads, "
     f"{_ARGUMENTS}) -> Tensor[]",
 )

@@ -60,10 +60,15 @@ def test_each_kind_of_op_for_itself() -> None:
 
 
 def test_all_calls_of_a_kind_count() -> None:
-    both = measurement("bidirectional_lstm", reference=1.0, recompute=2.0)
+    both = measurement("bidirectional_lstm", reference=1.0, recompute=2.5)
     stack = measurement("lstm", reference=2.0, recompute=1.5)
     assert settle(AUTO, [both, stack]).lstm == "reference"
     assert settle(AUTO, [both, stack._replace(calls=3)]).lstm == "recompute"
+
+
+def test_the_reference_must_be_worth_its_memory() -> None:
+    assert settle(AUTO, [measurement("lstm", reference=0.9, recompute=1.0)]).lstm == "recompute"
+    assert settle(AUTO, [measurement("lstm", reference=0.8, recompute=1.0)]).lstm == "reference"
 
 
 @pytest.mark.parametrize(("updates", "expected"), [(99.0, "recompute"), (101.0, "compiled")])
