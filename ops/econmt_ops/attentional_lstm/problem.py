@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from econmt_ops.blocks import split_blocks, split_rows
 from econmt_ops.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.linear.packed import is_available
 from econmt_ops.low_rank import LowRankProduct, columns, joined, linear, product_of
 from econmt_ops.lstm.products import Product
 from econmt_ops.masking import padding_mask, zero_padding
@@ -93,7 +94,7 @@ class Problem:
 
     def product(self, weight: Matrix, bias: Tensor | None = None) -> Product | LowRankProduct:
         """The product with a weight that every step makes once."""
-        layout = "packed" if self.inputs.device.type == "cpu" else "row"
+        layout = "packed" if is_available(self.inputs) else "row"
         return product_of(weight, bias, layout, calls=self.steps)
 
     def joint(self, layer: int) -> Matrix:

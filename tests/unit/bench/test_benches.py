@@ -199,7 +199,7 @@ def test_the_summary_counts() -> None:
 
 
 def test_the_choice_for_a_recipe(clock: Clock) -> None:
-    clock.rounds = [{"recompute/gates": 1.0, "reference": 0.9}] * 3 + [{"recompute": 1.0, "reference": 2.0}]
+    clock.rounds = [{"recompute/gates": 1.0, "reference": 0.8}] * 3 + [{"recompute": 1.0, "reference": 2.0}]
     recipe = load_recipe("iwslt", SMALL)
     found = choice.choose(
         recipe,
