@@ -23,6 +23,7 @@ from econmt_ops.low_rank import (
     thin_of,
     zeros_like,
 )
+from econmt_ops.lstm.products import add_rows
 from econmt_ops.scores import ScoreGradients
 from econmt_ops.steps import EAGER, activate_, retreat_cell
 from econmt_ops.weights import Matrix
@@ -260,14 +261,14 @@ class Backward:
         add_outer(sums.combine[:, :hidden], shares, block.top)
         add_outer(sums.combine[:, hidden:], shares, problem.contexts(deferred.attention))
         if sums.combine_bias is not None:
-            sums.combine_bias += shares.sum((0, 1), dtype=problem.accumulate)
+            sums.combine_bias += add_rows(shares)
         if sums.query is not None:
             add_outer(sums.query, deferred.query, block.top)
         for layer, (dgates, (dinput, dhidden, dbias)) in enumerate(
             zip(deferred.gates, sums.layers, strict=True)
         ):
             weights, width = problem.layers[layer], problem.width
-            dbias += dgates.sum((0, 1), dtype=problem.accumulate)
+            dbias += add_rows(dgates)
             add_gradient(dhidden, weights.hidden, dgates, block.before[layer])
             thin = thin_of(weights.input, dgates)
             if layer > 0:
