@@ -45,7 +45,7 @@ from econmt.training.schedules import Schedule
 from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
 from econmt.training.validation import Abandoned, Validation, validate
 
-_UPDATES_BETWEEN_TRIMS = 10
+_UPDATES_BETWEEN_TRIMS = 5
 
 
 class TrainingResult(NamedTuple):
