@@ -28,9 +28,9 @@ BATCHES = (1, 16, 64)
 RANKS = (8, 16, 32, 64, 128)
 PASSES = ("forward", "forward and backward")
 _ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
-_ALLOWED_TF32 = 1e-2
-"""cuDNN's LSTM makes its float32 products in TF32 unless it is told not to."""
 """How far a result may lie from the definition's, of the largest value of each tensor."""
+_ALLOWED_TF32 = 1e-2
+"""The same on a GPU, where cuDNN's LSTM makes its float32 products in TF32 unless it is told not to."""
 
 
 class Way(NamedTuple):
