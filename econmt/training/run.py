@@ -90,9 +90,8 @@ def run_recipe(
                 result = TrainingResult(reason, state.update, state.best_update, state.metrics, False)
                 return Outcome(result, None)
         if start.commit is None:
-            parameters_to_start_from(
-                recipe
-            )  # preparing text may take long: what cannot be used is told before
+            # Preparing text may take long: what cannot be used is told before.
+            parameters_to_start_from(recipe)
         with reproducible(device, recipe.training.threads):
             store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
             prepared = prepare(recipe, store, search, show_progress=console.is_terminal)
