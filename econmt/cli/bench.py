@@ -10,18 +10,12 @@ import torch
 import typer
 
 from econmt.bench import choice, layout, low_rank, lstm, training
-from econmt.bench.sheet import Row, Say, append_csv, draw, read_csv
-from econmt.cli.sheets import dtype as _dtype
-from econmt.cli.sheets import kept as _kept
-from econmt.cli.sheets import print_rows as _print
-from econmt.cli.sheets import progress as _progress
-from econmt.cli.sheets import rows_before as _rows_before
-from econmt.cli.sheets import where as _where
+from econmt.bench.sheet import Row, Say, append_csv, read_csv
+from econmt.cli.sheets import Place, dtype, measures, print_rows
 from econmt.cli.workload import find_workload
 from econmt.errors import InputError
 from econmt.recipe import load_recipe
 from econmt.training.choice import Shape, expected_updates
-from econmt.training.devices import reproducible
 from econmt.training.precision import precision_of_run
 from econmt.typed_yaml import parse_size
 
@@ -32,28 +26,13 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-_Threads = Annotated[
-    Optional[int],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
-    typer.Option(
-        "--threads", min=1, help="CPU threads; else as many as there are cores.", show_default=False
-    ),
-]
-_Csv = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option(
-        "--csv", help="Add the rows to this file, with machine, versions and date.", show_default=False
-    ),
-]
-_Plot = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option("--plot", help="Draw the rows into this PNG.", show_default=False),
-]
 _Types = Annotated[list[str], typer.Option("--dtype", help="float32, bfloat16; may be repeated.")]
 
 
 @app.command("layout")
+@measures
 def layout_command(
+    place: Place,
     recurrent: Annotated[
         bool, typer.Option("--recurrent", help="Loops of products, as in an LSTM, instead of single ones.")
     ] = False,
@@ -62,10 +41,6 @@ def layout_command(
     ] = False,
     dtypes: _Types = ["float32", "bfloat16"],  # noqa: B006  typer copies it
     seconds: Annotated[float, typer.Option(min=0.0, help="For the candidates of one product.")] = 0.5,
-    device: _Device = "auto",
-    threads: _Threads = None,
-    csv: _Csv = None,
-    plot: _Plot = None,
 ) -> None:
     """Time matrix products in each memory layout and library, forward and backward.
 
@@ -75,15 +50,14 @@ def layout_command(
       econmt bench layout --csv layout.csv --plot layout.png
       econmt bench layout --recurrent --dtype float32 --threads 1
     """
-    where = _where(device, csv, plot)
-    types = [_dtype(name) for name in dtypes]
-    setting = layout.Setting(where, seconds)
-    with reproducible(where, threads), _progress() as say:
+    types = [dtype(name) for name in dtypes]
+    setting = layout.Setting(place.device, seconds)
+    with place.measuring() as say:
         if recurrent:
             found = layout.recurrence(layout.RECURRENT, types, setting, say)
         else:
             found = layout.products([layout.PAPER] if paper else layout.SHAPES, types, setting, say)
-        rows = _kept(found, csv, where)
+        rows = place.kept(found)
     columns = (
         "dtype",
         "rows",
@@ -95,19 +69,15 @@ def layout_command(
         "milliseconds",
         "highest decile",
     )
-    _print(rows, (*columns, "GFLOP/s"), "layouts: X (rows, inputs), W (outputs, inputs)")
-    if plot is not None:
-        draw(
-            rows,
-            plot,
-            label=("dtype", "rows", "inputs", "what", "library", "layout"),
-            value="GFLOP/s",
-            title="layouts",
-        )
+    print_rows(rows, (*columns, "GFLOP/s"), "layouts: X (rows, inputs), W (outputs, inputs)")
+    label = ("dtype", "rows", "inputs", "what", "library", "layout")
+    place.draw(rows, label=label, value="GFLOP/s", title="layouts")
 
 
 @app.command("select")
+@measures
 def select_command(
+    place: Place,
     recipe: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(help="Recipe: a YAML file or a shipped name; none with --grid.", show_default=False),
@@ -144,10 +114,6 @@ def select_command(
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="For a choice.")] = 2.0,
     limit: Annotated[float, typer.Option(min=0.0, help="Seconds after which --grid begins no shape.")] = 75.0,
-    device: _Device = "auto",
-    threads: _Threads = None,
-    csv: _Csv = None,
-    plot: _Plot = None,
 ) -> None:
     """Print every candidate's time for the ops of a recipe, what auto chooses and what the others would lose.
 
@@ -165,20 +131,18 @@ def select_command(
     if [grid, summary, recipe is not None and not summary].count(True) != 1 or (summary and recipe is None):
         raise InputError("econmt bench select: give a recipe, --grid, or --summary and CSV files")
     if summary:
-        print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], csv))
+        print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], place.csv))
         return
-    where = _where(device, csv, plot)
-    with reproducible(where, threads), _progress() as say:
+    with place.measuring() as say:
         if recipe is None:
-            rows = _grid(where, seconds, limit, part, csv, say)
+            rows = _grid(place, seconds, limit, part, say)
             label: tuple[str, ...] = choice.Entry._fields
         else:
             changes = overrides or []
-            rows = _select(recipe, changes, bucket, batch, where, seconds, compiled, byte_limit)
-            _kept(rows, csv, where)
+            rows = _select(recipe, changes, bucket, batch, place.device, seconds, compiled, byte_limit)
+            place.kept(rows)
             label = ("problem", "candidate")
-    if plot is not None:
-        draw(rows, plot, label=label, value="regret", title="regret")
+    place.draw(rows, label=label, value="regret", title="regret")
 
 
 def _select(
@@ -219,28 +183,27 @@ def _select(
         "bytes kept",
         "first call, s",
     )
-    _print(rows, (*columns, "chosen", "regret"), f"{recipe.name}: what auto chooses")
+    print_rows(rows, (*columns, "chosen", "regret"), f"{recipe.name}: what auto chooses")
     parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
     print(f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)")
     return rows
 
 
-def _grid(
-    where: torch.device, seconds: float, limit: float, part: str, csv: Path | None, say: Say
-) -> list[Row]:
+def _grid(place: Place, seconds: float, limit: float, part: str, say: Say) -> list[Row]:
     """Measures what is missing of the grid, prints it and the summary of all of it."""
-    before = _rows_before(csv, where, {"bench": "select-grid"})
+    before = place.rows_before({"bench": "select-grid"})
     done = {tuple(row[name] for name in choice.Entry._fields) for row in before}
     left = [entry for entry in choice.part_of(choice.grid(), part) if tuple(map(str, entry)) not in done]
-    rows = _kept(choice.regrets(left, where, seconds, limit, say), csv, where)
+    rows = place.kept(choice.regrets(left, place.device, seconds, limit, say))
     columns = ("choice", "milliseconds", "best", "best milliseconds", "rule milliseconds", "regret")
-    _print(rows, (*choice.Entry._fields, *columns), "what auto chooses, measured again")
+    print_rows(rows, (*choice.Entry._fields, *columns), "what auto chooses, measured again")
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
     if everything:
         print(choice.summary(everything))
     if len(rows) < len(left):
         print(
-            f"{len(left) - len(rows)} shapes are left" + ("" if csv is None else "; the same command goes on")
+            f"{len(left) - len(rows)} shapes are left"
+            + ("" if place.csv is None else "; the same command goes on")
         )
     return rows
 
@@ -262,7 +225,9 @@ def _sum_up(files: Sequence[Path], csv: Path | None) -> str:
 
 
 @app.command("training")
+@measures
 def training_command(
+    place: Place,
     recipes: Annotated[
         list[str], typer.Argument(help="Recipes: YAML files or shipped names.", show_default=False)
     ],
@@ -277,10 +242,6 @@ def training_command(
         list[int], typer.Option("--length", min=2, help="Positions on each side; may be repeated.")
     ] = [25, 50],  # noqa: B006
     seconds: Annotated[float, typer.Option(min=0.0, help="For each line of the table.")] = 3.0,
-    device: _Device = "auto",
-    threads: _Threads = None,
-    csv: _Csv = None,
-    plot: _Plot = None,
 ) -> None:
     """Time training steps of recipes on random text of full rows: target tokens a second, peak memory, feature maps.
 
@@ -289,7 +250,6 @@ def training_command(
       econmt bench training multi30k --length 16
       econmt bench training iwslt --length 50 --precision float32 --set ops.attention=reference --csv training.csv
     """
-    where = _where(device, csv, plot)
     loaded = {name: load_recipe(name, changes or []) for name in recipes}
 
     def measured(say: Say) -> Iterator[Row]:
@@ -297,26 +257,22 @@ def training_command(
             for precision in precisions:
                 for length in lengths:
                     say(f"training: {name}, {precision}, {length} positions")
-                    yield training.row_of(name, recipe, precision, length, where, seconds)
+                    yield training.row_of(name, recipe, precision, length, place.device, seconds)
 
-    with reproducible(where, threads), _progress() as say:
-        rows = _kept(measured(say), csv, where)
+    with place.measuring() as say:
+        rows = place.kept(measured(say))
     columns = ("recipe", "precision", "batch", "length", "target tokens/s", "milliseconds", "highest decile")
-    _print(
+    print_rows(
         rows, (*columns, "peak bytes", "feature map bytes", "of them attention", "failure"), "training steps"
     )
-    if plot is not None:
-        draw(
-            rows,
-            plot,
-            label=("recipe", "precision", "batch", "length"),
-            value="target tokens/s",
-            title="training",
-        )
+    label = ("recipe", "precision", "batch", "length")
+    place.draw(rows, label=label, value="target tokens/s", title="training")
 
 
 @app.command("lstm")
+@measures
 def lstm_command(
+    place: Place,
     ablation: Annotated[
         bool, typer.Option("--ablation", help="Each decision of the schedule; else batches up to the peak.")
     ] = False,
@@ -355,10 +311,6 @@ def lstm_command(
     limit: Annotated[
         float, typer.Option(min=0.0, help="Seconds after which no batch is begun, without --ablation.")
     ] = 600.0,
-    device: _Device = "auto",
-    threads: _Threads = None,
-    csv: _Csv = None,
-    plot: _Plot = None,
 ) -> None:
     """Time a stack of LSTM layers, forward and backward, under different schedules and against torch.nn.LSTM.
 
@@ -372,17 +324,15 @@ def lstm_command(
       econmt bench lstm --ablation --dtype bfloat16 --csv lstm.csv --plot lstm.png
       econmt bench lstm --csv rates.csv --limit 60 --plot rates.png
     """
-    where = _where(device, csv, plot)
-    types = [_dtype(name) for name in dtypes]
     if ablation and len(batches or [1]) != 1:
         raise InputError("--batch: give one with --ablation")
-    batch = (batches or lstm.PUBLISHED[3:])[0]
     if bidirectional and not ablation:
         raise InputError("--bidirectional: give it with --ablation")
+    types, batch = [dtype(name) for name in dtypes], (batches or lstm.PUBLISHED[3:])[0]
     shape = lstm.Shape(2 if bidirectional else layers, steps, hidden, batch)
-    before: list[dict[str, str]] = []
-    with reproducible(where, threads), _progress() as say:
-        what = (shape, types, where, say)
+    before = []
+    with place.measuring() as say:
+        what = (shape, types, place.device, say)
         if ablation:
             only = schedules or ()
             found = lstm.ablation(
@@ -390,44 +340,40 @@ def lstm_command(
             )
         else:
             fixed: Row = {"bench": "lstm-rates", "layers": layers, "steps": steps, "hidden": hidden}
-            before = _rows_before(csv, where, fixed)
+            before = place.rows_before(fixed)
             done = {(row["dtype"], int(row["batch"])) for row in before}
             found = lstm.rates(*what, samples=samples, batches=batches, limit=limit, done=done)
-        rows = _kept(found, csv, where)
+        rows = place.kept(found)
     name = "both directions" if bidirectional else f"{layers} layers"
     title = f"LSTM: {name}, {steps} steps, {hidden} units"
     if ablation:
-        _show_ablation(rows, f"{title}, batch {batch}", plot)
+        _show_ablation(place, rows, f"{title}, batch {batch}")
     else:
-        _show_rates(rows, before, title, plot)
+        _show_rates(place, rows, before, title)
 
 
 _LSTM_TIMES = ("forward, ms", "forward and backward, ms")
 
 
-def _show_ablation(rows: list[Row], title: str, plot: Optional[Path]) -> None:  # noqa: UP045
+def _show_ablation(place: Place, rows: list[Row], title: str) -> None:
     gains = ("forward, gain", "published gain", "forward and backward, gain")
     columns = ("dtype", "schedule", *_LSTM_TIMES, *gains, "forward and backward, GFLOP/s")
-    _print(rows, (*columns, "peak bytes", "first call, s"), title)
-    if plot is not None:
-        draw(rows, plot, label=("dtype", "schedule"), value=_LSTM_TIMES[1], title=title)
+    print_rows(rows, (*columns, "peak bytes", "first call, s"), title)
+    place.draw(rows, label=("dtype", "schedule"), value=_LSTM_TIMES[1], title=title)
 
 
-def _show_rates(
-    rows: list[Row],
-    before: list[dict[str, str]],
-    title: str,
-    plot: Optional[Path],  # noqa: UP045
-) -> None:
+def _show_rates(place: Place, rows: list[Row], before: list[dict[str, str]], title: str) -> None:
     rate = "forward and backward, GFLOP/s"
-    _print(rows, ("dtype", "schedule", "batch", *_LSTM_TIMES, rate, "peak GFLOP/s"), title)
+    print_rows(rows, ("dtype", "schedule", "batch", *_LSTM_TIMES, rate, "peak GFLOP/s"), title)
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
-    if plot is not None and everything:
-        lstm.draw_rates(everything, plot)
+    if place.plot is not None and everything:
+        lstm.draw_rates(everything, place.plot)
 
 
 @app.command("low-rank")
+@measures
 def low_rank_command(
+    place: Place,
     hidden: Annotated[int, typer.Option(min=1, help="Units, and width of the inputs.")] = low_rank.PUBLISHED[
         0
     ],
@@ -438,10 +384,6 @@ def low_rank_command(
     ranks: Annotated[list[int], typer.Option("--rank", min=1, help="May be repeated.")] = [*low_rank.RANKS],  # noqa: B006
     dtypes: _Types = ["float32", "bfloat16"],  # noqa: B006
     seconds: Annotated[float, typer.Option(min=0.01, help="For each batch, type and pass.")] = 3.0,
-    device: _Device = "auto",
-    threads: _Threads = None,
-    csv: _Csv = None,
-    plot: _Plot = None,
 ) -> None:
     """Time an LSTM layer with whole matrices and with thin factors of several ranks, forward and backward.
 
@@ -450,13 +392,11 @@ def low_rank_command(
       econmt bench low-rank
       econmt bench low-rank --batch 16 --dtype float32 --csv low-rank.csv --plot low-rank.png
     """
-    where = _where(device, csv, plot)
-    types = [_dtype(name) for name in dtypes]
-    with reproducible(where, threads), _progress() as say:
-        found = low_rank.rows((hidden, steps), batches, ranks, types, where, say, seconds=seconds)
-        rows = _kept(found, csv, where)
+    types = [dtype(name) for name in dtypes]
+    with place.measuring() as say:
+        found = low_rank.rows((hidden, steps), batches, ranks, types, place.device, say, seconds=seconds)
+        rows = place.kept(found)
     title = f"LSTM of {hidden} units, {steps} steps; gain over the fastest whole layer"
     columns = ("dtype", "batch", "layer", "parameters", *(f"{what}, ms" for what in low_rank.PASSES))
-    _print(rows, (*columns, *(f"{what}, gain" for what in low_rank.PASSES), "difference"), title)
-    if plot is not None:
-        draw(rows, plot, label=("dtype", "batch", "layer"), value="forward and backward, ms", title=title)
+    print_rows(rows, (*columns, *(f"{what}, gain" for what in low_rank.PASSES), "difference"), title)
+    place.draw(rows, label=("dtype", "batch", "layer"), value="forward and backward, ms", title=title)

@@ -45,6 +45,38 @@ def test_layout(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert {row["steps"] for row in later[len(first) :]} == {str(layout.STEPS)}
 
 
+def test_what_was_measured_before_an_interruption_is_told(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [{"bench": "layout", "library": name, "milliseconds": 1.5} for name in ("one", "two")]
+
+    def products(*_: object) -> Iterator[dict[str, str | float]]:
+        yield from left
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layout, "products", products)
+    file, picture = tmp_path / "layout.csv", tmp_path / "layout.png"
+    ended = call("bench", "layout", "--csv", file, "--plot", picture)
+    assert ended.code == 130
+    assert [row["library"] for row in rows_of(file)] == ["one", "two"]
+    assert "two" in ended.out
+    assert "interrupted; this is what was measured until then" in ended.err
+    assert not picture.exists()
+    left.clear()
+    ended = call("bench", "layout")
+    assert (ended.code, ended.out, ended.err) == (130, "", "")
+
+
+def test_every_bench_takes_the_same_options(call: Call) -> None:
+    for name in ("layout", "select", "training", "lstm", "low-rank"):
+        out = " ".join(call("bench", name, "--help").out.split())
+        assert "--device <str> auto, cpu, cuda or cuda:N. [default: auto]" in out
+        assert "CPU threads; else as many as there are cores. [x>=1]" in out
+        assert "Add the rows to this file, with machine, versions and date." in out
+        assert "Draw the rows into this PNG." in out
+        assert "--place" not in out
+
+
 def test_select(call: Call, tmp_path: Path) -> None:
     ended = call("bench", "select", "quickstart", *SMALL, "--bucket", "4x4", "--csv", tmp_path / "select.csv")
     assert ended.code == 0, ended.err
