@@ -61,6 +61,7 @@ from econmt.memory.report import format_bytes, format_rate
 from econmt.memory.tracker import Tracker
 from econmt.recipe import load_recipe
 from econmt.training.devices import reproducible, resolve_device
+from econmt.training.interrupts import Interrupts
 from econmt.typed_yaml import parse_size
 from econmt_ops import linear_cross_entropy
 from econmt_ops.steps import has_compiler
@@ -457,16 +458,19 @@ def settings(device: torch.device) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures what the command line names, prints tables and writes JSON; 1: a variant is wrong, 2: bad input."""
+    """Measures what the command line names, prints tables and writes JSON; 1: a variant is wrong, 2: bad input.
+
+    After Ctrl-C what is being measured is ended and nothing more begun, and the tables have what there is: 130.
+    """
     options = parse(arguments)
     shows = {"step": show_steps, "output": show_output, "batch": show_batch}
-    began = time.monotonic()
+    began, interrupts = time.monotonic(), Interrupts()
     try:
         device = resolve_device(options.device)
         gpu = device.type == "cuda"
         limit = (110.0 if gpu else 900.0) if options.limit is None else options.limit
         turns = 0.0 if options.quick else 6.0 if gpu else 30.0
-        clock = Clock(limit, turns if options.seconds is None else options.seconds)
+        clock = Clock(limit, turns if options.seconds is None else options.seconds, interrupts)
         git = ["git", "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
         found: dict[str, Any] = {
@@ -480,7 +484,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(", ".join(f"{key} {value}" for key, value in found["machine"].items()), f"commit {commit}")
         ceilings = (f"{name} {format_rate(rate)}" for name, rate in found["peak_flops_per_second"].items())
         print("a large matrix product:", ", ".join(ceilings))
-        with settings(device):
+        with interrupts, settings(device):
             for section, table in run_sections(options, device, clock):
                 shows[section](table)
                 found.setdefault(section, []).append(table)
@@ -492,8 +496,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EconmtError as error:
         print(f"bench_memory: {error}", file=sys.stderr)
         return 2
-    print(f"bench_memory: {time.monotonic() - began:.0f} s")
-    return 0
+    print(f"bench_memory: {time.monotonic() - began:.0f} s" + (", interrupted" if interrupts.pending else ""))
+    return interrupts.exit_code if interrupts.pending else 0
 
 
 if __name__ == "__main__":

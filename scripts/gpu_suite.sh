@@ -1,24 +1,36 @@
 #!/usr/bin/env bash
-# Runs all tests that need CUDA, the profiles of three recipes and the benchmarks of memory and training, in under eight
-# minutes, and writes what they say to a folder.
+# Runs all tests that need CUDA, then the benchmarks of speed (LSTM schedules with cuDNN beside them, low ranks, layouts,
+# what auto chooses, training), the benchmark of memory and the profiles of three recipes: all in one call of under nine
+# and a half minutes. What it says and measures goes to a folder.
 #
 #   scripts/gpu_suite.sh [FOLDER]
 #
-# FOLDER ($OUT, or results-gpu, if it is left out) gets environment.json, tests.txt, profile.txt (of the first recipe
-# as JSON, of the others as tables), profile.html of the first recipe, bench_memory.txt and .json, bench_training.txt
-# and .csv. Tests run in four processes where pytest-xdist is there. Nothing is installed if the Python there has all
-# that is needed (PYTHON, or the .venv of make test, or python3); WHEELS names a folder of wheels for what it lacks, for
-# machines without a network.
+# FOLDER ($OUT, or results-gpu, if it is left out) gets eight files:
+#   environment.json             the GPU, versions and commit
+#   tests.txt                    what pytest says
+#   bench_speed.txt and .csv     the tables of econmt bench lstm, low-rank, layout, select and training; their rows, of
+#                                which the column "bench" says whose they are. Each row is in the file once it is measured
+#   bench_memory.txt and .json   scripts/bench_memory.py: steps of three recipes, the output layer, the largest batch
+#   profile.txt                  econmt profile: the techniques on iwslt as JSON, then groundhog and best as tables
+#   profile.html                 the page of the first
+# What an earlier call left there is written over. Every command has a limit, at which it is interrupted and tells what it
+# has until then, and none begins when the time is up; those that are wanted most come first. The code is 1 if a command
+# failed or there was no time for it. Tests run in five processes where pytest-xdist is there. Choices are remembered in
+# a folder of this call's own. Nothing is installed if the Python there has all that is needed (PYTHON, or the .venv of
+# make test, or python3); WHEELS names a folder of wheels for what it lacks, for machines without a network.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 out=${1:-${OUT:-results-gpu}}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-deadline=$((SECONDS + 470))
+deadline=$((SECONDS + 545))
 python=${PYTHON:-$( [ -x .venv/bin/python ] && echo .venv/bin/python || echo python3 )}
 export PYTHONPATH="$PWD:$PWD/ops${PYTHONPATH:+:$PYTHONPATH}"
 failed=0
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export ECONMT_CACHE="$scratch/cache"
 
 needed='torch numpy safetensors sentencepiece sacrebleu yaml pydantic typer rich matplotlib tensorboard num2words pytest hypothesis'
 missing=$("$python" - $needed <<'EOF'
@@ -34,10 +46,8 @@ if [ -n "$missing" ]; then
     exit 1
   fi
   # Beside the environment, so that it and its torch stay as they are.
-  packages=$(mktemp -d)
-  trap 'rm -rf "$packages"' EXIT
-  "$python" -m pip install --quiet --no-index --no-deps --target "$packages" "$WHEELS"/*.whl || exit 1
-  export PYTHONPATH="$PYTHONPATH:$packages"
+  "$python" -m pip install --quiet --no-index --no-deps --target "$scratch/packages" "$WHEELS"/*.whl || exit 1
+  export PYTHONPATH="$PYTHONPATH:$scratch/packages"
 fi
 
 "$python" - "$out/environment.json" <<'EOF' || exit 1
@@ -69,7 +79,7 @@ left() { echo $((deadline - SECONDS)); }
 
 # step NAME SECONDS COMMAND...: runs a command for at most so long and writes what it says to NAME.txt, line by line.
 step() {
-  local name=$1 limit=$2 code
+  local name=$1 limit=$2 code writer
   shift 2
   if [ "$(left)" -lt 20 ]; then
     echo "gpu_suite: no time left for $name" | tee -a "$out/$name.txt"
@@ -78,9 +88,14 @@ step() {
   fi
   [ "$limit" -lt "$(left)" ] || limit=$(left)
   echo "== $name: $*"
+  exec 3> >(tee -a "$out/$name.txt")
+  writer=$!
   # An interrupt first, so that a benchmark can say what it has.
-  PYTHONUNBUFFERED=1 timeout --signal=INT --kill-after=10 "$limit" "$@" 2>&1 | tee -a "$out/$name.txt"
-  code=${PIPESTATUS[0]}
+  PYTHONUNBUFFERED=1 timeout --signal=INT --kill-after=15 "$limit" "$@" >&3 2>&1 3>&-
+  code=$?
+  exec 3>&-
+  # Until all is written; but not until a child that was left behind gives up its end of the pipe.
+  timeout 3 tail --pid="$writer" -s 0.1 -f /dev/null
   # 5: no test was collected, which is no failure of the code under test.
   if [ "$code" -ne 0 ] && [ "$code" -ne 5 ]; then
     echo "gpu_suite: $name ended with code $code after $SECONDS s" | tee -a "$out/$name.txt"
@@ -88,27 +103,44 @@ step() {
   fi
 }
 
-# profile ARGUMENT...: what econmt profile says of a recipe.
+# speed SECONDS ARGUMENT...: a benchmark of econmt bench.
+speed() {
+  local limit=$1
+  shift
+  step bench_speed "$limit" "$python" -m econmt --debug bench "$@" --device cuda --csv "$out/bench_speed.csv"
+}
+
+# profile SECONDS ARGUMENT...: what econmt profile says of a recipe.
 profile() {
-  step profile 90 "$python" -m econmt --debug profile "$@" --device cuda --compare
+  local limit=$1
+  shift
+  step profile "$limit" "$python" -m econmt --debug profile "$@" --device cuda
 }
 
 : > "$out/tests.txt"
 : > "$out/profile.txt"
 : > "$out/bench_memory.txt"
-: > "$out/bench_training.txt"
+: > "$out/bench_speed.txt"
+rm -f "$out/bench_speed.csv" "$out/bench_memory.json" "$out/profile.html"
 workers=()
 if "$python" -c 'import xdist' 2> /dev/null; then
-  workers=(-n 4)
+  workers=(-n 5)
 fi
-step tests 240 "$python" -m pytest -m cuda -p no:cacheprovider -q ${workers[@]+"${workers[@]}"}
-profile iwslt --bucket 100x100 --html "$out/profile.html" --json
-step bench_memory 190 "$python" scripts/bench_memory.py --device cuda --limit 150 --output "$out/bench_memory.json"
-# A row is written to the file as soon as it is measured.
-step bench_training 80 "$python" -m econmt bench training iwslt groundhog best --length 50 --precision float32 \
-  --precision bfloat16 --seconds 1 --device cuda --csv "$out/bench_training.csv"
-profile groundhog
-profile best
+# The seconds in comments are those of an H200 with 16 cores.
+step tests 150 "$python" -m pytest -m cuda -p no:cacheprovider -q ${workers[@]+"${workers[@]}"} # 67
+speed 70 lstm --ablation                                                                       # 30
+speed 20 layout --paper                                                                        # 10
+speed 75 training iwslt groundhog best --length 50 --precision float32 --precision bfloat16 --seconds 1 # 50
+speed 75 low-rank --seconds 1.5                                                                # 50
+speed 25 select iwslt                                                                          # 10
+speed 60 select --grid --part 1/7 --limit 45                                                   # 55
+# Without compiled variants, which take a minute to compile; the profile of iwslt has some.
+step bench_memory 135 "$python" scripts/bench_memory.py --device cuda --limit 105 --seconds 4 \
+  --output "$out/bench_memory.json" --variants reference "+ output" "+ attention" "all, gates" "all, cells" \
+  "all, attention" "all, outputs" "checkpoint: attention" "checkpoint: step" "checkpoint: everything"
+profile 90 iwslt --bucket 100x100 --html "$out/profile.html" --json --compare
+profile 30 groundhog
+profile 30 best
 
 echo "gpu_suite: $SECONDS s, results in $out"
 exit $failed

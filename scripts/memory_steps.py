@@ -33,6 +33,7 @@ from econmt.model.decoder import InputFeedingDecoder, Memory, Recurrent
 from econmt.model.layers import draw_seed, weights_of
 from econmt.recipe import Recipe, WordSubwords, find_recipe, load_recipe
 from econmt.training.devices import autocast, trims_batches
+from econmt.training.interrupts import Interrupts
 from econmt.training.objective import loss_of_batch
 from econmt.training.optimizers import make_optimizer
 from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON
@@ -464,16 +465,23 @@ class Clock:
     Args:
         limit: seconds for everything.
         turns: seconds for the turns of one table.
+        interrupts: a Ctrl-C ends the time.
     """
 
-    def __init__(self, limit: float, turns: float) -> None:
+    def __init__(self, limit: float, turns: float, interrupts: Interrupts | None = None) -> None:
         self._end = time.monotonic() + limit
         self.turns = turns
+        self._interrupts = Interrupts() if interrupts is None else interrupts
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody wants the end, and what there is."""
+        return self._interrupts.pending
 
     @property
     def over(self) -> bool:
         """Whether nothing more should be begun."""
-        return time.monotonic() > self._end
+        return self.interrupted or time.monotonic() > self._end
 
 
 def take_turns(
@@ -484,6 +492,8 @@ def take_turns(
     begin = time.monotonic()
     for turn in range(MOST_TURNS):
         if turn >= fewest and (clock.over or time.monotonic() - begin > clock.turns):
+            break
+        if turn and clock.interrupted:
             break
         for name, run in runs.items():
             seconds[name].append(run())

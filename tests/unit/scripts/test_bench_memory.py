@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -100,6 +101,32 @@ def test_quick_run_measures_everything(
     before, after = found["batch"][0]["rows"]
     assert after["batch"] > before["batch"]
     assert "largest batch of multi30k" in capsys.readouterr().out
+
+
+def test_an_interruption_leaves_what_was_measured(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = bench.Steps.values
+
+    def values(self: object, variant: object) -> object:
+        found = real(self, variant)
+        if variant.name == "+ output":  # type: ignore[attr-defined]
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(bench.Steps, "values", values)
+    file = tmp_path / "memory.json"
+    how = ["--quick", "--device", "cpu", "--only", "step", "batch", "--output", str(file)]
+    assert bench.main(how) == 130
+    found = json.loads(file.read_text())
+    rows = {row["name"]: row for row in found["step"][0]["rows"] if row["precision"] == "float32"}
+    assert rows["reference"]["turns"] == rows["+ output"]["turns"] == 1
+    assert rows["+ output"]["stash_bytes"] > 0
+    assert rows["all, outputs"]["failure"] == bench.NO_TIME
+    assert [row["failure"] for row in found["batch"][0]["rows"]] == [bench.NO_TIME] * 2
+    said = capsys.readouterr().out
+    assert "not measured: no time left" in said
+    assert "interrupted" in said
 
 
 def test_a_wrong_variant_ends_the_run(
