@@ -15,6 +15,7 @@ from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.linear_recurrence import linear_recurrence
 from econmt_ops.lstm import bidirectional_lstm, lstm
 from econmt_ops.modules import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
+from econmt_ops.repeated import Repeated
 from econmt_ops.weights import (
     AttentionalLSTMState,
     AttentionalLSTMWeights,
@@ -35,6 +36,7 @@ __all__ = [
     "LinearCrossEntropy",
     "LowRank",
     "LowRankLSTMWeights",
+    "Repeated",
     "additive_attention",
     "attentional_lstm",
     "bidirectional_lstm",

@@ -67,13 +67,19 @@ def add_product(total: Tensor, left: Tensor, weight: Tensor) -> Tensor:
     return total
 
 
-def add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -> None:
     """Add left^T right to ``total`` (N, M), in place; left (K, B, N), right (K, B, M).
 
     The product is made in the type of ``left``, the sum in the type of ``total``.
+
+    Args:
+        total, left, right: see above.
+        fresh: ``total`` holds no values yet, whatever its memory says.
     """
     left, right = left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2])
     if total.dtype == left.dtype:
-        total.addmm_(left, right)
+        total.addmm_(left, right, beta=0 if fresh else 1)
+    elif fresh:
+        total.copy_(left @ right)
     else:
         total += left @ right

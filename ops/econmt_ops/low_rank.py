@@ -118,11 +118,12 @@ def product_of(
     return Product(weight, bias, layout, calls)
 
 
-def zeros_like(weight: Matrix, dtype: torch.dtype) -> Matrix:
-    """Zeros in another type, for a gradient to be summed in."""
+def gradient_of(weight: Matrix, dtype: torch.dtype) -> Matrix:
+    """Memory for a gradient to be summed in, contiguous: zeros for factors, no values yet for a whole matrix."""
+    contiguous = torch.contiguous_format
     if isinstance(weight, LowRank):
-        return LowRank(*(torch.zeros_like(part, dtype=dtype) for part in weight))
-    return torch.zeros_like(weight, dtype=dtype)
+        return LowRank(*(torch.zeros_like(part, dtype=dtype, memory_format=contiguous) for part in weight))
+    return torch.empty_like(weight, dtype=dtype, memory_format=contiguous)
 
 
 def add_linear(total: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
@@ -146,7 +147,12 @@ def input_gradient(weight: Matrix, doutputs: Tensor, thin: Tensor | None) -> Ten
 
 
 def add_gradient(
-    total: Matrix, weight: Matrix, doutputs: Tensor, inputs: Tensor, thin: Tensor | None = None
+    total: Matrix,
+    weight: Matrix,
+    doutputs: Tensor,
+    inputs: Tensor,
+    thin: Tensor | None = None,
+    fresh: bool = False,
 ) -> None:
     """Adds the gradient of a weight to ``total``, in place.
 
@@ -156,13 +162,15 @@ def add_gradient(
         doutputs: (K, B, N), the gradient of inputs weight^T.
         inputs: (K, B, M).
         thin: (K, B, r), the product of ``doutputs`` with the left factor, if it is known already.
+        fresh: a whole matrix' ``total`` holds no values yet.
     """
     if isinstance(total, LowRank):
         assert isinstance(weight, LowRank)
         add_outer(total.left, doutputs, Product(weight.right, calls=1)(inputs))
-        add_outer(total.right, Product(weight.left.t(), calls=1)(doutputs) if thin is None else thin, inputs)
+        thin = Product(weight.left.t(), calls=1)(doutputs) if thin is None else thin
+        add_outer(total.right, thin, inputs)
     else:
-        add_outer(total, doutputs, inputs)
+        add_outer(total, doutputs, inputs, fresh)
 
 
 def tensors_of_matrices(weights: Sequence[Matrix]) -> list[Tensor]:

@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from econmt_ops.blocks import STASHES
@@ -99,7 +98,7 @@ class Problem(NamedTuple):
 
     Attributes:
         op: its name.
-        arguments: that a gradient may be asked of, tensors in nested tuples; the first one's device is the op's.
+        arguments: that a gradient may be asked of, tensors in nested tuples; the first tensor's device is the op's.
         dtype: the compute type.
         sizes: by letter, as `Shapes` learns them.
         detail: what else changes the work: the number of layers, the kind of attention.
@@ -116,8 +115,7 @@ class Problem(NamedTuple):
     @property
     def device(self) -> torch.device:
         """Where the op runs."""
-        first: Tensor = self.arguments[0]
-        return first.device
+        return tensors_of(self.arguments)[0].device
 
     @property
     def keeps_gradients(self) -> bool:

@@ -297,6 +297,7 @@ def test_opcheck(reverse: list[bool]) -> None:
         leaf(make(2, 3, 3)),
         *lists,
         torch.tensor([3, 2]),
+        None,
         reverse,
         "gates",
         default_schedule(False).text,

@@ -220,7 +220,7 @@ def test_opcheck_of_directions(full: bool) -> None:
     lists = [[layer[part] for layer in layers] for part in range(3)]
     lists += [[make(3, 5) for _ in range(2)] for _ in range(2)]
     lengths = None if full else torch.tensor([4, 1, 2])
-    rest = (lengths, [False, True], "gates", Schedule(directions="together").text, True)
+    rest = (lengths, None, [False, True], "gates", Schedule(directions="together").text, True)
     torch.library.opcheck(torch.ops.econmt_ops.lstm_layer.default, (inputs, *lists, *rest))
 
 

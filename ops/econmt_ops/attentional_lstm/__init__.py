@@ -8,6 +8,7 @@ from torch import Tensor
 from econmt_ops.checks import Shapes, check_dropout
 from econmt_ops.lstm import cast_layers, check_layers, hidden_size, prepare_state
 from econmt_ops.precision import compute_dtype, explicit_casts
+from econmt_ops.repeated import Inputs, Repeated, check_inputs, expanded, values_of
 from econmt_ops.select import Candidate, Problem, implementations, run
 from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights
 
@@ -15,7 +16,7 @@ _IMPLEMENTATIONS = implementations(__name__, "attentional_lstm")
 
 
 def _check(
-    inputs: Tensor,
+    inputs: Inputs,
     keys: Tensor,
     values: Tensor,
     weights: AttentionalLSTMWeights,
@@ -25,8 +26,7 @@ def _check(
     scale: float,
 ) -> Shapes:
     check = Shapes("attentional_lstm")
-    check("inputs", inputs, "B T I")
-    check.not_empty("inputs", inputs)
+    check_inputs(check, inputs)
     bottom = "I"
     hidden = hidden_size(weights.layers[0]) if weights.layers else None
     if input_feeding and hidden is not None:
@@ -74,8 +74,13 @@ def _cast(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLST
     )
 
 
+def _cast_score(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLSTMWeights:
+    """The score alone in `dtype`: implementations take it from there to the accumulate type."""
+    return weights if weights.score is None else weights._replace(score=weights.score.to(dtype))
+
+
 def attentional_lstm(
-    inputs: Tensor,
+    inputs: Inputs,
     keys: Tensor,
     values: Tensor,
     weights: AttentionalLSTMWeights,
@@ -104,7 +109,7 @@ def attentional_lstm(
     dropout only if `variational`.
 
     Args:
-        inputs: (B, T, I).
+        inputs: (B, T, I); or `Repeated`, rows of which many positions read the same.
         keys: (B, S, A), already projected, with the bias if there is one.
         values: (B, S, E).
         weights: see `AttentionalLSTMWeights`.
@@ -140,8 +145,9 @@ def attentional_lstm(
     weights = weights._replace(layers=tuple(weights.layers))
     check = _check(inputs, keys, values, weights, lengths, input_feeding, layer_norm, scale)
     check_dropout("attentional_lstm", dropout, dropout_seed)
-    dtype = compute_dtype(inputs)
-    layers = prepare_state(check, None if state is None else state.layers, len(weights.layers), inputs, dtype)
+    like = values_of(inputs)
+    dtype = compute_dtype(like)
+    layers = prepare_state(check, None if state is None else state.layers, len(weights.layers), like, dtype)
     if state is None:
         output = layers[0][0]
     else:
@@ -150,21 +156,23 @@ def attentional_lstm(
 
     def call(
         candidate: Candidate,
-        inputs: Tensor,
+        inputs: Inputs,
         keys: Tensor,
         values: Tensor,
         weights: AttentionalLSTMWeights,
         start: AttentionalLSTMState,
         norm: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
+        by_reference = candidate.name == "reference"
         # The recomputing ones clean inside their own steps, where it costs nothing.
-        promise = {"clean": clean} if candidate.name == "reference" else {}
-        with explicit_casts(inputs):
+        promise = {"clean": clean} if by_reference else {}
+        with explicit_casts(like):
             result: tuple[Tensor, Tensor, AttentionalLSTMState] = candidate.function(
-                inputs.to(dtype),
+                (expanded(inputs) if by_reference else inputs).to(dtype),
                 keys.to(dtype),
                 values.to(dtype),
-                _cast(weights, dtype),
+                # The others cast matrices inside: no copies are kept from one pass to the other.
+                _cast(weights, dtype) if by_reference else _cast_score(weights, dtype),
                 lengths=lengths,
                 state=start,
                 input_feeding=input_feeding,
@@ -181,6 +189,7 @@ def attentional_lstm(
 
     arguments = (inputs, keys, values, weights, AttentionalLSTMState(layers, output), layer_norm)
     kind = "dot" if weights.score is None else "additive" if layer_norm is None else "additive-norm"
-    detail = f"layers={len(weights.layers)} {kind} {'fed' if input_feeding else 'not-fed'}"
+    repeated = " repeated" if isinstance(inputs, Repeated) else ""
+    detail = f"layers={len(weights.layers)} {kind} {'fed' if input_feeding else 'not-fed'}{repeated}"
     problem = Problem("attentional_lstm", arguments, dtype, check.sizes, detail)
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)

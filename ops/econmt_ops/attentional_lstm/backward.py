@@ -18,12 +18,13 @@ from econmt_ops.low_rank import (
     add_gradient,
     add_linear,
     columns,
+    gradient_of,
     input_gradient,
     linear,
     thin_of,
-    zeros_like,
 )
 from econmt_ops.lstm.products import add_rows
+from econmt_ops.repeated import add_repeated
 from econmt_ops.scores import ScoreGradients
 from econmt_ops.steps import EAGER, activate_, retreat_cell
 from econmt_ops.weights import Matrix
@@ -66,26 +67,34 @@ class LayerGradients(NamedTuple):
 class Gradients:
     """The gradients, summed over the blocks where they are returned.
 
-    Products are in the compute type, sums in the accumulate type; the gradient of the inputs is no sum.
+    Products are in the compute type, sums in the accumulate type; the gradient of the inputs is no sum, but with an
+    places (see `Problem`) those of the bottom layer's gates are summed for each distinct row in ``table`` (N, 4H).
     """
 
     def __init__(self, problem: Problem) -> None:
         def zeros(like: Tensor) -> Tensor:
             return torch.zeros(like.shape, dtype=problem.accumulate, device=like.device)
 
-        self.inputs = torch.empty_like(problem.inputs.transpose(0, 1), memory_format=torch.contiguous_format)
+        def empty(like: Tensor) -> Tensor:
+            return torch.empty(like.shape, dtype=problem.accumulate, device=like.device)
+
+        inputs = problem.inputs if problem.places is not None else problem.inputs.transpose(0, 1)
+        self.inputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
+        self.table = None
+        if problem.places is not None:
+            self.table = inputs.new_zeros(len(inputs), 4 * problem.hidden, dtype=problem.accumulate)
         self.scores = ScoreGradients(problem.scores)
         self.values = zeros(problem.values)
         self.layers = [
             LayerGradients(
-                zeros_like(layer.input, problem.accumulate),
-                zeros_like(layer.hidden, problem.accumulate),
+                gradient_of(layer.input, problem.accumulate),
+                gradient_of(layer.hidden, problem.accumulate),
                 zeros(layer.bias),
             )
             for layer in problem.layers
         ]
-        self.query = None if problem.query is None else zeros(problem.query)
-        self.combine = zeros(problem.combine)
+        self.query = None if problem.query is None else empty(problem.query)
+        self.combine = empty(problem.combine)
         self.combine_bias = None if problem.combine_bias is None else zeros(problem.combine_bias)
 
 
@@ -93,7 +102,7 @@ class Block:
     """What the steps begin to end need, made again.
 
     Attributes:
-        inputs: (K, B, I). fed: (K, B, H) o of the step before.
+        inputs: as `Problem.read` gives them. fed: (K, B, H) o of the step before.
         before: (K, B, H) h of the step before, a layer. reads: what layer l > 0 reads, (K, B, H).
         gates: (K, B, 4H) a layer, after their nonlinearities. cells: (K + 1, B, H) a layer, from the step before on.
         top: (K, B, H) the output of the stack. query: (K, B, A).
@@ -102,7 +111,7 @@ class Block:
     def __init__(self, problem: Problem, stash: Stash, number: int) -> None:
         self.begin, self.end = begin, end = problem.blocks[number]
         self.every_cell = reaches(problem.options.stash, "cells")
-        self.inputs = problem.inputs[begin:end].contiguous()
+        self.inputs = problem.read(begin, end)
         self.fed = previous(stash.outputs, stash.first_output, begin, end)
         self.before = [
             previous(h, first, begin, end) for h, first in zip(stash.h, stash.first_h, strict=True)
@@ -183,6 +192,8 @@ class Backward:
         """All blocks, from the last to the first."""
         for number in reversed(range(len(self.problem.blocks))):
             self._block(Block(self.problem, self.stash, number))
+        if self.sums.table is not None:
+            self._sum_rows(self.sums.table.to(self.problem.dtype).unsqueeze(0))
         return self.sums
 
     def _block(self, block: Block) -> None:
@@ -254,30 +265,40 @@ class Backward:
         """Add the block's share of the gradients that nothing waits for."""
         problem, sums = self.problem, self.sums
         shares, hidden = deferred.shares, problem.hidden
+        fresh = block.end == problem.steps
         sums.values.baddbmm_(
             deferred.attention.permute(1, 2, 0).to(problem.accumulate),
             deferred.read[..., hidden:].transpose(0, 1).to(problem.accumulate),
         )
-        add_outer(sums.combine[:, :hidden], shares, block.top)
-        add_outer(sums.combine[:, hidden:], shares, problem.contexts(deferred.attention))
+        add_outer(sums.combine[:, :hidden], shares, block.top, fresh)
+        add_outer(sums.combine[:, hidden:], shares, problem.contexts(deferred.attention), fresh)
         if sums.combine_bias is not None:
             sums.combine_bias += add_rows(shares)
         if sums.query is not None:
-            add_outer(sums.query, deferred.query, block.top)
+            add_outer(sums.query, deferred.query, block.top, fresh)
         for layer, (dgates, (dinput, dhidden, dbias)) in enumerate(
             zip(deferred.gates, sums.layers, strict=True)
         ):
             weights, width = problem.layers[layer], problem.width
             dbias += add_rows(dgates)
-            add_gradient(dhidden, weights.hidden, dgates, block.before[layer])
+            add_gradient(dhidden, weights.hidden, dgates, block.before[layer], fresh=fresh)
             thin = thin_of(weights.input, dgates)
             if layer > 0:
-                add_gradient(dinput, weights.input, dgates, block.reads[layer - 1], thin)
+                add_gradient(dinput, weights.input, dgates, block.reads[layer - 1], thin, fresh)
+                continue
+            fed = columns(dinput, width, dinput.shape[1])
+            add_gradient(fed, problem.from_output, dgates, block.fed, thin, fresh)
+            if sums.table is not None:
+                add_repeated(sums.table, block.inputs, dgates)
                 continue
             given = input_gradient(problem.from_input, dgates, thin)
             sums.inputs[:, block.begin : block.end] = given.transpose(0, 1)
-            for begin, end, part, read in (
-                (0, width, problem.from_input, block.inputs),
-                (width, dinput.shape[1], problem.from_output, block.fed),
-            ):
-                add_gradient(columns(dinput, begin, end), part, dgates, read, thin)
+            add_gradient(columns(dinput, 0, width), problem.from_input, dgates, block.inputs, thin, fresh)
+
+    def _sum_rows(self, table: Tensor) -> None:
+        """The gradients that distinct rows leave, from those of their shares in the gates: table (1, N, 4H)."""
+        problem, sums = self.problem, self.sums
+        thin = thin_of(problem.from_input, table)
+        sums.inputs.copy_(input_gradient(problem.from_input, table, thin).squeeze(0))
+        part = columns(sums.layers[0].input, 0, problem.width)
+        add_gradient(part, problem.from_input, table, problem.inputs.unsqueeze(0), thin, fresh=True)

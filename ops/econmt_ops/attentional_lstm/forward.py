@@ -32,9 +32,11 @@ class Result(NamedTuple):
     last_c: Tensor
 
 
-def empty_result(inputs: Tensor, keys: Tensor, hidden: int, layers: int, stash: str, keep: bool) -> Result:
-    """The result's tensors, their values not set. inputs (B, T, I), keys (B, S, A)."""
-    batch, steps, _ = inputs.shape
+def empty_result(
+    inputs: Tensor, places: Tensor | None, keys: Tensor, hidden: int, layers: int, stash: str, keep: bool
+) -> Result:
+    """The result's tensors, their values not set. inputs (B, T, I), or (N, I) with places (B, T), keys (B, S, A)."""
+    batch, steps = inputs.shape[:2] if places is None else places.shape
     accumulate = accumulate_dtype(inputs.dtype)
     blocks = len(split_blocks(steps, batch, hidden, accumulate))
     cells = (steps if reaches(stash, "cells") else blocks) if keep else 0
@@ -120,14 +122,16 @@ def run_forward(
         keep: whether a backward pass will follow.
     """
     stash, layers = problem.options.stash, len(problem.layers)
-    result = empty_result(problem.inputs.transpose(0, 1), problem.values, problem.hidden, layers, stash, keep)
+    places = None if problem.places is None else problem.places.t()
+    inputs = problem.inputs if problem.places is not None else problem.inputs.transpose(0, 1)
+    result = empty_result(inputs, places, problem.values, problem.hidden, layers, stash, keep)
     cells = _Cells(problem, result, first_h, first_c, keep)
     combination = _Combination(problem)
     bottom = problem.product(problem.joint(0))
     upper = [problem.product(problem.joint(layer), problem.layers[layer].bias) for layer in range(1, layers)]
     fed = first_output
     for number, (begin, end) in enumerate(problem.blocks):
-        products = problem.bottom_gates(problem.inputs[begin:end])
+        products = problem.bottom_gates(problem.read(begin, end))
         if keep and not cells.every_cell:
             for layer in range(layers):
                 result.c[layer, number] = cells.c[layer]

@@ -6,6 +6,7 @@ of a block. Inside, time comes first: (T, B, .), so that the rows of a step are 
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from econmt_ops.low_rank import LowRankProduct, columns, joined, linear, product
 from econmt_ops.lstm.products import Product
 from econmt_ops.masking import padding_mask, zero_padding
 from econmt_ops.precision import accumulate_dtype
+from econmt_ops.repeated import look_up
 from econmt_ops.scores import Scores
 from econmt_ops.steps import Steps
 from econmt_ops.weights import AnyLSTMWeights, Matrix, cast_weights
@@ -39,7 +41,9 @@ class Problem:
     """The tensors of one call, and what both passes make of them.
 
     Attributes:
-        inputs: (T, B, I). scores: of the attention. padding: (B, S), True at padded positions, or None.
+        inputs: (T, B, I); or, where places are given, the distinct rows (N, I).
+        places: (T, B), which row stands where, or None.
+        scores: of the attention. padding: (B, S), True at padded positions, or None.
         from_input, from_output: the parts (4H, I) and (4H, H) of the bottom input weight that read inputs and o.
         from_top, from_values: the parts (H, H) and (H, E) of the combination that read the stack and the context.
     """
@@ -47,6 +51,7 @@ class Problem:
     def __init__(
         self,
         inputs: Tensor,
+        places: Tensor | None,
         keys: Tensor,
         values: Tensor,
         layers: list[AnyLSTMWeights],
@@ -60,12 +65,14 @@ class Problem:
         steps: Steps,
     ) -> None:
         self.run = steps
-        self.batch, self.steps, self.width = inputs.shape
+        self.inputs = inputs.transpose(0, 1) if places is None else inputs
+        self.places = None if places is None else places.t()
+        by_time = self.inputs if self.places is None else self.places
+        self.steps, self.batch, self.width = *by_time.shape[:2], inputs.shape[-1]
         self.hidden = layers[0].hidden.shape[1]
         self.dtype, self.accumulate = inputs.dtype, accumulate_dtype(inputs.dtype)
         self.options = options
         self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
-        self.inputs = inputs.transpose(0, 1)
         # Additive attention gets clean keys, see clean_keys; those of dot attention may be the values.
         keys = zero_padding(keys, self.padding) if score is None else keys
         self.scores = Scores(keys, score, norm, options.scale, self.padding, steps)
@@ -128,9 +135,20 @@ class Problem:
             contexts[rows] = torch.bmm(weights[rows], zero_padding(self.values[rows], self.padding[rows]))
         return contexts.transpose(0, 1)
 
+    def read(self, begin: int, end: int) -> Tensor:
+        """Inputs (K, B, I) of a block of steps, contiguous, or their places (K, B)."""
+        return (self.inputs if self.places is None else self.places)[begin:end].contiguous()
+
     def bottom_gates(self, inputs: Tensor) -> Tensor:
-        """The share of ``inputs`` (K, B, I) in the bottom layer's gates, with the bias: (K, B, 4H)."""
+        """The share of inputs, as :meth:`read` gives them, in the bottom layer's gates, with the bias: (K, B, 4H)."""
+        if self.places is not None:
+            return look_up(self.table, inputs)
         return linear(inputs, self.from_input, self.layers[0].bias)
+
+    @functools.cached_property
+    def table(self) -> Tensor:
+        """The share of each distinct row in the bottom layer's gates, with the bias: (N, 4H)."""
+        return linear(self.inputs, self.from_input, self.layers[0].bias)
 
     def drop(self, layer: int, values: Tensor, begin: int, end: int) -> Tensor:
         """Dropout on what a layer reads at steps begin to end; values (K, B, H), and its own transpose."""

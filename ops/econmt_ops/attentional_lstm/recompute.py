@@ -27,29 +27,44 @@ from econmt_ops.lstm.recompute import lstm
 from econmt_ops.masking import padding_mask, zero_padding
 from econmt_ops.operators import custom_op
 from econmt_ops.precision import accumulate_dtype, explicit_casts
+from econmt_ops.repeated import Inputs, Repeated, values_of
 from econmt_ops.scores import clean_keys
 from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState
 
 _ARGUMENTS = (
     "Tensor inputs, Tensor keys, Tensor values, Tensor[] input_weights, Tensor[] hidden_weights, Tensor[] biases, "
     "Tensor? query, Tensor? score, Tensor combine, Tensor? combine_bias, Tensor? gain, Tensor? shift, "
-    "Tensor? lengths, Tensor[] first_h, Tensor[] first_c, Tensor first_output"
+    "Tensor? lengths, Tensor? places, Tensor[] first_h, Tensor[] first_c, Tensor first_output"
 )
 _OPTIONS = "bool residual, float dropout, int seed, bool variational, float scale, str stash, bool compiled"
-"""Of factorised matrices the lists of weights have two entries a layer, the left and the right factor."""
-_COUNT = 16
+"""With places (B, T) the inputs are distinct rows (N, I). Matrices and biases may be of another type than the
+inputs, in which all is computed; their gradients have theirs. Of factorised matrices the lists of weights have two
+entries a layer, the left and the right factor."""
+_COUNT = 17
 """How many of the operator's arguments are tensors or lists of them."""
 
 
 def _problem(arguments: tuple[Any, ...]) -> Problem:
     inputs, keys, values, input_weights, hidden_weights, biases, query, score, combine, bias = arguments[:10]
-    gain, shift, lengths = arguments[10:13]
+    gain, shift, lengths, places = arguments[10:14]
     layers = layers_of_tensors(input_weights, hidden_weights, biases)
     *options, compiled = arguments[_COUNT : _COUNT + 7]
     norm = None if gain is None else (gain, shift)
     run = step_functions.steps(compiled)
     return Problem(
-        inputs, keys, values, layers, query, score, combine, bias, norm, lengths, Options(*options), run
+        inputs,
+        places,
+        keys,
+        values,
+        layers,
+        query,
+        score,
+        combine,
+        bias,
+        norm,
+        lengths,
+        Options(*options),
+        run,
     )
 
 
@@ -58,16 +73,16 @@ def _problem(arguments: tuple[Any, ...]) -> Problem:
     schema=f"({_ARGUMENTS}, {_OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    first_h, first_c, first_output = arguments[13:16]
+    first_h, first_c, first_output = arguments[14:_COUNT]
     result = run_forward(_problem(arguments), first_h, first_c, first_output, arguments[-1])
     return tuple(result)
 
 
 @_forward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, keys, biases, stash = arguments[0], arguments[1], arguments[5], arguments[_COUNT + 5]
+    inputs, keys, biases, places, stash = (arguments[place] for place in (0, 1, 5, 13, _COUNT + 5))
     hidden = biases[0].shape[0] // 4
-    return tuple(empty_result(inputs, keys, hidden, len(biases), stash, arguments[-1]))
+    return tuple(empty_result(inputs, places, keys, hidden, len(biases), stash, arguments[-1]))
 
 
 @custom_op(
@@ -78,14 +93,14 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
 def _backward(*arguments: Any) -> list[Tensor]:
     call = arguments[9:]
     problem = _problem(call)
-    stash = Stash(*arguments[4:9], *call[13:16])
+    stash = Stash(*arguments[4:9], *call[14:_COUNT])
     backward = Backward(problem, stash, Incoming(*arguments[:4]))
     return _in_order(backward.run(), backward, _tensors(call))
 
 
 def _tensors(call: tuple[Any, ...]) -> list[Tensor | None]:
     """The operator's arguments that have gradients, lists laid open."""
-    return [*call[:3], *call[3], *call[4], *call[5], *call[6:12], *call[13], *call[14], call[15]]
+    return [*call[:3], *call[3], *call[4], *call[5], *call[6:12], *call[14], *call[15], call[16]]
 
 
 def _in_order(sums: Gradients, backward: Backward, arguments: list[Tensor | None]) -> list[Tensor]:
@@ -143,8 +158,9 @@ def _differentiate(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
     arguments = _unflatten(list(flat), ctx.sizes)
     with explicit_casts(kept[0]):
         gradients = _backward(doutputs, dattention, dlast_h, dlast_c, *kept, *arguments, *ctx.options)
-    # The lengths, left out of the gradients, come after gain and shift.
-    gradients.insert(3 + sum(ctx.sizes[:3]) + 6, None)
+    # Lengths and places, left out of the gradients, come after gain and shift.
+    place = 3 + sum(ctx.sizes[:3]) + 6
+    gradients[place:place] = [None, None]
     shaped = _unflatten(
         [None if gradient is None or gradient.numel() == 0 else gradient for gradient in gradients], ctx.sizes
     )
@@ -152,13 +168,13 @@ def _differentiate(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
 
 
 def _unflatten(flat: list[Any], sizes: list[int]) -> list[Any]:
-    """The operator's tensor arguments from a flat list: 3 tensors, 3 lists, 7 tensors, 2 lists, 1 tensor.
+    """The operator's tensor arguments from a flat list: 3 tensors, 3 lists, 8 tensors, 2 lists, 1 tensor.
 
     Args:
         flat: of tensors, or None. sizes: of the lists.
     """
     result, position, left = [], 0, iter(sizes)
-    for kind in "tttllltttttttllt":
+    for kind in "tttlllttttttttllt":
         size = next(left) if kind == "l" else 1
         part = flat[position : position + size]
         result.append(part if kind == "l" else part[0])
@@ -170,7 +186,7 @@ _forward.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def attentional_lstm(
-    inputs: Tensor,
+    inputs: Inputs,
     keys: Tensor,
     values: Tensor,
     weights: AttentionalLSTMWeights,
@@ -187,7 +203,7 @@ def attentional_lstm(
     stash: str = "attention",
     compiled: bool = False,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-    """See `econmt_ops.attentional_lstm`; all arguments are given, checked and cast."""
+    """See `econmt_ops.attentional_lstm`; all arguments are given, checked and, but for matrices and biases, cast."""
     if not input_feeding:
         stack = lstm(
             inputs,
@@ -207,7 +223,7 @@ def attentional_lstm(
     if weights.score is not None:
         keys = clean_keys(keys, lengths)
     arguments = (
-        inputs,
+        values_of(inputs),
         keys,
         values,
         tensors_of_matrices([part.input for part in weights.layers]),
@@ -220,6 +236,7 @@ def attentional_lstm(
         gain,
         shift,
         lengths,
+        inputs.places if isinstance(inputs, Repeated) else None,
         [h for h, _ in state.layers],
         [c for _, c in state.layers],
         state.output,
@@ -246,7 +263,7 @@ def _attend_at_once(
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Without input feeding nothing of the attention is recurrent: all steps at once, after the stack."""
     h, layers = stack
-    query = h if weights.query is None else functional.linear(h, weights.query)
+    query = h if weights.query is None else functional.linear(h, weights.query.to(h.dtype))
     with layer("attention"):
         if weights.score is None:
             padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
@@ -257,6 +274,7 @@ def _attend_at_once(
             context, attention = additive_attention(
                 query, keys, values, weights.score, lengths=lengths, layer_norm=layer_norm, compiled=compiled
             )
-    combined = functional.linear(torch.cat([h, context], 2), weights.combine, weights.combine_bias)
+    bias = None if weights.combine_bias is None else weights.combine_bias.to(h.dtype)
+    combined = functional.linear(torch.cat([h, context], 2), weights.combine.to(h.dtype), bias)
     outputs = combined.tanh()
     return outputs, attention, AttentionalLSTMState(layers, outputs[:, -1])

@@ -8,6 +8,7 @@ from torch import Tensor
 from econmt_ops.checks import Shapes, check_dropout
 from econmt_ops.lstm.schedule import is_light
 from econmt_ops.precision import accumulate_dtype, compute_dtype, explicit_casts
+from econmt_ops.repeated import Inputs, Repeated, check_inputs, expanded, values_of
 from econmt_ops.select import Candidate, Problem, implementations, run
 from econmt_ops.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMState, cast_weights
 
@@ -116,8 +117,24 @@ def _runs_by_torch(
     return is_light(check.sizes["B"], check.sizes["T"], check.sizes["H"], dtype, device)
 
 
+def _prepared(
+    candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype
+) -> tuple[Inputs, tuple[AnyLSTMWeights, ...]]:
+    """Inputs and weights as an implementation takes them."""
+    if candidate.name == "reference":
+        return expanded(inputs).to(dtype), cast_layers(layers, dtype)
+    # The recomputing ones look rows up, and cast weights, inside: no copies are kept from one pass to the other.
+    return inputs.to(dtype), layers
+
+
+def _kind(inputs: Inputs, lengths: Tensor | None) -> str:
+    """What of the arguments, beside their sizes, changes the work."""
+    repeated = " repeated" if isinstance(inputs, Repeated) else ""
+    return f"{'full' if lengths is None else 'lengths'}{repeated}"
+
+
 def lstm(
-    inputs: Tensor,
+    inputs: Inputs,
     layers: tuple[AnyLSTMWeights, ...],
     *,
     state: LSTMState | None = None,
@@ -137,7 +154,7 @@ def lstm(
     `h_t = u tanh(c_t)`. README.md beside this file gives the details.
 
     Args:
-        inputs: (B, T, I).
+        inputs: (B, T, I); or `Repeated`, rows of which many positions read the same.
         layers: the weights, bottom first: input (4H, I), in the upper layers (4H, H), hidden (4H, H), bias
             (4H,); gate order i, f, g, o. With `LowRankLSTMWeights` the matrices are products of two factors and are
             applied as two thin products; all layers must be of the same kind.
@@ -169,22 +186,21 @@ def lstm(
     """
     layers = tuple(layers)
     check = Shapes("lstm")
-    check("inputs", inputs, "B T I")
-    check.not_empty("inputs", inputs)
+    check_inputs(check, inputs)
     check_layers(check, layers, "I")
     if lengths is not None:
         check.indices("lengths", lengths, "B")
     check_dropout("lstm", dropout, dropout_seed)
-    dtype = compute_dtype(inputs)
-    start = prepare_state(check, state, len(layers), inputs, dtype)
+    like = values_of(inputs)
+    dtype = compute_dtype(like)
+    start = prepare_state(check, state, len(layers), like, dtype)
 
     def call(
-        candidate: Candidate, inputs: Tensor, layers: tuple[AnyLSTMWeights, ...], start: LSTMState
+        candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], start: LSTMState
     ) -> tuple[Tensor, LSTMState]:
-        with explicit_casts(inputs):
+        with explicit_casts(like):
             result: tuple[Tensor, LSTMState] = candidate.function(
-                inputs.to(dtype),
-                cast_layers(layers, dtype),
+                *_prepared(candidate, inputs, layers, dtype),
                 state=start,
                 lengths=lengths,
                 reverse=reverse,
@@ -197,14 +213,14 @@ def lstm(
             )
         return result
 
-    detail = f"layers={len(layers)} {'lengths' if lengths is not None else 'full'}"
-    light = _runs_by_torch(layers, check, dtype, inputs.device)
+    detail = f"layers={len(layers)} {_kind(inputs, lengths)}"
+    light = _runs_by_torch(layers, check, dtype, like.device)
     problem = Problem("lstm", (inputs, layers, start), dtype, check.sizes, detail, light)
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
 
 
 def bidirectional_lstm(
-    inputs: Tensor,
+    inputs: Inputs,
     forward: AnyLSTMWeights,
     backward: AnyLSTMWeights,
     *,
@@ -217,7 +233,7 @@ def bidirectional_lstm(
     Schuster and Paliwal 1997; README.md beside this file gives the details.
 
     Args:
-        inputs: (B, T, I).
+        inputs: (B, T, I); or `Repeated`, rows of which many positions read the same.
         forward: the weights of the direction from the first to the last position: input (4H, I), hidden (4H,
             H), bias (4H,); whole matrices or factors, as in `lstm`.
         backward: the weights of the direction from each row's own last position to the first.
@@ -237,28 +253,26 @@ def bidirectional_lstm(
         ValueError: shapes or types do not fit, or the implementation or stash level is unknown.
     """
     check = Shapes("bidirectional_lstm")
-    check("inputs", inputs, "B T I")
-    check.not_empty("inputs", inputs)
+    check_inputs(check, inputs)
     check_kind(check, (forward, backward))
     _check_layer(check, "forward", forward, "I")
     _check_layer(check, "backward", backward, "I")
     if lengths is not None:
         check.indices("lengths", lengths, "B")
-    dtype = compute_dtype(inputs)
+    like = values_of(inputs)
+    dtype = compute_dtype(like)
 
     def call(
-        candidate: Candidate, inputs: Tensor, forward: AnyLSTMWeights, backward: AnyLSTMWeights
+        candidate: Candidate, inputs: Inputs, forward: AnyLSTMWeights, backward: AnyLSTMWeights
     ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-        with explicit_casts(inputs):
+        with explicit_casts(like):
+            given, layers = _prepared(candidate, inputs, (forward, backward), dtype)
             result: tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]] = candidate.function(
-                inputs.to(dtype),
-                *cast_layers((forward, backward), dtype),
-                lengths=lengths,
-                **candidate.options,
+                given, *layers, lengths=lengths, **candidate.options
             )
         return result
 
-    detail = "lengths" if lengths is not None else "full"
-    light = _runs_by_torch((forward, backward), check, dtype, inputs.device)
-    problem = Problem("bidirectional_lstm", (inputs, forward, backward), dtype, check.sizes, detail, light)
+    light = _runs_by_torch((forward, backward), check, dtype, like.device)
+    arguments = (inputs, forward, backward)
+    problem = Problem("bidirectional_lstm", arguments, dtype, check.sizes, _kind(inputs, lengths), light)
     return run(problem, call, _BIDIRECTIONAL, implementation, stash=stash)

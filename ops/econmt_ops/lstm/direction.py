@@ -13,21 +13,25 @@ from torch import Tensor
 
 from econmt_ops import steps as step_functions
 from econmt_ops.blocks import reaches, scan_cells, split_blocks
-from econmt_ops.low_rank import add_gradient, product_of, tensors_of_matrices, zeros_like
+from econmt_ops.low_rank import add_gradient, gradient_of, product_of, tensors_of_matrices
 from econmt_ops.lstm.cells import cells as cell_functions
 from econmt_ops.lstm.products import add_rows
 from econmt_ops.lstm.reference import STEPWISE, closed_gates, layer_by_torch
 from econmt_ops.lstm.schedule import Schedule
 from econmt_ops.lstm.thin import ThinSteps
 from econmt_ops.precision import accumulate_dtype
-from econmt_ops.weights import AnyLSTMWeights, LowRank, LSTMWeights
+from econmt_ops.repeated import add_repeated, clean_rows, look_up
+from econmt_ops.weights import AnyLSTMWeights, LowRank, LSTMWeights, cast_weights
 
 
 class Direction:
     """One direction of a layer: its tensors in the order in which its walk meets them.
 
     Attributes:
-        inputs: (T, B, I), zero at padded positions. padding: (T, B) or None.
+        inputs: (T, B, I); or, where places are given, the distinct rows (N, I), zero where only padding reads them.
+        places: (T, B), which row stands where, N at padded positions; or None.
+        padding: (T, B) or None.
+        weights: in the type of the inputs.
     """
 
     def __init__(
@@ -37,14 +41,22 @@ class Direction:
         first_h: Tensor,
         first_c: Tensor,
         padding: Tensor | None,
+        places: Tensor | None,
         reverse: bool,
         stash: str,
         schedule: str,
     ) -> None:
-        self.batch, self.steps, _ = inputs.shape
+        self.places = None
+        if places is None:
+            self.inputs = inputs.transpose(0, 1)
+            self.steps, self.batch, _ = self.inputs.shape
+        else:
+            self.places = places.t() if padding is None else places.t().masked_fill(padding, len(inputs))
+            self.steps, self.batch = self.places.shape
+            self.inputs = clean_rows(inputs, places.t(), padding)
         self.hidden = weights.hidden.shape[1]
-        self.inputs = inputs.transpose(0, 1)
-        self.weights = weights
+        # They may come in another type, so that nobody keeps a copy of them from one pass to the other.
+        self.weights = weights = cast_weights(weights, inputs.dtype)
         self.first_h, self.first_c = first_h, first_c
         self.padding, self.reverse, self.stash = padding, reverse, stash
         self.accumulate = accumulate_dtype(inputs.dtype)
@@ -71,7 +83,9 @@ class Direction:
             sequence[begin:end] = part
 
     def read(self, begin: int, end: int) -> tuple[Tensor, Tensor | None]:
-        """Inputs (K, B, I) of a block, zero where its padding (K, B) is, and the padding."""
+        """Inputs (K, B, I) of a block, zero where its padding (K, B) is, or the places (K, B); and the padding."""
+        if self.places is not None:
+            return self.walk(self.places, begin, end), None
         inputs = self.walk(self.inputs, begin, end).contiguous()
         if self.padding is None:
             return inputs, None
@@ -79,7 +93,13 @@ class Direction:
         return inputs.masked_fill(padding.unsqueeze(2), 0.0), padding
 
     def products(self, inputs: Tensor, padding: Tensor | None) -> Tensor:
-        """The input's share of the gates (K, B, 4H), a new tensor; padded positions have their gates closed."""
+        """The input's share of the gates (K, B, 4H), a new tensor; padded positions have their gates closed.
+
+        Args:
+            inputs, padding: of a block, as :meth:`read` gives them.
+        """
+        if self.places is not None:
+            return look_up(self.table, inputs)
         products = self.read_product(inputs)
         if padding is None:
             return products
@@ -89,6 +109,14 @@ class Direction:
     def read_product(self) -> Callable[[Tensor], Tensor]:
         """x W^T + b."""
         return product_of(self.weights.input, self.weights.bias, self.schedule.weights, len(self.blocks))
+
+    @functools.cached_property
+    def table(self) -> Tensor:
+        """The share of each distinct row in the gates, and that of padding, which closes them: (N + 1, 4H)."""
+        shares: Tensor = self.read_product(self.inputs)
+        return (
+            shares if self.padding is None else torch.cat([shares, closed_gates(self.weights).unsqueeze(0)])
+        )
 
     @functools.cached_property
     def recurrent_product(self) -> Callable[[Tensor], Tensor]:
@@ -132,7 +160,7 @@ class Direction:
             if keep and not every_cell:
                 cells[number] = c
             inputs, padding = self.read(begin, end)
-            if by_torch and isinstance(weights, LSTMWeights):
+            if by_torch and isinstance(weights, LSTMWeights) and self.places is None:
                 mask = None if padding is None else padding.t()
                 made, h, c = layer_by_torch(inputs.transpose(0, 1), weights, h, c, mask)
                 self.put(outputs, begin, end, made.transpose(0, 1))
@@ -248,7 +276,7 @@ class Gradients:
 
     Args:
         direction: of a layer.
-        dinputs: (T, B, I), receives the gradient of the inputs.
+        dinputs: (T, B, I), or (N, I) of distinct rows; receives the gradient of the inputs.
         add: or it is added to that.
     """
 
@@ -258,8 +286,18 @@ class Gradients:
         self._to_inputs = product_of(weights.input.t(), None, direction.schedule.weights, blocks)
         # A block's gradient is one product, rounded once either way; several are summed in a wider type.
         sums = direction.accumulate if blocks > 1 else direction.inputs.dtype
-        self._input, self._hidden = (zeros_like(part, sums) for part in (weights.input, weights.hidden))
+        self._input, self._hidden = (gradient_of(part, sums) for part in (weights.input, weights.hidden))
         self._bias = torch.zeros_like(weights.bias, dtype=sums)
+        self._fresh = True
+        self._table = None
+        if direction.places is not None:
+            # One row more, for padding.
+            self._table = torch.zeros(
+                len(direction.inputs) + 1,
+                len(weights.bias),
+                dtype=direction.accumulate,
+                device=weights.bias.device,
+            )
 
     def add(
         self,
@@ -275,15 +313,27 @@ class Gradients:
         Args:
             begin, end: the block, in steps of the walk.
             dgates: (K, B, 4H).
-            inputs: (K, B, I), as the walk meets them. before: (K, B, H), h of the step before.
+            inputs: as `Direction.read` gives them. before: (K, B, H), h of the step before.
             thins: see `Direction`.
         """
         weights = self._direction.weights
-        add_gradient(self._input, weights.input, dgates, inputs)
-        add_gradient(self._hidden, weights.hidden, dgates, before, thins)
+        add_gradient(self._hidden, weights.hidden, dgates, before, thins, fresh=self._fresh)
         self._bias += add_rows(dgates)
-        self._direction.put(self._dinputs, begin, end, self._to_inputs(dgates), self._add)
+        if self._table is not None:
+            add_repeated(self._table, inputs, dgates)
+        else:
+            add_gradient(self._input, weights.input, dgates, inputs, fresh=self._fresh)
+            self._direction.put(self._dinputs, begin, end, self._to_inputs(dgates), self._add)
+        self._fresh = False
 
     def weights(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Of the input's and the recurrent matrix (or its factors) and of the bias."""
+        """Of the input's and the recurrent matrix (or its factors) and of the bias; to be called once, at the end."""
+        if self._table is not None:
+            rows = self._direction.inputs
+            table = self._table[: len(rows)].to(rows.dtype)
+            add_gradient(
+                self._input, self._direction.weights.input, table.unsqueeze(0), rows.unsqueeze(0), fresh=True
+            )
+            given = self._to_inputs(table)
+            self._dinputs.copy_(self._dinputs + given if self._add else given)
         return tensors_of_matrices([self._input]), tensors_of_matrices([self._hidden]), [self._bias]

@@ -30,34 +30,39 @@ from econmt_ops.lstm.wavefront import run_stack
 from econmt_ops.masking import padding_mask, reverse_rows, zero_padding
 from econmt_ops.operators import custom_op
 from econmt_ops.precision import accumulate_dtype, explicit_casts
+from econmt_ops.repeated import Inputs, Repeated, expanded, values_of
 from econmt_ops.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 
 _ARGUMENTS = (
     "Tensor inputs, Tensor[] weights, Tensor[] recurrents, Tensor[] biases, Tensor[] first_h, Tensor[] first_c, "
-    "Tensor? lengths"
+    "Tensor? lengths, Tensor? places"
 )
 _OPTIONS = "bool[] reverse, str stash, str schedule"
-"""One entry of each list a direction: a layer reads forwards, backwards, or both ways into one output. Of factorised
+"""With places (B, T) the inputs are distinct rows (N, I). Weights may be of another type than the inputs, in which
+all is computed; their gradients have theirs.
+
+One entry of each list a direction: a layer reads forwards, backwards, or both ways into one output. Of factorised
 matrices there are two entries a direction, the left and the right factor."""
 
 
 def _directions(call: tuple[Any, ...]) -> list[Direction]:
-    inputs, weights, recurrents, biases, first_h, first_c, lengths, reverse, stash, schedule = call
+    inputs, weights, recurrents, biases, first_h, first_c, lengths, places, reverse, stash, schedule = call
     padding = None
     if lengths is not None:
-        padding = padding_mask(lengths, inputs.shape[1], inputs.device).t().contiguous()
+        steps = (inputs if places is None else places).shape[1]
+        padding = padding_mask(lengths, steps, inputs.device).t().contiguous()
     return [
-        Direction(inputs, layer, h, c, padding, backwards, stash, schedule)
+        Direction(inputs, layer, h, c, padding, places, backwards, stash, schedule)
         for layer, h, c, backwards in zip(
             layers_of_tensors(weights, recurrents, biases), first_h, first_c, reverse, strict=True
         )
     ]
 
 
-def _empty_result(
-    inputs: Tensor, hidden: int, directions: int, stash: str, keep: bool, together: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    batch, steps, _ = inputs.shape
+def _empty_result(call: tuple[Any, ...], together: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    inputs, _, _, biases, _, _, _, places, _, stash, _, keep = call
+    directions, hidden = len(biases), biases[0].shape[0] // 4
+    batch, steps = inputs.shape[:2] if places is None else places.shape
     accumulate = accumulate_dtype(inputs.dtype)
     blocks = len(split_blocks(steps, batch, hidden, accumulate))
     cells = (steps if reaches(stash, "cells") else blocks) if keep else 0
@@ -74,7 +79,7 @@ def _empty_result(
 
 
 def _goes_together(call: tuple[Any, ...]) -> bool:
-    _, _, recurrents, biases, *_, stash, schedule = call[:10]
+    _, _, recurrents, biases, *_, stash, schedule = call[:11]
     return walks_together(schedule, stash, len(biases), len(recurrents))
 
 
@@ -86,8 +91,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
     *call, keep = arguments
     directions = _directions(tuple(call))
     together = keep and _goes_together(arguments)
-    hidden, stash = directions[0].hidden, directions[0].stash
-    result = _empty_result(arguments[0], hidden, len(directions), stash, keep, together)
+    result = _empty_result(arguments, together)
     outputs, cells, gates, last_h, last_c = result
     if together:
         return outputs, cells, gates, *walk_both(directions, outputs, cells, gates)
@@ -104,9 +108,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 
 @_forward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    biases, keep = arguments[3], arguments[10]
-    together = keep and _goes_together(arguments)
-    return _empty_result(arguments[0], biases[0].shape[0] // 4, len(biases), arguments[8], keep, together)
+    return _empty_result(arguments, arguments[-1] and _goes_together(arguments))
 
 
 @custom_op(
@@ -123,7 +125,7 @@ def _backward(
     gates: Tensor,
     *call: Any,
 ) -> list[Tensor]:
-    directions, dtype = _directions(call), outputs.dtype
+    directions = _directions(call)
     dinputs = torch.empty_like(directions[0].inputs, memory_format=torch.contiguous_format)
     dh = torch.zeros_like(torch.stack(call[4])) if dlast_h is None else dlast_h
     dc = torch.zeros_like(torch.stack(call[5])) if dlast_c is None else dlast_c
@@ -133,7 +135,10 @@ def _backward(
         found = _walk_back(directions, doutputs, dh, dc, outputs, cells, gates, dinputs)
     # In the order of the operator's arguments: lists of weights, recurrents, biases and first h, then of first c.
     lists = [[part for gradients in found for part in gradients[kind]] for kind in range(5)]
-    return [dinputs, *(gradient.to(dtype) for kind in lists[:4] for gradient in kind), *lists[4]]
+    arguments = [part for parts in call[1:6] for part in parts]
+    gradients = [gradient for kind in lists for gradient in kind]
+    made = zip(gradients, arguments, strict=True)
+    return [dinputs, *(gradient.to(argument.dtype) for gradient, argument in made)]
 
 
 def _walk_back(
@@ -175,21 +180,22 @@ def _walk_back(
 @_backward.register_fake
 def _(*arguments: Any) -> list[Tensor]:
     inputs, *lists = arguments[6:12]
-    dinputs = inputs.new_empty(inputs.shape[1], inputs.shape[0], inputs.shape[2])
+    by_time = inputs if arguments[13] is not None else inputs.transpose(0, 1)
+    dinputs = torch.empty_like(by_time, memory_format=torch.contiguous_format)
     flat = [part for parts in lists for part in parts]
     return [dinputs, *(torch.empty_like(part, memory_format=torch.contiguous_format) for part in flat)]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.options = inputs[7:10]
+    ctx.options = inputs[8:11]
     ctx.sizes = [len(parts) for parts in inputs[1:6]]
     lists = [part for parts in inputs[1:6] for part in parts]
-    ctx.save_for_backward(*output[:3], inputs[0], inputs[6], *lists)
+    ctx.save_for_backward(*output[:3], inputs[0], *inputs[6:8], *lists)
 
 
 def _differentiate(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
-    outputs, cells, gates, inputs, lengths, *flat = ctx.saved_tensors
+    outputs, cells, gates, inputs, lengths, places, *flat = ctx.saved_tensors
     lists = _split(flat, ctx.sizes)
     with explicit_casts(outputs):
         dinputs, *flat = _backward(
@@ -202,9 +208,11 @@ def _differentiate(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
             inputs,
             *lists,
             lengths,
+            places,
             *ctx.options,
         )
-    return (dinputs.transpose(0, 1), *_split(flat, ctx.sizes), *(None for _ in range(5)))
+    dinputs = dinputs.transpose(0, 1) if places is None else dinputs
+    return (dinputs, *_split(flat, ctx.sizes), *(None for _ in range(6)))
 
 
 def _split(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
@@ -217,7 +225,7 @@ _forward.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def run_layer(
-    inputs: Tensor,
+    inputs: Inputs,
     weights: Sequence[AnyLSTMWeights],
     first: Sequence[tuple[Tensor, Tensor]],
     lengths: Tensor | None,
@@ -237,16 +245,17 @@ def run_layer(
     ]
     lists += [[h for h, _ in first], [c for _, c in first]]
     keep = torch.is_grad_enabled() and any(
-        tensor.requires_grad for tensor in (inputs, *(part for parts in lists for part in parts))
+        tensor.requires_grad for tensor in (values_of(inputs), *(part for parts in lists for part in parts))
     )
+    places = inputs.places if isinstance(inputs, Repeated) else None
     outputs, _, _, last_h, last_c = _forward(
-        inputs, *lists, lengths, list(reverse), stash, schedule.text, keep
+        values_of(inputs), *lists, lengths, places, list(reverse), stash, schedule.text, keep
     )
     return outputs.transpose(0, 1), last_h, last_c
 
 
 def lstm(
-    inputs: Tensor,
+    inputs: Inputs,
     layers: tuple[AnyLSTMWeights, ...],
     *,
     state: LSTMState,
@@ -261,7 +270,9 @@ def lstm(
     compiled: bool = False,
     schedule: Schedule | None = None,
 ) -> tuple[Tensor, LSTMState]:
-    """See `econmt_ops.lstm`; all arguments are given, checked and cast. ``from_zero``: all of ``state`` is zero.
+    """See `econmt_ops.lstm`; all arguments are given, checked and, but for the weights, cast.
+
+    ``from_zero``: all of ``state`` is zero.
 
     Factorised layers run one after the other, whatever the schedule's order: a wavefront is batched products of whole
     matrices, and what it spreads the cost of, many small products, is what factors make cheap.
@@ -269,11 +280,12 @@ def lstm(
     schedule = schedule or default_schedule(compiled)
     whole = tuple(layer for layer in layers if isinstance(layer, LSTMWeights))
     if schedule.order == "wavefront" and len(whole) == len(layers) > 1 and stash == "gates":
+        inputs = expanded(inputs)
         padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
         inputs = zero_padding(inputs, padding)
         outputs, last_state = run_stack(
             reverse_rows(inputs, lengths) if reverse else inputs,
-            whole,
+            tuple(LSTMWeights(*(part.to(inputs.dtype) for part in layer)) for layer in whole),
             state,
             lengths,
             residual=residual,
@@ -286,12 +298,12 @@ def lstm(
         return reverse_rows(outputs, lengths) if reverse else outputs, last_state
     # Rows are turned round only where a first state has to pass the padding before it.
     turn = reverse and lengths is not None and not from_zero
-    outputs = reverse_rows(inputs, lengths) if turn else inputs
+    read: Inputs = reverse_rows(expanded(inputs), lengths) if turn else inputs
     last: list[tuple[Tensor, Tensor]] = []
     for number, (layer, (h, c)) in enumerate(zip(layers, state, strict=True)):
-        read = outputs
         if number > 0 and dropout > 0.0:
             assert dropout_seed is not None
+            assert isinstance(read, Tensor)
             # Masks belong to positions, whichever way the stack walks.
             read = reverse_rows(read, lengths) if turn else read
             read = drop_units(read, dropout, derive_seed(dropout_seed, number), variational)
@@ -303,12 +315,14 @@ def lstm(
             (last_outputs(outputs, h, lengths) if forward and lengths is not None else last_h[0], last_c[0])
         )
         if residual and number > 0:
+            assert isinstance(read, Tensor)
             outputs = outputs + read
+        read = outputs
     return reverse_rows(outputs, lengths) if turn else outputs, tuple(last)
 
 
 def bidirectional_lstm(
-    inputs: Tensor,
+    inputs: Inputs,
     forward: AnyLSTMWeights,
     backward: AnyLSTMWeights,
     *,
@@ -317,10 +331,11 @@ def bidirectional_lstm(
     compiled: bool = False,
     schedule: Schedule | None = None,
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-    """See `econmt_ops.bidirectional_lstm`; all arguments are checked and cast."""
+    """See `econmt_ops.bidirectional_lstm`; all arguments are checked and, but for the weights, cast."""
     schedule = schedule or default_schedule(compiled)
     hidden = forward.hidden.shape[1]
-    h = inputs.new_zeros(inputs.shape[0], hidden)
+    batch = len(inputs.places) if isinstance(inputs, Repeated) else len(inputs)
+    h = values_of(inputs).new_zeros(batch, hidden)
     zero = (h, h.to(accumulate_dtype(h.dtype)))
     outputs, last_h, last_c = run_layer(
         inputs, [forward, backward], [zero, zero], lengths, [False, True], stash, schedule
