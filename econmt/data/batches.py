@@ -64,14 +64,22 @@ class Batch:
     """Sum of ``target_lengths``: target tokens that are not padding."""
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch with all tensors on ``device``."""
+        """The same batch with all tensors on ``device``; what a GPU has to do before is not waited for."""
+        pinned = torch.device(device).type == "cuda"
+
+        def there(tensor: torch.Tensor) -> torch.Tensor:
+            # A copy of what may be paged out, once it is large, begins when the GPU has done all else.
+            if pinned and not tensor.is_cuda:
+                tensor = tensor.pin_memory()
+            return tensor.to(device, non_blocking=True)
+
         return Batch(
-            source=self.source.to(device, non_blocking=True),
-            source_lengths=self.source_lengths.to(device, non_blocking=True),
-            target_input=self.target_input.to(device, non_blocking=True),
-            target_output=self.target_output.to(device, non_blocking=True),
-            target_lengths=self.target_lengths.to(device, non_blocking=True),
-            indices=self.indices.to(device, non_blocking=True),
+            source=there(self.source),
+            source_lengths=there(self.source_lengths),
+            target_input=there(self.target_input),
+            target_output=there(self.target_output),
+            target_lengths=there(self.target_lengths),
+            indices=there(self.indices),
             source_tokens=self.source_tokens,
             target_tokens=self.target_tokens,
         )
