@@ -23,6 +23,7 @@ from econmt.memory.fake import REPLACEMENTS, CuDNN
 from econmt.memory.ledger import Ledger, give_state, track_step
 from econmt.memory.tracker import Storage, Tracker
 from econmt.model import Implementations, TranslationModel, build_model
+from econmt_ops.optimizer import FusedOptimizer
 from econmt_ops.select import rules_only
 
 CUBLAS_WORKSPACE = 2 * (32 << 20)
@@ -104,26 +105,9 @@ def cublas_workspaces(tracker: Tracker) -> list[Tensor]:
     return found
 
 
-def make_optimizer(model: TranslationModel, config: schema.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer of a recipe, for its state; that of a run is made by ``econmt.training``, above this package."""
-    parameters = list(model.parameters())
-    if config.name == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=config.learning_rate,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-    algorithm = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return algorithm(
-        parameters,
-        lr=config.learning_rate,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+def make_optimizer(model: TranslationModel, config: schema.Optimizer) -> FusedOptimizer:
+    """The optimizer of a recipe; that of a run is made by ``econmt.training``, above this package."""
+    return FusedOptimizer(model.parameters(), **config.model_dump())
 
 
 def simulate(tracker: Tracker) -> CachingAllocator:

@@ -235,8 +235,9 @@ def track_step(
         tracker.begin("optimizer")
         update()
         for parameter, layer in layers.items():
-            if parameter.grad is not None:
-                tracker.label(parameter.grad, "gradients", layer)
+            gradient = parameter.grad
+            if gradient is not None:
+                tracker.label(gradient._values() if gradient.is_sparse else gradient, "gradients", layer)
         _label_state(tracker, optimizer, layers)
     return ledger_of(tracker)
 

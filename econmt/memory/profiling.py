@@ -20,6 +20,7 @@ from econmt.memory.budget import budget_bytes
 from econmt.memory.estimate import estimate_step, make_optimizer
 from econmt.memory.ledger import Ledger, give_state, measure_step
 from econmt.model import Implementations, build_model
+from econmt.model.layers import give_sparse_gradients
 from econmt.recipe import Recipe
 
 FIRST_ID = 4
@@ -168,6 +169,8 @@ class Step:
                 )
             )
         self._lengths = torch.full((shape.rows,), shape.source, device=device)
+        if device.type == "cpu":
+            give_sparse_gradients(self.model)
         self._optimizer = make_optimizer(self.model, training.optimizer)
         give_state(self._optimizer)
         self._training = training
@@ -188,10 +191,7 @@ class Step:
     def clip(self) -> None:
         """Clip the gradients as the recipe says."""
         clipping = self._training.gradient_clipping
-        limit = clipping.threshold if clipping.type == "norm" else float("inf")
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        if clipping.type == "value":
-            torch.nn.utils.clip_grad_value_(self.model.parameters(), clipping.threshold)
+        self._optimizer.clip(clipping.type, clipping.threshold)
 
     def use(self, technique: Technique) -> None:
         """From now on run with this technique."""

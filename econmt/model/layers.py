@@ -6,14 +6,69 @@ Shapes: B batch, S source positions, T target positions, H hidden size, I input 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from econmt.recipe import Initialization
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
 from econmt_ops.dropout import apply_dropout, keep_mask
 from econmt_ops.weights import AnyLSTMWeights
+
+_FEW = 4
+"""A table's gradient is sparse if it has as many times more rows than are looked up."""
+
+
+class Embedding(nn.Embedding):
+    """The table of `torch.nn.Embedding`, whose gradient can be that of the words looked up and nothing for the others.
+
+    If ``sparse`` is set and the words are few for the table, its gradient is a sparse tensor with a row for each
+    distinct word, in order of the ids. A dense one is filled with zeros, which here takes longer than the sums, and
+    whoever reads it reads the zeros.
+    """
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The rows (..., E) of ids (...), int64."""
+        few = _FEW * ids.numel() <= self.num_embeddings
+        if self.sparse and few and self.weight.requires_grad and torch.is_grad_enabled():
+            found: Tensor = _LookUp.apply(self.weight, ids, self.padding_idx)  # type: ignore[no-untyped-call]
+            return found
+        return functional.embedding(ids, self.weight, self.padding_idx)
+
+
+class _LookUp(torch.autograd.Function):
+    """Rows of a table (V, E), whose gradient is a coalesced sparse tensor without the row of padding."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor, padding: int | None) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.shape, ctx.padding = table.shape, padding
+        return functional.embedding(ids, table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ids, positions = ctx.saved_tensors[0].flatten().sort(stable=True)
+        if ctx.padding is not None:
+            kept = ids != ctx.padding
+            ids, positions = ids[kept], positions[kept]
+        words, counts = ids.unique_consecutive(return_counts=True)
+        begins = counts.cumsum(0) - counts
+        sums = functional.embedding_bag(positions, gradient.flatten(0, -2), begins, mode="sum")
+        table = torch.sparse_coo_tensor(
+            words.unsqueeze(0), sums, ctx.shape, is_coalesced=True, check_invariants=False
+        )
+        return table, None, None
+
+
+def give_sparse_gradients(model: nn.Module) -> None:
+    """From now on gradients of embeddings have only the rows of words that were looked up, where these are few."""
+    for part in model.modules():
+        if isinstance(part, Embedding):
+            part.sparse = True
 
 
 class LSTMLayer(nn.Module):

@@ -14,7 +14,13 @@ from econmt import recipe
 from econmt.model.decoder import Memory, make_decoder
 from econmt.model.encoder import Encoder
 from econmt.model.implementations import Implementations
-from econmt.model.layers import SeededDropout, initialize_embedding, initialize_linear, mean_of_valid
+from econmt.model.layers import (
+    Embedding,
+    SeededDropout,
+    initialize_embedding,
+    initialize_linear,
+    mean_of_valid,
+)
 from econmt_ops import linear_cross_entropy
 from econmt_ops.accounting import layer
 
@@ -61,8 +67,8 @@ class TranslationModel(nn.Module):
         self.source_size = source_size
         self.target_size = target_size
         self.pad = pad
-        self.source_embedding = nn.Embedding(source_size, config.embedding, padding_idx=pad)
-        self.target_embedding = nn.Embedding(target_size, config.embedding, padding_idx=pad)
+        self.source_embedding = Embedding(source_size, config.embedding, padding_idx=pad)
+        self.target_embedding = Embedding(target_size, config.embedding, padding_idx=pad)
         if tying in ("src_trg", "src_trg_softmax"):
             self.target_embedding.weight = self.source_embedding.weight
         self.embedding_dropout = SeededDropout(dropout.embedding, dropout.variational)

@@ -19,8 +19,8 @@ from econmt.memory.prices import settings
 from econmt.memory.search import estimate_search, search_rows
 from econmt.model import Implementations, TranslationModel, build_model
 from econmt.recipe import Recipe
-from econmt.training.optimizers import FusedOptimizer
 from econmt.training.state import TrainingState
+from econmt_ops.optimizer import FusedOptimizer
 
 _ALLOCATION_FAILED = (
     "DefaultCPUAllocator",

@@ -14,6 +14,7 @@ from econmt.data.batches import Batch, training_batches
 from econmt.data.store import PreparedData
 from econmt.errors import TrainingError
 from econmt.model import TranslationModel
+from econmt.model.layers import give_sparse_gradients
 from econmt.recipe import Recipe
 from econmt.training.budget import Budget, divide, is_out_of_memory
 from econmt.training.checkpoints import (
@@ -33,7 +34,6 @@ from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.limits import end_reason, seconds_left
 from econmt.training.objective import loss_of_batch
 from econmt.training.optimizers import (
-    clip_gradient,
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
@@ -92,6 +92,8 @@ class Trainer:
         self.precision = precision
         self.parameters = named_parameters(model)
         self.optimizer = make_optimizer(self.parameters, training.optimizer)
+        if device.type == "cpu":
+            give_sparse_gradients(model)
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate)
         self.batches = training_batches(recipe, prepared)
         self.budget = Budget(recipe, prepared, self.batches, device, precision, self.parameters.values())
@@ -211,7 +213,7 @@ class Trainer:
     def gradient(
         self, batches: list[Batch], tokens: int, *, trim: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Leaves the clipped gradient of the loss a token in the parameters.
+        """Leaves the gradient of the loss a token in the parameters, to be clipped by the optimizer's step.
 
         Args:
             batches: whose losses are added up.
@@ -225,7 +227,8 @@ class Trainer:
         while (total := self._add_up(batches, tokens, trim)) is None:
             assert before is not None
             restore_random_states(before)
-        return total, clip_gradient(self.parameters.values(), self.recipe.training.gradient_clipping)
+        clipping = self.recipe.training.gradient_clipping
+        return total, self.optimizer.clip(clipping.type, clipping.threshold)
 
     def _add_up(self, batches: list[Batch], tokens: int, trim: bool) -> torch.Tensor | None:
         """The summed loss, its gradient left in the parameters; None if memory was full and less is tried at once.
@@ -237,6 +240,7 @@ class Trainer:
         total = torch.zeros((), device=self.device)
         for batch in batches:
             for part in divide(self.model, batch, self.budget.plan):
+                self.optimizer.make_dense()  # what is there already, for this part to be added to in place
                 try:
                     total = total + self._backward(part.trimmed() if trim else part, tokens)
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,20 @@ from rich.console import Console
 from torch import Tensor
 
 from econmt import recipe
-from econmt.memory.ledger import CATEGORIES, LAYERS, Ledger, ledger_of, measure_step
+from econmt.memory.ledger import (
+    CATEGORIES,
+    LAYERS,
+    Ledger,
+    give_state,
+    ledger_of,
+    measure_step,
+    track_step,
+)
 from econmt.memory.report import format_bytes, table
 from econmt.memory.tracker import Tracker
-from econmt.model import Implementations, TranslationModel
+from econmt.model import Implementations, TranslationModel, layers
 from econmt_ops.accounting import layer
+from econmt_ops.optimizer import FusedOptimizer
 
 
 @pytest.fixture
@@ -48,6 +58,26 @@ def loss_of(model: TranslationModel) -> Callable[[], Tensor]:
 
 def size_of(model: TranslationModel) -> int:
     return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def test_rows_of_a_sparse_gradient_are_gradients(
+    model: TranslationModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "_FEW", 0)
+    layers.give_sparse_gradients(model)
+    optimizer = FusedOptimizer(model.parameters(), name="adam", learning_rate=0.1)
+    give_state(optimizer)
+    tracker = Tracker(torch.device("cpu"))
+    track_step(tracker, model, loss_of(model), optimizer, optimizer.step)
+    left = Counter[str]()
+    for storage, size in tracker.alive(len(tracker.changes)).items():
+        if storage.category == "gradients":
+            left[storage.layer] += size
+    assert model.source_embedding.weight.grad is not None
+    assert model.source_embedding.weight.grad.is_sparse
+    # Of source and target, 4 words of 6 values that are not padding.
+    assert left["embedding"] == 2 * 4 * 6 * 4
+    assert left["output"] == model.output_weight.nbytes + model.output_bias.nbytes
 
 
 def test_a_step_counted_by_hand(model: TranslationModel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -221,19 +222,24 @@ def test_affordable_rows(seconds: object, rows: int, expected: int) -> None:
     assert asked == {128: [8, 16], 2: [1, 2], 1: []}[rows]
 
 
-def test_a_step_clips_as_the_recipe_says(workload: Workload) -> None:
-    step = Step(workload, Shape(2, 3, 2), CPU)
+@pytest.mark.parametrize("kind", ["value", "norm"])
+def test_a_step_clips_as_the_recipe_says(kind: str) -> None:
+    overrides = [
+        *SMALL[:4],
+        "training.optimizer={name: sgd, learning_rate: 1.0}",
+        f"training.gradient_clipping={{type: {kind}, threshold: 0.5}}",
+    ]
+    step = Step(Workload(load_recipe("multi30k", overrides), 90, 90), Shape(2, 3, 2), CPU)
+    before = [parameter.detach().clone() for parameter in step.model.parameters()]
     for parameter in step.model.parameters():
         parameter.grad = torch.full_like(parameter, -3.0)
     step.clip()
-    assert {float(value) for p in step.model.parameters() for value in p.grad.unique()} == {-0.5}
-    other = load_recipe("multi30k", [*SMALL[:4], "training.gradient_clipping.threshold=2.0"])
-    step = Step(Workload(other, 90, 90), Shape(2, 3, 2), CPU)
-    for parameter in step.model.parameters():
-        parameter.grad = torch.full_like(parameter, -3.0)
-    step.clip()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in step.model.parameters()])
-    assert float(norm) == pytest.approx(2.0, rel=1e-4)
+    step._optimizer.step()
+    taken = torch.cat(
+        [(new - old).detach().flatten() for new, old in zip(step.model.parameters(), before, strict=True)]
+    )
+    expected = 0.5 if kind == "value" else 0.5 / math.sqrt(taken.numel())
+    torch.testing.assert_close(taken, torch.full_like(taken, expected), rtol=1e-4, atol=1e-6)
 
 
 def test_a_step_trains_and_can_be_traced(workload: Workload, tmp_path: Path) -> None:

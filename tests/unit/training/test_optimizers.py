@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from econmt.errors import InputError
-from econmt.recipe import GradientClipping, Optimizer
+from econmt.recipe import Optimizer
 from econmt.training.optimizers import (
-    clip_gradient,
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
@@ -176,46 +175,3 @@ def test_state_of_another_model_is_refused_by_name() -> None:
         InputError, match=r"file: optimizer state exp_avg/a has shape \(4,\), the parameter \(3,\)"
     ):
         load_optimizer_tensors(optimizer, parameters, {"exp_avg/a": torch.zeros(4)}, "file")
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-@pytest.mark.parametrize("factor", [0.5, 1.0 - 1e-7, 1.0, 1.0 + 1e-6, 2.0, math.inf, math.nan])
-def test_clipping_is_that_of_torch_to_the_bit(factor: float, device: str) -> None:
-    draw = torch.Generator().manual_seed(3)
-    gradients = [torch.randn(size, generator=draw).to(device) for size in (7, 100, 1)]
-    gradients[1] *= factor
-    bound = 10.0
-
-    def given() -> list[nn.Parameter]:
-        parameters = [nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient.clone()
-        return [*parameters, nn.Parameter(torch.zeros(3, device=device))]
-
-    mine, theirs = given(), given()
-    norm = clip_gradient(mine, GradientClipping(threshold=bound))
-    expected = torch.nn.utils.clip_grad_norm_(theirs, bound)
-    torch.testing.assert_close(norm, expected, rtol=0.0, atol=0.0, equal_nan=True)
-    for one, other in zip(mine[:3], theirs, strict=False):
-        torch.testing.assert_close(one.grad, other.grad, rtol=0.0, atol=0.0, equal_nan=True)
-
-
-@pytest.mark.cuda
-def test_clipping_does_not_wait_for_a_gpu() -> None:
-    parameter = nn.Parameter(torch.zeros(5, device="cuda"))
-    parameter.grad = torch.ones(5, device="cuda")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        clip_gradient([parameter], GradientClipping(threshold=0.5))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def test_gradients_within_the_bound_are_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    parameter = nn.Parameter(torch.zeros(2))
-    parameter.grad = torch.tensor([0.3, 0.4])
-    monkeypatch.setattr(torch.nn.utils, "clip_grads_with_norm_", None)
-    assert float(clip_gradient([parameter], GradientClipping(threshold=0.51))) == pytest.approx(0.5)
-    assert float(clip_gradient([parameter], GradientClipping(type="none", threshold=0.1))) == pytest.approx(
-        0.5
-    )

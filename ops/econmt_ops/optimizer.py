@@ -1,0 +1,218 @@
+"""SGD, Adam and AdamW, each value read and written once, whatever the gradient: bounded, or of some rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+_NORM_EPSILON = 1e-6
+"""What `torch.nn.utils.clip_grads_with_norm_` adds to a norm before it divides by it."""
+
+_BLOCK_BYTES = 2 << 20
+"""A sparse gradient is written out as so many bytes at a time, which stay in the cache."""
+
+
+class _Update(NamedTuple):
+    """One entry of a kernel's lists: values, their gradient, their moments, and the number of steps (Adam's)."""
+
+    values: Tensor
+    gradient: Tensor
+    moments: tuple[Tensor, ...]
+    step: Tensor | None
+
+
+class FusedOptimizer:
+    """SGD, Adam or AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019).
+
+    What `torch.optim` gives with ``fused=True``, by the same kernels. Those classes import torch's compiler when they
+    are made, which takes 70 MB and two seconds that a training run can do without.
+
+    On the CPU the gradient of a matrix may be a sparse tensor (``torch.sparse_coo``, its rows sparse, its columns
+    dense), such as a look-up gives. It counts as zero in all other rows, which go on with their momentum as with a
+    dense gradient; but no dense one is made.
+
+    Args:
+        parameters: all on one device.
+        name: "sgd", "adam" or "adamw".
+        learning_rate: of the first step.
+        betas: decay of Adam's first and second moment.
+        eps: Adam's epsilon.
+        weight_decay: L2 penalty (sgd, adam) or decoupled weight decay (adamw).
+        momentum: of sgd.
+
+    Attributes:
+        param_groups: one, with "params" and "lr", as `torch.optim` has them.
+        state: of each parameter, under the names that `torch.optim` gives; empty before the first step.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        name: str,
+        learning_rate: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+    ) -> None:
+        if name not in ("sgd", "adam", "adamw"):
+            raise ValueError(f"FusedOptimizer: name must be sgd, adam or adamw, got {name!r}")
+        self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": learning_rate}]
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self._name = name
+        self._betas, self._eps = betas, eps
+        self._weight_decay, self._momentum = weight_decay, momentum
+        self._moments: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+        if name == "sgd":
+            self._moments = ("momentum_buffer",) if momentum else ()
+        self._divisor: Tensor | None = None
+
+    # ------------------------------------------------------------------ gradients
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients and what the next step would divide them by, or fills them with zeros."""
+        self._divisor = None
+        for parameter in self.param_groups[0]["params"]:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+    def make_dense(self) -> None:
+        """Makes sparse gradients dense: others are added to these in place, and to sparse ones by a new tensor."""
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
+
+    def clip(self, kind: str, threshold: float) -> Tensor:
+        """Bounds the gradients of the next step.
+
+        A norm is bounded by that step, which divides the gradients as it reads them, so that they are not read and
+        written once more; until then they stay as they are. Up to rounding that is `torch.nn.utils.clip_grad_norm_`.
+
+        Args:
+            kind: "norm" of all gradients together, each "value", or "none".
+            threshold: the largest norm or value.
+
+        Returns:
+            The norm of all gradients together before clipping, a scalar on their device.
+        """
+        values = [_values(parameter) for parameter in self._with_gradient()]
+        norm = torch.nn.utils.get_total_norm(values)
+        self._divisor = None
+        if kind == "norm":
+            divisor = ((norm + _NORM_EPSILON) / threshold).clamp(min=1.0).to(torch.float32)
+            # To look whether there is anything to divide costs nothing on the CPU; a GPU would have to be waited for.
+            if norm.is_cuda or not divisor <= 1.0:
+                self._divisor = divisor
+        elif kind == "value":
+            torch._foreach_clamp_min_(values, -threshold)
+            torch._foreach_clamp_max_(values, threshold)
+        return norm
+
+    def _with_gradient(self) -> list[Tensor]:
+        return [parameter for parameter in self.param_groups[0]["params"] if parameter.grad is not None]
+
+    # ------------------------------------------------------------------ steps
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Updates every parameter that has a gradient; dense ones hold the bounded gradient afterwards."""
+        divisor, self._divisor = self._divisor, None
+        dense, sparse = [], []
+        for parameter in self._with_gradient():
+            state = self._state(parameter)
+            update = _Update(
+                parameter,
+                _values(parameter),
+                tuple(state[name] for name in self._moments),
+                state.get("step"),
+            )
+            assert parameter.grad is not None
+            if parameter.grad.is_sparse:
+                sparse.append((update, parameter.grad._indices()[0]))
+            else:
+                dense.append(update)
+        steps = [update.step for update in (*dense, *(part for part, _ in sparse)) if update.step is not None]
+        if steps:
+            torch._foreach_add_(steps, 1)
+        if dense:
+            self._run(dense, divisor)
+        for update, rows in sparse:
+            self._run_in_blocks(update, rows, divisor)
+
+    def _state(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The state of a parameter; a new one if there is none yet, which plain SGD has not."""
+        if parameter not in self.state and self._moments:
+            # SGD's first step sets a buffer to its gradient, which adding to zeros does too.
+            moments = {name: torch.zeros_like(parameter) for name in self._moments}
+            steps = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            self.state[parameter] = moments if self._name == "sgd" else {"step": steps, **moments}
+        return self.state.get(parameter, {})
+
+    def _run_in_blocks(self, update: _Update, rows: Tensor, divisor: Tensor | None) -> None:
+        """An update of a whole matrix whose gradient has these rows only, in order."""
+        matrix = update.values
+        size = max(1, _BLOCK_BYTES // (matrix[0].numel() * matrix.element_size()))
+        blocks = list(zip(*(torch.split(part, size) for part in (matrix, *update.moments)), strict=True))
+        counts = torch.bincount(rows // size, minlength=len(blocks)).tolist()
+        places, values = torch.split(rows % size, counts), torch.split(update.gradient, counts)
+        buffer = torch.zeros_like(matrix[:size])
+        for (block, *moments), own, found in zip(blocks, places, values, strict=True):
+            gradient = buffer[: len(block)].index_copy_(0, own, found)
+            self._run([_Update(block, gradient, tuple(moments), update.step)], divisor)
+            gradient.index_fill_(0, own, 0.0)
+
+    def _run(self, updates: list[_Update], divisor: Tensor | None) -> None:
+        values, gradients = [part.values for part in updates], [part.gradient for part in updates]
+        moments = [list(parts) for parts in zip(*(part.moments for part in updates), strict=True)]
+        rate: float = self.param_groups[0]["lr"]
+        if self._name == "sgd":
+            torch._fused_sgd_(
+                values,
+                gradients,
+                moments[0] if moments else [],
+                lr=rate,
+                weight_decay=self._weight_decay,
+                momentum=self._momentum,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+                grad_scale=divisor,
+            )
+            return
+        algorithm = torch._fused_adam_ if self._name == "adam" else torch._fused_adamw_
+        algorithm(
+            values,
+            gradients,
+            moments[0],
+            moments[1],
+            [],
+            [part.step for part in updates if part.step is not None],
+            lr=rate,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            weight_decay=self._weight_decay,
+            eps=self._eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor,
+        )
+
+
+def _values(parameter: Tensor) -> Tensor:
+    """The gradient of a parameter, or its rows if it is sparse, which are distinct and in order afterwards."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if not gradient.is_sparse:
+        return gradient
+    rows = gradient._indices()[0]
+    # Autograd forgets to say of what it adds up that it is coalesced, and to coalesce it again takes a copy.
+    if not bool((rows[1:] > rows[:-1]).all()):
+        parameter.grad = gradient = gradient.coalesce()
+    return gradient._values()

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from econmt_ops import optimizer as module
+from econmt_ops.optimizer import FusedOptimizer
+
+KINDS: list[dict[str, Any]] = [
+    {"name": "sgd"},
+    {"name": "sgd", "weight_decay": 0.1},
+    {"name": "sgd", "momentum": 0.9, "weight_decay": 0.01},
+    {"name": "adam", "weight_decay": 0.01},
+    {"name": "adamw", "betas": (0.8, 0.95), "weight_decay": 0.1},
+]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def make(parameters: list[nn.Parameter], **keys: Any) -> FusedOptimizer:
+    return FusedOptimizer(parameters, **{"name": "sgd", "learning_rate": 0.5, **keys})
+
+
+def rows_only(gradient: Tensor, rows: Tensor, coalesced: bool = True) -> Tensor:
+    return torch.sparse_coo_tensor(
+        rows.unsqueeze(0), gradient[rows], gradient.shape, is_coalesced=coalesced, check_invariants=False
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("keys", KINDS, ids=str)
+@pytest.mark.parametrize("bytes_at_once", [1, 4096, 1 << 20])
+def test_a_sparse_gradient_is_a_dense_one_with_zeros(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], dtype: torch.dtype, bytes_at_once: int
+) -> None:
+    """In every step other rows, in blocks of 1 row, of some, and of all; rows without a gradient move too."""
+    monkeypatch.setattr(module, "_BLOCK_BYTES", bytes_at_once)
+    draw = torch.Generator().manual_seed(5)
+    start = [torch.randn(70, 16, generator=draw, dtype=dtype), torch.randn(9, generator=draw, dtype=dtype)]
+    runs = [[nn.Parameter(part.clone()) for part in start] for _ in range(2)]
+    optimizers = [make(run, **keys) for run in runs]
+    for step in range(5):
+        rows = torch.randperm(70, generator=draw)[: (3, 40, 1, 0, 70)[step]].sort().values
+        gradient = torch.randn(70, 16, generator=draw, dtype=dtype)
+        bias = torch.randn(9, generator=draw, dtype=dtype)
+        dense = torch.zeros_like(gradient).index_copy(0, rows, gradient[rows])
+        for (matrix, vector), given in zip(runs, (rows_only(gradient, rows), dense), strict=True):
+            matrix.grad, vector.grad = given, bias.clone()
+        norms = [optimizer.clip("norm", 2.0) for optimizer in optimizers]
+        torch.testing.assert_close(*norms)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for one, other, before in zip(*runs, start, strict=True):
+        torch.testing.assert_close(one, other)
+        assert not torch.equal(one, before)
+    for parts in zip(*runs, strict=True):
+        mine, theirs = (
+            optimizer.state.get(part, {}) for optimizer, part in zip(optimizers, parts, strict=True)
+        )
+        assert mine.keys() == theirs.keys()
+        for name, value in mine.items():
+            torch.testing.assert_close(value, theirs[name])
+
+
+def test_rows_that_repeat_or_are_in_no_order_are_summed() -> None:
+    matrix = nn.Parameter(torch.zeros(5, 2))
+    optimizer = make([matrix], learning_rate=1.0)
+    places, values = torch.tensor([[3, 1, 3]]), torch.tensor([[1.0, 2.0], [30.0, 40.0], [5.0, 6.0]])
+    matrix.grad = torch.sparse_coo_tensor(places, values, (5, 2), check_invariants=False)
+    expected = torch.tensor([30.0, 40.0, 6.0, 8.0])
+    assert float(optimizer.clip("none", 1.0)) == pytest.approx(float(expected.norm()))
+    optimizer.step()
+    assert torch.equal(matrix[[1, 3]].flatten(), -expected)
+    assert float(matrix.detach().abs().sum()) == float(expected.sum())
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many values the largest tensor has that an operator makes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {tensor.untyped_storage()._cdata for tensor in dense_tensors(args)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in dense_tensors([result]):
+            if tensor.untyped_storage()._cdata not in given:
+                self.size = max(self.size, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return result
+
+
+def dense_tensors(values: Any) -> list[Tensor]:
+    """The dense tensors in nested lists."""
+    found = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found += dense_tensors(value)
+        elif isinstance(value, Tensor) and value.layout == torch.strided:
+            found.append(value)
+    return found
+
+
+def test_nothing_as_large_as_the_matrix_is_made_for_a_sparse_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 4096)
+    matrix = nn.Parameter(torch.ones(1000, 8))
+    optimizer = make([matrix], name="adam")
+    optimizer.state[matrix] = {
+        "step": torch.zeros(()),
+        "exp_avg": torch.ones(1000, 8),
+        "exp_avg_sq": torch.ones(1000, 8),
+    }
+    matrix.grad = rows_only(torch.ones(1000, 8), torch.tensor([2, 500]))
+    with Largest() as seen:
+        optimizer.clip("norm", 0.1)
+        optimizer.step()
+    assert 4096 // 4 <= seen.size < 1500
+    assert float((matrix != 1.0).sum()) == 8000
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("keys", KINDS, ids=str)
+@pytest.mark.parametrize("factor", [0.5, 1.0 - 1e-7, 1.0, 1.0 + 1e-6, 2.0])
+def test_bounding_the_norm_is_that_of_torch(factor: float, keys: dict[str, Any], device: str) -> None:
+    draw = torch.Generator().manual_seed(3)
+    gradients = [torch.randn(size, generator=draw).to(device) for size in (7, 100, 1)]
+    gradients[1] *= factor
+    bound = 10.0
+    runs = [[nn.Parameter(torch.ones(size, device=device)) for size in (7, 100, 1, 3)] for _ in range(2)]
+    optimizers = [make(run, **keys) for run in runs]
+    for _ in range(3):
+        for run in runs:
+            for parameter, gradient in zip(run, gradients, strict=False):
+                parameter.grad = gradient.clone()
+        norm = optimizers[0].clip("norm", bound)
+        expected = torch.nn.utils.clip_grad_norm_(runs[1], bound)
+        assert torch.equal(norm, expected)
+        for optimizer in optimizers:
+            optimizer.step()
+        for one, other in zip(*runs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+            if one.grad is not None:
+                torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=0.0)
+    assert not torch.equal(runs[0][0], torch.ones(7, device=device))
+    assert torch.equal(runs[0][3], torch.ones(3, device=device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wrong", [math.inf, math.nan])
+def test_a_norm_that_is_no_number_is_handed_out_and_not_hidden(wrong: float, device: str) -> None:
+    parameter = nn.Parameter(torch.zeros(2, device=device))
+    parameter.grad = torch.tensor([wrong, 1.0], device=device)
+    optimizer = make([parameter])
+    assert not math.isfinite(float(optimizer.clip("norm", 1.0)))
+    optimizer.step()
+    assert not bool(torch.isfinite(parameter).all())
+
+
+def test_a_bound_holds_for_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = make([parameter], learning_rate=1.0)
+
+    def step(*kinds: str, forget: bool = False) -> list[float]:
+        parameter.data.zero_()
+        parameter.grad = torch.tensor([3.0, 4.0])
+        for kind in kinds:
+            assert float(optimizer.clip(kind, 0.5)) == pytest.approx(5.0)
+        if forget:
+            optimizer.zero_grad()
+            parameter.grad = torch.tensor([3.0, 4.0])
+        optimizer.step()
+        return [round(value, 4) for value in parameter.tolist()]
+
+    assert step("norm") == [-0.3, -0.4]
+    assert step() == [-3.0, -4.0]
+    assert step("norm", "none") == [-3.0, -4.0]
+    assert step("norm", forget=True) == [-3.0, -4.0]
+    assert step("value") == [-0.5, -0.5]
+
+
+def test_values_of_rows_are_bounded_too() -> None:
+    matrix, vector = nn.Parameter(torch.zeros(6, 2)), nn.Parameter(torch.zeros(2))
+    optimizer = make([matrix, vector], learning_rate=1.0)
+    matrix.grad = rows_only(torch.full((6, 2), -3.0), torch.tensor([1, 4]))
+    vector.grad = torch.tensor([0.25, 9.0])
+    optimizer.clip("value", 0.5)
+    optimizer.step()
+    assert matrix[:, 0].tolist() == [0.0, 0.5, 0.0, 0.0, 0.5, 0.0]
+    assert vector.tolist() == [-0.25, -0.5]
+
+
+def test_within_the_bound_nothing_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    kernel = torch._fused_sgd_
+
+    def noted(*lists: Any, **options: Any) -> None:
+        given.append(options["grad_scale"])
+        kernel(*lists, **options)
+
+    monkeypatch.setattr(torch, "_fused_sgd_", noted)
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = make([parameter])
+    for bound in (5.1, 4.9):
+        parameter.grad = torch.tensor([3.0, 4.0])
+        optimizer.clip("norm", bound)
+        optimizer.step()
+    assert given[0] is None
+    assert float(given[1]) == pytest.approx(5.0 / 4.9)
+
+
+@pytest.mark.cuda
+def test_clipping_does_not_wait_for_a_gpu() -> None:
+    parameter = nn.Parameter(torch.zeros(5, device="cuda"))
+    optimizer = make([parameter], name="adam")
+    parameter.grad = torch.ones(5, device="cuda")
+    optimizer.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        optimizer.clip("norm", 0.5)
+        optimizer.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_gradients_can_be_made_dense() -> None:
+    matrix, other = nn.Parameter(torch.zeros(4, 1)), nn.Parameter(torch.zeros(3))
+    optimizer = make([matrix, other])
+    matrix.grad = rows_only(torch.arange(4.0).unsqueeze(1), torch.tensor([1, 3]))
+    optimizer.make_dense()
+    assert other.grad is None
+    assert matrix.grad.layout == torch.strided
+    assert matrix.grad.flatten().tolist() == [0.0, 1.0, 0.0, 3.0]
+
+
+def test_an_unknown_algorithm() -> None:
+    with pytest.raises(ValueError, match="name must be sgd, adam or adamw, got 'adagrad'"):
+        make([], name="adagrad")

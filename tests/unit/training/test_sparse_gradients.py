@@ -1,0 +1,129 @@
+"""Runs whose embeddings get sparse gradients are those with dense ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from econmt.data.batches import Batch
+from econmt.memory.plan import Allotment, Planner
+from econmt.model import Implementations, layers
+from econmt.training.budget import divide
+from econmt.training.trainer import Trainer
+from tests.unit.training.tiny import Run, metrics, snapshot
+
+MakeRun = Callable[..., Run]
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "momentum": ("training.optimizer={name: sgd, learning_rate: 0.5, momentum: 0.9}",),
+    "embedding dropout": ("model.dropout={embedding: 0.3}",),
+    "several batches": ("training.update_interval=3",),
+    "micro-batches": ("training.memory_budget=1GiB",),
+    "src_trg": ("data.subwords={type: bpe, size: 30, joint: true}", "model.weight_tying=src_trg"),
+    "trg_softmax": ("model.weight_tying=trg_softmax",),
+    "src_trg_softmax": (
+        "data.subwords={type: bpe, size: 30, joint: true}",
+        "model.weight_tying=src_trg_softmax",
+    ),
+    "no input feeding": ("model.decoder={input_feeding: false, size: 8}",),
+}
+
+
+@pytest.fixture
+def layouts(monkeypatch: pytest.MonkeyPatch) -> set[torch.layout]:
+    """The layouts of the gradients from which updates are made."""
+    found: set[torch.layout] = set()
+    gradient = Trainer.gradient
+
+    def noted(trainer: Trainer, *arguments: object, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+        result = gradient(trainer, *arguments, **options)  # type: ignore[arg-type]
+        found.update(part.grad.layout for part in trainer.parameters.values() if part.grad is not None)
+        return result
+
+    monkeypatch.setattr(Trainer, "gradient", noted)
+    return found
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_run_learns_the_same(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, layouts: set[torch.layout], name: str
+) -> None:
+    def allot(planner: Planner) -> list[Allotment]:
+        return [Allotment(*shape, 2, 1, Implementations()) for shape in planner._shapes]
+
+    monkeypatch.setattr(Planner, "allot", allot)
+    monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)
+    rows = []
+    for few in (0, 10**9):
+        monkeypatch.setattr(layers, "_FEW", few)
+        layouts.clear()
+        run = make_run(
+            *VARIANTS[name],
+            "training.max_updates=4",
+            "training.gradient_clipping.threshold=0.5",
+            name=str(few),
+        )
+        run.train()
+        # Gradients that others are added to are made dense, and so are those of a matrix that is an output layer too.
+        dense = few > 0 or name in ("several batches", "src_trg_softmax")
+        assert (torch.sparse_coo not in layouts) == dense
+        rows.append(metrics(run.folder))
+    for sparse, dense in zip(*rows, strict=True):
+        assert sparse["train_loss"] == pytest.approx(dense["train_loss"], rel=1e-5)
+        assert sparse["valid_perplexity"] == pytest.approx(dense["valid_perplexity"], rel=1e-5)
+
+
+def test_a_run_in_parts_is_the_run_that_never_stopped(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, layouts: set[torch.layout]
+) -> None:
+    monkeypatch.setattr(layers, "_FEW", 0)
+    make_run("training.max_updates=6", name="whole").train()
+    for updates in (3, 6):
+        make_run(f"training.max_updates={updates}", name="parts").train()
+    found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
+    names = {name for name in expected if name.startswith("params.")}
+    assert "params.00006.safetensors" in names
+    assert all(found[name] == expected[name] for name in names)
+    assert torch.sparse_coo in layouts
+
+
+def test_memory_that_is_full_leaves_nothing_of_the_gradient_behind(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two parts fails: both are computed again, in smaller parts."""
+    monkeypatch.setattr(layers, "_FEW", 0)
+    found = []
+    backward = Trainer._backward
+    for rows in (1, 2):
+
+        def allot(planner: Planner, rows: int = rows) -> list[Allotment]:
+            return [Allotment(*shape, rows, 1, Implementations()) for shape in planner._shapes]
+
+        monkeypatch.setattr(Planner, "allot", allot)
+        monkeypatch.setattr("econmt.training.budget.search_rows", lambda *_: 3)
+        run = make_run("training.memory_budget=1GiB", "model.dropout=0.0", name=f"rows{rows}")
+        trainer = run.trainer()
+        trainer.make_plan()
+        parts: list[int] = []
+
+        def full(
+            trainer: Trainer, batch: Batch, tokens: int, rows: int = rows, parts: list[int] = parts
+        ) -> torch.Tensor:
+            parts.append(len(batch.indices))
+            if rows == 2 and parts == [2, 2]:
+                raise MemoryError
+            return backward(trainer, batch, tokens)
+
+        batch = next(trainer.batches)
+        assert len(divide(trainer.model, batch, trainer.budget.plan)) == 4 // rows
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "_backward", full)
+            _, norm = trainer.gradient([batch], batch.target_tokens)
+        trainer.optimizer.step()
+        assert parts == {1: [1, 1, 1, 1], 2: [2, 2, 1, 1, 1, 1]}[rows]
+        found.append([norm, *(parameter.detach() for parameter in trainer.parameters.values())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
