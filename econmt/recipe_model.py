@@ -16,8 +16,8 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Encoder(Section):
-    """A stack of LSTM layers over the source."""
+class LSTMStack(Section):
+    """A stack of LSTM layers."""
 
     cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
     rank: Positive | None = Field(
@@ -26,6 +26,11 @@ class Encoder(Section):
         "smaller and faster (Prabhavalkar et al., 2016); null: whole matrices",
     )
     layers: Positive = Field(1, description="number of layers")
+
+
+class Encoder(LSTMStack):
+    """A stack of LSTM layers over the source."""
+
     size: Positive = Field(
         512,
         description="width of every layer's output; a bidirectional layer has half of it in each direction",
@@ -47,16 +52,9 @@ class Encoder(Section):
         return self
 
 
-class Decoder(Section):
+class Decoder(LSTMStack):
     """A stack of LSTM layers over the target, with attention."""
 
-    cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
-    rank: Positive | None = Field(
-        None,
-        description="each layer's two weight matrices are products of two factors of this rank, which makes the model "
-        "smaller and faster (Prabhavalkar et al., 2016); null: whole matrices",
-    )
-    layers: Positive = Field(1, description="number of layers")
     size: Positive = Field(512, description="width of every layer and of the attentional hidden vector")
     input_feeding: bool = Field(
         True,
