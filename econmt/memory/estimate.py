@@ -1,7 +1,8 @@
 """The ledger of a training step, predicted: no data, no GPU and next to no memory.
 
 The step runs under a :class:`~econmt.memory.tracker.Tracker` as a measured one does, but on fake tensors, which have
-shapes and no values. What depends on values is taken at its worst: every row is full.
+shapes and no values. What depends on values is taken at its worst: every row is full, and words repeat just as often
+as it takes for each to be multiplied once.
 
 For ``device="cuda"`` the fake tensors are those of a CPU, because PyTorch without CUDA has no others, and the rest is
 assumed: sizes are rounded to blocks of 512 bytes and the caching allocator's segments are simulated; cuBLAS has the
@@ -19,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from econmt import recipe as schema
 from econmt.memory.allocator import BLOCK, CachingAllocator
-from econmt.memory.fake import REPLACEMENTS, CuDNN
+from econmt.memory.fake import ON_GPU, REPLACEMENTS, CuDNN
 from econmt.memory.ledger import Ledger, give_state, track_step
 from econmt.memory.tracker import Storage, Tracker
 from econmt.model import Implementations, TranslationModel, build_model
@@ -84,7 +85,7 @@ def estimate_step(
                 total = model.loss(source, lengths, target_input, target_output, smoothing)
             return total / (batch * target_length)
 
-        tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=REPLACEMENTS)
+        tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)
         workspaces = cublas_workspaces(tracker) if cuda else []
         accumulating = recipe.training.update_interval > 1
         ledger = track_step(tracker, model, loss, optimizer, optimizer.step, accumulating=accumulating)

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 from econmt.memory.allocator import round_up
+from econmt.model import translation
 from econmt_ops.lstm.cudnn import cudnn_lstm
 
 aten = torch.ops.aten
@@ -24,6 +25,26 @@ def _scalar(_value: Tensor) -> int:
 def _every_index(tensor: Tensor) -> Tensor:
     """The indices of all values, as if none were zero."""
     return tensor.new_empty((tensor.numel(), tensor.dim()), dtype=torch.int64)
+
+
+def _distinct_words(
+    words: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As many distinct ones as there are at most where the model multiplies each of them once."""
+    return _unique(words, max(1, int(translation.DISTINCT * words.numel())), inverse, counts)
+
+
+def _all_different(
+    values: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As many distinct values as there are values."""
+    return _unique(values, values.numel(), inverse, counts)
+
+
+def _unique(values: Tensor, many: int, inverse: bool, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
+    found = values.new_empty(many)
+    places = values.new_empty(values.shape if inverse else 0)
+    return found, places, found.new_empty(many if counts else 0)
 
 
 def onednn_workspace(steps: int, batch: int, inputs: int, hidden: int) -> int:
@@ -136,8 +157,12 @@ def _cudnn_lstm_backward(
 REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._local_scalar_dense.default: _scalar,
     aten.nonzero.default: _every_index,
+    aten._unique2.default: _distinct_words,
     aten.mkldnn_rnn_layer.default: _onednn_lstm,
     aten._cudnn_rnn.default: _cudnn_lstm,
     aten._cudnn_rnn_backward.default: _cudnn_lstm_backward,
 }
 """By operator: called with its arguments, gives its results; what it makes besides is workspace."""
+
+ON_GPU = {**REPLACEMENTS, aten._unique2.default: _all_different}
+"""The same for what stands for a GPU, where the model asks for no distinct words: nobody may wait for their number."""

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from econmt.memory.allocator import BLOCK
 from econmt.memory.estimate import cublas_workspaces, simulate
-from econmt.memory.fake import REPLACEMENTS, CuDNN
+from econmt.memory.fake import ON_GPU, REPLACEMENTS, CuDNN
 from econmt.memory.tracker import Tracker
 from econmt.model import IncrementalModel, build_model
 from econmt.recipe import Recipe
@@ -48,7 +48,7 @@ def estimate_search(
         source = torch.ones(sentences, source_length, dtype=torch.int64)
         lengths = torch.ones(sentences, dtype=torch.int64)
         rows = torch.zeros(sentences * beam, dtype=torch.int64)
-        tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=REPLACEMENTS)
+        tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)
         workspaces = cublas_workspaces(tracker) if cuda else []  # of training, which goes on afterwards
         for parameter in model.parameters():
             tracker.label(parameter, "weights", "other")

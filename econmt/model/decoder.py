@@ -17,6 +17,7 @@ from econmt.model.implementations import Implementations
 from econmt.model.layers import LSTMLayer, SeededDropout, draw_seed, initialize_linear, weights_of
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, attentional_lstm, lstm
 from econmt_ops.accounting import layer as account
+from econmt_ops.repeated import Inputs
 
 
 class Memory(NamedTuple):
@@ -70,11 +71,12 @@ class Decoder(nn.Module, ABC):
         """Input width of every layer, bottom first."""
 
     @abstractmethod
-    def forward(self, inputs: Tensor, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
+    def forward(self, inputs: Inputs, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
         """Run over target embeddings.
 
         Args:
-            inputs: (B, T, I) target embeddings. memory: the source. state: where the rows stand.
+            inputs: (B, T, I) target embeddings, or those of the distinct words.
+            memory: the source. state: where the rows stand.
 
         Returns:
             The attentional hidden vectors (B, T, H), the attention (B, T, S) and the state after the last position.
@@ -109,7 +111,7 @@ class InputFeedingDecoder(Decoder):
     def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:  # noqa: ARG002
         return [input_size + self.config.size] + [self.config.size] * (self.config.layers - 1)
 
-    def forward(self, inputs: Tensor, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
+    def forward(self, inputs: Inputs, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
         """See :meth:`Decoder.forward`; the whole loop is one ``econmt_ops.attentional_lstm``."""
         attention = self.attention
         probability = self.dropout.probability if self.training else 0.0
@@ -149,7 +151,7 @@ class ParallelDecoder(Decoder):
     def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:
         return [input_size] + [self.config.size + encoder_size] * (self.config.layers - 1)
 
-    def forward(self, inputs: Tensor, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
+    def forward(self, inputs: Inputs, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
         """See :meth:`Decoder.forward`."""
         weights = weights_of(self.layers)
         how = self.implementations.for_lstm()

@@ -12,6 +12,7 @@ from econmt import recipe
 from econmt.model.implementations import Implementations
 from econmt.model.layers import LSTMLayer, SeededDropout, draw_seed, weights_of
 from econmt_ops import bidirectional_lstm, lstm
+from econmt_ops.repeated import Inputs
 from econmt_ops.weights import AnyLSTMWeights
 
 
@@ -43,33 +44,29 @@ class Encoder(nn.Module):
             else:
                 self.upper_layers.append(LSTMLayer(width, config.size, config.rank))
 
-    def forward(self, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Inputs, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a batch.
 
         Args:
-            inputs: (B, S, I) source embeddings. lengths: (B,) words of each row.
+            inputs: (B, S, I) source embeddings, or those of the distinct words. lengths: (B,) words of each row.
 
         Returns:
             The outputs (B, S, E) of the top layer, zero past a row's length, and its last hidden state (B, E).
         """
-        outputs, last = inputs, inputs[:, 0]
-        both_ways = zip(weights_of(self.forward_layers), weights_of(self.backward_layers), strict=True)
-        for layer, (ahead, back) in enumerate(both_ways):
-            below = outputs if layer == 0 else self.dropout(outputs)
-            outputs, states = bidirectional_lstm(
-                below, ahead, back, lengths=lengths, **self.implementations.for_lstm()
-            )
-            last = torch.cat([states[0][0], states[1][0]], dim=-1)
-            if self.config.residual and layer > 0:
-                outputs = outputs + below
         stack = weights_of(self.upper_layers)
-        if not stack:
+        pairs = list(zip(weights_of(self.forward_layers), weights_of(self.backward_layers), strict=True))
+        if not pairs:
+            outputs, last = self._run(stack, inputs, lengths, residual=self.config.residual)
             return self.dropout(outputs), last
-        if not len(self.forward_layers):
-            outputs, last = self._run(stack, outputs, lengths, residual=self.config.residual)
-        elif not self.config.residual:
+        outputs, last = self._run_both_ways(pairs[0], inputs, lengths)
+        for pair in pairs[1:]:
+            below = self.dropout(outputs)
+            outputs, last = self._run_both_ways(pair, below, lengths)
+            if self.config.residual:
+                outputs = outputs + below
+        if stack and not self.config.residual:
             outputs, last = self._run(stack, self.dropout(outputs), lengths, residual=False)
-        else:
+        elif stack:
             # A stack adds its input from its second layer on; here the first one adds too.
             for weights in stack:
                 below = self.dropout(outputs)
@@ -77,8 +74,17 @@ class Encoder(nn.Module):
                 outputs = outputs + below
         return self.dropout(outputs), last
 
+    def _run_both_ways(
+        self, pair: tuple[AnyLSTMWeights, AnyLSTMWeights], inputs: Inputs, lengths: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A layer of two directions: outputs (B, S, E) and both last hidden states (B, E)."""
+        outputs, states = bidirectional_lstm(
+            inputs, *pair, lengths=lengths, **self.implementations.for_lstm()
+        )
+        return outputs, torch.cat([states[0][0], states[1][0]], dim=-1)
+
     def _run(
-        self, stack: tuple[AnyLSTMWeights, ...], inputs: Tensor, lengths: Tensor, residual: bool
+        self, stack: tuple[AnyLSTMWeights, ...], inputs: Inputs, lengths: Tensor, residual: bool
     ) -> tuple[Tensor, Tensor]:
         """Layers of one direction: outputs (B, S, E) and the top layer's last hidden state (B, E)."""
         probability = self.dropout.probability if self.training and len(stack) > 1 else 0.0

@@ -21,8 +21,13 @@ from econmt.model.layers import (
     initialize_linear,
     mean_of_valid,
 )
-from econmt_ops import linear_cross_entropy
+from econmt_ops import Repeated, linear_cross_entropy
 from econmt_ops.accounting import layer
+from econmt_ops.repeated import Inputs
+
+DISTINCT = 0.75
+"""Of a batch's words, the share of distinct ones up to which it pays to multiply each once. In a batch of 64 sentences
+of Multi30k of like length it is 0.3 to 0.45."""
 
 
 class EncoderOutput(NamedTuple):
@@ -123,7 +128,7 @@ class TranslationModel(nn.Module):
     def encode(self, source: Tensor, lengths: Tensor) -> EncoderOutput:
         """Encode sentences. source (B, S) int64 ids, lengths (B,) int64, each at least 1."""
         with layer("embedding"):
-            embedded = self.embedding_dropout(self.source_embedding(source))
+            embedded = self._look_up(self.source_embedding, source, self.implementations.lstm)
         with layer("encoder"):
             values, last = self.encoder(embedded, lengths)
             summary = mean_of_valid(values, lengths) if self.config.decoder.state_init == "avg" else last
@@ -142,7 +147,12 @@ class TranslationModel(nn.Module):
         """
         encoded = self.encode(source, source_lengths)
         with layer("embedding"):
-            embedded = self.embedding_dropout(self.target_embedding(target_input))
+            name = (
+                self.implementations.attention
+                if self.config.decoder.input_feeding
+                else self.implementations.lstm
+            )
+            embedded = self._look_up(self.target_embedding, target_input, name)
         with layer("decoder"):
             state = self.decoder.initial_state(encoded.summary)
             outputs, _, _ = self.decoder(embedded, encoded.memory, state)
@@ -177,6 +187,25 @@ class TranslationModel(nn.Module):
                 implementation=self.implementations.output,
             )
         return loss.to(torch.float32)
+
+    def _look_up(self, embedding: nn.Embedding, ids: Tensor, implementation: str) -> Inputs:
+        """Embeddings of ids (B, T), after dropout: written out or, to be multiplied once each, of the distinct words.
+
+        Dropout makes every position another input, and a GPU would have to be waited for; what the reference is given
+        it writes out.
+
+        Args:
+            embedding: of all words.
+            ids: (B, T).
+            implementation: of the LSTM that will read them.
+        """
+        drops = self.training and self.embedding_dropout.probability > 0.0
+        if not (drops or ids.is_cuda or implementation == "reference") and torch.is_grad_enabled():
+            words, places = torch.unique(ids, return_inverse=True)
+            if words.numel() <= DISTINCT * ids.numel():
+                return Repeated(embedding(words), places)
+        embedded: Tensor = self.embedding_dropout(embedding(ids))
+        return embedded
 
     def _read_out(self, outputs: Tensor) -> Tensor:
         return outputs if self.readout is None else self.readout(outputs)

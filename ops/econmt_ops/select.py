@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from econmt_ops.blocks import STASHES
 from econmt_ops.measurements import Measurement, Record, Store, decide, machine
-from econmt_ops.timing import alternate, synchronizer
+from econmt_ops.timing import alternate, contest, synchronizer
 from econmt_ops.trials import counting_bytes, detached
 from econmt_ops.weights import tensors_of
 
@@ -354,14 +354,12 @@ class Session:
                     once(candidate)
                     compiling[name] = time.perf_counter() - before
             left -= time.perf_counter() - began
-            timings = alternate(
-                functions,
-                left,
-                synchronize=synchronizer(problem.device),
-                least=_LEAST_SAMPLES,
-                most=_SAMPLES,
-                drop=self._only is None,
-            )
+            wait = synchronizer(problem.device)
+            how = {"least": _LEAST_SAMPLES, "most": _SAMPLES}
+            if self._only is None:
+                timings = contest(functions, left, fits=self._fits(sizes), synchronize=wait, **how)
+            else:
+                timings = alternate(functions, left, synchronize=wait, drop=False, **how)
         self.seconds += time.perf_counter() - began
         if timings is None:
             return None
@@ -376,6 +374,10 @@ class Session:
             )
             for name, timing in timings.items()
         }
+
+    def _fits(self, sizes: Mapping[str, int]) -> Callable[[str], bool]:
+        """Whether a candidate keeps no more than is allowed, once it was called."""
+        return lambda name: self.byte_limit is None or sizes[name] <= self.byte_limit
 
     def remember(self) -> None:
         """Adds what was measured to the file."""

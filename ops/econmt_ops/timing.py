@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -13,6 +14,17 @@ _SAMPLE_SECONDS = 1e-3
 
 _HOPELESS = 1.5
 """A function whose quickest call takes this many times the quickest of all is not called again."""
+
+
+_NEAR = 0.1
+"""Functions that take at most this share longer than the fastest one are timed again without the others.
+
+What runs before a function decides what the caches hold, and what memory the system has just got back: between slower
+ones, two layouts of a matrix product that differed by 10 % in turns of their own differed by 4 to 18 %.
+"""
+
+_ROUNDS = 8
+"""Samples of a function at first, if there are more than two: enough to tell those that are near."""
 
 
 class Timing(NamedTuple):
@@ -55,7 +67,7 @@ def alternate(
     most: int = 1000,
     drop: bool = True,
 ) -> dict[str, Timing] | None:
-    """Times functions in turns: one sample of each, then the next of each.
+    """Times functions in turns: one sample of each, then the next of each, the other way round.
 
     Args:
         functions: by name.
@@ -94,7 +106,8 @@ def alternate(
             if count < least:
                 return None
             break
-        for name in alive:
+        # Not always after the same one, which may leave the machine better or worse than another.
+        for name in alive if count % 2 == 0 else alive[::-1]:
             found = sample(functions[name], repeats[name])
             samples[name].append(found)
             repeats[name] = max(repeats[name], round(_SAMPLE_SECONDS / max(found, 1e-9)))
@@ -102,6 +115,89 @@ def alternate(
             best = min(min(samples[name]) for name in alive)
             alive = [name for name in alive if min(first[name], *samples[name]) <= _HOPELESS * best]
     return {name: _timing(samples[name], first[name]) for name in functions}
+
+
+def contest(
+    functions: Mapping[str, Callable[[], object]],
+    seconds: float,
+    *,
+    fits: Callable[[str], bool] = lambda _: True,
+    synchronize: Callable[[], None] = _nothing,
+    clock: Callable[[], float] = time.perf_counter,
+    least: int = 3,
+    most: int = 1000,
+) -> dict[str, Timing] | None:
+    """Times functions in turns to find the fastest: those that are near to it take turns once more, without the others.
+
+    A machine's speed may change by a tenth from one moment to the next. So not all samples of one function are compared
+    with all of another, but those of the same turn: the medians are those of the ratios to one function, times its own.
+
+    Args:
+        functions: by name.
+        seconds: that all of it may take.
+        fits: whether a function may be the one to run, asked once all were called; it is the fastest of these that
+            others are near to.
+        synchronize, clock: see `alternate`.
+        least: samples of a function without which it is not known.
+        most: samples of a function at which it is known well enough.
+
+    Returns:
+        The timings by name; samples are those of the turns with all others. None if time did not suffice.
+    """
+    end = clock() + seconds
+    many = len(functions) > 2
+    found = alternate(
+        functions,
+        seconds,
+        synchronize=synchronize,
+        clock=clock,
+        least=least,
+        most=min(most, max(least, _ROUNDS)) if many else most,
+    )
+    if found is None:
+        return None
+    medians, spread = paired_medians(found), found
+    best = min((medians[name] for name in functions if fits(name)), default=0.0)
+    near = [name for name in functions if fits(name) and medians[name] <= (1 + _NEAR) * best]
+    if many and len(near) > 1:
+        again = alternate(
+            {name: functions[name] for name in near},
+            end - clock(),
+            synchronize=synchronize,
+            clock=clock,
+            least=least,
+            most=most,
+        )
+        if again is not None:
+            alone = paired_medians(again)
+            # On the level of before, since the machine may be faster or slower than when the others were timed.
+            level = math.exp(sum(math.log(medians[name] / alone[name]) for name in near) / len(near))
+            medians |= {name: level * alone[name] for name in near}
+            spread = {**found, **again}
+    return {
+        name: timing._replace(
+            median=medians[name],
+            low=spread[name].low * medians[name] / spread[name].median,
+            high=spread[name].high * medians[name] / spread[name].median,
+        )
+        for name, timing in found.items()
+    }
+
+
+def paired_medians(timings: Mapping[str, Timing]) -> dict[str, float]:
+    """Seconds of each function that took turns with others: its median ratio to the fastest in the same turns.
+
+    Args:
+        timings: whose n-th samples were taken in the n-th turn; some functions may have been dropped before the last.
+    """
+    longest = max(len(timing.samples) for timing in timings.values())
+    whole = [timing for timing in timings.values() if len(timing.samples) == longest]
+    fastest = min(whole, key=lambda timing: timing.median)
+    return {
+        name: fastest.median
+        * quantile([mine / other for mine, other in zip(timing.samples, fastest.samples, strict=False)], 0.5)
+        for name, timing in timings.items()
+    }
 
 
 def _timing(samples: list[float], first: float) -> Timing:

@@ -118,7 +118,10 @@ class Problem:
         sum_s alpha_s projected_s is the context's share of what tanh reads to give o: one product a call instead of
         one a step.
         """
-        projected = functional.linear(self.values, self.from_values)
+        # As rows: values whose batch is not their first axis in memory would go to a batched product, which copies the
+        # matrix once a sentence.
+        rows = functional.linear(self.values.reshape(-1, self.values.shape[2]), self.from_values)
+        projected = rows.view(*self.values.shape[:2], self.hidden)
         if self.padding is not None:
             projected.masked_fill_(self.padding.unsqueeze(2), 0.0)
         return projected

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from econmt_ops.blocks import add_outer
 from econmt_ops.lstm.products import Product
 from econmt_ops.operators import custom_op
 from econmt_ops.precision import accumulate_dtype
@@ -72,7 +73,8 @@ class _Sums:
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         accumulate = accumulate_dtype(hidden.dtype)
         self.hidden = torch.zeros_like(hidden, memory_format=torch.contiguous_format)
-        self.weight = torch.zeros_like(weight, dtype=accumulate, memory_format=torch.contiguous_format)
+        self.weight = torch.empty_like(weight, dtype=accumulate, memory_format=torch.contiguous_format)
+        self._fresh = True
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=accumulate)
 
     def add_bias(self, gradient: Tensor) -> None:
@@ -84,13 +86,13 @@ class _Sums:
     def add(self, rows: Tensor | slice, hidden: Tensor, layer: _Layer, gradient: Tensor) -> None:
         """Adds the share of a chunk whose logits have this gradient (C, V), in the compute type."""
         self.hidden[rows] = layer.to_hidden(gradient)
-        if self.weight.dtype == gradient.dtype:
-            self.weight.addmm_(gradient.t(), hidden)
-        else:
-            self.weight += torch.mm(gradient.t(), hidden)
+        add_outer(self.weight, gradient.unsqueeze(0), hidden.unsqueeze(0), self._fresh)
+        self._fresh = False
 
     def results(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The three gradients, an empty one for no bias."""
+        if self._fresh:
+            self.weight.zero_()
         bias = hidden.new_empty(0, dtype=self.weight.dtype) if self.bias is None else self.bias
         return self.hidden, self.weight, bias
 

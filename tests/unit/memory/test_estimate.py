@@ -12,7 +12,7 @@ from torch import Tensor
 from econmt import recipe
 from econmt.memory.estimate import CUBLAS_WORKSPACE, estimate_step, make_optimizer
 from econmt.memory.ledger import Ledger, give_state, measure_step
-from econmt.model import Implementations, build_model
+from econmt.model import Implementations, build_model, translation
 from econmt.recipe import Recipe, load_recipe
 from econmt.training import optimizers
 from econmt_ops.select import rules_only
@@ -28,13 +28,18 @@ def small(name: str, *overrides: str) -> Recipe:
     return load_recipe(name, [*SMALL, *overrides])
 
 
-def measure(recipe: Recipe, shape: tuple[int, int, int], ragged: bool = False) -> Ledger:
-    """The ledger of a real step on full rows, or on rows of all lengths."""
+def measure(
+    recipe: Recipe, shape: tuple[int, int, int], ragged: bool = False, words: int | None = None
+) -> Ledger:
+    """The ledger of a real step on full rows, or on rows of all lengths, of so many different words on each side."""
     torch.manual_seed(1)
     batch, source_length, target_length = shape
     model = build_model(recipe, VOCABULARY, VOCABULARY).train()
     source = torch.randint(4, VOCABULARY, (batch, source_length))
     target = torch.randint(4, VOCABULARY, (batch, target_length))
+    if words is not None:
+        source = torch.arange(source.numel()).view_as(source) % words + 4
+        target = torch.arange(target.numel()).view_as(target) % words + 4
     lengths = torch.full((batch,), source_length)
     if ragged:
         lengths = torch.arange(batch) % source_length + 1
@@ -83,6 +88,13 @@ CASES = [
 ]
 
 
+@pytest.fixture
+def no_word_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words are multiplied wherever they stand, by the model as for the estimate."""
+    monkeypatch.setattr(translation, "DISTINCT", 0.0)
+
+
+@pytest.mark.usefixtures("no_word_twice")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}{CASES.index(case)}")
 def test_agrees_with_the_measured_peak(case: Case) -> None:
     recipe = small(case.name, *case.overrides)
@@ -107,6 +119,22 @@ def test_is_an_upper_bound_for_rows_of_all_lengths(overrides: tuple[str, ...]) -
     measured = measure(recipe, shape, ragged=True)
     estimated = estimate_step(recipe, VOCABULARY, VOCABULARY, shape)
     assert measured.peak <= estimated.peak <= 1.25 * measured.peak
+
+
+@pytest.mark.parametrize("overrides", [(), (*RECOMPUTE, "ops.stash=outputs")], ids=["gates", "outputs"])
+@pytest.mark.parametrize("shape", [(12, 4, 4), (48, 7, 6)], ids=["few", "many"])
+def test_words_that_repeat(shape: tuple[int, int, int], overrides: tuple[str, ...]) -> None:
+    """It agrees where the words are as many as can be, and is an upper bound where they are fewer."""
+    recipe = small("multi30k", "model.dropout=0", *overrides)
+    most = int(translation.DISTINCT * shape[0] * shape[1])
+    measured = measure(recipe, shape, words=min(most, VOCABULARY - 4))
+    estimated = estimate_step(recipe, VOCABULARY, VOCABULARY, shape)
+    if most <= VOCABULARY - 4:
+        assert estimated.peak == pytest.approx(measured.peak, rel=0.02)
+        assert estimated.flops == measured.flops
+    assert measured.peak <= estimated.peak
+    assert measured.stashed <= estimated.stashed
+    assert measured.flops <= estimated.flops
 
 
 def test_changes_nothing_outside() -> None:
