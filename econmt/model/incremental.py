@@ -11,7 +11,6 @@ size, E encoder size, V target vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,8 @@ from torch.nn import functional
 
 from econmt.model.attention import Attention
 from econmt.model.decoder import Decoder
+from econmt.model.incremental_encoder import LaidOutEncoder
+from econmt.model.laid_out import Gates, is_watched, laid_out
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.blocks import split_rows
@@ -28,7 +29,6 @@ from econmt_ops.lstm.products import Product
 from econmt_ops.masking import padding_mask
 from econmt_ops.precision import accumulate_dtype
 from econmt_ops.steps import LAYER_NORM_EPSILON, advance_cell, tanh_
-from econmt_ops.weights import LowRank, Matrix
 
 _TABLE_BYTES = 256 << 20
 """The largest table of what words add to gates."""
@@ -52,7 +52,7 @@ class Sources(NamedTuple):
     def keep(self, sentences: Tensor) -> Sources:
         """The sentences with indices ``sentences`` (C,), cut to the longest of them."""
         lengths = self.lengths[sentences]
-        size = self.keys.shape[1] if _is_watched() else int(lengths.max())
+        size = self.keys.shape[1] if is_watched() else int(lengths.max())
         keys, values, padding = (
             part[:, :size].index_select(0, sentences) for part in (self.keys, self.values, self.padding)
         )
@@ -108,23 +108,31 @@ class IncrementalModel:
         self.model = model
         self._dtype = dtype
         with torch.no_grad():
+            on_cpu = model.output_weight.device.type == "cpu"
+            self._encoder = LaidOutEncoder(model, dtype) if on_cpu else None
             self._decoder = _StepDecoder(model.decoder, model.target_embedding.weight.detach(), dtype)
             self._logits = torch.empty(
                 0, model.target_size, dtype=accumulate_dtype(dtype), device=model.output_weight.device
             )
             self._readout = (
-                None if model.readout is None else _product(model.readout.weight, model.readout.bias, dtype)
+                None if model.readout is None else laid_out(model.readout.weight, model.readout.bias, dtype)
             )
-            self._output = _product(model.output_weight, model.output_bias, dtype)
+            self._output = laid_out(model.output_weight, model.output_bias, dtype)
 
     def encode(self, source: Tensor, lengths: Tensor) -> IncrementalState:
         """Encode ``source`` (B, S) int64, EOS included, padded; ``lengths`` (B,) int64 count EOS."""
         assert not self.model.training, "a search needs a model in evaluation mode"
-        lower = self._dtype == torch.bfloat16
-        with torch.no_grad(), torch.autocast(source.device.type, dtype=torch.bfloat16, enabled=lower):
-            encoded = self.model.encode(source, lengths)
-            first = self.model.decoder.initial_state(encoded.summary)
+        lower = torch.autocast(
+            source.device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16
+        )
         with torch.no_grad():
+            if self._encoder is None or is_watched():  # estimates know the model's own encoder
+                with lower:
+                    encoded = self.model.encode(source, lengths)
+            else:
+                encoded = self._encoder(source, lengths)
+            with lower:
+                first = self.model.decoder.initial_state(encoded.summary)
             keys, values, lengths = encoded.memory
             padding = padding_mask(lengths, keys.shape[1], keys.device)
             keys, factors = self._decoder.attention.prepare(keys)
@@ -164,33 +172,6 @@ class IncrementalModel:
         return torch.log_softmax(logits, dim=-1, out=logits)
 
 
-def _product(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Product:
-    """The product with a weight (N, K), laid out; on a GPU as it is."""
-    layout = "packed" if weight.device.type == "cpu" else "row"
-    return Product(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype), layout)
-
-
-class _Gates:
-    """The gates of one layer before their nonlinearities: the products of several inputs, added."""
-
-    def __init__(self, weights: Sequence[Matrix], bias: Tensor | None, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        # Of factorised weights each input meets its right factor; what that gives meets all left factors at once.
-        self._right = [_product(part.right, None, dtype) for part in weights if isinstance(part, LowRank)]
-        whole = [part.left if isinstance(part, LowRank) else part for part in weights]
-        self._product = _product(torch.cat(whole, 1), bias, dtype)
-
-    def __call__(self, *inputs: Tensor, start: Tensor | None = None) -> Tensor:
-        """From each weight's inputs (R, .): (R, 4H), a new tensor.
-
-        With ``start`` (R, 4H), which may be overwritten, it is added, and there must be no bias.
-        """
-        if self._right:
-            inputs = tuple(right(part) for right, part in zip(self._right, inputs, strict=True))
-        joined = inputs[0] if len(inputs) == 1 else torch.cat(inputs, 1)
-        return self._product(joined) if start is None else self._product.plus(start, joined)
-
-
 class _Words:
     """The words' share in the gates of the bottom layer, with its bias.
 
@@ -200,7 +181,7 @@ class _Words:
         embedding: (V, I). gates: of a layer that reads embeddings.
     """
 
-    def __init__(self, embedding: Tensor, gates: _Gates, width: int) -> None:
+    def __init__(self, embedding: Tensor, gates: Gates, width: int) -> None:
         self.embedding, self.gates = embedding, gates
         self.known: Tensor | None = None
         size = len(embedding) * width * gates.dtype.itemsize
@@ -211,7 +192,7 @@ class _Words:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Of tokens (R,): (R, 4H), a new tensor."""
-        if self.known is None or _is_watched():
+        if self.known is None or is_watched():
             return self._make(tokens)
         unknown: Tensor = torch.unique(tokens[~self.known[tokens]])
         if len(unknown):
@@ -236,7 +217,7 @@ class _StepAttention:
         if attention.query is not None and attention.score is not None:
             # tanh x = 2 sigmoid(2 x) - 1: twice the sum of sigmoids, and a constant that no softmax feels.
             outer, inner = (1.0, 1.0) if norm is not None else (2.0, -2.0)
-            self.query = _product(attention.query * inner, None, dtype)
+            self.query = laid_out(attention.query * inner, None, dtype)
             self.score = attention.score.detach().to(self.accumulate) * outer
         # exp of anything within is a normal number
         self.largest = math.log(torch.finfo(self.accumulate).max) - 2.0
@@ -312,14 +293,9 @@ class _StepAttention:
         return functional.layer_norm(room, room.shape[3:], gain, bias, eps=LAYER_NORM_EPSILON).tanh_()
 
 
-def _is_watched() -> bool:
-    """Whether a dispatch mode looks on: fake tensors, for one, have no numbers that could be asked for."""
-    return bool(torch._C._len_torch_dispatch_stack())
-
-
 def _is_within(low: Tensor, high: Tensor, bound: float) -> bool:
-    """Whether numbers lie between -bound and bound; no while :func:`_is_watched`."""
-    return not _is_watched() and -bound <= float(low) and float(high) <= bound
+    """Whether numbers lie between -bound and bound; no while :func:`is_watched`."""
+    return not is_watched() and -bound <= float(low) and float(high) <= bound
 
 
 class _StepDecoder:
@@ -334,14 +310,14 @@ class _StepDecoder:
         self.feeding, self.residual = config.input_feeding, config.residual
         self.attention = _StepAttention(decoder.attention, dtype, embedding.device)
         bottom, *upper = weights_of(decoder.layers)
-        word = _Gates([columns(bottom.input, 0, width)], bottom.bias, dtype)
+        word = Gates([columns(bottom.input, 0, width)], bottom.bias, dtype)
         self.words = _Words(embedding, word, 4 * config.size)
         fed = [columns(bottom.input, width, bottom.input.shape[1])] if self.feeding else []
-        self.bottom = _Gates([*fed, bottom.hidden], None, dtype)
-        self.upper = [_Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
+        self.bottom = Gates([*fed, bottom.hidden], None, dtype)
+        self.upper = [Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
         weight, size = decoder.combine.weight, config.size
-        self.combine = _product(weight[:, :size], decoder.combine.bias, dtype)
-        self.from_values = _product(weight[:, size:], None, dtype)
+        self.combine = laid_out(weight[:, :size], decoder.combine.bias, dtype)
+        self.from_values = laid_out(weight[:, size:], None, dtype)
         self.size, self.dtype = size, dtype
         # Contexts themselves are needed where a layer reads them.
         self.reads_contexts = not self.feeding and bool(upper)
