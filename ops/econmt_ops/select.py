@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from econmt_ops.blocks import STASHES
 from econmt_ops.measurements import Measurement, Record, Store, decide, machine
-from econmt_ops.timing import alternate, contest, synchronizer
+from econmt_ops.timing import Timing, alternate, contest, synchronizer
 from econmt_ops.trials import counting_bytes, detached
 from econmt_ops.weights import tensors_of
 
@@ -354,12 +354,18 @@ class Session:
                     once(candidate)
                     compiling[name] = time.perf_counter() - before
             left -= time.perf_counter() - began
-            wait = synchronizer(problem.device)
-            how = {"least": _LEAST_SAMPLES, "most": _SAMPLES}
+            take_turns: Callable[..., dict[str, Timing] | None]
             if self._only is None:
-                timings = contest(functions, left, fits=self._fits(sizes), synchronize=wait, **how)
+                take_turns = functools.partial(contest, fits=self._fits(sizes))
             else:
-                timings = alternate(functions, left, synchronize=wait, drop=False, **how)
+                take_turns = functools.partial(alternate, drop=False)
+            timings = take_turns(
+                functions,
+                left,
+                synchronize=synchronizer(problem.device),
+                least=_LEAST_SAMPLES,
+                most=_SAMPLES,
+            )
         self.seconds += time.perf_counter() - began
         if timings is None:
             return None

@@ -10,13 +10,18 @@ import functools
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 LAYER_NORM_EPSILON = 1e-5
+
+sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
+"""dy y (1 - y), from dy and y."""
+tanh_backward = torch.ops.aten.tanh_backward.grad_input
+"""dy (1 - y^2), from dy and y."""
 
 _VARIANTS = 64
 """How often a step may be compiled anew."""
@@ -60,20 +65,30 @@ def cell_backward(gates: Tensor, before: Tensor, c: Tensor, dh: Tensor, dc: Tens
     return torch.cat(parts, 1), total * f
 
 
+@functools.cache
+def _minus_one() -> Tensor:
+    return torch.tensor(-1.0)
+
+
+def _stretch_(values: Tensor) -> Tensor:
+    """2 x - 1, in place and in one pass."""
+    return torch.add(_minus_one(), values, alpha=2, out=values)
+
+
 def tanh_(values: Tensor) -> Tensor:
     """tanh, in place. In float32 and float64 on the CPU as 2 sigmoid(2 x) - 1, which takes a third of the time."""
     if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
         return values.tanh_()
-    return values.mul_(2).sigmoid_().mul_(2).sub_(1)
+    return _stretch_(values.add_(values).sigmoid_())
 
 
 def activate_(gates: Tensor) -> Tensor:
     """The nonlinearities of the gates (..., 4H), in place: sigmoid, but tanh for g."""
     quarter = gates.shape[-1] // 4
     g = gates[..., 2 * quarter : 3 * quarter]
-    g.mul_(2)
+    g.add_(g)
     gates.sigmoid_()
-    g.mul_(2).sub_(1)
+    _stretch_(g)
     return gates
 
 
@@ -89,38 +104,101 @@ def advance_cell(gates: Tensor, c: Tensor, h: Tensor, after: Tensor) -> None:
         gates: (B, 4H) and c: (B, H), both in the accumulate type.
         h: (B, H) is written. after: (B, H) gets the cell state after the step and may be ``c`` itself.
     """
-    i, f, g, o = activate_(gates).chunk(4, 1)
+    _advance(activate_(gates).chunk(4, 1), c, h, after, torch.empty_like(after))
+
+
+def _advance(gates: Sequence[Tensor], c: Tensor, h: Tensor, after: Tensor, squashed: Tensor) -> None:
+    """:func:`advance_cell` from the four gates after their nonlinearities; ``squashed`` (B, H) gets tanh c."""
+    i, f, g, o = gates
     torch.mul(f, c, out=after)
     after.addcmul_(i, g)
-    torch.mul(tanh_(after.clone()), o, out=h)
+    torch.mul(_squash(after, squashed), o, out=h)
 
 
-def retreat_cell(gates: Tensor, before: Tensor, c: Tensor, dh: Tensor, dc: Tensor, dgates: Tensor) -> Tensor:
-    """:func:`cell_backward` with few copies.
+def _squash(c: Tensor, out: Tensor) -> Tensor:
+    """tanh c, (B, H), in ``out``."""
+    if c.device.type != "cpu":
+        return torch.tanh(c, out=out)
+    return _stretch_(torch.add(c, c, out=out).sigmoid_())
 
-    Args:
-        gates: (B, 4H) after their nonlinearities. before, c, dh, dc: as there.
-        dgates: (B, 4H) is written, in any type; it may be ``gates`` itself.
 
-    Returns:
-        The gradient of ``before`` (B, H).
+class Workspace:
+    """The cell's steps on memory that is kept from one step to the next.
+
+    Memory taken anew for each step would have been written by nobody and lie in no cache.
+
+    Attributes:
+        gates: (B, 4H) in the accumulate type, for the caller to fill.
     """
-    i, f, g, o = gates.chunk(4, 1)
-    di, df, dg, do = dgates.chunk(4, 1)
-    squashed = tanh_(c.clone())
-    opened = dh * o
-    total = dc + opened
-    opened.mul_(squashed)
-    total.addcmul_(opened, squashed, value=-1)
-    torch.addcmul(opened, opened, o, value=-1, out=do)
-    dbefore = torch.mul(total, f, out=squashed)
-    forgotten = torch.mul(dbefore, before, out=opened)
-    torch.addcmul(forgotten, forgotten, f, value=-1, out=df)
-    total.mul_(i)
-    written = torch.mul(total, g, out=forgotten)
-    torch.addcmul(total, written, g, value=-1, out=dg)
-    torch.addcmul(written, written, i, value=-1, out=di)
-    return dbefore
+
+    def __init__(self, c: Tensor) -> None:
+        """``c``: (B, H), in the accumulate type, as the cell states of the steps."""
+        rows, hidden = c.shape
+        self.gates = c.new_empty(rows, 4 * hidden)
+        self._quarters = self.gates.chunk(4, 1)
+        # Zeros, since a quarter is multiplied before it is first written, and odd values can be slow to multiply.
+        self._made = c.new_zeros(rows, 4 * hidden)
+        self._made_quarters = self._made.chunk(4, 1)
+        self._squashed, self._dh, self._given, self._total = c.new_empty(4, rows, hidden).unbind(0)
+
+    def fits(self, c: Tensor) -> bool:
+        """Whether it is for steps with cell states like ``c``."""
+        mine = self._total
+        return mine.shape == c.shape and mine.dtype == c.dtype and mine.device == c.device
+
+    def advance(self, c: Tensor, h: Tensor, after: Tensor, gates: Tensor | None = None) -> None:
+        """:func:`advance_cell`, without ``gates`` with those of the workspace."""
+        if gates is None:
+            activate_(self.gates)
+            _advance(self._quarters, c, h, after, self._squashed)
+        else:
+            _advance(activate_(gates).chunk(4, 1), c, h, after, self._squashed)
+
+    def retreat(
+        self,
+        before: Tensor,
+        c: Tensor,
+        incoming: Tensor,
+        dh: Tensor,
+        dc: Tensor,
+        dgates: Tensor,
+        gates: Tensor | None = None,
+    ) -> Tensor:
+        """:func:`cell_backward`.
+
+        Args:
+            before, c, dc: as there.
+            incoming, dh: (B, H), two gradients of h, in any type.
+            dgates: (B, 4H) is written, in any type; it may be ``gates`` itself.
+            gates: (B, 4H) after their nonlinearities; None: those of the workspace.
+
+        Returns:
+            The gradient of ``before`` (B, H).
+        """
+        i, f, g, o = self._quarters if gates is None else gates.chunk(4, 1)
+        if dh.dtype == incoming.dtype == c.dtype:
+            dh = torch.add(dh, incoming, out=self._dh)
+        else:
+            # Given two types, an operator would make copies of its own.
+            dh = self._dh.copy_(dh).add_(self._given.copy_(incoming))
+        squashed, (di, df, dg, do) = _squash(c, self._squashed), self._made_quarters
+        total = torch.mul(dh, o, out=self._total)
+        tanh_backward(total, squashed, grad_input=total)
+        total.add_(dc)
+        # Times x (1 - x) for the gate x, or 1 - x^2 for g, these are the gradients.
+        torch.mul(total, g, out=di)
+        torch.mul(total, before, out=df)
+        torch.mul(dh, squashed, out=do)
+        of_g = torch.mul(total, i, out=squashed)
+        dbefore = total * f
+        gates = self.gates if gates is None else gates
+        at_once = dgates.dtype == c.dtype and not dgates.is_set_to(gates)
+        made = dgates if at_once else self._made
+        sigmoid_backward(self._made, gates, grad_input=made)
+        tanh_backward(of_g, g, grad_input=made.chunk(4, 1)[2] if at_once else dg)
+        if not at_once:
+            dgates.copy_(made)
+        return dbefore
 
 
 def additive_forward(query: Tensor, keys: Tensor, score: Tensor) -> Tensor:

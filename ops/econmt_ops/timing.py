@@ -13,7 +13,7 @@ _SAMPLE_SECONDS = 1e-3
 """A sample repeats a function until it takes at least this long: below it the clock and the call would count."""
 
 _HOPELESS = 1.5
-"""A function whose quickest call takes this many times the quickest of all is not called again."""
+"""A function that takes this many times as long as the quickest, in every turn, is not called again."""
 
 
 _NEAR = 0.1
@@ -112,8 +112,14 @@ def alternate(
             samples[name].append(found)
             repeats[name] = max(repeats[name], round(_SAMPLE_SECONDS / max(found, 1e-9)))
         if drop:
-            best = min(min(samples[name]) for name in alive)
-            alive = [name for name in alive if min(first[name], *samples[name]) <= _HOPELESS * best]
+            fastest = min(min(samples[name]) for name in alive)
+            turns = [min(samples[name][turn] for name in alive) for turn in range(count + 1)]
+            alive = [
+                name
+                for name in alive
+                if first[name] <= _HOPELESS * fastest
+                or any(own <= _HOPELESS * best for own, best in zip(samples[name], turns, strict=True))
+            ]
     return {name: _timing(samples[name], first[name]) for name in functions}
 
 
@@ -159,7 +165,8 @@ def contest(
     medians, spread = paired_medians(found), found
     best = min((medians[name] for name in functions if fits(name)), default=0.0)
     near = [name for name in functions if fits(name) and medians[name] <= (1 + _NEAR) * best]
-    if many and len(near) > 1:
+    needed = (1 + least) * sum(medians[name] for name in near)
+    if many and len(near) > 1 and clock() + needed <= end:
         again = alternate(
             {name: functions[name] for name in near},
             end - clock(),

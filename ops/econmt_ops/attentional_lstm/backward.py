@@ -26,7 +26,7 @@ from econmt_ops.low_rank import (
 from econmt_ops.lstm.products import add_rows
 from econmt_ops.repeated import add_repeated
 from econmt_ops.scores import ScoreGradients
-from econmt_ops.steps import EAGER, activate_, retreat_cell
+from econmt_ops.steps import EAGER, Workspace, activate_
 from econmt_ops.weights import Matrix
 
 
@@ -183,6 +183,7 @@ class Backward:
             for layer in range(layers)
         ]
         self.dfed = zero
+        self.room = Workspace(self.dc[0])
         # Transposed views: making a weight ready for products of this kind takes longer than it saves.
         self.to_before = [problem.product(problem.joint(layer).t()) for layer in range(layers)]
         self.to_read = problem.product(problem.combine.t())
@@ -246,11 +247,12 @@ class Backward:
         for layer in reversed(range(len(problem.layers))):
             dgates = deferred.gates[layer][step]
             gates, cells = block.gates[layer][step], block.cells[layer]
-            dh = (self.dh[layer] + dtop).to(problem.accumulate)
+            states = cells[step], cells[step + 1]
             if problem.run is EAGER:
-                dc = retreat_cell(gates, cells[step], cells[step + 1], dh, self.dc[layer], dgates)
+                dc = self.room.retreat(*states, dtop, self.dh[layer], self.dc[layer], dgates, gates)
             else:
-                made, dc = problem.run.cell_backward(gates, cells[step], cells[step + 1], dh, self.dc[layer])
+                dh = (self.dh[layer] + dtop).to(problem.accumulate)
+                made, dc = problem.run.cell_backward(gates, *states, dh, self.dc[layer])
                 dgates.copy_(made)
             self.dc[layer] = dc
             dread, self.dh[layer] = self.to_before[layer](dgates).chunk(2, 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from econmt_ops.attentional_lstm.problem import Problem
 from econmt_ops.blocks import reaches, split_blocks
 from econmt_ops.precision import accumulate_dtype
-from econmt_ops.steps import EAGER, activate, advance_cell, tanh_
+from econmt_ops.steps import EAGER, Workspace, activate, tanh_
 
 
 class Result(NamedTuple):
@@ -90,6 +90,7 @@ class _Cells:
         self.problem, self.result, self.keep = problem, result, keep
         self.h = list(first_h)
         self.c = [c.clone() for c in first_c]
+        self.room = Workspace(self.c[0])
         self.every_cell = keep and reaches(stash, "cells")
         self.gates_too = keep and reaches(stash, "gates")
 
@@ -100,8 +101,11 @@ class _Cells:
         c = result.c[layer, step] if self.every_cell else self.c[layer]
         kept = result.gates[layer, step] if self.gates_too else None
         if run is EAGER:
-            wide = gates.to(self.problem.accumulate) if kept is None else kept.copy_(gates)
-            advance_cell(wide, self.c[layer], h, c)
+            if kept is None:
+                self.room.gates.copy_(gates)
+            else:
+                kept.copy_(gates)
+            self.room.advance(self.c[layer], h, c, kept)
         else:
             if kept is not None:
                 kept.copy_(activate(gates, self.problem.accumulate))

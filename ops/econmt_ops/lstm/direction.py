@@ -221,11 +221,20 @@ class Direction:
                 total = gates[begin:end]
                 dgates = torch.empty_like(total)
             incoming = None if doutputs is None else self.walk(doutputs, begin, end)
-            activated = self.activate(total, kept=gates is not None)
-            states = self._states(cells, number, activated)
-            dh, dc, thins = self._walk_back(activated, states, incoming, dh, dc, dgates)
+            sums = self.walks_sums(kept=gates is not None)
+            walked = total if sums else self.activate(total, kept=gates is not None)
+            states = self._states(cells, number, walked)
+            dh, dc, thins = self._walk_back(walked, states, incoming, dh, dc, dgates, sums)
             found.add(begin, end, dgates, inputs, before, thins)
         return *found.weights(), [dh], [dc]
+
+    def walks_sums(self, kept: bool) -> bool:
+        """Whether the way back takes gates as sums, so that each step makes their nonlinearities while it has them.
+
+        Args:
+            kept: whether the gates were kept.
+        """
+        return self.thin is None and reaches(self.stash, "cells") and not (kept and self.keeps_activated)
 
     def activate(self, gates: Tensor, kept: bool) -> Tensor:
         """Gates (..., 4H) after their nonlinearities.
@@ -247,27 +256,31 @@ class Direction:
 
     def _walk_back(
         self,
-        activated: Tensor,
+        gates: Tensor,
         states: Sequence[Tensor],
         incoming: Tensor | None,
         dh: Tensor,
         dc: Tensor,
         dgates: Tensor,
+        sums: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Walks back through a block whose gates (K, B, 4H) are given, and writes their gradients.
+
+        ``sums``: the gates are before their nonlinearities, in the compute type.
 
         Returns:
             The gradients of h and c before the block, and what a factorised U leaves to the gradient of its factors.
         """
         if self.thin is not None:
-            return self.thin.backward(activated, states, incoming, dh, dc, dgates)
+            return self.thin.backward(gates, states, incoming, dh, dc, dgates)
         nothing = torch.zeros_like(dh)
-        for step in reversed(range(len(activated))):
+        backward = self.run.backward_of_sums if sums else self.run.backward
+        for step, (own, made) in reversed(
+            list(enumerate(zip(gates.unbind(0), dgates.unbind(0), strict=True)))
+        ):
             given = nothing if incoming is None else incoming[step]
-            dc = self.run.backward(
-                activated[step], states[step], states[step + 1], given, dh, dc, dgates[step]
-            )
-            dh = self.to_h(dgates[step])
+            dc = backward(own, states[step], states[step + 1], given, dh, dc, made)
+            dh = self.to_h(made)
         return dh, dc, None
 
 

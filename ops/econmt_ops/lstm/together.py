@@ -100,8 +100,8 @@ def walk_both_back(
     found = [Gradients(direction, dinputs, add=True) for direction in directions]
     first_c = torch.stack([direction.first_c for direction in directions])
     nothing = torch.zeros_like(dh)
+    backward = first.run.backward_of_sums if first.walks_sums(kept=True) else first.run.backward
     for begin, end in reversed(first.blocks):
-        activated = first.activate(gates[begin:end], kept=True)
         dgates = torch.empty_like(gates[begin:end])
         incoming = [nothing] * (end - begin)
         if doutputs is not None:
@@ -110,9 +110,9 @@ def walk_both_back(
             incoming = list(torch.stack(walked, 1).unbind(0))
         for step in reversed(range(begin, end)):
             before = cells[step - 1] if step > 0 else first_c
-            own, made = activated[step - begin], dgates[step - begin]
+            own, made = gates[step], dgates[step - begin]
             read = (own, before, cells[step], incoming[step - begin], dh, dc, made)
-            dc = first.run.backward(*(part.flatten(0, 1) for part in read)).view_as(dc)
+            dc = backward(*(part.flatten(0, 1) for part in read)).view_as(dc)
             dh = product(made)
         for number, (direction, part) in enumerate(zip(directions, outputs.chunk(2, 2), strict=True)):
             inputs, _ = direction.read(begin, end)

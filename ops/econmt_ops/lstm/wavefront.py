@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops import steps as step_functions
 from econmt_ops.blocks import add_outer
 from econmt_ops.dropout import apply_dropout, layer_keep_masks
 from econmt_ops.lstm.cells import cells as cell_functions
@@ -195,11 +194,10 @@ class _Stack:
         to_bottom = Product(self.layers[0].hidden.t(), None, self.schedule.weights)
         for layers, step in reversed(self.diagonals()):
             part = slice(layers.start, layers.stop)
-            activated = step_functions.activate(_diagonal(gates, layers, step), self.accumulate)
             given = _diagonal(incoming, layers, step)
-            made = dgates.new_empty(activated.shape)
-            dc[part] = self.run.backward(
-                activated.view(-1, 4 * hidden),
+            made = dgates.new_empty(len(layers), self.batch, 4 * hidden)
+            dc[part] = self.run.backward_of_sums(
+                _diagonal(gates, layers, step).reshape(-1, 4 * hidden),
                 _diagonal(cells, layers, step).reshape(-1, hidden),
                 _diagonal(cells, layers, step + 1).reshape(-1, hidden),
                 given.reshape(-1, hidden),
