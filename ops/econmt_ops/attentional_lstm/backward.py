@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.attentional_lstm.problem import Problem
-from econmt_ops.blocks import add_outer, previous, reaches, scan_cells
+from econmt_ops.blocks import add_outer, previous, reaches, scan_cells, split_rows
 from econmt_ops.low_rank import (
     add_gradient,
     add_linear,
@@ -184,6 +184,10 @@ class Backward:
         ]
         self.dfed = zero
         self.room = Workspace(self.dc[0])
+        # What fits a workspace is cast once and not multiplied in 16 bits, which takes a CPU five times as long.
+        self.values = problem.values
+        if len(split_rows(*self.values.shape[:2], self.values.shape[2] * problem.accumulate.itemsize)) == 1:
+            self.values = self.values.to(problem.accumulate)
         # Transposed views: making a weight ready for products of this kind takes longer than it saves.
         self.to_before = [problem.product(problem.joint(layer).t()) for layer in range(layers)]
         self.to_read = problem.product(problem.combine.t())
@@ -228,8 +232,7 @@ class Backward:
         share, read = deferred.shares[step], deferred.read[step]
         torch.addcmul(do, do * output, output, value=-1, out=share)
         read.copy_(self.to_read(share))
-        dcontext = read[:, problem.hidden :].unsqueeze(2)
-        dweights = torch.bmm(problem.values, dcontext).squeeze(2).to(problem.accumulate)
+        dweights = self._weight_gradient(read[:, problem.hidden :])
         if self.incoming.attention is not None:
             dweights += self.incoming.attention[position]
         if problem.padding is not None:
@@ -239,6 +242,14 @@ class Backward:
         dtop = read[:, : problem.hidden]
         through_query = deferred.query[step] if self.to_top is None else self.to_top(deferred.query[step])
         return dtop + through_query
+
+    def _weight_gradient(self, dcontext: Tensor) -> Tensor:
+        """The gradient of the attention weights (B, S), in the accumulate type, from that of the context (B, E)."""
+        if self.values.dtype == self.problem.accumulate:
+            # A product of rows: as one of columns it takes a CPU five times as long.
+            row = dcontext.to(self.values.dtype).unsqueeze(1)
+            return torch.bmm(row, self.values.transpose(1, 2)).squeeze(1)
+        return torch.bmm(self.values, dcontext.unsqueeze(2)).squeeze(2).to(self.problem.accumulate)
 
     def _layers(self, block: Block, step: int, dtop: Tensor, deferred: _Deferred) -> None:
         """Through the stack, top layer first: the gates' gradients and those of the step before."""
