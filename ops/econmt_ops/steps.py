@@ -65,21 +65,11 @@ def cell_backward(gates: Tensor, before: Tensor, c: Tensor, dh: Tensor, dc: Tens
     return torch.cat(parts, 1), total * f
 
 
-@functools.cache
-def _minus_one() -> Tensor:
-    return torch.tensor(-1.0)
-
-
-def _stretch_(values: Tensor) -> Tensor:
-    """2 x - 1, in place and in one pass."""
-    return torch.add(_minus_one(), values, alpha=2, out=values)
-
-
 def tanh_(values: Tensor) -> Tensor:
     """tanh, in place. In float32 and float64 on the CPU as 2 sigmoid(2 x) - 1, which takes a third of the time."""
     if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
         return values.tanh_()
-    return _stretch_(values.add_(values).sigmoid_())
+    return values.add_(values).sigmoid_().mul_(2).sub_(1)
 
 
 def activate_(gates: Tensor) -> Tensor:
@@ -88,7 +78,7 @@ def activate_(gates: Tensor) -> Tensor:
     g = gates[..., 2 * quarter : 3 * quarter]
     g.add_(g)
     gates.sigmoid_()
-    _stretch_(g)
+    g.mul_(2).sub_(1)
     return gates
 
 
@@ -104,22 +94,10 @@ def advance_cell(gates: Tensor, c: Tensor, h: Tensor, after: Tensor) -> None:
         gates: (B, 4H) and c: (B, H), both in the accumulate type.
         h: (B, H) is written. after: (B, H) gets the cell state after the step and may be ``c`` itself.
     """
-    _advance(activate_(gates).chunk(4, 1), c, h, after, torch.empty_like(after))
-
-
-def _advance(gates: Sequence[Tensor], c: Tensor, h: Tensor, after: Tensor, squashed: Tensor) -> None:
-    """:func:`advance_cell` from the four gates after their nonlinearities; ``squashed`` (B, H) gets tanh c."""
-    i, f, g, o = gates
+    i, f, g, o = activate_(gates).chunk(4, 1)
     torch.mul(f, c, out=after)
     after.addcmul_(i, g)
-    torch.mul(_squash(after, squashed), o, out=h)
-
-
-def _squash(c: Tensor, out: Tensor) -> Tensor:
-    """tanh c, (B, H), in ``out``."""
-    if c.device.type != "cpu":
-        return torch.tanh(c, out=out)
-    return _stretch_(torch.add(c, c, out=out).sigmoid_())
+    torch.mul(tanh_(after.clone()), o, out=h)
 
 
 class Workspace:
@@ -140,19 +118,38 @@ class Workspace:
         self._made = c.new_zeros(rows, 4 * hidden)
         self._made_quarters = self._made.chunk(4, 1)
         self._squashed, self._dh, self._given, self._total = c.new_empty(4, rows, hidden).unbind(0)
+        self._minus_one = torch.full((), -1.0, dtype=c.dtype)
 
     def fits(self, c: Tensor) -> bool:
         """Whether it is for steps with cell states like ``c``."""
         mine = self._total
         return mine.shape == c.shape and mine.dtype == c.dtype and mine.device == c.device
 
+    def activate(self, gates: Tensor | None = None) -> Sequence[Tensor]:
+        """The nonlinearities of ``gates`` (B, 4H), or of those of the workspace, in place; returns i, f, g and o."""
+        quarters = self._quarters if gates is None else gates.chunk(4, 1)
+        g = quarters[2]
+        g.add_(g)
+        (self.gates if gates is None else gates).sigmoid_()
+        self._stretch_(g)
+        return quarters
+
+    def _stretch_(self, values: Tensor) -> Tensor:
+        """2 x - 1, in place and in one pass, which a number in the first place would not allow."""
+        return torch.add(self._minus_one, values, alpha=2, out=values)
+
+    def _squash(self, c: Tensor) -> Tensor:
+        """tanh c, (B, H), until the next step."""
+        if c.device.type != "cpu":
+            return torch.tanh(c, out=self._squashed)
+        return self._stretch_(torch.add(c, c, out=self._squashed).sigmoid_())
+
     def advance(self, c: Tensor, h: Tensor, after: Tensor, gates: Tensor | None = None) -> None:
         """:func:`advance_cell`, without ``gates`` with those of the workspace."""
-        if gates is None:
-            activate_(self.gates)
-            _advance(self._quarters, c, h, after, self._squashed)
-        else:
-            _advance(activate_(gates).chunk(4, 1), c, h, after, self._squashed)
+        i, f, g, o = self.activate(gates)
+        torch.mul(f, c, out=after)
+        after.addcmul_(i, g)
+        torch.mul(self._squash(after), o, out=h)
 
     def retreat(
         self,
@@ -181,7 +178,7 @@ class Workspace:
         else:
             # Given two types, an operator would make copies of its own.
             dh = self._dh.copy_(dh).add_(self._given.copy_(incoming))
-        squashed, (di, df, dg, do) = _squash(c, self._squashed), self._made_quarters
+        squashed, (di, df, dg, do) = self._squash(c), self._made_quarters
         total = torch.mul(dh, o, out=self._total)
         tanh_backward(total, squashed, grad_input=total)
         total.add_(dc)

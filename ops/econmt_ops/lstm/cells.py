@@ -82,7 +82,8 @@ class _InPlace:
     ) -> Tensor:
         """As :meth:`backward`, but from gates before their nonlinearities, in the compute type."""
         room = self._workspace(c)
-        steps.activate_(room.gates.copy_(gates))
+        room.gates.copy_(gates)
+        room.activate()
         return room.retreat(before, c, incoming, dh, dc, dgates)
 
 
