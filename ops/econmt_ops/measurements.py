@@ -35,8 +35,8 @@ _MACHINES = 16
 class Record(NamedTuple):
     """A candidate's call, forward and backward.
 
-    Median, lowest and highest decile in milliseconds; the bytes that autograd keeps; and the seconds that the first
-    call took longer than the others.
+    Median (see `timing.compared`), lowest and highest decile in milliseconds; the bytes that autograd keeps; and the
+    seconds that the first call took longer than the others.
     """
 
     milliseconds: float

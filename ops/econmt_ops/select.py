@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from econmt_ops.blocks import STASHES
 from econmt_ops.measurements import Measurement, Record, Store, decide, machine
-from econmt_ops.timing import Timing, alternate, contest, synchronizer
+from econmt_ops.timing import alternate, compared, synchronizer
 from econmt_ops.trials import counting_bytes, detached
 from econmt_ops.weights import tensors_of
 
@@ -354,25 +354,24 @@ class Session:
                     once(candidate)
                     compiling[name] = time.perf_counter() - before
             left -= time.perf_counter() - began
-            take_turns: Callable[..., dict[str, Timing] | None]
-            if self._only is None:
-                take_turns = functools.partial(contest, fits=self._fits(sizes))
-            else:
-                take_turns = functools.partial(alternate, drop=False)
-            timings = take_turns(
+            timings = alternate(
                 functions,
                 left,
                 synchronize=synchronizer(problem.device),
                 least=_LEAST_SAMPLES,
                 most=_SAMPLES,
+                drop=self._only is None,
+                fits=self._fits(sizes),
             )
         self.seconds += time.perf_counter() - began
         if timings is None:
             return None
-        self.samples[problem.key] = {name: timing.samples for name, timing in timings.items()}
+        samples = {name: timing.samples for name, timing in timings.items()}
+        self.samples[problem.key] = samples
+        times = compared(samples)
         return {
             name: Record(
-                1e3 * timing.median,
+                1e3 * times[name],
                 1e3 * timing.low,
                 1e3 * timing.high,
                 sizes[name],

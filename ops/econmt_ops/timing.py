@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,16 +14,16 @@ _SAMPLE_SECONDS = 1e-3
 _HOPELESS = 1.5
 """A function that takes this many times as long as the quickest, in every turn, is not called again."""
 
+_NEAR = 1.1
+"""After `_ROUNDS` turns, a function that takes this many times as long as the fastest is not called again either.
 
-_NEAR = 0.1
-"""Functions that take at most this share longer than the fastest one are timed again without the others.
-
-What runs before a function decides what the caches hold, and what memory the system has just got back: between slower
-ones, two layouts of a matrix product that differed by 10 % in turns of their own differed by 4 to 18 %.
+Those that remain take more turns, and without it: what runs before a function decides what the caches hold and what
+memory the system has just got back. Two layouts of a matrix product that differed by 10 % alone differed by 13 %
+between others (docs/lab-notes.md).
 """
 
 _ROUNDS = 8
-"""Samples of a function at first, if there are more than two: enough to tell those that are near."""
+"""Turns after which functions are known to some 5 % where single calls differ by 10 to 17 %."""
 
 
 class Timing(NamedTuple):
@@ -66,8 +65,9 @@ def alternate(
     least: int = 3,
     most: int = 1000,
     drop: bool = True,
+    fits: Callable[[str], bool] = lambda _: True,
 ) -> dict[str, Timing] | None:
-    """Times functions in turns: one sample of each, then the next of each, the other way round.
+    """Times functions in turns: one sample of each, then the next of each.
 
     Args:
         functions: by name.
@@ -75,8 +75,11 @@ def alternate(
         synchronize: waits for the device.
         clock: tells seconds.
         least: samples of a function that is not dropped.
-        most: samples of a function at which it is known well enough.
+        most: samples of a function at which it is known well enough; those of functions that were dropped go to the
+            others, if these are several.
         drop: leave a function that is clearly slower than another with the samples it has.
+        fits: whether a function may be the one to run, asked when all were called; no other is dropped for one that
+            may not.
 
     Returns:
         The timings by name, those that were dropped too; None if time did not suffice.
@@ -100,111 +103,78 @@ def alternate(
     # First calls set things up, in libraries too, and so tell nothing of a function that comes early.
     alive = list(functions)
     repeats = {name: max(1, round(_SAMPLE_SECONDS / max(first[name], 1e-9))) for name in functions}
-    for count in range(most):
+    count = 0
+    while _has_more(samples, alive, most):
         # A round that is bound to take too long is not begun.
         if clock() + sum(min((first[name], *samples[name])) for name in alive) > end:
             if count < least:
                 return None
             break
-        # Not always after the same one, which may leave the machine better or worse than another.
-        for name in alive if count % 2 == 0 else alive[::-1]:
+        for name in alive:
             found = sample(functions[name], repeats[name])
             samples[name].append(found)
             repeats[name] = max(repeats[name], round(_SAMPLE_SECONDS / max(found, 1e-9)))
-        if drop:
-            fastest = min(min(samples[name]) for name in alive)
-            turns = [min(samples[name][turn] for name in alive) for turn in range(count + 1)]
-            alive = [
-                name
-                for name in alive
-                if first[name] <= _HOPELESS * fastest
-                or any(own <= _HOPELESS * best for own, best in zip(samples[name], turns, strict=True))
-            ]
+        count += 1
+        rivals = [samples[name] for name in alive if fits(name)]
+        if drop and rivals:
+            alive = [name for name in alive if _is_promising(samples[name], first[name], rivals)]
     return {name: _timing(samples[name], first[name]) for name in functions}
 
 
-def contest(
-    functions: Mapping[str, Callable[[], object]],
-    seconds: float,
-    *,
-    fits: Callable[[str], bool] = lambda _: True,
-    synchronize: Callable[[], None] = _nothing,
-    clock: Callable[[], float] = time.perf_counter,
-    least: int = 3,
-    most: int = 1000,
-) -> dict[str, Timing] | None:
-    """Times functions in turns to find the fastest: those that are near to it take turns once more, without the others.
+def _has_more(samples: Mapping[str, Sequence[float]], alive: Sequence[str], most: int) -> bool:
+    """Whether those that were not dropped take one more turn."""
+    if len(alive) == 1:
+        return len(samples[alive[0]]) < most
+    return sum(len(own) for own in samples.values()) + len(alive) <= most * len(samples)
 
-    A machine's speed may change by a tenth from one moment to the next. So not all samples of one function are compared
-    with all of another, but those of the same turn: the medians are those of the ratios to one function, times its own.
+
+def _is_promising(own: Sequence[float], first: float, rivals: Sequence[Sequence[float]]) -> bool:
+    """Whether a function with these samples may be the fastest yet.
 
     Args:
-        functions: by name.
-        seconds: that all of it may take.
-        fits: whether a function may be the one to run, asked once all were called; it is the fastest of these that
-            others are near to.
-        synchronize, clock: see `alternate`.
-        least: samples of a function without which it is not known.
-        most: samples of a function at which it is known well enough.
-
-    Returns:
-        The timings by name; samples are those of the turns with all others. None if time did not suffice.
+        own: its samples.
+        first: its first call, which counts if it was quick.
+        rivals: samples of the same turns of those that may be faster, perhaps its own too.
     """
-    end = clock() + seconds
-    many = len(functions) > 2
-    found = alternate(
-        functions,
-        seconds,
-        synchronize=synchronize,
-        clock=clock,
-        least=least,
-        most=min(most, max(least, _ROUNDS)) if many else most,
-    )
-    if found is None:
-        return None
-    medians, spread = paired_medians(found), found
-    best = min((medians[name] for name in functions if fits(name)), default=0.0)
-    near = [name for name in functions if fits(name) and medians[name] <= (1 + _NEAR) * best]
-    needed = (1 + least) * sum(medians[name] for name in near)
-    if many and len(near) > 1 and clock() + needed <= end:
-        again = alternate(
-            {name: functions[name] for name in near},
-            end - clock(),
-            synchronize=synchronize,
-            clock=clock,
-            least=least,
-            most=most,
-        )
-        if again is not None:
-            alone = paired_medians(again)
-            # On the level of before, since the machine may be faster or slower than when the others were timed.
-            level = math.exp(sum(math.log(medians[name] / alone[name]) for name in near) / len(near))
-            medians |= {name: level * alone[name] for name in near}
-            spread = {**found, **again}
+    best = [min(turn) for turn in zip(*rivals, strict=True)]
+    quick = any(mine <= _HOPELESS * other for mine, other in zip(own, best, strict=True))
+    if not (quick or first <= _HOPELESS * min(best)):
+        return False
+    return len(own) != _ROUNDS or ratio(own, min(rivals, key=_median)) <= _NEAR
+
+
+def ratio(own: Sequence[float], other: Sequence[float]) -> float:
+    """How many times as long one function takes as another: the median over the turns that both took.
+
+    What slows the machine for a while slows both samples of a turn. Over twenty turns this varied by 3 to 4 % from one
+    measurement to the next, the ratio of the medians by 3 to 6 %, that of the shortest samples by 3 to 8 %.
+    """
+    return _median([mine / its for mine, its in zip(own, other, strict=False)])
+
+
+def compared(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Seconds of functions that took turns, by their ratios to the fastest one in the turns of both.
+
+    Those that remained to the end are compared in the turns that they took alone, if these are enough.
+
+    Args:
+        samples: by name; the n-th ones were taken in the n-th turn.
+    """
+    lengths = sorted({len(own) for own in samples.values()})
+    longest, alone = lengths[-1], lengths[-2] if len(lengths) > 1 else 0
+    if longest - alone < _ROUNDS:
+        alone = 0
+    last = {name: own[alone:] for name, own in samples.items() if len(own) == longest}
+    fastest = min(last, key=lambda name: _median(last[name]))
+    seconds = _median(samples[fastest])
     return {
-        name: timing._replace(
-            median=medians[name],
-            low=spread[name].low * medians[name] / spread[name].median,
-            high=spread[name].high * medians[name] / spread[name].median,
-        )
-        for name, timing in found.items()
+        name: seconds * ratio(last.get(name, own), last[fastest] if name in last else samples[fastest])
+        for name, own in samples.items()
     }
 
 
-def paired_medians(timings: Mapping[str, Timing]) -> dict[str, float]:
-    """Seconds of each function that took turns with others: its median ratio to the fastest in the same turns.
-
-    Args:
-        timings: whose n-th samples were taken in the n-th turn; some functions may have been dropped before the last.
-    """
-    longest = max(len(timing.samples) for timing in timings.values())
-    whole = [timing for timing in timings.values() if len(timing.samples) == longest]
-    fastest = min(whole, key=lambda timing: timing.median)
-    return {
-        name: fastest.median
-        * quantile([mine / other for mine, other in zip(timing.samples, fastest.samples, strict=False)], 0.5)
-        for name, timing in timings.items()
-    }
+def _median(values: Sequence[float]) -> float:
+    return quantile([*values], 0.5)
 
 
 def _timing(samples: list[float], first: float) -> Timing:

@@ -27,19 +27,30 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.measured: list[list[str]] = []
+        self.samples: dict[str, tuple[float, ...]] = {}
         self.suffices = True
+        self.fits: Callable[[str], bool] = bool
 
     def __call__(
-        self, functions: dict[str, Callable[[], None]], seconds: float, **_: object
+        self,
+        functions: dict[str, Callable[[], None]],
+        seconds: float,
+        *,
+        fits: Callable[[str], bool],
+        **_: object,
     ) -> dict[str, Timing] | None:
         assert seconds > 0
+        self.fits = fits
         if not self.suffices:
             return None
         self.measured.append(list(functions))
         for function in functions.values():
             function()
         times = {name: self.seconds.get(name, 1.0) for name in functions}
-        return {name: Timing(time, time, time, (time,) * 3, time + 0.5) for name, time in times.items()}
+        return {
+            name: Timing(time, time, time, self.samples.get(name, (time,) * 3), time + 0.5)
+            for name, time in times.items()
+        }
 
 
 @pytest.fixture
@@ -195,6 +206,25 @@ def test_compiled_only_if_asked_for(clock: Clock) -> None:
     # What is remembered of it counts where it would not have been measured.
     with measuring():
         assert call(variable(), compiled=True) == "compiled"
+
+
+def test_samples_of_the_same_turn_are_compared(clock: Clock) -> None:
+    """By their medians, 3 and 2, the rule would be kept."""
+    clock.samples = {"reference": (1.0, 3.0, 5.0), "recompute": (1.2, 2.0, 6.0)}
+    with measuring() as session:
+        assert call(variable()) == "reference"
+    (measurement,) = session.measurements.values()
+    assert measurement.regret("recompute") == pytest.approx(0.2)
+
+
+def test_candidates_that_keep_too_much_are_no_measure(clock: Clock) -> None:
+    with measuring(byte_limit=40, remember=False):
+        call(variable(), op="lstm")
+    fitting = ["reference", *(f"recompute/{level}" for level in ("outputs", "attention", "cells"))]
+    assert [name for name in clock.measured[0] if clock.fits(name)] == fitting[:2]
+    with measuring(remember=False):
+        call(variable(), op="lstm")
+    assert all(clock.fits(name) for name in clock.measured[1])
 
 
 def test_time_that_does_not_suffice_leaves_the_rule(clock: Clock) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from econmt_ops.timing import Timing, alternate, quantile
+from econmt_ops.timing import Timing, alternate, compared, quantile, ratio
 
 
 class World:
@@ -31,14 +32,14 @@ class World:
 
 
 def time_all(
-    functions: dict[str, tuple[float, ...]], seconds: float, **options: int
+    functions: dict[str, tuple[float, ...]], seconds: float, **options: Any
 ) -> tuple[World, dict[str, Timing]]:
     world = World()
     found = alternate(
         {name: world.taking(name, *times) for name, times in functions.items()},
         seconds,
         clock=world.clock,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
     assert found is not None
     return world, found
@@ -63,7 +64,8 @@ def test_hopeless_ones_are_left() -> None:
     world, found = time_all(
         {"good": (0.1,), "slow first": (9.0, 0.1), "slow": (0.2,), "slowest": (1.0,)}, 99.0, most=4
     )
-    assert world.calls.count("good") == world.calls.count("slow first") == 5
+    # Four samples of each function are sixteen, of which the slow ones took two.
+    assert world.calls.count("good") == world.calls.count("slow first") == 1 + 7
     assert world.calls.count("slow") == 2
     assert world.calls.count("slowest") == 2
     assert found["slowest"].median == pytest.approx(1.0)
@@ -76,6 +78,69 @@ def test_one_disturbed_call_makes_none_hopeless() -> None:
     world, found = time_all({"good": (0.1, 0.9, 0.1), "other": (0.12,)}, 99.0, most=4)
     assert world.calls.count("good") == world.calls.count("other") == 5
     assert found["good"].median == pytest.approx(0.1)
+
+
+def test_after_some_turns_only_those_near_to_the_fastest_go_on() -> None:
+    world, found = time_all(
+        {"a": (0.1,), "far": (0.12,), "near": (0.105,), "hopeless": (0.2,)}, 99.0, most=20
+    )
+    # 80 samples in all: 1 of the hopeless one, 8 of the far one, the rest for two.
+    assert {name: len(timing.samples) for name, timing in found.items()} == {
+        "a": 35,
+        "near": 35,
+        "far": 8,
+        "hopeless": 1,
+    }
+    assert set(world.calls[-54:]) == {"a", "near"}
+    world, found = time_all({"a": (0.1,), "far": (0.12,)}, 99.0, most=20)
+    assert {name: len(timing.samples) for name, timing in found.items()} == {"a": 20, "far": 8}
+    world, found = time_all({"a": (0.1,), "far": (0.12,), "b": (0.11,)}, 99.0, most=20, drop=False)
+    assert {len(timing.samples) for timing in found.values()} == {20}
+
+
+def test_what_may_not_run_drops_nothing() -> None:
+    times = {"quick": (0.01,), "a": (0.1,), "b": (0.105,), "slow": (0.2,)}
+    _, found = time_all(times, 99.0, most=10, fits=lambda name: name != "quick")
+    counts = {name: len(timing.samples) for name, timing in found.items()}
+    assert counts["slow"] == 1
+    assert counts["a"] == counts["b"] > 10
+    _, found = time_all(times, 99.0, most=10, fits=lambda _: False)
+    assert {len(timing.samples) for timing in found.values()} == {10}
+
+
+def test_a_machine_that_gets_faster_in_the_middle_of_a_turn_drops_nothing() -> None:
+    world = World()
+    speed = iter([1.0] * 7 + [0.5] * 100)
+
+    def run(seconds: float) -> Callable[[], None]:
+        def call() -> None:
+            world.now += seconds * next(speed)
+
+        return call
+
+    found = alternate({"a": run(0.1), "b": run(0.11)}, 99.0, clock=world.clock, most=5)
+    assert found is not None
+    assert found["a"].samples == pytest.approx((0.1, 0.1, 0.1, 0.05, 0.05))
+    assert found["b"].samples == pytest.approx((0.11, 0.11, 0.055, 0.055, 0.055))
+
+
+def test_a_ratio_is_the_median_over_the_turns_of_both() -> None:
+    assert ratio((1.0, 3.0, 5.0), (2.0, 2.0, 4.0)) == pytest.approx(1.25)
+    assert ratio((1.0, 3.0), (2.0, 2.0, 100.0)) == pytest.approx(1.0)
+
+
+def test_functions_are_compared_in_the_turns_of_both() -> None:
+    samples = {"a": (4.0, 4.0, 2.0, 2.0, 2.0), "dropped": (6.0, 6.0), "slow": (9.0, 9.0, 5.0, 5.0, 5.0)}
+    assert compared(samples) == pytest.approx({"a": 2.0, "dropped": 3.0, "slow": 5.0})
+    assert compared({"only": (3.0, 1.0, 2.0)}) == pytest.approx({"only": 2.0})
+
+
+def test_those_that_remain_are_compared_in_the_turns_that_they_took_alone() -> None:
+    """Before, b ran after c, which made it look slower than a."""
+    samples = {"a": (1.0,) * 24, "b": (1.05,) * 15 + (0.9,) * 9, "c": (1.2,) * 15}
+    assert compared(samples) == pytest.approx({"a": 1.05 / 0.9, "b": 1.05, "c": 1.2 * 1.05 / 1.05})
+    few = {"a": (1.0,) * 22, "b": (1.05,) * 15 + (0.9,) * 7, "c": (1.2,) * 15}
+    assert compared(few) == pytest.approx({"a": 1.0, "b": 1.05, "c": 1.2})
 
 
 def test_short_calls_are_repeated() -> None:

@@ -34,7 +34,7 @@ def say(_: str) -> None:
 
 
 class Clock:
-    """Stands for `alternate`: calls each function once and tells the time given for its name, else a second."""
+    """Stands for `alternate`: calls each function once and tells the time given for its name, else its samples."""
 
     def __init__(self) -> None:
         self.rounds: list[dict[str, float]] = []
@@ -46,13 +46,12 @@ class Clock:
         assert seconds > 0
         for function in functions.values():
             function()
-        times = self.rounds.pop(0) if self.rounds else {}
-        return {
-            name: Timing(
-                times.get(name, 1.0), times.get(name, 1.0) / 2, 2.0, self.samples.get(name, (1.0,) * 3), 1.5
-            )
-            for name in functions
-        }
+        samples = {name: self.samples.get(name, (1.0,) * 3) for name in functions}
+        times = dict.fromkeys(functions, 1.0)
+        if self.rounds:
+            times |= {name: time for name, time in self.rounds.pop(0).items() if name in functions}
+            samples = {name: (time,) * 3 for name, time in times.items()}
+        return {name: Timing(times[name], times[name] / 2, 2.0, samples[name], 1.5) for name in functions}
 
 
 @pytest.fixture
