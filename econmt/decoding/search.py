@@ -240,8 +240,9 @@ def highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     maxima = values[:, : width - rest].view(-1, _GROUPS, groups).amax(dim=1)
     chosen = maxima.topk(count, dim=1, sorted=False).indices
     columns = (chosen[:, None, :] + torch.arange(0, width - rest, groups)[:, None]).flatten(1)
-    last = torch.arange(width - rest, width).expand(len(values), rest)
-    columns = torch.cat([columns, last], dim=1)
+    if rest:
+        last = torch.arange(width - rest, width).expand(len(values), rest)
+        columns = torch.cat([columns, last], dim=1)
     found, which = values.gather(1, columns).topk(count, dim=1)
     return found, columns.gather(1, which)
 

@@ -205,19 +205,23 @@ class _Words:
 
 
 class _StepAttention:
-    """Attention over the sentences that rows share: a grid of queries (B, K) instead of copies of the source."""
+    """Attention over the sentences that rows share: a grid of queries (B, K) instead of copies of the source.
+
+    Attributes:
+        query: (A, H) what makes queries of states, or None: they are queries.
+    """
 
     def __init__(self, attention: Attention, dtype: torch.dtype, device: torch.device) -> None:
         self.accumulate = accumulate_dtype(dtype)
         norm = attention.layer_norm
         self.norm = None if norm is None else tuple(part.detach().to(self.accumulate) for part in norm)
         self.scale = attention.scale
-        self.query: Product | None = None
+        self.query: Tensor | None = None
         self.score: Tensor | None = None
         if attention.query is not None and attention.score is not None:
             # tanh x = 2 sigmoid(2 x) - 1: twice the sum of sigmoids, and a constant that no softmax feels.
             outer, inner = (1.0, 1.0) if norm is not None else (2.0, -2.0)
-            self.query = laid_out(attention.query * inner, None, dtype)
+            self.query = attention.query.detach() * inner
             self.score = attention.score.detach().to(self.accumulate) * outer
         # exp of anything within is a normal number
         self.largest = math.log(torch.finfo(self.accumulate).max) - 2.0
@@ -243,10 +247,9 @@ class _StepAttention:
             return keys, False
         return keys.exp_(), True
 
-    def __call__(self, top: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor]:
-        """Look at the source from ``top`` (R, H): the weights (R, S) and the sums (R, .) of the values."""
+    def __call__(self, query: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor]:
+        """Look at the source with queries (R, A): the weights (R, S) and the sums (R, .) of the values."""
         sources, cells = state.sources, state.cells
-        query = top if self.query is None else self.query(top)
         grid = query.new_zeros(len(sources.keys) * state.width, query.shape[1])
         grid.index_copy_(0, cells, query)
         scores = self._scores(grid.view(len(sources.keys), state.width, -1), sources)
@@ -267,30 +270,32 @@ class _StepAttention:
             size = query.shape[1] * query.shape[2] * query.itemsize
             parts = split_rows(len(query), sources.keys.shape[1], size)
         found = [
-            torch.matmul(
-                self._squashed(query[rows].unsqueeze(2), sources.keys[rows].unsqueeze(1), sources), self.score
-            )
+            self._weighted_sums(query[rows].unsqueeze(2), sources.keys[rows].unsqueeze(1), sources.factors)
             for rows in parts
         ]
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def _squashed(self, query: Tensor, keys: Tensor, sources: Sources) -> Tensor:
-        """What the scores are a weighted sum of: (B, K, S, A) from queries (B, K, 1, A) and keys (B, 1, S, A).
+    def _weighted_sums(self, query: Tensor, keys: Tensor, factors: bool) -> Tensor:
+        """The scores (B, K, S) of queries (B, K, 1, A) and keys (B, 1, S, A).
 
         Queries and keys are -2 times those of the attention, or their exponentials; with a norm they are those.
         """
+        assert self.score is not None
         shape = (*query.shape[:2], *keys.shape[2:])
         # The same memory for all steps: new pages would take longer than what is written into them.
         if self._workspace.numel() < math.prod(shape):
             self._workspace = self._workspace.new_empty(math.prod(shape))
         room = self._workspace[: math.prod(shape)].view(shape)
-        if sources.factors:
-            return torch.addcmul(self._one, query, keys, out=room).reciprocal_()
+        if factors:
+            # A quotient takes as long as a reciprocal, and a sum less than a product with the weights.
+            torch.addcmul(self._one, query, keys, out=room)
+            return torch.div(self.score, room, out=room).sum(3)
         torch.add(query, keys, out=room)
         if self.norm is None:
-            return room.neg_().sigmoid_()
+            return torch.matmul(room.neg_().sigmoid_(), self.score)
         gain, bias = self.norm
-        return functional.layer_norm(room, room.shape[3:], gain, bias, eps=LAYER_NORM_EPSILON).tanh_()
+        room = functional.layer_norm(room, room.shape[3:], gain, bias, eps=LAYER_NORM_EPSILON).tanh_()
+        return torch.matmul(room, self.score)
 
 
 def _is_within(low: Tensor, high: Tensor, bound: float) -> bool:
@@ -316,11 +321,20 @@ class _StepDecoder:
         self.bottom = Gates([*fed, bottom.hidden], None, dtype)
         self.upper = [Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
         weight, size = decoder.combine.weight, config.size
-        self.combine = laid_out(weight[:, :size], decoder.combine.bias, dtype)
         self.from_values = laid_out(weight[:, size:], None, dtype)
         self.size, self.dtype = size, dtype
         # Contexts themselves are needed where a layer reads them.
         self.reads_contexts = not self.feeding and bool(upper)
+        query, own, bias = self.attention.query, weight[:, :size], decoder.combine.bias.detach()
+        self.query: Product | None = None
+        # Queries and the state's share of o are one product where the same layer gives both.
+        self.asked = 0
+        if query is not None and self.reads_contexts:
+            self.query = laid_out(query, None, dtype)
+        elif query is not None:
+            self.asked = len(query)
+            own, bias = torch.cat([query, own]), torch.cat([bias.new_zeros(len(query)), bias])
+        self.combine = laid_out(own, bias, dtype)
 
     def summands(self, values: Tensor) -> Tensor:
         """What the attention sums of the values (B, S, E): their share of what tanh reads to give o, (B, S, H).
@@ -335,24 +349,27 @@ class _StepDecoder:
         fed = (state.output,) if self.feeding else ()
         top, c = self._advance(self.bottom(*fed, state.hidden[0], start=self.words(tokens)), state.memory[0])
         hidden, memory = [top], [c]
-        below = None if self.feeding else self.attention(top, state)
-        contexts = () if below is None else (below[1][:, self.size :],)
+        below = None
+        if self.reads_contexts:
+            below = self.attention(top if self.query is None else self.query(top), state)
         for layer, product in enumerate(self.upper, start=1):
-            read = torch.cat([top, *contexts], 1) if contexts else top
+            read = top if below is None else torch.cat([top, below[1][:, self.size :]], 1)
             h, c = self._advance(product(read, state.hidden[layer]), state.memory[layer])
             hidden.append(h)
             memory.append(c)
             top = h + top if self.residual else h
-        weights, sums = self.attention(top, state) if below is None else below
-        output = tanh_(self.combine(top).add_(sums[:, : self.size]))
+        combined = self.combine(top)
+        if below is None:
+            below = self.attention(combined[:, : self.asked] if self.asked else top, state)
+        weights, sums = below
+        output = tanh_(combined[:, self.asked :] + sums[:, : self.size])
         return weights, state._replace(hidden=tuple(hidden), memory=tuple(memory), output=output)
 
     def _advance(self, gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """h, in the type of products, and c after a step, from its gates (R, 4H)."""
         gates = gates.to(c.dtype)
-        if (
-            gates.is_cuda
-        ):  # one kernel instead of nine: a step's time on a GPU is the time of launching kernels
+        if gates.is_cuda:
+            # One kernel instead of nine: a step's time on a GPU is the time of launching kernels.
             h, after, _ = torch.ops.aten._thnn_fused_lstm_cell(gates, torch.zeros_like(gates), c)
             return h.to(self.dtype), after
         h, after = torch.empty_like(c, dtype=self.dtype), torch.empty_like(c)
