@@ -240,29 +240,27 @@ def additive_backward(
     return torch.bmm(de.unsqueeze(1), hidden).squeeze(1) * (score * 4)
 
 
-def losses(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Cross entropies of logits (C, V), which become the terms of the softmaxes' denominators.
+def losses(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    """Cross entropies (C,) of logits (C, V), which become their softmaxes.
 
-    loss = (1 - s)(lse - l_y) + s (lse - mean l) with targets y (C,) and smoothing s (Szegedy et al. 2016).
-
-    Returns:
-        The losses and the denominators, (C,) each.
+    loss = (1 - s)(lse - l_y) + s (lse - mean l) with targets y (C,) and smoothing s (Szegedy et al. 2016). The softmax of
+    the largest logit is exp(max l - lse) and at least 1 / V, so its logarithm gives lse: exponentials are taken once, by
+    the one kernel that goes row by row while the cache holds the row.
     """
     top = logits.amax(1)
     wanted = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
     mean = logits.mean(1) if smoothing else None
-    total = logits.sub_(top.unsqueeze(1)).exp_().sum(1)
-    loss = total.log() + top - (1.0 - smoothing) * wanted
-    return loss if mean is None else loss - smoothing * mean, total
+    torch.softmax(logits, 1, out=logits)
+    loss = top - logits.amax(1).log() - (1.0 - smoothing) * wanted
+    return loss if mean is None else loss - smoothing * mean
 
 
-def logit_gradient(terms: Tensor, total: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+def logit_gradient(softmaxes: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     """The gradient of :func:`losses` in the logits, in the place of what it left: softmax - (1 - s) 1_y - s / V."""
-    gradient = terms.mul_(total.reciprocal().unsqueeze(1))
     if smoothing:
-        gradient -= smoothing / terms.shape[1]
+        softmaxes -= smoothing / softmaxes.shape[1]
     row = targets.unsqueeze(1)
-    return gradient.scatter_add_(1, row, gradient.new_full(row.shape, smoothing - 1.0))
+    return softmaxes.scatter_add_(1, row, softmaxes.new_full(row.shape, smoothing - 1.0))
 
 
 class Steps(NamedTuple):

@@ -119,10 +119,10 @@ def _walk(
     losses = logits.new_empty(len(logits), dtype=accumulate)
     for part in _in_cache(logits, accumulate):
         values = logits[part].to(accumulate)
-        losses[part], total = run.losses(values, targets[part], smoothing)
+        losses[part] = run.losses(values, targets[part], smoothing)
         if sums is None:
             continue
-        gradient = run.logit_gradient(values, total, targets[part], smoothing)
+        gradient = run.logit_gradient(values, targets[part], smoothing)
         if factors is not None:
             gradient *= factors[part].unsqueeze(1)
         sums.add_bias(gradient)
