@@ -243,9 +243,9 @@ def additive_backward(
 def losses(logits: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     """Cross entropies (C,) of logits (C, V), which become their softmaxes.
 
-    loss = (1 - s)(lse - l_y) + s (lse - mean l) with targets y (C,) and smoothing s (Szegedy et al. 2016). The softmax of
-    the largest logit is exp(max l - lse) and at least 1 / V, so its logarithm gives lse: exponentials are taken once, by
-    the one kernel that goes row by row while the cache holds the row.
+    loss = (1 - s)(lse - l_y) + s (lse - mean l) with targets y (C,) and smoothing s (Szegedy et al. 2016). The softmax
+    of the largest logit is exp(max l - lse) and at least 1 / V, so its logarithm gives lse: exponentials are taken
+    once, by the one kernel that goes row by row while the cache holds the row.
     """
     top = logits.amax(1)
     wanted = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
