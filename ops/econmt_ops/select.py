@@ -283,6 +283,7 @@ class Session:
         compiled: bool,
         only: Collection[str] | None,
         store: Store | None,
+        share: float = 1.0,
     ) -> None:
         self.measurements: dict[str, Measurement] = {}
         self.samples: dict[str, dict[str, tuple[float, ...]]] = {}
@@ -292,6 +293,7 @@ class Session:
         self._compiled = compiled
         self._only = only
         self._store = store
+        self._share = share
         self._fresh: dict[str, dict[str, dict[str, Record]]] = {}
 
     def choose(
@@ -362,6 +364,7 @@ class Session:
                 most=_SAMPLES,
                 drop=self._only is None,
                 fits=self._fits(sizes),
+                enough=self._share * left,
             )
         self.seconds += time.perf_counter() - began
         if timings is None:
@@ -424,6 +427,7 @@ def measuring(
     compiled: bool = False,
     only: Collection[str] | None = None,
     remember: bool = True,
+    share: float = 1.0,
 ) -> Iterator[Session]:
     """Within it, every op that is left at "auto" times its candidates and runs the fastest.
 
@@ -436,11 +440,12 @@ def measuring(
         compiled: also candidates that torch.compile compiles first, which may take many seconds.
         only: the labels of the candidates to time, each to the end; None: all.
         remember: read and write the file of measurements; False: measure anew and write nothing.
+        share: of the time that is left, what one op at one shape may take before others have had their turn.
 
     Yields:
         The session, which knows what was measured.
     """
-    session = Session(seconds, byte_limit, compiled, only, Store() if remember else None)
+    session = Session(seconds, byte_limit, compiled, only, Store() if remember else None, share)
     before = _MODE.session
     _MODE.session = session
     try:

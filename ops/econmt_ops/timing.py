@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -66,6 +67,7 @@ def alternate(
     most: int = 1000,
     drop: bool = True,
     fits: Callable[[str], bool] = lambda _: True,
+    enough: float = math.inf,
 ) -> dict[str, Timing] | None:
     """Times functions in turns: one sample of each, then the next of each.
 
@@ -80,6 +82,7 @@ def alternate(
         drop: leave a function that is clearly slower than another with the samples it has.
         fits: whether a function may be the one to run, asked when all were called; no other is dropped for one that
             may not.
+        enough: seconds after which no more samples than ``least`` are taken.
 
     Returns:
         The timings by name, those that were dropped too; None if time did not suffice.
@@ -93,7 +96,8 @@ def alternate(
         synchronize()
         return (clock() - began) / repeats
 
-    end = clock() + seconds
+    begin = clock()
+    end = begin + seconds
     first: dict[str, float] = {}
     samples: dict[str, list[float]] = {name: [] for name in functions}
     for name, function in functions.items():
@@ -104,7 +108,7 @@ def alternate(
     alive = list(functions)
     repeats = {name: max(1, round(_SAMPLE_SECONDS / max(first[name], 1e-9))) for name in functions}
     count = 0
-    while _has_more(samples, alive, most):
+    while _has_more(samples, alive, most) and (count < least or clock() < begin + enough):
         # A round that is bound to take too long is not begun.
         if clock() + sum(min((first[name], *samples[name])) for name in alive) > end:
             if count < least:
@@ -124,7 +128,7 @@ def alternate(
 def _has_more(samples: Mapping[str, Sequence[float]], alive: Sequence[str], most: int) -> bool:
     """Whether those that were not dropped take one more turn."""
     if len(alive) == 1:
-        return len(samples[alive[0]]) < most
+        return len(samples[alive[0]]) < min(most, _ROUNDS)
     return sum(len(own) for own in samples.values()) + len(alive) <= most * len(samples)
 
 

@@ -30,6 +30,7 @@ class Clock:
         self.samples: dict[str, tuple[float, ...]] = {}
         self.suffices = True
         self.fits: Callable[[str], bool] = bool
+        self.enough: list[float] = []
 
     def __call__(
         self,
@@ -37,10 +38,12 @@ class Clock:
         seconds: float,
         *,
         fits: Callable[[str], bool],
+        enough: float,
         **_: object,
     ) -> dict[str, Timing] | None:
         assert seconds > 0
         self.fits = fits
+        self.enough.append(enough / seconds)
         if not self.suffices:
             return None
         self.measured.append(list(functions))
@@ -215,6 +218,14 @@ def test_samples_of_the_same_turn_are_compared(clock: Clock) -> None:
         assert call(variable()) == "reference"
     (measurement,) = session.measurements.values()
     assert measurement.regret("recompute") == pytest.approx(0.2)
+
+
+def test_one_op_may_take_its_share_of_what_is_left(clock: Clock) -> None:
+    with measuring():
+        call(variable())
+    with measuring(share=0.25):
+        call(variable(5))
+    assert clock.enough == [1.0, 0.25]
 
 
 def test_candidates_that_keep_too_much_are_no_measure(clock: Clock) -> None:

@@ -93,9 +93,15 @@ def test_after_some_turns_only_those_near_to_the_fastest_go_on() -> None:
     }
     assert set(world.calls[-54:]) == {"a", "near"}
     world, found = time_all({"a": (0.1,), "far": (0.12,)}, 99.0, most=20)
-    assert {name: len(timing.samples) for name, timing in found.items()} == {"a": 20, "far": 8}
+    assert {name: len(timing.samples) for name, timing in found.items()} == {"a": 8, "far": 8}
     world, found = time_all({"a": (0.1,), "far": (0.12,), "b": (0.11,)}, 99.0, most=20, drop=False)
     assert {len(timing.samples) for timing in found.values()} == {20}
+
+
+def test_of_what_is_enough_only_the_least_is_more() -> None:
+    for enough, samples in ((0.0, 3), (1.0, 4), (2.1, 10), (9.0, 20)):
+        _, found = time_all({"a": (0.1,), "b": (0.105,)}, 99.0, most=20, enough=enough)
+        assert {len(timing.samples) for timing in found.values()} == {samples}
 
 
 def test_what_may_not_run_drops_nothing() -> None:
