@@ -126,8 +126,8 @@ def alternate(
 
 
 def _has_more(samples: Mapping[str, Sequence[float]], alive: Sequence[str], most: int) -> bool:
-    """Whether those that were not dropped take one more turn."""
-    if len(alive) == 1:
+    """Whether those that were not dropped take one more turn; for one that is left alone the choice is made."""
+    if len(alive) == 1 < len(samples):
         return len(samples[alive[0]]) < min(most, _ROUNDS)
     return sum(len(own) for own in samples.values()) + len(alive) <= most * len(samples)
 

@@ -94,6 +94,8 @@ def test_after_some_turns_only_those_near_to_the_fastest_go_on() -> None:
     assert set(world.calls[-54:]) == {"a", "near"}
     world, found = time_all({"a": (0.1,), "far": (0.12,)}, 99.0, most=20)
     assert {name: len(timing.samples) for name, timing in found.items()} == {"a": 8, "far": 8}
+    _, found = time_all({"only": (0.1,)}, 99.0, most=20)
+    assert len(found["only"].samples) == 20
     world, found = time_all({"a": (0.1,), "far": (0.12,), "b": (0.11,)}, 99.0, most=20, drop=False)
     assert {len(timing.samples) for timing in found.values()} == {20}
 
