@@ -48,19 +48,26 @@ class OutputType(str, Enum):
     attention = "attention"
 
 
+# typer reads annotations at run time, on Python 3.10 too: hence Optional.
+InputOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--input", "-i", help="Text file, also .gz.", show_default="standard input"),
+]
+BeamSizeOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--beam-size", "-b", min=1, help="Hypotheses kept; 1: greedy.", show_default="the recipe's"),
+]
+OutputFactorOption = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(help="Longest output: this times the source length, plus 10.", show_default="the recipe's"),
+]
+
+
 def translate(
     models: ModelsOption,
-    input_file: Annotated[
-        Optional[Path],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
-        typer.Option("--input", "-i", help="Text file, also .gz.", show_default="standard input"),
-    ] = None,
+    input_file: InputOption = None,
     output: OutputOption = None,
-    beam_size: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            "--beam-size", "-b", min=1, help="Hypotheses kept; 1: greedy.", show_default="the recipe's"
-        ),
-    ] = None,
+    beam_size: BeamSizeOption = None,
     nbest_size: Annotated[
         int, typer.Option(min=1, help="Translations of a line; more than 1 need json.")
     ] = 1,
@@ -70,12 +77,7 @@ def translate(
     ] = CHUNK_SIZE,
     length_penalty_alpha: AlphaOption = None,
     length_penalty_beta: BetaOption = None,
-    max_output_factor: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(
-            help="Longest output: this times the source length, plus 10.", show_default="the recipe's"
-        ),
-    ] = None,
+    max_output_factor: OutputFactorOption = None,
     output_type: Annotated[
         OutputType,
         typer.Option(help="The text; score, tab, text; a JSON object; the same with the attention matrix."),
