@@ -186,7 +186,8 @@ class Backward:
         self.room = Workspace(self.dc[0])
         # What fits a workspace is cast once and not multiplied in 16 bits, which takes a CPU five times as long.
         self.values = problem.values
-        if len(split_rows(*self.values.shape[:2], self.values.shape[2] * problem.accumulate.itemsize)) == 1:
+        batch, positions, width = self.values.shape
+        if len(split_rows(batch, positions, width * problem.accumulate.itemsize)) == 1:
             self.values = self.values.to(problem.accumulate)
         # Transposed views: making a weight ready for products of this kind takes longer than it saves.
         self.to_before = [problem.product(problem.joint(layer).t()) for layer in range(layers)]
