@@ -26,6 +26,8 @@ mkdir -p "$out"
 out=$(cd "$out" && pwd)
 deadline=$((SECONDS + 545))
 python=${PYTHON:-$( [ -x .venv/bin/python ] && echo .venv/bin/python || echo python3 )}
+# torch.compile in the process itself: its helpers can outlive a command, which then waits for them until its limit.
+export TORCHINDUCTOR_COMPILE_THREADS=1
 export PYTHONPATH="$PWD:$PWD/ops${PYTHONPATH:+:$PYTHONPATH}"
 failed=0
 scratch=$(mktemp -d)
