@@ -60,14 +60,12 @@ class Direction:
         self.first_h, self.first_c = first_h, first_c
         self.padding, self.reverse, self.stash = padding, reverse, stash
         self.accumulate = accumulate_dtype(inputs.dtype)
+        self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
         self.schedule = Schedule.parse(schedule)
         self.run = cell_functions(self.schedule.pointwise)
         # In the accumulate type nothing is lost by keeping gates as the backward pass wants them.
         self.keeps_activated = self.accumulate == inputs.dtype and not isinstance(weights.hidden, LowRank)
         self.advance = self.run.activated if self.keeps_activated else self.run.forward
-        # A block's gates are made in the accumulate type only where its steps do not make their own.
-        widest = inputs.dtype if self.walks_sums(kept=True) else self.accumulate
-        self.blocks = split_blocks(self.steps, self.batch, self.hidden, widest)
 
     def walk(self, sequence: Tensor, begin: int, end: int) -> Tensor:
         """What the walk meets of a sequence (T, B, .) in its steps begin to end."""
