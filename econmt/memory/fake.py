@@ -31,7 +31,8 @@ def _distinct_words(
     words: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As many distinct ones as there are at most where the model multiplies each of them once."""
-    return _unique(words, max(1, int(translation.DISTINCT * words.numel())), inverse, counts)
+    most = int(translation.DISTINCT * words.numel()) // translation.ROWS * translation.ROWS
+    return _unique(words, max(1, most), inverse, counts)
 
 
 def _all_different(
