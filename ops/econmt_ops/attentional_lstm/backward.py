@@ -67,7 +67,7 @@ class LayerGradients(NamedTuple):
 class Gradients:
     """The gradients, summed over the blocks where they are returned.
 
-    Products are in the compute type, sums in the accumulate type; the gradient of the inputs is no sum, but with an
+    Products are in the compute type, sums in the accumulate type; the gradient of the inputs is no sum, but with
     places (see `Problem`) those of the bottom layer's gates are summed for each distinct row in ``table`` (N, 4H).
     """
 

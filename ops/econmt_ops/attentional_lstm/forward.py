@@ -33,10 +33,10 @@ class Result(NamedTuple):
 
 
 def empty_result(
-    inputs: Tensor, places: Tensor | None, keys: Tensor, hidden: int, layers: int, stash: str, keep: bool
+    inputs: Tensor, steps: int, keys: Tensor, hidden: int, layers: int, stash: str, keep: bool
 ) -> Result:
-    """The result's tensors, their values not set. inputs (B, T, I), or (N, I) with places (B, T), keys (B, S, A)."""
-    batch, steps = inputs.shape[:2] if places is None else places.shape
+    """The result's tensors, their values not set, in the type of the inputs. keys (B, S, A)."""
+    batch = len(keys)
     accumulate = accumulate_dtype(inputs.dtype)
     blocks = len(split_blocks(steps, batch, hidden, accumulate))
     cells = (steps if reaches(stash, "cells") else blocks) if keep else 0
@@ -126,9 +126,7 @@ def run_forward(
         keep: whether a backward pass will follow.
     """
     stash, layers = problem.options.stash, len(problem.layers)
-    places = None if problem.places is None else problem.places.t()
-    inputs = problem.inputs if problem.places is not None else problem.inputs.transpose(0, 1)
-    result = empty_result(inputs, places, problem.values, problem.hidden, layers, stash, keep)
+    result = empty_result(problem.inputs, problem.steps, problem.values, problem.hidden, layers, stash, keep)
     cells = _Cells(problem, result, first_h, first_c, keep)
     combination = _Combination(problem)
     bottom = problem.product(problem.joint(0))

@@ -82,7 +82,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, ...]:
 def _(*arguments: Any) -> tuple[Tensor, ...]:
     inputs, keys, biases, places, stash = (arguments[place] for place in (0, 1, 5, 13, _COUNT + 5))
     hidden = biases[0].shape[0] // 4
-    return tuple(empty_result(inputs, places, keys, hidden, len(biases), stash, arguments[-1]))
+    steps = (inputs if places is None else places).shape[1]
+    return tuple(empty_result(inputs, steps, keys, hidden, len(biases), stash, arguments[-1]))
 
 
 @custom_op(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from econmt_ops import steps as step_functions
 from econmt_ops.blocks import reaches, scan_cells, split_blocks
@@ -160,8 +161,11 @@ class Direction:
             if keep and not every_cell:
                 cells[number] = c
             inputs, padding = self.read(begin, end)
-            if by_torch and isinstance(weights, LSTMWeights) and self.places is None:
-                mask = None if padding is None else padding.t()
+            if by_torch and isinstance(weights, LSTMWeights):
+                mask = None if self.padding is None else self.walk(self.padding, begin, end).t()
+                if self.places is not None:
+                    # torch's LSTM reads inputs written out; at padded positions a row of zeros.
+                    inputs = look_up(functional.pad(self.inputs, (0, 0, 0, 1)), inputs)
                 made, h, c = layer_by_torch(inputs.transpose(0, 1), weights, h, c, mask)
                 self.put(outputs, begin, end, made.transpose(0, 1))
                 continue
