@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops import native
 from econmt_ops.checks import Shapes
 
 
@@ -93,4 +94,7 @@ def look_up(table: Tensor, places: Tensor) -> Tensor:
 
 def add_repeated(total: Tensor, places: Tensor, values: Tensor) -> None:
     """Adds values (K, B, M) to the rows of ``total`` (N, M) that the places (K, B) names, in the type of ``total``."""
+    if native.serves(values) and total.dtype == torch.float32:
+        native.add_rows(total, values.reshape(-1, values.shape[2]), places.reshape(-1))
+        return
     total.index_add_(0, places.reshape(-1), values.reshape(-1, values.shape[2]).to(total.dtype))

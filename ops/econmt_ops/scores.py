@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops import native
 from econmt_ops.blocks import split_rows
 from econmt_ops.masking import padding_mask, zero_padding
 from econmt_ops.precision import accumulate_dtype
-from econmt_ops.steps import LAYER_NORM_EPSILON, Steps
+from econmt_ops.steps import EAGER, LAYER_NORM_EPSILON, Steps
 
 
 def clean_keys(keys: Tensor, lengths: Tensor | None) -> Tensor:
@@ -51,13 +52,16 @@ class Scores:
         self.keys, self.norm = keys.contiguous(), norm
         self.score = None if score is None else score.to(self.accumulate)
         self.scale, self.padding, self.run = scale, padding, run
+        self.by_native = score is not None and norm is None and run is EAGER and native.serves(keys)
         self.parts = split_rows(keys.shape[0], keys.shape[1], keys.shape[2] * self.accumulate.itemsize)
-        if score is not None and norm is None and len(self.parts) == 1:
+        if score is not None and norm is None and len(self.parts) == 1 and not self.by_native:
             # What fits a workspace is cast once and not in every step.
             self.keys = self.keys.to(self.accumulate)
 
     def weights(self, query: Tensor) -> Tensor:
         """The attention weights (B, S) of a query (B, A), in the accumulate type; zero at padded positions."""
+        if self.score is not None and self.by_native:
+            return native.attention_forward(query, self.keys, self.score, self.padding)
         if self.score is None:
             scores = torch.bmm(self.keys, query.unsqueeze(2)).squeeze(2).to(self.accumulate) * self.scale
         else:
@@ -101,6 +105,22 @@ class ScoreGradients:
             The gradient of the query (B, A).
         """
         scores = self.scores
+        if scores.by_native:
+            assert scores.score is not None
+            assert self.score is not None
+            dquery = torch.empty_like(query, memory_format=torch.contiguous_format)
+            native.attention_backward(
+                query,
+                scores.keys,
+                scores.score,
+                scores.padding,
+                weights,
+                dweights,
+                self.keys,
+                self.score,
+                dquery,
+            )
+            return dquery
         de = weights * dweights
         de = torch.addcmul(de, weights, de.sum(1, keepdim=True), value=-1)
         if scores.score is None:

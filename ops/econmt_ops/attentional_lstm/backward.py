@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops import native
 from econmt_ops.attentional_lstm.problem import Problem
 from econmt_ops.blocks import add_outer, previous, reaches, scan_cells, split_rows
 from econmt_ops.low_rank import (
@@ -184,10 +185,11 @@ class Backward:
         ]
         self.dfed = zero
         self.room = Workspace(self.dc[0])
-        # What fits a workspace is cast once and not multiplied in 16 bits, which takes a CPU five times as long.
         self.values = problem.values
         batch, positions, width = self.values.shape
-        if len(split_rows(batch, positions, width * problem.accumulate.itemsize)) == 1:
+        # What fits a workspace is cast once and not multiplied in 16 bits, which takes a CPU five times as long.
+        self.by_native = native.serves(self.values)
+        if not self.by_native and len(split_rows(batch, positions, width * problem.accumulate.itemsize)) == 1:
             self.values = self.values.to(problem.accumulate)
         # Transposed views: making a weight ready for products of this kind takes longer than it saves.
         self.to_before = [problem.product(problem.joint(layer).t()) for layer in range(layers)]
@@ -233,24 +235,32 @@ class Backward:
         share, read = deferred.shares[step], deferred.read[step]
         torch.addcmul(do, do * output, output, value=-1, out=share)
         read.copy_(self.to_read(share))
-        dweights = self._weight_gradient(read[:, problem.hidden :])
-        if self.incoming.attention is not None:
-            dweights += self.incoming.attention[position]
-        if problem.padding is not None:
-            dweights.masked_fill_(problem.padding, 0.0)
+        given = None if self.incoming.attention is None else self.incoming.attention[position]
+        dweights = self._weight_gradient(read[:, problem.hidden :], given)
         dquery = self.sums.scores.step(query, weights, dweights)
         deferred.query[step] = dquery
         dtop = read[:, : problem.hidden]
         through_query = deferred.query[step] if self.to_top is None else self.to_top(deferred.query[step])
         return dtop + through_query
 
-    def _weight_gradient(self, dcontext: Tensor) -> Tensor:
-        """The gradient of the attention weights (B, S), in the accumulate type, from that of the context (B, E)."""
-        if self.values.dtype == self.problem.accumulate:
+    def _weight_gradient(self, dcontext: Tensor, given: Tensor | None) -> Tensor:
+        """The gradient of the attention weights (B, S), in the accumulate type.
+
+        Args:
+            dcontext: (B, E), the gradient of the context. given: (B, S), another one of the weights, or None.
+        """
+        problem = self.problem
+        if self.by_native:
+            return native.weight_gradient(self.values, dcontext, given, problem.padding)
+        if self.values.dtype == problem.accumulate:
             # A product of rows: as one of columns it takes a CPU five times as long.
             row = dcontext.to(self.values.dtype).unsqueeze(1)
-            return torch.bmm(row, self.values.transpose(1, 2)).squeeze(1)
-        return torch.bmm(self.values, dcontext.unsqueeze(2)).squeeze(2).to(self.problem.accumulate)
+            dweights = torch.bmm(row, self.values.transpose(1, 2)).squeeze(1)
+        else:
+            dweights = torch.bmm(self.values, dcontext.unsqueeze(2)).squeeze(2).to(problem.accumulate)
+        if given is not None:
+            dweights += given
+        return dweights if problem.padding is None else dweights.masked_fill_(problem.padding, 0.0)
 
     def _layers(self, block: Block, step: int, dtop: Tensor, deferred: _Deferred) -> None:
         """Through the stack, top layer first: the gates' gradients and those of the step before."""
@@ -260,7 +270,9 @@ class Backward:
             dgates = deferred.gates[layer][step]
             gates, cells = block.gates[layer][step], block.cells[layer]
             states = cells[step], cells[step + 1]
-            if problem.run is EAGER:
+            if problem.run is EAGER and native.serves(dgates):
+                dc = native.lstm_backward(gates, False, *states, dtop, self.dh[layer], self.dc[layer], dgates)
+            elif problem.run is EAGER:
                 dc = self.room.retreat(*states, dtop, self.dh[layer], self.dc[layer], dgates, gates)
             else:
                 dh = (self.dh[layer] + dtop).to(problem.accumulate)

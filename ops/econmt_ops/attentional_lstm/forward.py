@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from econmt_ops import native
 from econmt_ops.attentional_lstm.problem import Problem
 from econmt_ops.blocks import reaches, split_blocks
 from econmt_ops.precision import accumulate_dtype
@@ -71,7 +72,11 @@ class _Combination:
         both = self.product(top)
         query = both[:, : self.size] if self.size else top
         attention.copy_(self.problem.scores.weights(query))
-        share = both[:, self.size :].unsqueeze(1)
+        share = both[:, self.size :]
+        if native.serves(output):
+            native.combine_forward(share, attention, self.projected, output)
+            return
+        share = share.unsqueeze(1)
         share = torch.baddbmm(share, attention.unsqueeze(1), self.projected).squeeze(1)
         output.copy_(tanh_(share))
 
@@ -100,7 +105,9 @@ class _Cells:
         h = result.h[layer, step] if self.keep else torch.empty_like(self.h[layer])
         c = result.c[layer, step] if self.every_cell else self.c[layer]
         kept = result.gates[layer, step] if self.gates_too else None
-        if run is EAGER:
+        if run is EAGER and native.serves(h):
+            native.lstm_forward(gates, None, self.c[layer], h, c, kept)
+        elif run is EAGER:
             if kept is None:
                 self.room.gates.copy_(gates)
             else:

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
+from econmt_ops import native
 from econmt_ops.blocks import add_outer
 from econmt_ops.lstm.products import Product
 from econmt_ops.operators import custom_op
 from econmt_ops.precision import accumulate_dtype
-from econmt_ops.steps import Steps, steps
+from econmt_ops.steps import EAGER, Steps, steps
 
 CHUNK_BYTES = 32 << 20
 """The workspace for the logits of one chunk, in the accumulate type."""
@@ -115,6 +116,10 @@ def _walk(
         factors: (C,) of each row's gradient, or None: all are 1.
         sums: gets the bias's share of the gradient; None: no gradient is wanted.
     """
+    if run is EAGER and native.serves(logits):
+        return native.losses(
+            logits, targets, smoothing, factors, sums is not None, None if sums is None else sums.bias
+        )
     accumulate = accumulate_dtype(logits.dtype)
     losses = logits.new_empty(len(logits), dtype=accumulate)
     for part in _in_cache(logits, accumulate):

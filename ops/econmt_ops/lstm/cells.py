@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops import steps
+from econmt_ops import native, steps
 
 
 class _InPlace:
@@ -37,12 +37,18 @@ class _InPlace:
             h: (B, H), receives the output, in the compute type.
             after: (B, H), receives the cell state; not ``c`` itself.
         """
+        if native.serves(gates):
+            native.lstm_forward(gates, recurrent, c, h, after, None)
+            return
         room = self._workspace(c)
         room.gates.copy_(gates.add_(recurrent))
         room.advance(c, h, after)
 
     def activated(self, gates: Tensor, recurrent: Tensor, c: Tensor, h: Tensor, after: Tensor) -> None:
         """As :meth:`forward` in the accumulate type, but ``gates`` gets their nonlinearities too."""
+        if native.serves(gates):
+            native.lstm_forward(gates, recurrent, c, h, after, gates)
+            return
         self._workspace(c).advance(c, h, after, gates.add_(recurrent))
 
     def backward(
@@ -68,6 +74,8 @@ class _InPlace:
         Returns:
             The gradient of ``before``, (B, H).
         """
+        if native.serves(dgates):
+            return native.lstm_backward(gates, False, before, c, incoming, dh, dc, dgates)
         return self._workspace(c).retreat(before, c, incoming, dh, dc, dgates, gates)
 
     def backward_of_sums(
@@ -81,6 +89,8 @@ class _InPlace:
         dgates: Tensor,
     ) -> Tensor:
         """As :meth:`backward`, but from gates before their nonlinearities, in the compute type."""
+        if native.serves(dgates):
+            return native.lstm_backward(gates, True, before, c, incoming, dh, dc, dgates)
         room = self._workspace(c)
         room.gates.copy_(gates)
         room.activate()

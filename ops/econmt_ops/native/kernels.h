@@ -1,0 +1,123 @@
+/* What the kernels are given. All sizes and strides are counted in elements; matrices have contiguous rows.
+ *
+ * A pointer named "any" points to float, or to bfloat16 where the struct's narrow is 1. B rows of a batch, H hidden,
+ * S source positions, A attention size, C rows of a chunk, V vocabulary. The mathematics stands beside the same
+ * functions of tensors, in steps.py and scores.py.
+ */
+
+#ifndef ECONMT_KERNELS_H
+#define ECONMT_KERNELS_H
+
+#include <stdint.h>
+
+/* One step of an LSTM. */
+struct lstm_forward {
+  int64_t rows, hidden, narrow;
+  void *gates; /* any (B, 4H), the gates before their nonlinearities, in the order i, f, g, o */
+  int64_t gates_stride;
+  const void *recurrent; /* any (B, 4H), added to the gates, whose place the sum takes; or NULL */
+  int64_t recurrent_stride;
+  const float *before; /* (B, H) the cell state before the step */
+  int64_t before_stride;
+  void *h; /* any (B, H), is written */
+  int64_t h_stride;
+  float *after; /* (B, H), is written; may be before */
+  int64_t after_stride;
+  float *kept; /* (B, 4H), gets the gates after their nonlinearities; may be gates; or NULL */
+  int64_t kept_stride;
+};
+
+/* Backward of one step of an LSTM. */
+struct lstm_backward {
+  int64_t rows, hidden, narrow;
+  int64_t sums;      /* 1: the gates are any, before their nonlinearities; 0: float, after them */
+  const void *gates; /* (B, 4H) */
+  int64_t gates_stride;
+  const float *before, *after; /* (B, H) the cell state before and after the step */
+  int64_t before_stride, after_stride;
+  const void *incoming, *dh; /* any (B, H), two gradients of h */
+  int64_t incoming_stride, dh_stride;
+  const float *dc; /* (B, H) */
+  int64_t dc_stride;
+  void *dgates; /* any (B, 4H), is written; may be gates */
+  int64_t dgates_stride;
+  float *dbefore; /* (B, H), is written */
+  int64_t dbefore_stride;
+};
+
+/* The weights of additive attention, and what they make of projected values. */
+struct attention_forward {
+  int64_t rows, positions, size, narrow;
+  const void *query; /* any (B, A) */
+  int64_t query_stride;
+  const void *keys;       /* any (B, S, A) */
+  const float *score;     /* (A) */
+  const uint8_t *padding; /* (B, S), 1 at padded positions; or NULL */
+  float *weights;         /* (B, S), is written; zero at padded positions */
+};
+
+/* tanh(share + sum_s weight_s projected_s). */
+struct combine_forward {
+  int64_t rows, positions, size, narrow;
+  const void *share; /* any (B, H) */
+  int64_t share_stride;
+  const void *attention; /* any (B, S) */
+  int64_t attention_stride;
+  const void *projected; /* any (B, S, H) */
+  void *output;          /* any (B, H), is written */
+  int64_t output_stride;
+};
+
+/* Backward of the weights of additive attention. */
+struct attention_backward {
+  int64_t rows, positions, size, narrow;
+  const void *query; /* any (B, A) */
+  int64_t query_stride;
+  const void *keys; /* any (B, S, A) */
+  const float *score;
+  const uint8_t *padding;
+  const float *weights;  /* (B, S) */
+  const float *dweights; /* (B, S) */
+  float *dkeys;          /* (B, S, A) accumulates de_s (s - s^2) */
+  float *dscore;         /* (A) accumulates 2 sum de_s s */
+  void *dquery;          /* any (B, A), is written */
+  int64_t dquery_stride;
+};
+
+/* The gradient of the attention weights: values_s . dcontext. */
+struct weight_gradient {
+  int64_t rows, positions, size, narrow;
+  const void *values; /* any (B, S, E), its batches and positions by strides */
+  int64_t batch_stride, position_stride;
+  const void *dcontext; /* any (B, E) */
+  int64_t dcontext_stride;
+  const void *incoming; /* any (B, S), another gradient of the weights, added; or NULL */
+  int64_t incoming_stride;
+  const uint8_t *padding;
+  float *dweights; /* (B, S), is written; zero at padded positions */
+};
+
+/* Cross entropies of logits with smoothed labels. */
+struct losses {
+  int64_t rows, vocabulary, narrow;
+  void *logits; /* any (C, V); their gradient takes their place, if it is wanted */
+  int64_t logits_stride;
+  const int64_t *targets; /* (C) */
+  float smoothing;
+  int64_t gradient;     /* 1: wanted */
+  const float *factors; /* (C) of each row's gradient; or NULL */
+  float *losses;        /* (C), is written */
+  float *dbias;         /* (V), the gradients' sum is added; or NULL */
+};
+
+/* Adds rows to one row, or to the rows of a table. */
+struct add_rows {
+  int64_t rows, size, narrow;
+  const void *values; /* any (R, N) */
+  int64_t values_stride;
+  const int64_t *places; /* (R), the row of total that each is added to; NULL: all to the first */
+  float *total;          /* (M, N) */
+  int64_t total_stride;
+};
+
+#endif

@@ -1,0 +1,316 @@
+/* The kernels' loops, compiled once for each instruction set: kernels.c defines NAME(x) and includes this file.
+ *
+ * Each function does the rows begin to end. Rows go through buffers of CHUNK floats, so that both types of values take
+ * the same loop and intermediate values never leave the first-level cache.
+ */
+
+static INLINE float NAME(widen)(uint16_t value) {
+  uint32_t bits = (uint32_t)value << 16;
+  float result;
+  memcpy(&result, &bits, sizeof result);
+  return result;
+}
+
+/* Rounds to the nearest bfloat16, to the even one of two; NaN stays NaN. */
+static INLINE uint16_t NAME(narrow)(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return (uint16_t)(value != value ? 0x7fc0u : rounded);
+}
+
+static INLINE void NAME(load)(float *restrict to, const void *from, int64_t at, int64_t count, int64_t narrow) {
+  if (narrow) {
+    const uint16_t *values = (const uint16_t *)from + at;
+    SIMD for (int64_t k = 0; k < count; k++) to[k] = NAME(widen)(values[k]);
+  } else {
+    memcpy(to, (const float *)from + at, (size_t)count * sizeof *to);
+  }
+}
+
+static INLINE void NAME(store)(void *to, int64_t at, const float *restrict from, int64_t count, int64_t narrow) {
+  if (narrow) {
+    uint16_t *values = (uint16_t *)to + at;
+    SIMD for (int64_t k = 0; k < count; k++) values[k] = NAME(narrow)(from[k]);
+  } else {
+    memcpy((float *)to + at, from, (size_t)count * sizeof *from);
+  }
+}
+
+/* e^x = 2^n e^r with |r| <= ln 2 / 2; the polynomial's relative error is 4e-9. Beyond |x| = 87 it stays
+ * there, and neither e^x nor 1 / (1 + e^x) is ever denormal, which is slow to multiply. NaN gives NaN. */
+static INLINE float NAME(exponential)(float x) {
+  x = x < -87.0f ? -87.0f : x;
+  x = x > 87.0f ? 87.0f : x;
+  float shifted = x * 1.44269504f + 12582912.0f; /* 1.5 2^23: the sum's last bits are the nearest integer */
+  float n = shifted - 12582912.0f;
+  float r = x - n * 0.693145752f;
+  r -= n * 1.42860677e-6f;
+  float p = 0.00137514074f;
+  p = p * r + 0.00836891588f;
+  p = p * r + 0.0416695327f;
+  p = p * r + 0.166665182f;
+  p = p * r + 0.499999881f;
+  p = p * (r * r) + r + 1.0f;
+  uint32_t bits;
+  memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits << 23) + 0x3f800000u;
+  float scale;
+  memcpy(&scale, &bits, sizeof scale);
+  return p * scale;
+}
+
+/* Exactly 0 and 1 far from 0: gates are closed by large numbers. */
+static INLINE float NAME(sigmoid)(float x) {
+  float result = 1.0f / (1.0f + NAME(exponential)(-x));
+  return x < -86.0f ? 0.0f : result;
+}
+
+static INLINE float NAME(squash)(float x) { return 2.0f * NAME(sigmoid)(2.0f * x) - 1.0f; }
+
+static void NAME(lstm_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct lstm_forward *a = given;
+  (void)scratch;
+  float gates[4][CHUNK], other[CHUNK], h[CHUNK];
+  for (int64_t row = begin; row < end; row++) {
+    for (int64_t at = 0; at < a->hidden; at += CHUNK) {
+      int64_t count = a->hidden - at < CHUNK ? a->hidden - at : CHUNK;
+      for (int64_t gate = 0; gate < 4; gate++) {
+        int64_t place = row * a->gates_stride + gate * a->hidden + at;
+        NAME(load)(gates[gate], a->gates, place, count, a->narrow);
+        if (!a->recurrent) continue;
+        NAME(load)(other, a->recurrent, row * a->recurrent_stride + gate * a->hidden + at, count, a->narrow);
+        SIMD for (int64_t k = 0; k < count; k++) gates[gate][k] += other[k];
+        NAME(store)(a->gates, place, gates[gate], count, a->narrow);
+        /* The backward pass reads the sum as it was rounded. */
+        NAME(load)(gates[gate], a->gates, place, count, a->narrow);
+      }
+      const float *before = a->before + row * a->before_stride + at;
+      float *after = a->after + row * a->after_stride + at;
+      float *i = gates[0], *f = gates[1], *g = gates[2], *o = gates[3];
+      SIMD for (int64_t k = 0; k < count; k++) {
+        i[k] = NAME(sigmoid)(i[k]);
+        f[k] = NAME(sigmoid)(f[k]);
+        g[k] = NAME(squash)(g[k]);
+        o[k] = NAME(sigmoid)(o[k]);
+        float c = f[k] * before[k] + i[k] * g[k];
+        other[k] = c;
+        h[k] = o[k] * NAME(squash)(c);
+      }
+      memcpy(after, other, (size_t)count * sizeof *after);
+      NAME(store)(a->h, row * a->h_stride + at, h, count, a->narrow);
+      if (!a->kept) continue;
+      for (int64_t gate = 0; gate < 4; gate++) {
+        float *kept = a->kept + row * a->kept_stride + gate * a->hidden + at;
+        memcpy(kept, gates[gate], (size_t)count * sizeof *kept);
+      }
+    }
+  }
+}
+
+static void NAME(lstm_backward)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct lstm_backward *a = given;
+  (void)scratch;
+  float gates[4][CHUNK], dh[CHUNK], other[CHUNK];
+  for (int64_t row = begin; row < end; row++) {
+    for (int64_t at = 0; at < a->hidden; at += CHUNK) {
+      int64_t count = a->hidden - at < CHUNK ? a->hidden - at : CHUNK;
+      float *i = gates[0], *f = gates[1], *g = gates[2], *o = gates[3];
+      for (int64_t gate = 0; gate < 4; gate++) {
+        int64_t place = row * a->gates_stride + gate * a->hidden + at;
+        NAME(load)(gates[gate], a->gates, place, count, a->sums && a->narrow);
+      }
+      if (a->sums) {
+        SIMD for (int64_t k = 0; k < count; k++) {
+          i[k] = NAME(sigmoid)(i[k]);
+          f[k] = NAME(sigmoid)(f[k]);
+          g[k] = NAME(squash)(g[k]);
+          o[k] = NAME(sigmoid)(o[k]);
+        }
+      }
+      NAME(load)(dh, a->dh, row * a->dh_stride + at, count, a->narrow);
+      NAME(load)(other, a->incoming, row * a->incoming_stride + at, count, a->narrow);
+      const float *before = a->before + row * a->before_stride + at;
+      const float *after = a->after + row * a->after_stride + at;
+      const float *dc = a->dc + row * a->dc_stride + at;
+      float *dbefore = a->dbefore + row * a->dbefore_stride + at;
+      SIMD for (int64_t k = 0; k < count; k++) {
+        float squashed = NAME(squash)(after[k]);
+        float d = dh[k] + other[k];
+        float total = dc[k] + d * o[k] * (1.0f - squashed * squashed);
+        float di = total * g[k] * i[k] * (1.0f - i[k]);
+        float df = total * before[k] * f[k] * (1.0f - f[k]);
+        float dg = total * i[k] * (1.0f - g[k] * g[k]);
+        float output = d * squashed * o[k] * (1.0f - o[k]);
+        dbefore[k] = total * f[k];
+        i[k] = di;
+        f[k] = df;
+        g[k] = dg;
+        o[k] = output;
+      }
+      for (int64_t gate = 0; gate < 4; gate++) {
+        int64_t place = row * a->dgates_stride + gate * a->hidden + at;
+        NAME(store)(a->dgates, place, gates[gate], count, a->narrow);
+      }
+    }
+  }
+}
+
+/* scratch: 2 A floats. */
+static void NAME(attention_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct attention_forward *a = given;
+  float *restrict query = scratch, *restrict keys = scratch + a->size;
+  const float *restrict score = a->score;
+  for (int64_t row = begin; row < end; row++) {
+    NAME(load)(query, a->query, row * a->query_stride, a->size, a->narrow);
+    const uint8_t *padding = a->padding ? a->padding + row * a->positions : NULL;
+    float *weights = a->weights + row * a->positions;
+    float top = -INFINITY;
+    for (int64_t s = 0; s < a->positions; s++) {
+      weights[s] = 0.0f;
+      if (padding && padding[s]) continue;
+      NAME(load)(keys, a->keys, (row * a->positions + s) * a->size, a->size, a->narrow);
+      float sum = 0.0f;
+      SUM(sum) for (int64_t k = 0; k < a->size; k++) {
+        sum += 2.0f * score[k] * NAME(sigmoid)(2.0f * (query[k] + keys[k]));
+      }
+      weights[s] = sum;
+      top = sum > top || sum != sum ? sum : top;
+    }
+    float sum = 0.0f;
+    for (int64_t s = 0; s < a->positions; s++) {
+      if (padding && padding[s]) continue;
+      weights[s] = NAME(exponential)(weights[s] - top);
+      sum += weights[s];
+    }
+    for (int64_t s = 0; s < a->positions; s++) weights[s] = sum == 0.0f ? 0.0f : weights[s] / sum;
+  }
+}
+
+/* scratch: H floats. */
+static void NAME(combine_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct combine_forward *a = given;
+  float *restrict sum = scratch;
+  for (int64_t row = begin; row < end; row++) {
+    NAME(load)(sum, a->share, row * a->share_stride, a->size, a->narrow);
+    for (int64_t s = 0; s < a->positions; s++) {
+      float weight;
+      NAME(load)(&weight, a->attention, row * a->attention_stride + s, 1, a->narrow);
+      int64_t place = (row * a->positions + s) * a->size;
+      if (a->narrow) {
+        const uint16_t *restrict projected = (const uint16_t *)a->projected + place;
+        SIMD for (int64_t k = 0; k < a->size; k++) sum[k] += weight * NAME(widen)(projected[k]);
+      } else {
+        const float *restrict projected = (const float *)a->projected + place;
+        SIMD for (int64_t k = 0; k < a->size; k++) sum[k] += weight * projected[k];
+      }
+    }
+    SIMD for (int64_t k = 0; k < a->size; k++) sum[k] = NAME(squash)(sum[k]);
+    NAME(store)(a->output, row * a->output_stride, sum, a->size, a->narrow);
+  }
+}
+
+/* scratch: A floats to keep, the share of these rows in dscore, and 3 A floats. */
+static void NAME(attention_backward)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct attention_backward *a = given;
+  float *restrict dscore = scratch, *restrict query = scratch + a->size, *restrict dquery = scratch + 2 * a->size;
+  float *restrict keys = scratch + 3 * a->size;
+  const float *restrict score = a->score;
+  for (int64_t row = begin; row < end; row++) {
+    NAME(load)(query, a->query, row * a->query_stride, a->size, a->narrow);
+    SIMD for (int64_t k = 0; k < a->size; k++) dquery[k] = 0.0f;
+    const float *weights = a->weights + row * a->positions, *dweights = a->dweights + row * a->positions;
+    const uint8_t *padding = a->padding ? a->padding + row * a->positions : NULL;
+    float mean = 0.0f;
+    for (int64_t s = 0; s < a->positions; s++) mean += padding && padding[s] ? 0.0f : weights[s] * dweights[s];
+    for (int64_t s = 0; s < a->positions; s++) {
+      if (padding && padding[s]) continue;
+      float de = weights[s] * (dweights[s] - mean);
+      NAME(load)(keys, a->keys, (row * a->positions + s) * a->size, a->size, a->narrow);
+      float *restrict dkeys = a->dkeys + (row * a->positions + s) * a->size;
+      SIMD for (int64_t k = 0; k < a->size; k++) {
+        float hidden = NAME(sigmoid)(2.0f * (query[k] + keys[k]));
+        float share = de * (hidden - hidden * hidden);
+        dscore[k] += 2.0f * de * hidden;
+        dkeys[k] += share;
+        dquery[k] += share;
+      }
+    }
+    SIMD for (int64_t k = 0; k < a->size; k++) dquery[k] *= 4.0f * score[k];
+    NAME(store)(a->dquery, row * a->dquery_stride, dquery, a->size, a->narrow);
+  }
+}
+
+/* scratch: E floats. */
+static void NAME(weight_gradient)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct weight_gradient *a = given;
+  float *restrict dcontext = scratch;
+  for (int64_t row = begin; row < end; row++) {
+    NAME(load)(dcontext, a->dcontext, row * a->dcontext_stride, a->size, a->narrow);
+    const uint8_t *padding = a->padding ? a->padding + row * a->positions : NULL;
+    for (int64_t s = 0; s < a->positions; s++) {
+      float *dweight = a->dweights + row * a->positions + s, sum = 0.0f;
+      *dweight = 0.0f;
+      if (padding && padding[s]) continue;
+      int64_t place = row * a->batch_stride + s * a->position_stride;
+      if (a->narrow) {
+        const uint16_t *restrict values = (const uint16_t *)a->values + place;
+        SUM(sum) for (int64_t k = 0; k < a->size; k++) sum += NAME(widen)(values[k]) * dcontext[k];
+      } else {
+        const float *restrict values = (const float *)a->values + place;
+        SUM(sum) for (int64_t k = 0; k < a->size; k++) sum += values[k] * dcontext[k];
+      }
+      if (a->incoming) {
+        float more;
+        NAME(load)(&more, a->incoming, row * a->incoming_stride + s, 1, a->narrow);
+        sum += more;
+      }
+      *dweight = sum;
+    }
+  }
+}
+
+/* scratch: if dbias is wanted V floats to keep, the share of these rows in it; and V floats. */
+static void NAME(losses)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct losses *a = given;
+  int64_t size = a->vocabulary;
+  float *restrict dbias = scratch, *restrict values = scratch + (a->dbias ? size : 0);
+  float share = a->smoothing / (float)size;
+  for (int64_t row = begin; row < end; row++) {
+    NAME(load)(values, a->logits, row * a->logits_stride, size, a->narrow);
+    int64_t target = a->targets[row];
+    float wanted = values[target], top = -INFINITY, mean = 0.0f, sum = 0.0f;
+    MAXIMUM(top) for (int64_t k = 0; k < size; k++) top = values[k] > top ? values[k] : top;
+    SUM(mean, sum) for (int64_t k = 0; k < size; k++) {
+      mean += values[k];
+      values[k] = NAME(exponential)(values[k] - top);
+      sum += values[k];
+    }
+    float lse = top + logf(sum);
+    float loss = lse - (1.0f - a->smoothing) * wanted;
+    a->losses[row] = a->smoothing == 0.0f ? loss : loss - a->smoothing * (mean / (float)size);
+    if (!a->gradient) continue;
+    float factor = a->factors ? a->factors[row] : 1.0f, scale = factor / sum, constant = factor * share;
+    SIMD for (int64_t k = 0; k < size; k++) values[k] = values[k] * scale - constant;
+    values[target] -= factor * (1.0f - a->smoothing);
+    NAME(store)(a->logits, row * a->logits_stride, values, size, a->narrow);
+    if (!a->dbias) continue;
+    SIMD for (int64_t k = 0; k < size; k++) dbias[k] += values[k];
+  }
+}
+
+/* Does the columns begin to end of all rows, so that every sum is made by one thread, in the order of the rows. */
+static void NAME(add_rows)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct add_rows *a = given;
+  (void)scratch;
+  for (int64_t row = 0; row < a->rows; row++) {
+    float *restrict total = a->total + (a->places ? a->places[row] : 0) * a->total_stride;
+    if (a->narrow) {
+      const uint16_t *restrict values = (const uint16_t *)a->values + row * a->values_stride;
+      SIMD for (int64_t k = begin; k < end; k++) total[k] += NAME(widen)(values[k]);
+    } else {
+      const float *restrict values = (const float *)a->values + row * a->values_stride;
+      SIMD for (int64_t k = begin; k < end; k++) total[k] += values[k];
+    }
+  }
+}
