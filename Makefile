@@ -46,15 +46,24 @@ docs: $(state)/installed
 	$(python) scripts/make_recipe_reference.py
 
 clean:
-	rm -rf .venv build dist econmt.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist econmt.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis ops/econmt_ops/native/*.so
+
+# What installing reads, the C library's sources among it: an edit of them builds it again.
+sources := pyproject.toml setup.py $(wildcard ops/econmt_ops/native/*.[ch])
+
+# pip does not show what it did not build, so this says it.
+say_built = @$(python) -c "from econmt_ops import native; native.is_built() or print('econmt is installed \
+without its C library, so training on the CPU will be slower; to build it, install gcc or set CC, then: touch setup.py')"
 
 # What was installed is remembered by these stamps, so that a second run starts at once.
-$(state)/installed: $(state)/constraints.txt pyproject.toml setup.py
+$(state)/installed: $(state)/constraints.txt $(sources)
 	$(python) -m pip install --constraint $(state)/constraints.txt --editable .
+	$(say_built)
 	@touch $@
 
-$(state)/tested: $(state)/constraints.txt pyproject.toml setup.py
+$(state)/tested: $(state)/constraints.txt $(sources)
 	$(python) -m pip install --constraint $(state)/constraints.txt --editable '.[test]'
+	$(say_built)
 	@touch $@ $(state)/installed
 
 # The tested versions, but for a torch that is there already.

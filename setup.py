@@ -1,8 +1,52 @@
-"""Maps the repository's folders to packages; everything else about the project stands in pyproject.toml."""
+"""Maps the repository's folders to packages and builds the C library; everything else stands in pyproject.toml."""
 
 from __future__ import annotations
 
-from setuptools import find_packages, setup
+import os
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import BaseError, CCompilerError
+
+_FOLDER = "ops/econmt_ops/native"
+
+KERNELS = Extension(
+    "econmt_ops.native._kernels",
+    [f"{_FOLDER}/kernels.c"],
+    depends=[f"{_FOLDER}/kernels.h", f"{_FOLDER}/variant.h"],
+    libraries=["m"],
+    # They come after the flags with which Python itself was built, and the last ones count.
+    extra_compile_args=[
+        "-O3",
+        "-g0",
+        "-std=c11",
+        "-fopenmp-simd",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-ffp-contract=fast",
+        "-fvisibility=hidden",
+    ],
+    optional=True,
+)
+
+
+class BuildKernels(build_ext):
+    """Builds the C library with the compiler that Python was built with, or that of the environment variable CC.
+
+    Without one the package is whole, only slower.
+    """
+
+    def build_extension(self, ext: Extension) -> None:
+        """Builds it, or says in one line why not."""
+        try:
+            super().build_extension(ext)
+        except (BaseError, CCompilerError) as error:
+            self.warn(str(error))
+            self.warn(
+                "econmt is installed without its C library, so training on the CPU will be slower; to build it, "
+                "install gcc or set CC, then install econmt again"
+            )
+
 
 setup(
     packages=[*find_packages(include=["econmt", "econmt.*"]), *find_packages("ops"), "econmt._recipes"],
@@ -14,4 +58,8 @@ setup(
         "econmt_ops.*": ["README.md"],
         "econmt._recipes": ["*.yaml"],
     },
+    # Sources that a source distribution holds and an installed package does not need.
+    exclude_package_data={"econmt_ops.native": ["*.c", "*.h"]},
+    ext_modules=[KERNELS] if os.name == "posix" else [],
+    cmdclass={"build_ext": BuildKernels},
 )

@@ -1,10 +1,13 @@
-"""What an installed econmt holds: both packages and the recipes, and nothing else."""
+"""What an installed econmt holds: both packages, the C library and the recipes, and nothing else."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -13,25 +16,66 @@ import pytest
 from econmt import __version__
 from tests.conftest import ROOT, econmt_environment
 
+SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
+COMPILER = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+LIBRARY = f"econmt_ops/native/_kernels{SUFFIX}"
+
+
+def copy_sources(folder: Path) -> None:
+    """Copies what is packaged, so that the checkout stays clean, but nothing that was built in it."""
+    for name in ("econmt", "ops", "recipes"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+
+
+def build(folder: Path, what: str, compiler: str | None = None) -> tuple[Path, str]:
+    """Builds a "wheel" or an "sdist" of the sources in ``folder``; returns it and what the build printed."""
+    script = f"import sys; from setuptools.build_meta import build_{what}; build_{what}(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder / what)],
+        cwd=folder,
+        env={**os.environ, **({} if compiler is None else {"CC": compiler})},
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    (built,) = (folder / what).iterdir()
+    return built, done.stdout
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of the sources, so that the checkout stays clean."""
+    """A wheel."""
     folder = tmp_path_factory.mktemp("sources")
-    for name in ("econmt", "ops", "recipes"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, folder)
-    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-    subprocess.run(
-        [sys.executable, "-c", build, str(folder / "dist")], cwd=folder, check=True, capture_output=True
+    copy_sources(folder)
+    return build(folder, "wheel")[0]
+
+
+def held(wheel: Path) -> set[str]:
+    """The files of a wheel, without those that describe it."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def python_in(wheel: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in ``folder`` with the wheel's packages and not those of this checkout."""
+    installed = folder / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=econmt_environment({"PYTHONPATH": str(installed)}),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    (built,) = (folder / "dist").glob("*.whl")
-    return built
 
 
 def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
-    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    names = held(wheel)
     modules = {file.relative_to(ROOT) for file in (ROOT / "econmt").rglob("*.py")}
     modules |= {file.relative_to(ROOT / "ops") for file in (ROOT / "ops").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == {path.as_posix() for path in modules}
@@ -40,22 +84,44 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     assert recipes <= names
     assert {"econmt/py.typed", "econmt_ops/py.typed"} <= names
     assert {name for name in names if name.endswith(".html")} == {"econmt/memory/page.html"}
-    assert {Path(name).suffix for name in names} <= {".py", ".yaml", ".md", ".typed", ".html"}
+    assert {name for name in names if name.endswith(".so")} == (
+        {LIBRARY} if shutil.which(COMPILER) else set()
+    )
+    assert {Path(name).suffix for name in names} <= {".py", ".yaml", ".md", ".typed", ".html", ".so"}
+
+
+WHICH = "from econmt_ops import native; print(native.__file__, native.is_built())"
+
+
+def test_the_c_library_of_the_wheel_is_found(wheel: Path, tmp_path: Path) -> None:
+    done = python_in(wheel, tmp_path, "-c", WHICH)
+    built = shutil.which(COMPILER) is not None
+    expected = f"{tmp_path}/site/econmt_ops/native/__init__.py {built}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+def test_without_a_compiler_the_wheel_is_whole_but_for_the_library(wheel: Path, tmp_path: Path) -> None:
+    copy_sources(tmp_path / "sources")
+    other, said = build(tmp_path / "sources", "wheel", compiler="no-such-compiler")
+    assert held(other) == held(wheel) - {LIBRARY}
+    assert said.count("econmt is installed without its C library") == 1
+    done = python_in(other, tmp_path, "-c", WHICH)
+    expected = f"{tmp_path}/site/econmt_ops/native/__init__.py False\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+def test_a_source_distribution_holds_what_the_library_is_built_from(tmp_path: Path) -> None:
+    copy_sources(tmp_path)
+    with tarfile.open(build(tmp_path, "sdist")[0]) as archive:
+        names = {Path(name).name for name in archive.getnames() if "/econmt_ops/native/" in name}
+    folder = ROOT / "ops" / "econmt_ops" / "native"
+    expected = {file.name for file in folder.iterdir() if file.suffix in (".py", ".c", ".h")}
+    assert {"kernels.c", "kernels.h", "variant.h"} <= expected
+    assert names == expected
 
 
 def test_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
-    installed = tmp_path / "site"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(installed)
-    environment = econmt_environment({"PYTHONPATH": str(installed)})
-    done = subprocess.run(
-        [sys.executable, "-m", "econmt", "recipes", "copy", "iwslt"],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python_in(wheel, tmp_path, "-m", "econmt", "recipes", "copy", "iwslt")
     assert (done.returncode, done.stdout, done.stderr) == (0, "iwslt.yaml\n", "")
     assert (tmp_path / "iwslt.yaml").read_bytes() == (ROOT / "recipes" / "iwslt.yaml").read_bytes()
 

@@ -1,0 +1,134 @@
+"""The C library: its structures, which mirror kernels.h, where every argument is described, and how it is loaded."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_VERSION = 1
+"""That of econmt_version in kernels.c."""
+
+_SIZE, _PLACE = ctypes.c_int64, ctypes.c_void_p
+
+
+def _structure(name: str, fields: str) -> type[ctypes.Structure]:
+    """A structure of sizes (``name``) and pointers (``*name``), in this order."""
+    kinds = [(field.lstrip("*"), _PLACE if field.startswith("*") else _SIZE) for field in fields.split()]
+    return type(name, (ctypes.Structure,), {"_fields_": kinds})
+
+
+LSTMForward = _structure(
+    "lstm_forward",
+    "rows hidden narrow *gates gates_stride *recurrent recurrent_stride *before before_stride *h h_stride *after "
+    "after_stride *kept kept_stride",
+)
+LSTMBackward = _structure(
+    "lstm_backward",
+    "rows hidden narrow sums *gates gates_stride *before *after before_stride after_stride *incoming *dh "
+    "incoming_stride dh_stride *dc dc_stride *dgates dgates_stride *dbefore dbefore_stride",
+)
+AttentionForward = _structure(
+    "attention_forward", "rows positions size narrow *query query_stride *keys *score *padding *weights"
+)
+CombineForward = _structure(
+    "combine_forward",
+    "rows positions size narrow *share share_stride *attention attention_stride *projected *output output_stride",
+)
+AttentionBackward = _structure(
+    "attention_backward",
+    "rows positions size narrow *query query_stride *keys *score *padding *weights *dweights *dkeys *dscore *dquery "
+    "dquery_stride",
+)
+WeightGradient = _structure(
+    "weight_gradient",
+    "rows positions size narrow *values batch_stride position_stride *dcontext dcontext_stride *incoming "
+    "incoming_stride *padding *dweights",
+)
+AddRows = _structure("add_rows", "rows size narrow *values values_stride *places *total total_stride")
+
+
+class Losses(ctypes.Structure):
+    """With a float, unlike the others."""
+
+    _fields_ = (
+        ("rows", _SIZE),
+        ("vocabulary", _SIZE),
+        ("narrow", _SIZE),
+        ("logits", _PLACE),
+        ("logits_stride", _SIZE),
+        ("targets", _PLACE),
+        ("smoothing", ctypes.c_float),
+        ("gradient", _SIZE),
+        ("factors", _PLACE),
+        ("losses", _PLACE),
+        ("dbias", _PLACE),
+    )
+
+
+STRUCTURES: dict[str, type[ctypes.Structure]] = {
+    "lstm_forward": LSTMForward,
+    "lstm_backward": LSTMBackward,
+    "attention_forward": AttentionForward,
+    "combine_forward": CombineForward,
+    "attention_backward": AttentionBackward,
+    "weight_gradient": WeightGradient,
+    "losses": Losses,
+    "add_rows": AddRows,
+}
+
+
+class Library:
+    """The C library, and whether it has PyTorch's threads."""
+
+    def __init__(self, path: Path, most: int = 2) -> None:
+        """``most``: the instructions to use, see kernels.c.
+
+        Raises:
+            ImportError: it was built from other sources. OSError: it is no library for this machine.
+        """
+        library: Any = ctypes.CDLL(str(path))
+        if not _fits(library):
+            raise ImportError(f"{path} was built from other sources")
+        threads = _openmp()
+        self.has_threads = threads is not None
+        library.econmt_start.argtypes = [_PLACE] * 3 + [ctypes.c_int]
+        self.level: int = library.econmt_start(*(threads or (None, None, None)), most)
+        self.functions: dict[str, Any] = {}
+        for name, structure in STRUCTURES.items():
+            function = getattr(library, f"econmt_{name}")
+            function.argtypes = [ctypes.POINTER(structure), _SIZE]
+            function.restype = ctypes.c_int
+            self.functions[name] = function
+
+
+def _fits(library: Any) -> bool:
+    """Whether the library has our version and structures."""
+    try:
+        version, size = library.econmt_version, library.econmt_size
+    except AttributeError:
+        return False
+    size.argtypes, size.restype = [ctypes.c_char_p], _SIZE
+    return version() == _VERSION and all(
+        size(name.encode()) == ctypes.sizeof(structure) for name, structure in STRUCTURES.items()
+    )
+
+
+def _openmp() -> tuple[int, int, int] | None:
+    """Where the OpenMP runtime of PyTorch has GOMP_parallel, omp_get_thread_num and omp_get_num_threads."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        if (folder / name).is_file():
+            torch_library: Any = ctypes.CDLL(str(folder / name))  # its symbols include those of what it needs
+            try:
+                found = [
+                    ctypes.cast(getattr(torch_library, symbol), _PLACE).value
+                    for symbol in ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+                ]
+            except AttributeError:
+                return None
+            start, number, count = found
+            return (start, number, count) if start and number and count else None
+    return None

@@ -1,0 +1,768 @@
+"""The C library against plain computations in float64, over every instruction set that the machine has."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import econmt_ops
+from econmt_ops import native
+from econmt_ops.lstm import recompute
+from econmt_ops.lstm.schedule import ORDERS, Schedule
+from econmt_ops.native import library as loading
+from econmt_ops.repeated import add_repeated
+from tests.ops.every_op import calls
+from tests.ops.helpers import assert_close, scatter_strides, values_and_gradients
+
+NAN = float("nan")
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
+SIZES = (1, 3, 17, 255, 256, 257, 600)
+ROWS = (1, 3, 65)
+POSITIONS = (1, 2, 9)
+LEVELS = {0: "every-processor", 1: "avx2", 2: "avx512"}
+Use = Callable[[int], None]
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+each_size = pytest.mark.parametrize("size", SIZES)
+
+
+def library_path() -> Path | None:
+    """Where the library lies, if there is one."""
+    folder = Path(native.__file__).parent
+    places = [folder / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    return next((place for place in places if place.is_file()), None)
+
+
+PATH = library_path() or Path()
+pytestmark = pytest.mark.skipif(
+    library_path() is None, reason="econmt_ops was installed without its C library"
+)
+
+
+def test_the_library_is_of_these_sources() -> None:
+    assert native.is_built(), "econmt must be installed again"
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
+    """Has the library use the instructions of a level, or fewer where the machine has not got them."""
+    used = native._library()
+    monkeypatch.setattr(native, "_library", lambda: used)
+
+    def use_level(level: int) -> None:
+        nonlocal used
+        used = loading.Library(PATH, most=level)
+        assert used.level <= level
+
+    yield use_level
+    loading.Library(PATH)
+
+
+@pytest.fixture(params=LEVELS, ids=LEVELS.get)
+def level(request: pytest.FixtureRequest, use: Use) -> None:
+    """Runs a test at every level."""
+    use(request.param)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
+    """Sets how many threads work on a kernel, however small it is."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(native, "_FEW", 0)
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+class Random:
+    """Random tensors, the same ones for the same seed."""
+
+    def __init__(self, dtype: torch.dtype, seed: int = 1) -> None:
+        self.dtype = dtype
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """In the type under test."""
+        return self.full(*shape, scale=scale).to(self.dtype)
+
+    def full(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """In float32."""
+        return torch.randn(shape, generator=self.generator) * scale
+
+    def padding(self, rows: int, positions: int) -> Tensor:
+        """The first row has nothing but padding, the last one none."""
+        lengths = torch.randint(0, positions + 1, (rows,), generator=self.generator)
+        lengths[0], lengths[-1] = 0, positions
+        return torch.arange(positions) >= lengths.unsqueeze(1)
+
+
+def framed(values: Tensor) -> Tensor:
+    """Equal rows that are slices of wider ones, with NaN around them."""
+    rows, size = values.shape
+    frame = values.new_full((rows + 2, size + 7), NAN)
+    frame[1:-1, 3:-4] = values
+    return frame[1:-1, 3:-4]
+
+
+def poison(dtype: torch.dtype, *shape: int) -> Tensor:
+    """A place for results, in a frame, where nothing has been written yet."""
+    return framed(torch.full(shape, NAN, dtype=dtype))
+
+
+def assert_frame_untouched(*results: Tensor) -> None:
+    for result in results:
+        frame = result._base
+        assert frame is not None
+        assert int(frame.isnan().logical_not().sum()) == result.numel()
+
+
+def columns(values: Tensor) -> Tensor:
+    """Equal values whose columns follow each other in memory, not their rows."""
+    return values.t().contiguous().t()
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {"plain": torch.clone, "framed": framed, "columns": columns}
+
+
+def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype, sums: float = 1.0) -> None:
+    """Equal but for one rounding to the type, and the roundings of float32 on the way.
+
+    Args:
+        sums: the size of what was added up.
+    """
+    assert found.dtype == dtype
+    assert found.shape == expected.shape
+    error = (found.double() - expected).abs()
+    allowed = expected.abs() * ROUNDING[dtype] + 1.5e-6 * max(1.0, sums)
+    assert bool((error <= allowed).all()), f"{float((error - allowed).max())} too much"
+
+
+def definition_of_lstm(sums: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """h, the cell state and the gates after their nonlinearities, from the gates before them."""
+    i, f, g, o = sums.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    after = f * before + i * g
+    return o * after.tanh(), after, torch.cat([i, f, g, o], 1)
+
+
+@dtypes
+@each_size
+def test_lstm_forward(size: int, dtype: torch.dtype, use: Use) -> None:
+    for rows, added in product(ROWS, [True, False]):
+        make = Random(dtype)
+        gates, recurrent = make(rows, 4 * size, scale=2.0), make(rows, 4 * size, scale=2.0)
+        before = make.full(rows, size)
+        sums = (gates.float() + recurrent.float() if added else gates.float()).to(dtype)
+        expected_h, expected_after, expected_gates = definition_of_lstm(sums.double(), before.double())
+        for level, lay, keep in product(LEVELS, LAYOUTS.values(), [True, False]):
+            use(level)
+            given = framed(gates) if added else lay(gates)
+            state = framed(before) if keep else lay(before)
+            h, kept = poison(dtype, rows, size), poison(torch.float32, rows, 4 * size) if keep else None
+            after = state if keep else poison(torch.float32, rows, size)
+            native.lstm_forward(given, lay(recurrent) if added else None, state, h, after, kept)
+            assert given.equal(sums)
+            assert_near(h, expected_h, dtype)
+            assert_near(after, expected_after, torch.float32)
+            assert_frame_untouched(h, after)
+            if kept is not None:
+                assert_near(kept, expected_gates, torch.float32)
+                assert_frame_untouched(kept)
+
+
+@each_size
+def test_lstm_forward_can_keep_the_gates_where_they_were(size: int, level: None) -> None:
+    make = Random(torch.float32)
+    gates, recurrent, before = make(3, 4 * size), make(3, 4 * size), make(3, size)
+    _, after, expected = definition_of_lstm((gates + recurrent).double(), before.double())
+    given, found = framed(gates), poison(torch.float32, 3, size)
+    native.lstm_forward(given, recurrent, before, torch.empty(3, size), found, given)
+    assert_near(given, expected, torch.float32)
+    assert_near(found, after, torch.float32)
+    assert_frame_untouched(given, found)
+
+
+def gradients_of_lstm(sums: Tensor, before: Tensor, dh: Tensor, dc: Tensor) -> Sequence[Tensor]:
+    """Those of the gates before their nonlinearities, and of the cell state before, in float64."""
+    sums, before = sums.double().requires_grad_(), before.double().requires_grad_()
+    h, after, _ = definition_of_lstm(sums, before)
+    return torch.autograd.grad([h, after], [sums, before], [dh.double(), dc.double()])
+
+
+@pytest.mark.parametrize("from_sums", [True, False], ids=["sums", "gates"])
+@dtypes
+@each_size
+def test_lstm_backward(size: int, dtype: torch.dtype, from_sums: bool, use: Use) -> None:
+    for rows, expand in product(ROWS, [True, False]):
+        make = Random(dtype)
+        sums, before = make(rows, 4 * size, scale=2.0), make.full(rows, size)
+        dh, dc = make(rows, size), make.full(rows, size)
+        incoming = make(rows, 1).expand(rows, size) if expand else make(rows, size)
+        both = dh.double() + incoming.double()
+        expected, expected_before = gradients_of_lstm(sums, before, both, dc)
+        _, after, gates = definition_of_lstm(sums.double(), before.double())
+        gates = sums if from_sums else gates.float()
+        for level, lay, in_place in product(LEVELS, LAYOUTS.values(), [True, False]):
+            if in_place and gates.dtype != dtype:
+                continue
+            use(level)
+            given = framed(gates) if in_place else lay(gates)
+            dgates = given if in_place else poison(dtype, rows, 4 * size)
+            states, gradient = (lay(before), lay(after.float())), incoming if expand else lay(incoming)
+            dbefore = native.lstm_backward(given, from_sums, *states, gradient, lay(dh), lay(dc), dgates)
+            assert_near(dgates, expected, dtype, sums=4.0)
+            assert_near(dbefore, expected_before, torch.float32, sums=4.0)
+            assert_frame_untouched(dgates)
+
+
+def test_gates_far_from_zero_are_open_or_shut(level: None) -> None:
+    far = torch.tensor([1e4, -1e4, math.inf, -math.inf, 100.0, -100.0]).repeat(50)
+    open_or_shut = (far > 0).float()
+    before, after = torch.randn(1, 300), torch.empty(1, 300)
+    kept, h = torch.empty(1, 1200), torch.empty(1, 300)
+    native.lstm_forward(far.repeat(4).unsqueeze(0), None, before, h, after, kept)
+    i, f, g, o = kept.view(4, 300)
+    assert i.equal(open_or_shut)
+    assert f.equal(open_or_shut)
+    assert o.equal(open_or_shut)
+    assert g.equal(2 * open_or_shut - 1)
+    assert after[0].equal(open_or_shut * (before[0] + 1))
+    assert h[0][far < 0].equal(torch.zeros(150))
+    output, zero = torch.empty(1, 300), torch.zeros(1, 1)
+    native.combine_forward(far.unsqueeze(0), zero, torch.zeros(1, 1, 300), output)
+    assert output[0].equal(2 * open_or_shut - 1)
+
+
+def definition_of_attention(query: Tensor, keys: Tensor, score: Tensor, padding: Tensor | None) -> Tensor:
+    """The weights, row by row and over the positions that a row has."""
+    rows = []
+    for b in range(len(keys)):
+        there = torch.ones(keys.shape[1], dtype=torch.bool) if padding is None else ~padding[b]
+        scores = torch.tanh(query[b] + keys[b, there]) @ score
+        rows.append(keys.new_zeros(keys.shape[1]).masked_scatter(there, torch.softmax(scores, 0)))
+    return torch.stack(rows)
+
+
+def for_attention(
+    make: Random, rows: int, positions: int, size: int, padded: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """A query, keys that are NaN where there is padding, the score and the padding."""
+    padding = make.padding(rows, positions) if padded else None
+    keys = make(rows, positions, size)
+    if padding is not None:
+        keys[padding] = NAN
+    return make(rows, size), keys, make.full(size, scale=2.0 / math.sqrt(size)), padding
+
+
+@dtypes
+@each_size
+def test_attention_forward(size: int, dtype: torch.dtype, use: Use) -> None:
+    for rows, positions, padded in product(ROWS, POSITIONS, [True, False]):
+        query, keys, score, padding = for_attention(Random(dtype), rows, positions, size, padded)
+        expected = definition_of_attention(query.double(), keys.double(), score.double(), padding)
+        for level, lay in product(LEVELS, LAYOUTS.values()):
+            use(level)
+            scattered = scatter_strides(score) if lay is columns else score
+            turned = columns(padding) if padding is not None and lay is columns else padding
+            weights = native.attention_forward(lay(query), keys, scattered, turned)
+            assert_near(weights, expected, torch.float32)
+            if padding is not None:
+                assert weights[padding].equal(torch.zeros(int(padding.sum())))
+
+
+@dtypes
+@each_size
+def test_attention_backward(size: int, dtype: torch.dtype, use: Use) -> None:
+    for rows, positions, padded in product(ROWS, POSITIONS, [True, False]):
+        make = Random(dtype)
+        query, keys, score, padding = for_attention(make, rows, positions, size, padded)
+        leaves = [tensor.double().requires_grad_() for tensor in (query, keys, score)]
+        weights, dweights = definition_of_attention(*leaves, padding), make.full(rows, positions)
+        expected = torch.autograd.grad(weights, leaves, dweights.double())
+        there = torch.ones(rows, positions, dtype=torch.bool) if padding is None else ~padding
+        weights, dweights = weights.detach().float(), dweights.masked_fill(~there, NAN)
+        for level, lay in product(LEVELS, LAYOUTS.values()):
+            use(level)
+            scattered = scatter_strides(score) if lay is columns else score
+            dkeys, dscore = torch.full((rows, positions, size), 7.0), torch.full((size,), 5.0)
+            dquery = poison(dtype, rows, size)
+            native.attention_backward(
+                lay(query), keys, scattered, padding, lay(weights), lay(dweights), dkeys, dscore, dquery
+            )
+            assert_near(dquery, expected[0], dtype)
+            assert_frame_untouched(dquery)
+            found = (dkeys.double() - 7.0) * (4.0 * score.double())
+            largest = float(score.abs().max())
+            assert_near(found[there].float(), expected[1][there], torch.float32, sums=4 * largest)
+            assert bool((dkeys[~there] == 7.0).all())
+            assert_near(dscore, expected[2] + 5.0, torch.float32, sums=5.0 + math.sqrt(rows))
+
+
+@dtypes
+@each_size
+def test_combine_forward(size: int, dtype: torch.dtype, use: Use) -> None:
+    for rows, positions in product(ROWS, POSITIONS):
+        make = Random(dtype)
+        share, projected = make(rows, size), make(rows, positions, size)
+        attention = torch.softmax(make.full(rows, positions), 1).to(dtype)
+        total = share.double()
+        for s in range(positions):
+            total = total + attention[:, s : s + 1].double() * projected[:, s].double()
+        for level, lay in product(LEVELS, LAYOUTS.values()):
+            use(level)
+            output = poison(dtype, rows, size)
+            native.combine_forward(lay(share), lay(attention), projected, output)
+            assert_near(output, total.tanh(), dtype)
+            assert_frame_untouched(output)
+
+
+@dtypes
+@each_size
+def test_weight_gradient(size: int, dtype: torch.dtype, use: Use) -> None:
+    for rows, positions, padded, expand in product(ROWS, POSITIONS, [True, False], [True, False]):
+        make = Random(dtype)
+        values, incoming = make(rows, positions, size), make(rows, positions)
+        dcontext = make(rows, 1).expand(rows, size) if expand else make(rows, size)
+        products = (values.double() * dcontext.double().unsqueeze(1)).sum(2)
+        padding = make.padding(rows, positions) if padded else torch.zeros(rows, positions, dtype=torch.bool)
+        values[padding], incoming[padding] = NAN, NAN
+        for level, lay, more in product(LEVELS, LAYOUTS.values(), [True, False]):
+            use(level)
+            expected = (products + incoming.double() if more else products).masked_fill(padding, 0.0)
+            laid = values.transpose(1, 2).contiguous().transpose(1, 2) if lay is columns else values
+            laid = values.transpose(0, 1).contiguous().transpose(0, 1) if lay is framed else laid
+            dweights = native.weight_gradient(
+                laid,
+                dcontext if expand else lay(dcontext),
+                lay(incoming) if more else None,
+                lay(padding) if padded and lay is not framed else padding if padded else None,
+            )
+            assert_near(dweights, expected, torch.float32, sums=4.0 * math.sqrt(size))
+            assert dweights[padding].equal(torch.zeros(int(padding.sum())))
+
+
+@dtypes
+@each_size
+def test_losses(size: int, dtype: torch.dtype, use: Use) -> None:
+    for rows, smoothing, weighted in product(ROWS, [0.0, 0.1, 1.0], [True, False]):
+        make = Random(dtype)
+        logits, factors = make(rows, size, scale=4.0), make.full(rows)
+        targets = torch.randint(0, size, (rows,), generator=make.generator)
+        leaf = logits.double().requires_grad_()
+        logs = torch.log_softmax(leaf, 1)
+        expected = -(1 - smoothing) * logs[torch.arange(rows), targets] - smoothing * logs.mean(1)
+        weights = factors.double() if weighted else torch.ones(rows, dtype=torch.float64)
+        (gradient,) = torch.autograd.grad(expected, leaf, weights)
+        factors, targets = (torch.stack([x, x], 1)[:, 1] for x in (factors, targets))
+        for level in LEVELS:
+            use(level)
+            given, dbias = framed(logits), torch.full((size,), 3.0)
+            found = native.losses(given, targets, smoothing, factors if weighted else None, True, dbias)
+            assert_near(found, expected.detach(), torch.float32, sums=16.0)
+            assert_near(given, gradient, dtype)
+            assert_frame_untouched(given)
+            assert_near(dbias, gradient.sum(0) + 3.0, torch.float32, sums=3.0 + math.sqrt(rows))
+            given = framed(logits)
+            assert native.losses(given, targets, smoothing, None, False, None).equal(found)
+            assert given.equal(logits)
+
+
+@pytest.mark.parametrize("target", [-1, 7, -100, 2**40])
+def test_losses_take_no_target_out_of_range(target: int, level: None) -> None:
+    logits, dbias = torch.randn(3, 7), torch.zeros(7)
+    given = logits.clone()
+    with pytest.raises(IndexError, match="losses: an index lies outside its range"):
+        native.losses(given, torch.tensor([0, target, 6]), 0.1, None, True, dbias)
+    assert given.equal(logits)
+    assert not dbias.any()
+
+
+@dtypes
+@each_size
+def test_add_rows(size: int, dtype: torch.dtype, use: Use) -> None:
+    for rows in ROWS:
+        make = Random(dtype)
+        values, vector, table = make(rows, size), make.full(size), make.full(4, size)
+        places = torch.randint(0, 4, (2, rows), generator=make.generator).t()[:, 1]
+        expected, expected_vector = table.double(), vector.double()
+        for row, place in enumerate(places.tolist()):
+            expected[place] += values[row].double()
+            expected_vector += values[row].double()
+        for level, lay in product(LEVELS, LAYOUTS.values()):
+            use(level)
+            given, total = framed(table), vector.clone()
+            native.add_rows(given, lay(values), places)
+            assert_near(given, expected, torch.float32, sums=math.sqrt(rows))
+            assert_frame_untouched(given)
+            native.add_rows(total, lay(values))
+            assert_near(total, expected_vector, torch.float32, sums=math.sqrt(rows))
+
+
+def bits_of(values: Tensor) -> Tensor:
+    """The bits of bfloat16 values, with one pattern for all NaN."""
+    return values.masked_fill(values.isnan(), NAN).view(torch.int16)
+
+
+def test_bfloat16_is_rounded_to_nearest_even(level: None) -> None:
+    generator = torch.Generator().manual_seed(3)
+    any_bits = torch.randint(-(2**15), 2**15, (2, 4 * 20000), generator=generator).short()
+    # The last bits of these sums lie at, just above and just below the middle of two numbers.
+    near = any_bits.clone()
+    near[1] = (near[0].int() - torch.randint(6 * 128, 10 * 128, near[0].shape, generator=generator)).short()
+    near[1, ::3] &= ~127
+    first, second = torch.cat([any_bits, near], 1).view(torch.bfloat16).reshape(2, 40, -1)
+    exact = first.float() + second.float()
+    expected = exact.to(torch.bfloat16)
+    ties = (exact.view(torch.int32) & 0xFFFF) == 0x8000
+    assert int(ties.sum()) > 1000
+    assert bool((expected.isinf() & exact.isfinite()).any())
+    assert bool(expected.isnan().any())
+    gates, hidden = first.clone(), first.shape[1] // 4
+    h, after = torch.empty(40, hidden, dtype=torch.bfloat16), torch.empty(40, hidden)
+    native.lstm_forward(gates, second.contiguous(), torch.zeros(40, hidden), h, after, None)
+    assert bits_of(gates).equal(bits_of(expected))
+
+
+def test_a_nan_of_any_bits_is_one_in_bfloat16(level: None) -> None:
+    bits = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000], dtype=torch.int32)
+    logits = torch.zeros(4, 20, dtype=torch.bfloat16)
+    native.losses(logits, torch.zeros(4).long(), 0.1, bits.view(torch.float32), True, None)
+    assert bool(logits.isnan().all())
+
+
+@dtypes
+def test_large_scores_and_logits_do_not_overflow(dtype: torch.dtype, level: None) -> None:
+    make = Random(dtype)
+    query, keys, _, padding = for_attention(make, 5, 9, 20, True)
+    for sign in (-100.0, 100.0):
+        score = sign * make.full(20).abs()
+        expected = definition_of_attention(query.double(), keys.double(), score.double(), padding)
+        found = native.attention_forward(query, keys, score, padding)
+        assert_near(found, expected, torch.float32, sums=1000.0)
+        logits, targets = make(5, 20, scale=20.0) + 5 * sign, torch.arange(5)
+        logs = torch.log_softmax(logits.double(), 1)
+        losses = native.losses(logits, targets, 0.0, None, False, None)
+        assert_near(losses, -logs[targets, targets], torch.float32, sums=1000.0)
+
+
+@dtypes
+def test_nan_reaches_what_it_concerns_and_nothing_else(dtype: torch.dtype, level: None) -> None:
+    make = Random(dtype)
+    for quarter in range(4):
+        gates, before = make(3, 4 * 20), make.full(3, 20)
+        gates[1, quarter * 20 + 7] = NAN
+        h, after, kept = make(3, 20), make.full(3, 20), make.full(3, 80)
+        native.lstm_forward(gates, None, before, h, after, kept)
+        assert h.isnan().nonzero().tolist() == [[1, 7]]
+        assert after.isnan().nonzero().tolist() == ([] if quarter == 3 else [[1, 7]])
+        assert kept.isnan().nonzero().tolist() == [[1, quarter * 20 + 7]]
+        dgates = make(3, 80)
+        zero, none = make.full(3, 20, scale=0.0), make(3, 20, scale=0.0)
+        dbefore = native.lstm_backward(gates, True, before, zero, none, make(3, 20), zero, dgates)
+        assert dgates.isnan().nonzero()[:, 0].unique().tolist() == [1]
+        assert dgates.isnan().nonzero()[:, 1].remainder(20).unique().tolist() == [7]
+        assert dbefore.isnan().nonzero().tolist() == ([] if quarter in (0, 2) else [[1, 7]])
+    padding = make.padding(3, 5)
+    query, keys, score = make(3, 20), make(3, 5, 20), make.full(20)
+    keys[2, 3, 4] = NAN
+    weights = native.attention_forward(query, keys, score, padding)
+    assert weights.isnan().all(1).tolist() == [False, False, True]
+    assert weights.isnan().any(1).tolist() == [False, False, True]
+    projected, output = make(3, 5, 20), make(3, 20)
+    projected[1, 2, 9] = NAN
+    native.combine_forward(make(3, 20), make(3, 5), projected, output)
+    assert output.isnan().nonzero().tolist() == [[1, 9]]
+    dweights = native.weight_gradient(projected, make(3, 20), None, None)
+    assert dweights.isnan().nonzero().tolist() == [[1, 2]]
+    logits, dbias = make(3, 20), torch.zeros(20)
+    logits[1, 19] = NAN
+    losses = native.losses(logits, torch.tensor([1, 2, 3]), 0.1, None, True, dbias)
+    assert losses.isnan().tolist() == [False, True, False]
+    assert logits.isnan().all(1).tolist() == [False, True, False]
+    assert logits.isnan().any(1).tolist() == [False, True, False]
+    assert bool(dbias.isnan().all())
+
+
+def everything(dtype: torch.dtype, rows: int) -> tuple[list[Tensor], list[Tensor]]:
+    """What every kernel makes of random arguments: row by row, and sums over the rows."""
+    make, size, positions = Random(dtype), 77, 4
+    h, after, kept = make(rows, size), make.full(rows, size), make.full(rows, 4 * size)
+    gates, before = make(rows, 4 * size), make.full(rows, size)
+    native.lstm_forward(gates, make(rows, 4 * size), before, h, after, kept)
+    dgates = make(rows, 4 * size)
+    dstate = make(rows, size), make(rows, size), make.full(rows, size)
+    dbefore = native.lstm_backward(kept, False, before, after, *dstate, dgates)
+    query, keys, score, padding = for_attention(make, rows, positions, size, True)
+    weights = native.attention_forward(query, keys, score, padding)
+    dweights = native.weight_gradient(keys, h, None, padding)
+    dkeys, dscore, dquery = torch.zeros(rows, positions, size), torch.zeros(size), make(rows, size)
+    native.attention_backward(query, keys, score, padding, weights, dweights, dkeys, dscore, dquery)
+    output, logits, dbias = make(rows, size), make(rows, size), torch.zeros(size)
+    native.combine_forward(h, weights.to(dtype), make(rows, positions, size), output)
+    targets = torch.arange(rows) % size
+    losses = native.losses(logits, targets, 0.1, None, True, dbias)
+    total, table = torch.zeros(size), torch.zeros(rows, size)
+    native.add_rows(total, h)
+    native.add_rows(table, h, targets // 2)
+    by_row = [
+        gates,
+        h,
+        after,
+        kept,
+        dgates,
+        dbefore,
+        weights,
+        dweights,
+        dkeys,
+        dquery,
+        output,
+        losses,
+        logits,
+    ]
+    return [*by_row, total, table], [dscore, dbias]
+
+
+@dtypes
+@pytest.mark.parametrize("rows", ROWS)
+def test_any_number_of_threads_gives_the_same(
+    rows: int, dtype: torch.dtype, level: None, threads: Use
+) -> None:
+    threads(1)
+    expected, expected_sums = everything(dtype, rows)
+    for count in (2, 3):
+        threads(count)
+        found, sums = everything(dtype, rows)
+        for number, (left, right) in enumerate(zip(found, expected, strict=True)):
+            assert left.equal(right), number
+        assert_close(sums, expected_sums, 1e-6)
+
+
+def test_threads_are_given_only_what_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    used = native._library()
+    assert used is not None
+
+    def losses(structure: Any, threads: int) -> int:
+        asked.append(threads)
+        return 0
+
+    monkeypatch.setitem(used.functions, "losses", losses)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for rows in (1, 200):
+            native.losses(torch.zeros(rows, 100), torch.zeros(rows).long(), 0.0, None, False, None)
+    finally:
+        torch.set_num_threads(before)
+    assert asked == [1, 2]
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_defaults_of_the_process_do_not_matter(default: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = everything(torch.float32, 3)
+    real = [native.attention_forward, native.weight_gradient, native.losses]
+
+    def under(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(*arguments: Any) -> Tensor:
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(default)
+            try:
+                with torch.device("meta"):
+                    return function(*arguments)
+            finally:
+                torch.set_default_dtype(before)
+
+        return call
+
+    for function in real:
+        monkeypatch.setattr(native, function.__name__, under(function))
+    found = everything(torch.float32, 3)
+    for left, right in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
+        assert left.equal(right)
+
+
+def test_nothing_in_nothing_out() -> None:
+    weights = native.attention_forward(torch.empty(0, 4), torch.empty(0, 3, 4), torch.ones(4), None)
+    assert weights.shape == (0, 3)
+    dbias = torch.ones(5)
+    losses = native.losses(torch.empty(0, 5), torch.empty(0).long(), 0.1, None, True, dbias)
+    assert losses.shape == (0,)
+    assert dbias.equal(torch.ones(5))
+
+
+def test_serves_only_what_the_kernels_can_do() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert native.serves(torch.empty(1, dtype=dtype))
+    for dtype in (torch.float64, torch.float16):
+        assert not native.serves(torch.empty(1, dtype=dtype))
+    assert not native.serves(torch.empty(1, device="meta"))
+    like = torch.empty(1)
+    with TorchDispatchMode():
+        assert not native.serves(like)
+
+
+def test_without_ends_where_it_began() -> None:
+    with native.without():
+        assert not native.serves(torch.empty(1))
+        with native.without():
+            assert not native.serves(torch.empty(1))
+        assert not native.serves(torch.empty(1))
+    assert native.serves(torch.empty(1))
+    with pytest.raises(KeyError), native.without():
+        raise KeyError
+    assert native.serves(torch.empty(1))
+
+
+def test_a_library_of_another_version_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    load: Callable[[], object] = native._library.__wrapped__
+    assert load() is not None
+    monkeypatch.setattr(loading, "_VERSION", loading._VERSION + 1)
+    with pytest.raises(ImportError, match="was built from other sources"):
+        loading.Library(PATH)
+    with pytest.warns(RuntimeWarning, match="was built from other sources; install econmt again"):
+        assert load() is None
+
+
+def test_a_library_with_other_structures_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Longer(loading.LSTMForward):
+        _fields_ = (("more", ctypes.c_int64),)
+
+    monkeypatch.setitem(loading.STRUCTURES, "lstm_forward", Longer)
+    with pytest.raises(ImportError, match="was built from other sources"):
+        loading.Library(PATH)
+
+
+@pytest.mark.parametrize("name", sorted(loading.STRUCTURES))
+def test_a_library_without_a_function_is_not_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loading.STRUCTURES, f"{name}_twice", loading.STRUCTURES[name])
+    with pytest.raises(ImportError, match="was built from other sources"):
+        loading.Library(PATH)
+
+
+def test_what_is_no_library_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load: Callable[[], object] = native._library.__wrapped__
+    name = PATH.name
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    assert load() is None
+    (tmp_path / name).write_text("no library")
+    with pytest.warns(RuntimeWarning, match="install econmt again"):
+        assert load() is None
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often each kernel is called from now on."""
+    counts = dict.fromkeys(loading.STRUCTURES, 0)
+    real = native._call
+
+    def call(name: str, *arguments: Any) -> None:
+        counts[name] += 1
+        real(name, *arguments)
+
+    monkeypatch.setattr(native, "_call", call)
+    return counts
+
+
+OPS = {
+    "additive_attention": {"attention_forward", "attention_backward"},
+    "attentional_lstm": {
+        "lstm_forward",
+        "lstm_backward",
+        "attention_forward",
+        "combine_forward",
+        "attention_backward",
+        "weight_gradient",
+    },
+    "linear_cross_entropy": {"losses"},
+}
+
+
+@dtypes
+@pytest.mark.parametrize("scattered", [False, True], ids=["contiguous", "scattered"])
+@pytest.mark.parametrize("op", OPS)
+def test_ops_give_the_same_with_and_without(
+    op: str, scattered: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, arguments, _ = calls("cpu", dtype)[op]
+    arguments = {**arguments, **({"layer_norm": None} if op == "additive_attention" else {})}
+    fixed = {name: arguments.pop(name) for name in ("targets", "lengths") if name in arguments}
+    if scattered:
+        weights = arguments.get("weights")
+        arguments = scatter_strides(arguments)
+        if weights is not None:  # test_attentional_lstm.py is for how the layers' weights lie
+            arguments["weights"] = arguments["weights"]._replace(layers=weights.layers)
+
+    def run(**given: Any) -> Any:
+        return function(**given, **fixed, implementation="recompute")
+
+    with native.without():
+        expected, expected_gradients = values_and_gradients(run, arguments)
+    counts = counted(monkeypatch)
+    found, gradients = values_and_gradients(run, arguments, expected)
+    assert {name for name, count in counts.items() if count} >= OPS[op]
+    tolerance = {torch.float32: 3e-6, torch.bfloat16: 3e-2}[dtype]
+    assert_close(found, expected, tolerance)
+    assert_close(gradients, expected_gradients, tolerance)
+
+
+@dtypes
+@pytest.mark.parametrize("stash", ["outputs", "gates"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_schedules_give_the_same_with_and_without(
+    order: str, stash: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = calls("cpu", dtype)["lstm"].arguments
+    tensors = {name: arguments[name] for name in ("inputs", "layers")}
+    zeros = [(torch.zeros(3, 8, dtype=dtype), torch.zeros(3, 8)) for _ in tensors["layers"]]
+
+    def run(**given: Any) -> Any:
+        return recompute.lstm(
+            **given,
+            state=tuple(zeros),
+            lengths=arguments["lengths"],
+            reverse=False,
+            residual=True,
+            dropout=0.3,
+            dropout_seed=4,
+            variational=False,
+            schedule=Schedule("in-place", order=order),
+            stash=stash,
+        )
+
+    with native.without():
+        expected, expected_gradients = values_and_gradients(run, tensors)
+    counts = counted(monkeypatch)
+    found, gradients = values_and_gradients(run, tensors, expected)
+    # In float32 torch's LSTM makes a forward pass that keeps no gates.
+    assert counts["lstm_forward"] or (stash == "outputs" and dtype == torch.float32)
+    assert counts["lstm_backward"]
+    tolerance = {torch.float32: 3e-6, torch.bfloat16: 3e-2}[dtype]
+    assert_close(found, expected, tolerance)
+    assert_close(gradients, expected_gradients, tolerance)
+
+
+@dtypes
+def test_repeated_rows_are_added_alike(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Random(dtype)
+    values, places = make(2, 3, 5), torch.tensor([[0, 3, 0], [1, 0, 3]])
+    with native.without():
+        expected = torch.zeros(4, 5)
+        add_repeated(expected, places, values)
+    counts = counted(monkeypatch)
+    found = torch.zeros(4, 5)
+    add_repeated(found, places, values)
+    assert counts["add_rows"] == 1
+    assert_close([found], [expected], 1e-6)
+
+
+def test_a_target_out_of_range_is_an_error() -> None:
+    hidden, weight = torch.randn(3, 4), torch.randn(5, 4)
+    with pytest.raises(IndexError, match="outside its range"):
+        econmt_ops.linear_cross_entropy(hidden, weight, torch.tensor([1, 5, 2]), implementation="recompute")
