@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -19,14 +18,28 @@ _STATUS_LINE = re.compile(r"^(VmHWM|VmRSS):\s+(\d+) kB$", re.MULTILINE)
 
 
 class Reading(NamedTuple):
-    """One line of a training log: updates so far, and target tokens a second since the line before."""
+    """One line of a training log: updates so far, and target tokens since the line before."""
 
     update: int
-    tokens_per_second: float
+    tokens: float
+
+
+class Mark(NamedTuple):
+    """Where a training run was when a line of its log came: what had gone by since the window's first line.
+
+    Attributes:
+        updates: since then.
+        seconds: in which the run was not stopped.
+        tokens: of the target, without padding, ``</s>`` counted.
+    """
+
+    updates: int
+    seconds: float
+    tokens: float
 
 
 class Window(NamedTuple):
-    """What was measured of a training run: updates and seconds of wall time, and target tokens a second in them."""
+    """What was measured of a training run: updates, seconds in which it ran, target tokens a second in them."""
 
     updates: int
     seconds: float
@@ -37,27 +50,32 @@ class FailedError(Exception):
     """A command ended badly; the message has the end of what it printed."""
 
 
-def measured_window(readings: Sequence[tuple[float, Reading]], warm_up: int) -> Window | None:
-    """Throughput after ``warm_up`` updates, or None before there are two readings past it.
+def marks_of(readings: Sequence[tuple[float, Reading]], warm_up: int) -> list[Mark]:
+    """The lines past ``warm_up`` updates, counted from the first of them.
 
     Args:
         readings: pairs of the clock, in seconds, when the line arrived, and what it said.
         warm_up: updates left out at the start.
 
-    Each line speaks of the time since the line before, so lines count by that time; the first line at or past
-    the warm-up only starts the window.
+    The first line at or past the warm-up only starts the window: what it tells lies before.
     """
     inside = [(clock, reading) for clock, reading in readings if reading.update >= warm_up]
-    if len(inside) < 2:
+    if not inside:
+        return []
+    began, first = inside[0]
+    marks, tokens = [Mark(0, 0.0, 0.0)], 0.0
+    for clock, reading in inside[1:]:
+        tokens += reading.tokens
+        marks.append(Mark(reading.update - first.update, clock - began, tokens))
+    return marks
+
+
+def window_of(marks: Sequence[Mark]) -> Window | None:
+    """Throughput from the first mark to the last, or None before there are two."""
+    if not marks or marks[-1].seconds <= 0.0:
         return None
-    spans = [after - before for (before, _), (after, _) in itertools.pairwise(inside)]
-    seconds = sum(spans)
-    if seconds <= 0.0:
-        return None
-    tokens = sum(
-        span * reading.tokens_per_second for span, (_, reading) in zip(spans, inside[1:], strict=True)
-    )
-    return Window(inside[-1][1].update - inside[0][1].update, seconds, tokens / seconds)
+    updates, seconds, tokens = marks[-1]
+    return Window(updates, seconds, tokens / seconds)
 
 
 def resident_bytes(status: str) -> tuple[int, int]:
@@ -71,10 +89,15 @@ class MemoryWatch:
 
     The peak is the largest sum over the processes seen in one look, or the highest mark that the kernel keeps for
     a single one of them, whichever is more: with one process it is exact.
+
+    Attributes:
+        peak: in bytes.
+        paused: do not look: it costs the cores a little, and stopped processes take no more memory.
     """
 
     def __init__(self, process: int) -> None:
         self.peak = 0
+        self.paused = False
         self._process = process
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -88,6 +111,8 @@ class MemoryWatch:
 
     def _follow(self) -> None:
         while not self._end.wait(SAMPLE_SECONDS):
+            if self.paused:
+                continue
             sizes = [_process_memory(process) for process in process_tree(self._process)]
             self.peak = max([self.peak, sum(now for now, _ in sizes), *(highest for _, highest in sizes)])
 
@@ -109,16 +134,54 @@ def _process_memory(process: int) -> tuple[int, int]:
         return 0, 0
 
 
+def available_bytes() -> int | None:
+    """Memory that can be had without swapping; None where the kernel does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
+    return 1024 * int(found[1]) if found else None
+
+
 class Finished(NamedTuple):
     """A command that was run: what it printed, its training window if it has one, and its peak resident memory.
 
     The peak is that of training: what comes after the last line of the training log, as validation, is not in it.
+    Marks are of training that took turns with others.
     """
 
     lines: list[str]
-    seconds: float
     peak_bytes: int
     window: Window | None
+    marks: Sequence[Mark] = ()
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path, standard_input: Path | None = None
+) -> subprocess.Popen[str]:
+    """Start a command as leader of a session, and so of a process group, of its own; its output is one pipe."""
+    with contextlib.ExitStack() as stack:
+        given = stack.enter_context(standard_input.open("rb")) if standard_input else subprocess.DEVNULL
+        return subprocess.Popen(
+            list(command),
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            bufsize=1,
+            start_new_session=True,
+        )
+
+
+def failure(command: Sequence[str], lines: Sequence[str], cause: str) -> FailedError:
+    """The error that a command failed for ``cause``, with the end of what it printed."""
+    shown = "\n  ".join(lines[-25:])
+    return FailedError(f"{' '.join(command)}\n{cause}; the end of its output:\n  {shown}")
 
 
 def run(
@@ -149,26 +212,13 @@ def run(
     """
     lines: list[str] = []
     readings: list[tuple[float, Reading]] = []
+    began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        given = stack.enter_context(standard_input.open("rb")) if standard_input else subprocess.DEVNULL
-        began = time.monotonic()
-        process = subprocess.Popen(
-            list(command),
-            cwd=folder,
-            env={**os.environ, **environment},
-            stdin=given,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            bufsize=1,
-            start_new_session=True,
-        )
+        process = start(command, environment, folder, standard_input)
+        stack.callback(end, process)  # whatever happens here, nothing is left running
         watch = MemoryWatch(process.pid)
         stack.enter_context(watch)
-        stack.callback(_end, process)  # whatever happens here, nothing is left running
-        timer = threading.Timer(limit, _end, [process])
+        timer = threading.Timer(limit, end, [process])
         timer.daemon = True
         timer.start()
         stack.callback(timer.cancel)
@@ -183,21 +233,19 @@ def run(
                 continue
             readings.append((clock, read))
             peak = watch.peak
-            window = measured_window(readings, warm_up)
+            window = window_of(marks_of(readings, warm_up))
             if window_seconds is not None and window is not None and window.seconds >= window_seconds:
                 stopped = True
-                _end(process)
+                end(process)
         code = process.wait()
-    seconds = time.monotonic() - began
     if code != 0 and not stopped:
-        shown = "\n  ".join(lines[-25:])
-        cause = f"took over {limit:.0f} s" if seconds >= limit else f"ended with status {code}"
-        raise FailedError(f"{' '.join(command)}\n{cause}; the end of its output:\n  {shown}")
-    return Finished(lines, seconds, watch.peak if peak is None else peak, window)
+        long = time.monotonic() - began >= limit
+        raise failure(command, lines, f"took over {limit:.0f} s" if long else f"ended with status {code}")
+    return Finished(lines, watch.peak if peak is None else peak, window)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """End the command and what it started: all that is in its own session."""
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill the command and what it started: all that is in its own session, also what is stopped there."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -10,9 +10,23 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from .measure import Window
+import numpy as np
+
+from .measure import Mark, Window
+
+BLOCKS = 4
+"""Parts of a round that tell how much a ratio scatters."""
+
+
+class Ratio(NamedTuple):
+    """Speed over that of the fastest peer: over all of the rounds, and the least and most of their parts."""
+
+    peer: str
+    value: float
+    least: float
+    most: float
 
 
 @dataclasses.dataclass
@@ -20,8 +34,12 @@ class Row:
     """What was measured of one toolkit; lists have one entry a round, peaks one more of the longer run before.
 
     Attributes:
+        translations: seconds of each, several a round.
         output_words: words in the translations, pieces put together, which says how long they are.
+        ratio: to the fastest peer, once all are measured.
         failure: why there are no figures.
+        peer: whether it is not econmt itself.
+        courses: the lines of training that took turns; none if it did not.
     """
 
     name: str
@@ -31,7 +49,10 @@ class Row:
     peaks: list[int] = dataclasses.field(default_factory=list)
     translations: list[float] = dataclasses.field(default_factory=list)
     output_words: int = 0
+    ratio: Ratio | None = None
     failure: str | None = None
+    peer: bool = True
+    courses: list[list[Mark]] = dataclasses.field(default_factory=list)
 
     @property
     def tokens_per_second(self) -> float:
@@ -40,7 +61,7 @@ class Row:
 
     @property
     def seconds_to_translate(self) -> float:
-        """Median over the rounds."""
+        """Median over all of them."""
         return statistics.median(self.translations)
 
     @property
@@ -53,19 +74,58 @@ class Row:
         return {
             **dataclasses.asdict(self),
             "windows": [window._asdict() for window in self.windows],
+            "courses": [[mark._asdict() for mark in course] for course in self.courses],
+            "ratio": None if self.ratio is None else self.ratio._asdict(),
         }
+
+
+def set_ratios(rows: Sequence[Row]) -> None:
+    """Give every row that did not fail its ratio to the fastest peer; if there is no peer, to the fastest row."""
+    whole = [row for row in rows if row.failure is None]
+    candidates = [row for row in whole if row.peer] or whole
+    if not candidates:
+        return
+    fastest = max(candidates, key=lambda row: row.tokens_per_second)
+    for row in whole:
+        rounds = [
+            mine.tokens_per_second / other.tokens_per_second
+            for mine, other in zip(row.windows, fastest.windows, strict=True)
+        ]
+        pairs = zip(row.courses, fastest.courses, strict=True)
+        parts = [part for mine, other in pairs for part in block_ratios(mine, other)] or rounds
+        row.ratio = Ratio(fastest.name, statistics.median(rounds), min(parts), max(parts))
+
+
+def block_ratios(mine: Sequence[Mark], other: Sequence[Mark]) -> list[float]:
+    """Speed over the other's in each of up to ``BLOCKS`` equal parts of the running time that both have.
+
+    Both had turns of the same length in every cycle, so the same seconds of running lie in the same cycles. Tokens
+    between two lines are taken to be spread evenly; so there are no more parts than either has stretches between lines.
+    """
+    blocks = min(BLOCKS, len(mine) - 1, len(other) - 1)
+    length = min(mine[-1].seconds, other[-1].seconds)
+    edges = [length * number / blocks for number in range(blocks + 1)]
+    tokens = [
+        np.diff(np.interp(edges, [mark.seconds for mark in marks], [mark.tokens for mark in marks]))
+        for marks in (mine, other)
+    ]
+    return [float(ratio) for ratio in tokens[0] / tokens[1]]
 
 
 def cells(row: Row) -> list[str]:
     """A row of the table as text."""
     if row.failure is not None:
-        return [row.name, row.version, "failed", "", "", "", "", row.failure]
+        return [row.name, row.version, "failed", "", "", "", "", "", row.failure]
     speeds = sorted(round(window.tokens_per_second) for window in row.windows)
+    ratio = "" if row.ratio is None else f"{row.ratio.value:.2f}"
+    if row.ratio is not None and row.ratio.peer != row.name:
+        ratio += f" ({row.ratio.least:.2f} to {row.ratio.most:.2f})"
     spread = f" ({speeds[0]:,} to {speeds[-1]:,})" if len(speeds) > 1 else ""
     return [
         row.name,
         row.version,
         f"{row.tokens_per_second:,.0f}{spread}",
+        ratio,
         f"{row.peak_bytes / 1e6:,.0f} MB",
         f"{row.seconds_to_translate:.1f}",
         f"{row.output_words:,}",
@@ -78,6 +138,7 @@ HEAD = (
     "toolkit",
     "version",
     "target tokens/s",
+    "to the fastest peer",
     "peak memory",
     "200 sentences, s",
     "words out",
@@ -86,11 +147,11 @@ HEAD = (
 )
 
 
-def markdown(rows: Sequence[Row], about: Mapping[str, Any], rounds: int, seconds: float) -> str:
-    """The table and where its figures are from."""
+def markdown(rows: Sequence[Row], about: Mapping[str, Any], measured: str) -> str:
+    """The table and where its figures are from; ``measured`` says how."""
     lines = [
         f"{about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB, {about['threads']} threads a toolkit; "
-        f"{about['date']}, commit {about['commit']}; {rounds} rounds of {seconds:.0f} s, load {about['load']} before.",
+        f"{about['date']}, commit {about['commit']}; {measured}, load {about['load']} before.",
         "",
         "| " + " | ".join(HEAD) + " |",
         "|" + "---|" * len(HEAD),
@@ -112,6 +173,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
                 "translation_seconds",
                 "translated_words",
                 "failure",
+                "ratio_to_fastest_peer",
             ]
         )
         for row in rows:
@@ -123,7 +185,8 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
                     round(row.seconds_to_translate, 2),
                     row.output_words,
                 ]
-            writer.writerow([row.name, row.version, *figures, row.failure or ""])
+            ratio = "" if row.ratio is None else round(row.ratio.value, 3)
+            writer.writerow([row.name, row.version, *figures, row.failure or "", ratio])
 
 
 def machine() -> dict[str, Any]:

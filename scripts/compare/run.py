@@ -1,16 +1,17 @@
 """Trains and translates with several toolkits side by side and prints one table.
 
 Target tokens a second of training, peak resident memory of training, and seconds to translate 200 sentences, on the
-same token files, with matched models, on the CPU. README.md beside this file says how each was matched and what
-differs. Examples:
+same token files, with matched models, on the CPU. They train in turns of a few seconds, so that all meet the same
+machine. README.md beside this file says how each was matched and what differs. Examples:
 
 python -m scripts.compare.run --data-dir corpora --threads 2 --output compare.json
-python -m scripts.compare.run --only econmt plain --seconds 20 --rounds 1
+python -m scripts.compare.run --only econmt plain --seconds 20 --turn 2
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -18,15 +19,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .make_data import TEST_SENTENCES, make_data
-from .measure import FailedError, Finished, run
-from .report import Row, machine, markdown, write_csv
+from .measure import FailedError, Finished, available_bytes, run
+from .report import Row, machine, markdown, set_ratios, write_csv
 from .toolkit import ROOT, Command, Places, Toolkit, install
 from .tools import TOOLKITS
+from .turns import Trainee, train_in_turns
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "econmt-compare"
 ENDLESS = 100_000
@@ -41,9 +43,12 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--only", nargs="+", choices=TOOLKITS, metavar="NAME", help=f"of {', '.join(TOOLKITS)}"
     )
     parser.add_argument("--seconds", type=float, default=25.0, help="of training measured, a round (25)")
+    parser.add_argument("--turn", type=float, default=3.0, help="seconds that one trains at a time (3)")
     parser.add_argument(
-        "--rounds", type=int, default=2, help="of all toolkits in turn; medians are shown (2)"
+        "--one-by-one", action="store_true", help="train each round's seconds at a stretch, without turns"
     )
+    parser.add_argument("--rounds", type=int, default=1, help="of all toolkits; medians are shown (1)")
+    parser.add_argument("--translations", type=int, default=3, help="a round; medians are shown (3)")
     parser.add_argument("--warm-up", type=int, default=20, help="updates before the clock starts (20)")
     parser.add_argument(
         "--checkpoint-updates", type=int, default=200, help="of the models that translate (200)"
@@ -75,7 +80,8 @@ class Runner:
     def __init__(self, key: str, toolkit: Toolkit, options: argparse.Namespace) -> None:
         self.toolkit = toolkit
         self.options = options
-        self.row = Row(toolkit.name, toolkit.version(), toolkit.differs)
+        self.row = Row(toolkit.name, toolkit.version(), toolkit.differs, peer=toolkit.package != "econmt")
+        self.known_bytes = 0
         work = (options.work / key).resolve()
         self.places = Places((options.work / "data").resolve(), work, Path(sys.executable))
         self.model = work / "model"
@@ -101,6 +107,7 @@ class Runner:
         # A model of another commit of econmt translates as well; its training says nothing of this commit's memory.
         usable = known.get("updates") == updates and (same or toolkit.requirements is None)
         if usable and not self.options.again:
+            self.known_bytes = known["peak_bytes"]
             if same:
                 self.row.peaks.append(known["peak_bytes"])
             return
@@ -110,23 +117,42 @@ class Runner:
             self._run(command, f"prepare{number}")
         command = toolkit.train(self.places, self.model, updates)
         finished = self._run(command, "checkpoint", warm_up=self.options.warm_up, train=True)
+        self.known_bytes = finished.peak_bytes
         self.row.peaks.append(finished.peak_bytes)
         made = {"version": toolkit.version(), "updates": updates, "peak_bytes": finished.peak_bytes}
         mark.write_text(json.dumps(made) + "\n", encoding="utf-8")
 
-    def measure(self) -> None:
-        """One round: a stretch of training, then the translation."""
-        options, row = self.options, self.row
-        scratch = self.places.work / "measured"
-        shutil.rmtree(scratch, ignore_errors=True)
-        command = self.toolkit.train(self.places, scratch, ENDLESS)
-        trained = self._run(
-            command, "train", warm_up=options.warm_up, window_seconds=options.seconds, train=True
+    def trainee(self) -> Trainee:
+        """Its training process, to take turns with others."""
+        command = self._endless()
+        warm_up = self.options.warm_up
+        return Trainee(command.words, self.environment, self.places.work, self.toolkit.reading, warm_up)
+
+    def train(self) -> None:
+        """One round of training at a stretch."""
+        options = self.options
+        command = self._endless()
+        self.trained(
+            self._run(command, "train", warm_up=options.warm_up, window_seconds=options.seconds, train=True)
         )
-        shutil.rmtree(scratch, ignore_errors=True)
-        assert trained.window is not None
-        row.windows.append(trained.window)
-        row.peaks.append(trained.peak_bytes)
+
+    def trained(self, finished: Finished | FailedError) -> None:
+        """Take in what came of a round of training.
+
+        Raises:
+            FailedError: it failed.
+        """
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        finished = self._logged(finished, "train", train=True)
+        assert finished.window is not None
+        self.row.windows.append(finished.window)
+        self.row.peaks.append(finished.peak_bytes)
+        if finished.marks:
+            self.row.courses.append(list(finished.marks))
+
+    def translate(self) -> None:
+        """Translate once."""
+        row = self.row
         output = self.places.work / "output.txt"
         output.unlink(missing_ok=True)
         translated = self._run(self.toolkit.translate(self.places, self.model, output), "translate")
@@ -141,9 +167,19 @@ class Runner:
         row.translations.append(said[-1])
         row.output_words = sum(len(line.replace("▁", " ").split()) for line in lines)
 
+    @property
+    def _scratch(self) -> Path:
+        return self.places.work / "measured"
+
+    def _endless(self) -> Command:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        command = self.toolkit.train(self.places, self._scratch, ENDLESS)
+        assert command.standard_input is None
+        return command
+
     def _run(self, command: Command, what: str, *, train: bool = False, **limits: Any) -> Finished:
         began = time.monotonic()
-        log = self.places.work / f"{what}.log"
+        finished: Finished | FailedError
         try:
             finished = run(
                 command.words,
@@ -154,13 +190,56 @@ class Runner:
                 **limits,
             )
         except FailedError as error:
-            log.write_text(f"{error}\n", encoding="utf-8")
-            raise
+            finished = error
+        finished = self._logged(finished, what, train=train)
+        say(f"{self.toolkit.name}: {what}, {time.monotonic() - began:.0f} s")
+        return finished
+
+    def _logged(self, finished: Finished | FailedError, what: str, *, train: bool) -> Finished:
+        log = self.places.work / f"{what}.log"
+        if isinstance(finished, FailedError):
+            log.write_text(f"{finished}\n", encoding="utf-8")
+            raise finished
         log.write_text("".join(f"{line}\n" for line in finished.lines), encoding="utf-8")
         if train and finished.window is None:
             raise FailedError(f"no line of {log} tells the speed of training")
-        say(f"{self.toolkit.name}: {what}, {time.monotonic() - began:.0f} s")
         return finished
+
+
+def attempt(runner: Runner, step: Callable[[], None]) -> None:
+    """Take a step of a toolkit that has not failed; if it fails, its row says so and the others go on."""
+    if runner.row.failure is not None:
+        return
+    try:
+        step()
+    except FailedError as error:
+        runner.row.failure = first_lines(error)
+        say(f"{runner.toolkit.name} failed: {error}")
+
+
+def measure_round(runners: Mapping[str, Runner], options: argparse.Namespace) -> None:
+    """Training, in turns or one by one, and then translations, all toolkits once and then again."""
+    if options.one_by_one:
+        for runner in runners.values():
+            attempt(runner, runner.train)
+    else:
+        began = time.monotonic()
+        trainees = {key: runner.trainee() for key, runner in runners.items() if runner.row.failure is None}
+        finished = train_in_turns(trainees, options.seconds, options.turn)
+        say(f"{len(trainees)} trained in turns, {time.monotonic() - began:.0f} s")
+        for key, outcome in finished.items():
+            attempt(runners[key], functools.partial(runners[key].trained, outcome))
+    for _ in range(options.translations):
+        for runner in runners.values():
+            attempt(runner, runner.translate)
+
+
+def too_large(runners: Iterable[Runner], available: int | None) -> str | None:
+    """Why the toolkits cannot be alive together, or None if they can; by their peaks in earlier training."""
+    needed = sum(runner.known_bytes for runner in runners if runner.row.failure is None)
+    if available is None or needed <= available:
+        return None
+    return f"together they take {needed / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: they train one by one"
 
 
 def say(text: str) -> None:
@@ -183,23 +262,24 @@ def main(words: Sequence[str] | None = None) -> int:
     counts = make_data(options.work / "data", options.data_dir)
     runners = {key: Runner(key, TOOLKITS[key](), options) for key in options.only or TOOLKITS}
     about = {**machine(), "threads": options.threads, "commit": commit(), "data": counts}
-    for number in range(-1, 0 if options.prepare_only else options.rounds):
-        for runner in runners.values():
-            if runner.row.failure is not None:
-                continue
-            try:
-                if number < 0:
-                    runner.prepare(interpreters)
-                else:
-                    runner.measure()
-            except FailedError as error:
-                runner.row.failure = first_lines(error)
-                say(f"{runner.toolkit.name} failed: {error}")
+    for runner in runners.values():
+        attempt(runner, functools.partial(runner.prepare, interpreters))
+    if not options.prepare_only:
+        reason = None if options.one_by_one else too_large(runners.values(), available_bytes())
+        if reason is not None:
+            say(reason)
+            options.one_by_one = True
+        for _ in range(options.rounds):
+            measure_round(runners, options)
     rows = [runner.row for runner in runners.values()]
     if not options.prepare_only:
-        print(markdown(rows, about, options.rounds, options.seconds))
+        set_ratios(rows)
+        manner = "one by one" if options.one_by_one else f"in turns of {options.turn:g} s"
+        rounds = f"{options.rounds} round{'s' * (options.rounds != 1)}"
+        print(markdown(rows, about, f"{rounds} of {options.seconds:.0f} s, {manner}"))
         if options.output is not None:
-            readings = {"about": about, "rows": [row.as_dict() for row in rows]}
+            turn = None if options.one_by_one else options.turn
+            readings = {"about": {**about, "turn_seconds": turn}, "rows": [row.as_dict() for row in rows]}
             options.output.write_text(json.dumps(readings, indent=1) + "\n", encoding="utf-8")
             write_csv(options.output.with_suffix(".csv"), rows)
     return int(any(row.failure is not None for row in rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from abc import ABC, abstractmethod
@@ -27,6 +28,7 @@ BEAM = 5
 LONGEST_OUTPUT = 100
 TRUSTED_MODELS = {"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1"}
 """Lets a toolkit older than torch 2.6 load the models that it saved itself, which hold pickled objects."""
+_COUNTED = re.compile(r"update (\d+): (\d+) target tokens\b")
 
 
 class Places(NamedTuple):
@@ -102,9 +104,13 @@ class Toolkit(ABC):
     def translate(self, places: Places, model: Path, output: Path) -> Command:
         """Translate the test sentences with beam search; ``output`` is for toolkits that write a file."""
 
-    @abstractmethod
     def reading(self, line: str) -> Reading | None:
-        """What a line of the training log says of the speed; None if nothing."""
+        """What a line of the training log says of the tokens; None if nothing.
+
+        Toolkits that do not count them in their log are started by one of ``launchers/``, which prints the counts.
+        """
+        found = _COUNTED.match(line)
+        return Reading(int(found[1]), float(found[2])) if found else None
 
     @abstractmethod
     def translation_seconds(self, line: str) -> float | None:

@@ -139,7 +139,7 @@ def train(data: Path, folder: Path, updates: int, log_every: int) -> None:
     text = read_text(data, "train")
     model = Model(*text.sizes)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    tokens, began = 0, time.perf_counter()
+    tokens = 0
     for update, (source, lengths, target) in enumerate(batches(text, seed=1), 1):
         optimizer.zero_grad()
         loss = model.loss(source, lengths, target)
@@ -148,11 +148,8 @@ def train(data: Path, folder: Path, updates: int, log_every: int) -> None:
         optimizer.step()
         tokens += int((target[:, 1:] != PAD).sum())
         if update % log_every == 0:
-            seconds = time.perf_counter() - began
-            print(
-                f"update {update} loss {loss.item():.3f} {tokens / seconds:.1f} target tokens/s", flush=True
-            )
-            tokens, began = 0, time.perf_counter()
+            print(f"update {update}: {tokens} target tokens, loss {loss.item():.3f}", flush=True)
+            tokens = 0
         if update == updates:
             break
     folder.mkdir(parents=True, exist_ok=True)

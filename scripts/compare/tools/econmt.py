@@ -10,7 +10,6 @@ from typing import ClassVar
 import yaml
 
 from ..make_data import RECIPE
-from ..measure import Reading
 from ..toolkit import (
     ATTENTION,
     BATCH,
@@ -18,6 +17,7 @@ from ..toolkit import (
     CLIP_NORM,
     EMBEDDING,
     HIDDEN,
+    LAUNCHERS,
     LEARNING_RATE,
     LOG_EVERY,
     ROOT,
@@ -27,7 +27,6 @@ from ..toolkit import (
     Toolkit,
 )
 
-_TRAIN = re.compile(r"update (\d+)  epoch .*  ([\d,]+) target tokens/s")
 _TRANSLATED = re.compile(r"\d+ lines, \d+ target tokens in ([\d.]+) s")
 
 
@@ -83,8 +82,9 @@ class Econmt(Toolkit):
         return []
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
-        """Validates and saves at the last update."""
-        words = [str(places.interpreter), "-m", "econmt", "train", str(places.work / "recipe.yaml")]
+        """Validates and saves at the last update; through a launcher that tells the tokens, see there."""
+        launcher = str(LAUNCHERS / "start_econmt.py")
+        words = [str(places.interpreter), launcher, "train", str(places.work / "recipe.yaml")]
         changes = {"output": model, "training.max_updates": updates, "training.checkpoint_interval": updates}
         return Command([*words, *(f"{key}={value}" for key, value in changes.items())])
 
@@ -101,11 +101,6 @@ class Econmt(Toolkit):
             options["--precision"] = self.precision
         words = [str(word) for pair in options.items() for word in pair]
         return Command([str(places.interpreter), "-m", "econmt", "translate", *words])
-
-    def reading(self, line: str) -> Reading | None:
-        """Target tokens without padding since the last line, ``</s>`` counted."""
-        found = _TRAIN.search(line)
-        return Reading(int(found[1]), float(found[2].replace(",", ""))) if found else None
 
     def translation_seconds(self, line: str) -> float | None:
         """Segmentation, search and writing, without loading the model."""

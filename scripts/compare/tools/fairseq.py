@@ -25,7 +25,7 @@ from ..toolkit import (
     Toolkit,
 )
 
-_TRAIN = re.compile(r"train_inner .*\bwps=([\d.]+),.*\bnum_updates=(\d+),")
+_TRAIN = re.compile(r"train_inner .*\bwpb=([\d.]+),.*\bnum_updates=(\d+),")
 _TRANSLATED = re.compile(r"Translated [\d,]+ sentences \([\d,]+ tokens\) in ([\d.]+)s")
 
 
@@ -107,9 +107,9 @@ class Fairseq(Toolkit):
         return self._command(places, "generate", str(places.work / "binary"), *words, "--cpu")
 
     def reading(self, line: str) -> Reading | None:
-        """``wps`` are target tokens without padding since the last line, ``</s>`` counted."""
+        """``wpb`` is the mean of target tokens an update since the last line."""
         found = _TRAIN.search(line)
-        return Reading(int(found[2]), float(found[1])) if found else None
+        return Reading(int(found[2]), LOG_EVERY * float(found[1])) if found else None
 
     def translation_seconds(self, line: str) -> float | None:
         """Its own stopwatch of the search: reading and batching are not in it."""

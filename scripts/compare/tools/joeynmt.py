@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-from ..measure import Reading
 from ..toolkit import (
     BATCH,
     BEAM,
     CLIP_NORM,
     EMBEDDING,
     HIDDEN,
+    LAUNCHERS,
     LEARNING_RATE,
     LOG_EVERY,
     LONGEST_OUTPUT,
@@ -27,7 +27,6 @@ from ..toolkit import (
     Toolkit,
 )
 
-_TRAIN = re.compile(r"Step:\s+(\d+),.*Tokens per Sec:\s+(\d+),")
 _TRANSLATED = re.compile(r"Generation took ([\d.]+)\[sec\]")
 
 
@@ -122,21 +121,20 @@ class JoeyNMT(Toolkit):
         return path
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
-        """A model is saved when validation, at the last update, finds it better than none."""
+        """A model is saved when validation, at the last update, finds it better than none.
+
+        A launcher tells the tokens, see there.
+        """
         updates = max(LOG_EVERY, updates // LOG_EVERY * LOG_EVERY)
         config = self._config(places, model, updates)
-        return Command([str(places.interpreter), "-m", "joeynmt", "train", str(config), "--skip-test"])
+        launcher = str(LAUNCHERS / "start_joeynmt.py")
+        return Command([str(places.interpreter), launcher, "train", str(config), "--skip-test"])
 
     def translate(self, places: Places, model: Path, output: Path) -> Command:  # noqa: ARG002
         """Pieces come from standard input. Translations are printed: its option for a file fails in 2.3.0."""
         config = str(places.work / f"{model.name}.yaml")
         words = [str(places.interpreter), "-m", "joeynmt", "translate", config]
         return Command(words, places.tokens("test", SOURCE))
-
-    def reading(self, line: str) -> Reading | None:
-        """Its tokens are target tokens without padding since the last line, ``</s>`` counted."""
-        found = _TRAIN.search(line)
-        return Reading(int(found[1]), float(found[2])) if found else None
 
     def translation_seconds(self, line: str) -> float | None:
         """Its own stopwatch of the search over all batches."""

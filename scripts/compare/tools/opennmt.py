@@ -27,7 +27,7 @@ from ..toolkit import (
     Toolkit,
 )
 
-_TRAIN = re.compile(r"Step\s+(\d+)/\s*\d+;.*\s(\d+)/\s*(\d+) tok/s;")
+_TRAIN = re.compile(r"Step\s+(\d+)/\s*\d+;.* bsz:\s*\d+/\s*(\d+)/\s*\d+;")
 _TRANSLATED = re.compile(r"Total translation time \(s\): ([\d.]+)")
 POOL = 29_000
 """Sentences sorted by length at a time: the whole text, where the default would hold it nine times over."""
@@ -117,9 +117,9 @@ class OpenNMT(Toolkit):
         return Command([str(places.interpreter), "-m", "onmt.bin.translate", *words, "-report_time"])
 
     def reading(self, line: str) -> Reading | None:
-        """The second of its two speeds: target tokens without padding since the last line, ``</s>`` counted."""
+        """The second part of ``bsz`` is the mean of target tokens an update since the last line, a whole number."""
         found = _TRAIN.search(line)
-        return Reading(int(found[1]), float(found[3])) if found else None
+        return Reading(int(found[1]), LOG_EVERY * float(found[2])) if found else None
 
     def translation_seconds(self, line: str) -> float | None:
         """Its own stopwatch, which reads, searches and writes."""

@@ -6,10 +6,8 @@ import importlib.metadata
 import re
 from pathlib import Path
 
-from ..measure import Reading
 from ..toolkit import LAUNCHERS, LOG_EVERY, Command, Places, Toolkit
 
-_TRAIN = re.compile(r"update (\d+) loss .* ([\d.]+) target tokens/s")
 _TRANSLATED = re.compile(r"translated in ([\d.]+) s")
 
 
@@ -44,11 +42,6 @@ class Plain(Toolkit):
     def translate(self, places: Places, model: Path, output: Path) -> Command:
         """Batches of 64, sorted by length."""
         return self._command(places, "translate", model, output)
-
-    def reading(self, line: str) -> Reading | None:
-        """Target tokens without padding since the last line, ``</s>`` counted."""
-        found = _TRAIN.search(line)
-        return Reading(int(found[1]), float(found[2])) if found else None
 
     def translation_seconds(self, line: str) -> float | None:
         """Search and writing, without start-up."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..measure import Reading
 from ..toolkit import (
     ATTENTION,
     BATCH,
@@ -23,7 +22,6 @@ from ..toolkit import (
     Toolkit,
 )
 
-_TRAIN = re.compile(r"Batch \[(\d+)\]\s+Speed: [\d.]+ samples/sec ([\d.]+) tokens/sec")
 _TRANSLATED = re.compile(r"Processed \d+ lines\. Total time: ([\d.]+),")
 
 
@@ -86,11 +84,6 @@ class Sockeye(Toolkit):
         }
         words = [str(word) for pair in options.items() for word in pair]
         return Command([str(places.interpreter), "-m", "sockeye.translate", *words, "--use-cpu"])
-
-    def reading(self, line: str) -> Reading | None:
-        """Tokens are target tokens without padding, as the launcher counts them."""
-        found = _TRAIN.search(line)
-        return Reading(int(found[1]), float(found[2])) if found else None
 
     def translation_seconds(self, line: str) -> float | None:
         """Its own stopwatch, which reads, searches and writes."""

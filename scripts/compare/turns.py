@@ -1,0 +1,304 @@
+"""Trains several toolkits in fine turns: all are alive together, one runs, the others are stopped.
+
+The speed of a machine wanders within minutes, so long windows one after the other compare the machine with itself as
+much as one toolkit with another. Turns of a few seconds meet the same machine. Each toolkit's process group is stopped
+with SIGSTOP and goes on with SIGCONT; its speed is what it did over the time in which it was not stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from .measure import (
+    FailedError,
+    Finished,
+    Mark,
+    MemoryWatch,
+    Reading,
+    end,
+    failure,
+    marks_of,
+    start,
+    window_of,
+)
+
+LIMIT_SECONDS = 1800.0
+"""Of running, after which a toolkit has failed."""
+LAST_SECONDS = 5.0
+"""For a process to end by itself once its output has ended."""
+# What is stopped cannot end itself when this process is killed. So a process of its own session holds the other end of
+# a pipe; it reads which groups there are (+ID, -ID), and kills those that are left when the pipe closes.
+_KEEPER = """\
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+
+
+class Keeper:
+    """Sees to it that no process group is left behind, stopped, however this process ends."""
+
+    def __init__(self) -> None:
+        words = [sys.executable, "-I", "-S", "-c", _KEEPER]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, text=True, start_new_session=True)
+
+    def close(self) -> None:
+        """Kill the groups that are left."""
+        self._process.communicate()
+
+    def guard(self, group: int) -> None:
+        """Kill the group when this process has ended."""
+        self._tell(f"+{group}")
+
+    def release(self, group: int) -> None:
+        """The group is gone; its number may come to be another's."""
+        self._tell(f"-{group}")
+
+    def _tell(self, what: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{what}\n")
+            self._process.stdin.flush()
+
+
+def stop_group(group: int) -> None:
+    """Stop all processes of a group whose leader is a child of this process, and wait until the leader stands."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGSTOP)
+        os.waitid(os.P_PID, group, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+
+def continue_group(group: int) -> None:
+    """Let all processes of a group go on."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGCONT)
+
+
+class RunningClock:
+    """Seconds in which a process group ran: it stands still while the group is stopped."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._before = 0.0
+        self._since: float | None = None
+        self._lock = threading.Lock()
+
+    def go(self) -> None:
+        """Run."""
+        with self._lock:
+            assert self._since is None
+            self._since = self._clock()
+
+    def halt(self) -> None:
+        """Stand still."""
+        with self._lock:
+            assert self._since is not None
+            self._before += self._clock() - self._since
+            self._since = None
+
+    def read(self) -> float:
+        """Seconds so far."""
+        with self._lock:
+            return self._before + (0.0 if self._since is None else self._clock() - self._since)
+
+
+class Trainee:
+    """A toolkit's training process, which takes turns with others.
+
+    Its output is read by a thread at all times. A line that is read when the group has just been stopped is of the
+    last moment in which it ran, since the clock of its lines stands still from then on.
+
+    Args:
+        command: program and arguments.
+        environment: variables added to this process's.
+        folder: working directory.
+        reading: understands a line of the training log.
+        warm_up: updates before the window.
+        clock: in seconds; another one for tests.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        reading: Callable[[str], Reading | None],
+        warm_up: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.command = list(command)
+        self.clock = RunningClock(clock)
+        self.ended = False
+        self.failed: FailedError | None = None
+        self._environment, self._folder = environment, folder
+        self._reading, self._warm_up = reading, warm_up
+        self._lines: list[str] = []
+        self._readings: list[tuple[float, Reading]] = []
+        self._peak: int | None = None
+        self._changed = threading.Condition()
+        self._process: subprocess.Popen[str] | None = None
+        self._watch: MemoryWatch | None = None
+        self._keeper: Keeper | None = None
+        self._reader = threading.Thread(target=self._read, daemon=True)
+
+    def start(self, keeper: Keeper) -> None:
+        """Start it; it runs."""
+        self.clock.go()
+        self._process = start(self.command, self._environment, self._folder)
+        self._keeper = keeper
+        keeper.guard(self._process.pid)
+        self._watch = MemoryWatch(self._process.pid)
+        self._watch.__enter__()
+        self._reader.start()
+
+    def resume(self) -> None:
+        """Let it run."""
+        assert self._process is not None
+        assert self._watch is not None
+        self.clock.go()
+        self._watch.paused = False
+        continue_group(self._process.pid)
+
+    def halt(self) -> None:
+        """Stop it."""
+        assert self._process is not None
+        assert self._watch is not None
+        stop_group(self._process.pid)
+        self.clock.halt()
+        self._watch.paused = True
+
+    def wait(self, seconds: float, *, until_warm: bool = False) -> None:
+        """Wait so long, or until its output ends, or until its warm-up is over if that is asked for."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.ended or (until_warm and bool(self._marks())), timeout=max(seconds, 0.0)
+            )
+
+    def hear(self, line: str) -> None:
+        """Take in a line of its output."""
+        seconds = self.clock.read()
+        read = self._reading(line)
+        with self._changed:
+            self._lines.append(line)
+            if read is not None:
+                self._readings.append((seconds, read))
+                self._peak = None if self._watch is None else self._watch.peak
+                self._changed.notify_all()
+
+    def marks(self) -> list[Mark]:
+        """Its lines past the warm-up, with the seconds in which it ran."""
+        with self._changed:
+            return self._marks()
+
+    def wants_turns(self, seconds: float) -> bool:
+        """Whether it can train and its window is not ``seconds`` long yet."""
+        marks = self.marks()
+        return self.can_run and (not marks or marks[-1].seconds < seconds)
+
+    @property
+    def can_run(self) -> bool:
+        """Whether it has neither ended nor failed."""
+        return not self.ended and self.failed is None
+
+    def fail(self, cause: str) -> None:
+        """End it for a reason."""
+        self.failed = failure(self.command, self._lines, cause)
+        self.close()
+
+    def close(self) -> None:
+        """Kill it, stopped or not. One whose output has ended may end by itself first, and tell its status."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        by_itself = self.ended
+        if by_itself:
+            continue_group(process.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_SECONDS)
+        end(process)
+        code = process.wait()
+        if self._keeper is not None:
+            self._keeper.release(process.pid)
+        if self._watch is not None:
+            self._watch.__exit__()
+            self._reader.join(LAST_SECONDS)
+        if process.stdout is not None and not self._reader.is_alive():
+            process.stdout.close()
+        if by_itself and code != 0 and self.failed is None:
+            self.failed = failure(self.command, self._lines, f"ended with status {code}")
+
+    def result(self) -> Finished | FailedError:
+        """What came of it, once it is closed."""
+        if self.failed is not None:
+            return self.failed
+        marks = self._marks()
+        return Finished(self._lines, self._peak or 0, window_of(marks), marks)
+
+    def _marks(self) -> list[Mark]:
+        return marks_of(self._readings, self._warm_up)
+
+    def _read(self) -> None:
+        assert self._process is not None
+        output: IO[str] | None = self._process.stdout
+        assert output is not None
+        for line in output:
+            self.hear(line.rstrip("\n"))
+        with self._changed:
+            self.ended = True
+            self._changed.notify_all()
+
+
+def train_in_turns(
+    trainees: Mapping[str, Trainee], seconds: float, turn: float, limit: float = LIMIT_SECONDS
+) -> dict[str, Finished | FailedError]:
+    """Train until every window is ``seconds`` long, never two at once; one that fails does not end the others.
+
+    Args:
+        trainees: by name, in the order of their turns. Each is started and warmed up alone, the others being stopped.
+        seconds: of running in a window. All take turns until the last has that, so windows lie in the same cycles.
+        turn: seconds of a turn.
+        limit: seconds of running, warm-up included, after which one whose window is not full has failed.
+
+    Returns:
+        What came of each, by name. All processes have ended then, and also if this raises.
+    """
+    everyone = list(trainees.values())
+    with contextlib.ExitStack() as stack:
+        keeper = stack.enter_context(contextlib.closing(Keeper()))
+        for trainee in everyone:
+            stack.callback(trainee.close)
+            trainee.start(keeper)
+            trainee.wait(limit, until_warm=True)
+            trainee.halt()
+            if trainee.can_run and not trainee.marks():
+                trainee.fail(f"took over {limit:.0f} s to warm up")
+        take_turns(everyone, seconds, turn, limit)
+    return {name: trainee.result() for name, trainee in trainees.items()}
+
+
+def take_turns(trainees: Sequence[Trainee], seconds: float, turn: float, limit: float) -> None:
+    """Let stopped trainees run one after the other, cycle after cycle; see :func:`train_in_turns`."""
+    while any(trainee.wants_turns(seconds) for trainee in trainees):
+        for trainee in trainees:
+            if not trainee.can_run:
+                continue
+            trainee.resume()
+            trainee.wait(turn)
+            trainee.halt()
+            if trainee.wants_turns(seconds) and trainee.clock.read() > limit:
+                trainee.fail(f"took over {limit:.0f} s")
