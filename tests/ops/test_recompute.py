@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,12 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import econmt_ops
-from econmt_ops import blocks
+from econmt_ops import blocks, native
 from econmt_ops.attentional_lstm import recompute as attentional_module
 from econmt_ops.dropout import apply_dropout, dropout, keep_mask
 from econmt_ops.linear_cross_entropy import recompute as loss_module
 from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights
-from tests.ops.helpers import Make, assert_close, padded_part, poisoned, values_and_gradients
+from tests.ops.helpers import (
+    Make,
+    assert_close,
+    assert_same_function,
+    padded_part,
+    poisoned,
+    values_and_gradients,
+)
 
 
 @pytest.fixture
@@ -124,6 +132,26 @@ def test_bidirectional_lstm_in_blocks(stash: str, lengths: Tensor | None) -> Non
     make = Make("cpu")
     arguments = {"inputs": make(3, 5, 6), "forward": make.layer(6, 7), "backward": make.layer(6, 7)}
     same(econmt_ops.bidirectional_lstm, arguments, stash=stash, lengths=lengths)
+
+
+@pytest.mark.usefixtures("small_blocks", "poisoned_memory")
+@pytest.mark.parametrize("library", [True, False], ids=["library", "tensors"])
+@pytest.mark.parametrize("stash", blocks.STASHES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("op", ["attentional_lstm", "lstm"])
+def test_precisions_of_every_stash(op: str, dtype: torch.dtype, stash: str, library: bool) -> None:
+    make = Make("cpu")
+    arguments = attentional_arguments(make) if op == "attentional_lstm" else lstm_arguments(make)
+    lengths = torch.tensor([4, 1, 2])
+
+    def function(**tensors: Any) -> Any:
+        return getattr(econmt_ops, op)(**tensors, lengths=lengths, implementation="recompute", stash=stash)
+
+    def definition(**tensors: Any) -> Any:
+        return getattr(econmt_ops, op)(**tensors, lengths=lengths, implementation="reference")
+
+    with nullcontext() if library else native.without():
+        assert_same_function(function, definition, arguments, dtype)
 
 
 @pytest.mark.usefixtures("small_blocks", "poisoned_memory")

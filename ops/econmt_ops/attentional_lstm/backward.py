@@ -27,7 +27,7 @@ from econmt_ops.low_rank import (
 from econmt_ops.lstm.products import add_rows
 from econmt_ops.repeated import add_repeated
 from econmt_ops.scores import ScoreGradients
-from econmt_ops.steps import EAGER, Workspace, activate_
+from econmt_ops.steps import EAGER, Workspace, activate, activate_
 from econmt_ops.weights import Matrix
 
 
@@ -105,13 +105,15 @@ class Block:
     Attributes:
         inputs: as `Problem.read` gives them. fed: (K, B, H) o of the step before.
         before: (K, B, H) h of the step before, a layer. reads: what layer l > 0 reads, (K, B, H).
-        gates: (K, B, 4H) a layer, after their nonlinearities. cells: (K + 1, B, H) a layer, from the step before on.
+        gates: (K, B, 4H) a layer, after their nonlinearities; or, with ``sums``, before them.
+        cells: (K + 1, B, H) a layer, from the step before on.
         top: (K, B, H) the output of the stack. query: (K, B, A).
     """
 
     def __init__(self, problem: Problem, stash: Stash, number: int) -> None:
         self.begin, self.end = begin, end = problem.blocks[number]
         self.every_cell = reaches(problem.options.stash, "cells")
+        self.sums = stash.gates.shape[1] > 0 and not problem.keeps_activated
         self.inputs = problem.read(begin, end)
         self.fed = previous(stash.outputs, stash.first_output, begin, end)
         self.before = [
@@ -271,10 +273,17 @@ class Backward:
             gates, cells = block.gates[layer][step], block.cells[layer]
             states = cells[step], cells[step + 1]
             if problem.run is EAGER and native.serves(dgates):
-                dc = native.lstm_backward(gates, False, *states, dtop, self.dh[layer], self.dc[layer], dgates)
+                dc = native.lstm_backward(
+                    gates, block.sums, *states, dtop, self.dh[layer], self.dc[layer], dgates
+                )
             elif problem.run is EAGER:
-                dc = self.room.retreat(*states, dtop, self.dh[layer], self.dc[layer], dgates, gates)
+                if block.sums:
+                    self.room.gates.copy_(gates)
+                    self.room.activate()
+                given = None if block.sums else gates
+                dc = self.room.retreat(*states, dtop, self.dh[layer], self.dc[layer], dgates, given)
             else:
+                gates = activate(gates, problem.accumulate) if block.sums else gates
                 dh = (self.dh[layer] + dtop).to(problem.accumulate)
                 made, dc = problem.run.cell_backward(gates, *states, dh, self.dc[layer])
                 dgates.copy_(made)

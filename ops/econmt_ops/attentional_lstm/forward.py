@@ -20,7 +20,7 @@ class Result(NamedTuple):
     Attributes:
         outputs: (T, B, H) o. attention: (T, B, S).
         h: (L, T, B, H) stash. c: (L, T, B, H) stash, or (L, number of blocks, B, H): before each block.
-        gates: (L, T, B, 4H) stash, after their nonlinearities.
+        gates: (L, T, B, 4H) stash: after their nonlinearities or, in 16 bits, the sums before them.
         last_h, last_c: (L, B, H) after the last step.
     """
 
@@ -47,7 +47,7 @@ def empty_result(
         inputs.new_empty(steps, batch, keys.shape[1]),
         inputs.new_empty(layers, steps if keep else 0, batch, hidden),
         inputs.new_empty(layers, cells, batch, hidden, dtype=accumulate),
-        inputs.new_empty(layers, gates, batch, 4 * hidden, dtype=accumulate),
+        inputs.new_empty(layers, gates, batch, 4 * hidden),
         inputs.new_empty(layers, batch, hidden),
         inputs.new_empty(layers, batch, hidden, dtype=accumulate),
     )
@@ -105,14 +105,15 @@ class _Cells:
         h = result.h[layer, step] if self.keep else torch.empty_like(self.h[layer])
         c = result.c[layer, step] if self.every_cell else self.c[layer]
         kept = result.gates[layer, step] if self.gates_too else None
+        if kept is not None and not self.problem.keeps_activated:
+            kept.copy_(gates)
+            kept = None
         if run is EAGER and native.serves(h):
             native.lstm_forward(gates, None, self.c[layer], h, c, kept)
         elif run is EAGER:
-            if kept is None:
-                self.room.gates.copy_(gates)
-            else:
-                kept.copy_(gates)
-            self.room.advance(self.c[layer], h, c, kept)
+            room = self.room.gates if kept is None else kept
+            room.copy_(gates)
+            self.room.advance(self.c[layer], h, c, room)
         else:
             if kept is not None:
                 kept.copy_(activate(gates, self.problem.accumulate))

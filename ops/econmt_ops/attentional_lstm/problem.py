@@ -45,6 +45,8 @@ class Problem:
         places: (T, B), which row stands where, or None.
         scores: of the attention. padding: (B, S), True at padded positions, or None.
         from_input, from_output: the parts (4H, I) and (4H, H) of the bottom input weight that read inputs and o.
+        keeps_activated: whether gates are kept after their nonlinearities: in 16 bits that would lose accuracy, so
+            there the sums before them are kept, which have been rounded anyway.
         from_top, from_values: the parts (H, H) and (H, E) of the combination that read the stack and the context.
     """
 
@@ -72,6 +74,7 @@ class Problem:
         self.hidden = layers[0].hidden.shape[1]
         self.dtype, self.accumulate = inputs.dtype, accumulate_dtype(inputs.dtype)
         self.options = options
+        self.keeps_activated = self.dtype == self.accumulate
         self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
         # Additive attention gets clean keys, see clean_keys; those of dot attention may be the values.
         keys = zero_padding(keys, self.padding) if score is None else keys
