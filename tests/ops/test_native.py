@@ -694,10 +694,7 @@ def test_ops_give_the_same_with_and_without(
     arguments = {**arguments, **({"layer_norm": None} if op == "additive_attention" else {})}
     fixed = {name: arguments.pop(name) for name in ("targets", "lengths") if name in arguments}
     if scattered:
-        weights = arguments.get("weights")
         arguments = scatter_strides(arguments)
-        if weights is not None:  # test_attentional_lstm.py is for how the layers' weights lie
-            arguments["weights"] = arguments["weights"]._replace(layers=weights.layers)
 
     def run(**given: Any) -> Any:
         return function(**given, **fixed, implementation="recompute")

@@ -40,7 +40,7 @@ class Product:
         self, weight: Tensor, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
     ) -> None:
         self._by_onednn = layout == "packed" and weight.numel() > 0 and is_available(weight)
-        self._bias = bias
+        self._bias = None if bias is None else bias.contiguous()  # oneDNN reads it without its stride
         pays = calls >= (_PACKING if weight.is_contiguous() else _PACKING_TURNED)
         if self._by_onednn:
             weight = weight.detach()
