@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from econmt_ops import native
+
 MARGIN = 0.03
 """What the rule names is kept unless another candidate is faster by this share: noise must not decide."""
 
@@ -112,9 +114,9 @@ def cache_folder() -> Path:
 
 @functools.cache
 def sources() -> str:
-    """Tells versions of econmt_ops apart: a digest of its modules, since times change with any of them."""
+    """Tells versions of econmt_ops apart: a digest of its sources, since times change with any of them."""
     digest, root = hashlib.sha256(), Path(__file__).parent
-    for file in sorted(root.rglob("*.py")):
+    for file in sorted(file for file in root.rglob("*") if file.suffix in (".py", ".c", ".h")):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -137,6 +139,7 @@ def machine(device: torch.device) -> str:
         parts.append(torch.cuda.get_device_name(device))
     else:
         parts += [processor(), f"{torch.get_num_threads()} threads"]
+        parts += [] if native.is_built() else ["no C library"]
     return ", ".join(parts)
 
 
