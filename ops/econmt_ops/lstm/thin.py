@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from econmt_ops import native
 from econmt_ops import steps as step_functions
 from econmt_ops.lstm.cells import cells as cell_functions
 from econmt_ops.weights import LowRank
@@ -174,7 +175,10 @@ class ThinSteps:
                 total += torch.mm(torch.mm(h.to(right.dtype), right), left)
             after = spare[step % 2] if cells is None else cells[step]
             h = outputs[step]
-            step_functions.advance_cell(total.to(c.dtype, copy=keep_gates), c, h, after)
+            if total.dtype == h.dtype and native.serves(h):
+                native.lstm_forward(total, None, c, h, after, None)
+            else:
+                step_functions.advance_cell(total.to(c.dtype, copy=keep_gates), c, h, after)
             c = after
         return h, c
 
