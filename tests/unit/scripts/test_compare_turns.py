@@ -240,8 +240,9 @@ def test_all_are_killed_if_anything_raises(tmp_path: Path) -> None:
 
 
 RUNNER = """\
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would we
 from tests.unit.scripts import test_compare_turns as fakes
 from scripts.compare.turns import train_in_turns
 folder = Path(sys.argv[1])
