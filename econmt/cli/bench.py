@@ -98,7 +98,9 @@ def select_command(
     bucket: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            metavar="SxT", help="Source x target positions; else the recipe's worst.", show_default=False
+            metavar="SxT",
+            help="Source x target positions; else the recipe's worst. A few of them are timed, as a run does.",
+            show_default=False,
         ),
     ] = None,
     batch: Annotated[
