@@ -40,6 +40,20 @@ def naive(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @LAYOUT
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_memory_layout_does_not_matter_to_any_library(
+    layout: str, dtype: torch.dtype, implementation: str, device: str
+) -> None:
+    def function(**tensors: Any) -> Tensor:
+        return linear(**scatter_strides(tensors), layout=layout, implementation=implementation)
+
+    def definition(**tensors: Any) -> Tensor:
+        return naive(**tensors)
+
+    assert_same_function(function, definition, arguments(Make(device), (2, 3), True), dtype)
+
+
+@LAYOUT
 @BIAS
 @LEADING
 def test_equals_definition(

@@ -249,3 +249,16 @@ def test_opcheck(full: bool) -> None:
     lengths = None if full else torch.tensor([4, 1, 2])
     rest = (lengths, True, 0.3, 1, False, False, Schedule().text, True)
     torch.library.opcheck(torch.ops.econmt_ops.lstm_stack.default, (leaf(tensors["inputs"]), *lists, *rest))
+
+
+@pytest.mark.parametrize("calls", [1, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_columns_of_a_larger_matrix_are_laid_out_first(dtype: torch.dtype, calls: int) -> None:
+    # oneDNN would take a thousand times as long with them; of a strided bias it would add other numbers.
+    whole, left = torch.randn(6, 9).to(dtype), torch.randn(4, 5).to(dtype)
+    weight, bias = whole[:, 2:7], torch.randn(12).to(dtype)[::2]
+    product = Product(weight, bias, calls=calls)
+    laid_out = product._weight
+    assert laid_out.is_mkldnn or laid_out.is_contiguous() or laid_out.t().is_contiguous()
+    expected = left.double() @ weight.double().t() + bias.double()
+    assert_close([product(left)], [expected], 1e-5 if dtype == torch.float32 else 2e-2)

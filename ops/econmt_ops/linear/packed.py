@@ -29,13 +29,24 @@ def is_available(like: Tensor) -> bool:
     return like.dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def dense(operand: Tensor) -> Tensor:
+    """A weight or a bias as oneDNN can take it: contiguous, or the transpose of what is.
+
+    Of a bias it ignores the stride, and gives wrong numbers; for columns of a larger matrix it has no fast kernel, and
+    takes seconds where it should take milliseconds.
+    """
+    if operand.is_contiguous() or operand.t().is_contiguous():
+        return operand
+    return operand.contiguous()
+
+
 @custom_op("econmt_ops::packed_linear")
 def packed_linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """inputs (B, I) times weight (O, I) transposed, plus bias (O,), by oneDNN; by torch where it is not available."""
     if not is_available(inputs):
         return functional.linear(inputs, weight, bias)
     result: Tensor = torch.ops.mkldnn._linear_pointwise(
-        inputs.contiguous(), weight.contiguous(), bias, "none", [], ""
+        inputs.contiguous(), weight.contiguous(), None if bias is None else dense(bias), "none", [], ""
     )
     return result
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops import native
-from econmt_ops.linear.packed import is_available
+from econmt_ops.linear.packed import dense, is_available
 
 LAYOUTS = ("row", "transposed", "packed")
 
@@ -40,11 +40,13 @@ class Product:
         self, weight: Tensor, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
     ) -> None:
         self._by_onednn = layout == "packed" and weight.numel() > 0 and is_available(weight)
-        self._bias = None if bias is None else bias.contiguous()  # oneDNN reads it without its stride
+        self._bias = None if bias is None else dense(bias)
         pays = calls >= (_PACKING if weight.is_contiguous() else _PACKING_TURNED)
         if self._by_onednn:
             weight = weight.detach()
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if pays else weight
+            self._weight = (
+                torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if pays else dense(weight)
+            )
         else:
             self._weight = weight.t().contiguous() if layout != "row" and pays else weight.t()
 
