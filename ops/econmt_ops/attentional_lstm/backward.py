@@ -6,7 +6,6 @@ steps with only the gradients of h, c and o in sequence, and the gradients of th
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -187,6 +186,7 @@ class Backward:
             for layer in range(layers)
         ]
         self.dfed = zero
+        self.room = Workspace(self.dc[0])
         self.values = problem.values
         batch, positions, width = self.values.shape
         # What fits a workspace is cast once and not multiplied in 16 bits, which takes a CPU five times as long.
@@ -197,11 +197,6 @@ class Backward:
         self.to_before = [problem.product(problem.joint(layer).t()) for layer in range(layers)]
         self.to_read = problem.product(problem.combine.t())
         self.to_top = None if problem.query is None else problem.product(problem.query.t())
-
-    @functools.cached_property
-    def room(self) -> Workspace:
-        """For steps by tensor operations."""
-        return Workspace(self.dc[0])
 
     def run(self) -> Gradients:
         """All blocks, from the last to the first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -96,13 +95,9 @@ class _Cells:
         self.problem, self.result, self.keep = problem, result, keep
         self.h = list(first_h)
         self.c = [c.clone() for c in first_c]
+        self.room = Workspace(self.c[0])
         self.every_cell = keep and reaches(stash, "cells")
         self.gates_too = keep and reaches(stash, "gates")
-
-    @functools.cached_property
-    def room(self) -> Workspace:
-        """For steps by tensor operations."""
-        return Workspace(self.c[0])
 
     def step(self, layer: int, step: int, gates: Tensor) -> None:
         """One step of one layer, from its gates (B, 4H) before their nonlinearities, which may be overwritten."""
