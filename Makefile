@@ -46,13 +46,13 @@ docs: $(state)/installed
 	$(python) scripts/make_recipe_reference.py
 
 clean:
-	rm -rf .venv build dist econmt.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis ops/econmt_ops/native/*.so
+	rm -rf .venv build dist econmt.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis ops/econmt_ops/backends/c/*.so
 
 # What installing reads, the C library's sources among it: an edit of them builds it again.
-sources := pyproject.toml setup.py $(wildcard ops/econmt_ops/native/*.[ch])
+sources := pyproject.toml setup.py $(wildcard ops/econmt_ops/backends/c/*.[ch])
 
 # pip does not show what it did not build, so this says it.
-say_built = @$(python) -c "from econmt_ops import native; native.is_built() or print('econmt is installed \
+say_built = @$(python) -c "from econmt_ops.backends import c; c.is_built() or print('econmt is installed \
 without its C library, so training on the CPU will be slower; to build it, install gcc or set CC, then: touch setup.py')"
 
 # What was installed is remembered by these stamps, so that a second run starts at once.

@@ -8,10 +8,10 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
-_FOLDER = "ops/econmt_ops/native"
+_FOLDER = "ops/econmt_ops/backends/c"
 
 KERNELS = Extension(
-    "econmt_ops.native._kernels",
+    "econmt_ops.backends.c._kernels",
     [f"{_FOLDER}/kernels.c"],
     depends=[f"{_FOLDER}/kernels.h", f"{_FOLDER}/variant.h"],
     libraries=["m"],
@@ -53,13 +53,13 @@ setup(
     package_dir={"econmt_ops": "ops/econmt_ops", "econmt._recipes": "recipes"},
     package_data={
         "econmt": ["py.typed"],
-        "econmt.memory": ["page.html"],
+        "econmt.memory.report": ["page.html"],
         "econmt_ops": ["py.typed"],
         "econmt_ops.*": ["README.md"],
         "econmt._recipes": ["*.yaml"],
     },
     # Sources that a source distribution holds and an installed package does not need.
-    exclude_package_data={"econmt_ops.native": ["*.c", "*.h"]},
+    exclude_package_data={"econmt_ops.backends.c": ["*.c", "*.h"]},
     ext_modules=[KERNELS] if os.name == "posix" else [],
     cmdclass={"build_ext": BuildKernels},
 )

@@ -54,17 +54,17 @@ from torch.nn import functional
 
 from econmt.data.batches import rows_of_batch
 from econmt.errors import EconmtError, InputError
-from econmt.memory.fit import fit, largest_batch
-from econmt.memory.machine import describe_machine
-from econmt.memory.profiling import Shape, Step, Technique, Workload
-from econmt.memory.report import format_bytes, format_rate
-from econmt.memory.tracker import Tracker
+from econmt.memory.measure.machine import describe_machine
+from econmt.memory.measure.tracker import Tracker
+from econmt.memory.plan.fit import fit, largest_batch
+from econmt.memory.report.profiling import Shape, Step, Technique, Workload
+from econmt.memory.report.tables import format_bytes, format_rate
 from econmt.recipe import load_recipe
 from econmt.training.devices import reproducible, resolve_device
 from econmt.training.interrupts import Interrupts
 from econmt.typed_yaml import parse_size
 from econmt_ops import linear_cross_entropy
-from econmt_ops.steps import has_compiler
+from econmt_ops.backends.steps import has_compiler
 
 NO_TIME = "not measured: no time left"
 SECTIONS = ("step", "checkpoint", "output", "batch")

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from econmt.errors import EconmtError
-from econmt.memory.plan import describe
-from econmt.memory.prices import settings
-from econmt.memory.profiling import Shape, Step, Technique, Workload, estimate
+from econmt.memory.plan.planner import describe
+from econmt.memory.plan.prices import settings
+from econmt.memory.report.profiling import Shape, Step, Technique, Workload, estimate
 from econmt.model import Implementations
 from econmt.recipe import Recipe, WordSubwords, load_recipe
 from econmt.training.devices import resolve_device, resolve_precision

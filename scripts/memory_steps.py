@@ -26,8 +26,8 @@ from econmt.data.batches import Batch, pad_batch, rows_of_batch, training_batche
 from econmt.data.corpus import search_path
 from econmt.data.store import prepare
 from econmt.errors import InputError
-from econmt.memory.ledger import Ledger, give_state, measure_step
-from econmt.memory.timing import peak_flops
+from econmt.memory.measure.ledger import Ledger, give_state, measure_step
+from econmt.memory.measure.timing import peak_flops
 from econmt.model import EncoderOutput, Implementations, TranslationModel, build_model
 from econmt.model.decoder import InputFeedingDecoder, Memory, Recurrent
 from econmt.model.layers import draw_seed, weights_of
@@ -37,9 +37,9 @@ from econmt.training.interrupts import Interrupts
 from econmt.training.objective import loss_of_batch
 from econmt.training.optimizers import make_optimizer
 from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON
-from econmt_ops.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.backends.steps import has_compiler
+from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
 from econmt_ops.lstm.reference import lstm_cell
-from econmt_ops.steps import has_compiler
 
 TEXT_BATCHES = 3
 """How many batches of real lengths a turn has."""

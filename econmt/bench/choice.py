@@ -18,9 +18,9 @@ from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe
 from econmt.training.choice import POSITIONS, Shape, measure, settle
 from econmt_ops import AttentionalLSTMWeights, LSTMWeights
-from econmt_ops.measurements import MARGIN, Measurement
-from econmt_ops.select import measuring
-from econmt_ops.timing import quantile
+from econmt_ops.dispatch.measurements import MARGIN, Measurement
+from econmt_ops.dispatch.select import measuring
+from econmt_ops.dispatch.timing import quantile
 
 MOST_OPERATIONS = 40e9
 """Grid entries of more operations, forward and backward, are left out: each would take seconds a call."""

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import econmt_ops
 from econmt.bench.sheet import Row, Say
+from econmt_ops.backends.steps import cell_forward
+from econmt_ops.core.packed import is_available
+from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 from econmt_ops.linear import LAYOUTS
-from econmt_ops.linear.packed import is_available
-from econmt_ops.steps import cell_forward
-from econmt_ops.timing import Timing, alternate, synchronizer
 
 PAPER = (64, 512, 2048)
 """N, I, O of the published comparison: 64 sentences, 512 units, four gates."""
@@ -247,7 +247,7 @@ def _packed_loop(turned: Tensor, given: Tensor, batch: int) -> None:
 
 
 def _cell_by_columns(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """`econmt_ops.steps.cell_forward` of gates (4H, B) and c (H, B)."""
+    """`econmt_ops.backends.steps.cell_forward` of gates (4H, B) and c (H, B)."""
     i, f, g, o = gates.to(c.dtype).chunk(4, 0)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return (torch.sigmoid(o) * torch.tanh(c)).to(gates.dtype), c

@@ -17,9 +17,9 @@ import econmt_ops
 from econmt.bench.sheet import Row, Say
 from econmt.errors import EconmtError
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
-from econmt_ops.steps import has_compiler
-from econmt_ops.timing import Timing, alternate, synchronizer
-from econmt_ops.weights import AnyLSTMWeights, tensors_of
+from econmt_ops.backends.steps import has_compiler
+from econmt_ops.core.weights import AnyLSTMWeights, tensors_of
+from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 
 PUBLISHED = (256, 100)
 """Hidden size and steps of the published comparison, 42.8 to 8.4 ms (Optim-LSTM)."""

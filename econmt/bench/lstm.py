@@ -20,12 +20,12 @@ from torch.nn import functional
 from econmt.bench.sheet import Row, Say
 from econmt.errors import InputError
 from econmt_ops import LSTMWeights
+from econmt_ops.backends.steps import has_compiler
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.dispatch.timing import quantile, synchronizer
 from econmt_ops.lstm import recompute
 from econmt_ops.lstm.reference import torch_lstm
 from econmt_ops.lstm.schedule import Schedule
-from econmt_ops.precision import accumulate_dtype
-from econmt_ops.steps import has_compiler
-from econmt_ops.timing import quantile, synchronizer
 
 PUBLISHED = (4, 100, 512, 64)
 """Layers, steps, hidden size and batch of the published comparison (Optim-LSTM)."""

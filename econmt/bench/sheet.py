@@ -16,7 +16,7 @@ from rich.table import Table
 import econmt
 from econmt.errors import InputError
 from econmt.training.files import write_text
-from econmt_ops.measurements import processor, sources
+from econmt_ops.dispatch.measurements import processor, sources
 
 Value = str | int | float
 Row = dict[str, Value]

@@ -13,13 +13,13 @@ import torch
 from econmt.bench.sheet import Row
 from econmt.data.batches import Batch, pad_batch
 from econmt.errors import EconmtError
-from econmt.memory.ledger import measure_step
+from econmt.memory.measure.ledger import measure_step
 from econmt.model import build_model
 from econmt.recipe import Recipe, WordSubwords
 from econmt.training.devices import autocast, peak_memory, resolve_precision
 from econmt.training.objective import loss_of_batch
 from econmt.training.optimizers import make_optimizer
-from econmt_ops.timing import quantile, synchronizer
+from econmt_ops.dispatch.timing import quantile, synchronizer
 
 WARM_UP = 3
 """Updates before the first that is timed."""

@@ -16,7 +16,7 @@ from econmt.cli.inspection import read_recipe
 from econmt.data.files import notice
 from econmt.data.subwords import fingerprint
 from econmt.errors import InputError
-from econmt.memory.report import format_bytes
+from econmt.memory.report.tables import format_bytes
 from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
 from econmt.recipe import Model, Recipe, recipe_text
 from econmt.recipe_model import rank_limit

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from econmt.cli.inspection import inspect_folder
-from econmt.memory.report import format_bytes
+from econmt.memory.report.tables import format_bytes
 
 METRIC_COLUMNS = (
     ("update", "update", "{:.0f}"),

@@ -15,19 +15,19 @@ from rich.console import Console
 
 from econmt.cli.workload import Found, find_workload
 from econmt.errors import InputError
-from econmt.memory.fit import Fit, fit
-from econmt.memory.machine import describe_machine
-from econmt.memory.page import page
-from econmt.memory.profiling import Profile, Say, Shape, Step, Technique, estimates, techniques
-from econmt.memory.profiling import profile as measure_profile
-from econmt.memory.report import Report, fit_data, fit_table, print_report, report_data
+from econmt.memory.measure.machine import describe_machine
+from econmt.memory.plan.fit import Fit, fit
+from econmt.memory.report.page import page
+from econmt.memory.report.profiling import Profile, Say, Shape, Step, Technique, estimates, techniques
+from econmt.memory.report.profiling import profile as measure_profile
+from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
 from econmt.model import Implementations
 from econmt.recipe import Recipe, load_recipe
 from econmt.training.devices import reproducible, resolve_device
 from econmt.training.files import write_text
 from econmt.training.precision import precision_of_run
 from econmt.typed_yaml import parse_size
-from econmt_ops.steps import has_compiler
+from econmt_ops.backends.steps import has_compiler
 
 FITTED = ("reference", "all", "all, bfloat16")
 """The techniques whose largest batches --fit --compare tells."""

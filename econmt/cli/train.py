@@ -14,8 +14,8 @@ from econmt.data.batches import bucket_rule, training_batches
 from econmt.data.buckets import assign_buckets
 from econmt.data.corpus import search_path
 from econmt.data.store import PreparedData, prepare
-from econmt.memory.plan import plan_table
-from econmt.memory.report import table as ledger_table
+from econmt.memory.plan.planner import plan_table
+from econmt.memory.report.tables import table as ledger_table
 from econmt.recipe import Recipe, find_recipe, load_recipe
 from econmt.training.budget import first_plan
 from econmt.training.devices import resolve_device

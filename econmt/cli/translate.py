@@ -36,7 +36,7 @@ from econmt.decoding.pictures import draw_attention
 from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 from econmt.errors import InputError
-from econmt.model.incremental import IncrementalModel
+from econmt.model.inference.decoder import IncrementalModel
 
 
 class OutputType(str, Enum):

@@ -14,7 +14,7 @@ from econmt.data.batches import rows_of_batch, training_batches
 from econmt.data.corpus import search_path
 from econmt.data.store import META_FILE, PreparedData, open_prepared, prepare, store_folder
 from econmt.errors import InputError
-from econmt.memory.profiling import Shape, Workload
+from econmt.memory.report.profiling import Shape, Workload
 from econmt.recipe import Recipe, WordSubwords, find_recipe
 
 MOST_BUCKETS = 12

@@ -14,7 +14,7 @@ from econmt import recipe
 from econmt.model.implementations import Implementations
 from econmt.model.layers import initialize_linear, initialize_matrix
 from econmt_ops import additive_attention
-from econmt_ops.precision import accumulate_dtype
+from econmt_ops.core.precision import accumulate_dtype
 
 
 class Attention(nn.Module):

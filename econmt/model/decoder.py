@@ -16,8 +16,8 @@ from econmt.model.attention import Attention
 from econmt.model.implementations import Implementations
 from econmt.model.layers import LSTMLayer, SeededDropout, draw_seed, initialize_linear, weights_of
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, attentional_lstm, lstm
-from econmt_ops.accounting import layer as account
-from econmt_ops.repeated import Inputs
+from econmt_ops.core.repeated import Inputs
+from econmt_ops.core.scopes import layer as account
 
 
 class Memory(NamedTuple):

@@ -12,8 +12,8 @@ from econmt import recipe
 from econmt.model.implementations import Implementations
 from econmt.model.layers import LSTMLayer, SeededDropout, draw_seed, weights_of
 from econmt_ops import bidirectional_lstm, lstm
-from econmt_ops.repeated import Inputs
-from econmt_ops.weights import AnyLSTMWeights
+from econmt_ops.core.repeated import Inputs
+from econmt_ops.core.weights import AnyLSTMWeights
 
 
 class Encoder(nn.Module):

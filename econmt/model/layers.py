@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from econmt.recipe import Initialization
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
-from econmt_ops.dropout import apply_dropout, keep_mask
-from econmt_ops.weights import AnyLSTMWeights
+from econmt_ops.core.dropout import apply_dropout, keep_mask
+from econmt_ops.core.weights import AnyLSTMWeights
 
 _FEW = 4
 """A table's gradient is sparse if it has as many times more rows than are looked up."""

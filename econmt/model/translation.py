@@ -23,8 +23,8 @@ from econmt.model.layers import (
     mean_of_valid,
 )
 from econmt_ops import Repeated, linear_cross_entropy
-from econmt_ops.accounting import layer
-from econmt_ops.repeated import Inputs
+from econmt_ops.core.repeated import Inputs
+from econmt_ops.core.scopes import layer
 
 DISTINCT = 0.75
 """Of a batch's words, the share of distinct ones up to which it pays to multiply each once. In a batch of 64 sentences

@@ -13,10 +13,10 @@ from econmt.data.batches import Batch, BatchIterator, training_batches
 from econmt.data.store import PreparedData
 from econmt.decoding.search import MAX_OUTPUT_EXTRA
 from econmt.errors import InputError, TrainingError
-from econmt.memory.budget import budget_bytes, size_text, total_memory
-from econmt.memory.plan import Plan, Planner, estimator, sufficient_budget, usable
-from econmt.memory.prices import settings
-from econmt.memory.search import estimate_search, search_rows
+from econmt.memory.estimate.search import estimate_search, search_rows
+from econmt.memory.plan.limits import budget_bytes, size_text, total_memory
+from econmt.memory.plan.planner import Plan, Planner, estimator, sufficient_budget, usable
+from econmt.memory.plan.prices import settings
 from econmt.model import Implementations, TranslationModel, build_model
 from econmt.recipe import Recipe
 from econmt.training.state import TrainingState

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import torch
 
-import econmt_ops.select
+import econmt_ops.dispatch.select
 from econmt.model import Implementations, TranslationModel
 from econmt.recipe import Recipe, Training
 from econmt.training.devices import autocast
-from econmt_ops.measurements import Measurement, Record, decide
+from econmt_ops.dispatch.measurements import Measurement, Record, decide
 
 OPS = {
     "attentional_lstm": "attention",
@@ -76,14 +76,14 @@ def measure(
     compiled: bool = False,
     byte_limit: int | None = None,
     remember: bool = True,
-) -> econmt_ops.select.Session:
+) -> econmt_ops.dispatch.select.Session:
     """Times the candidates of every op that the model leaves at auto, on random ids of at most `POSITIONS` positions.
 
     Args:
         model: in training mode, with the implementations that the recipe names.
         shape: of the batches that are most frequent.
         device, precision: where and in which type products are computed.
-        seconds, compiled, byte_limit, remember: see `econmt_ops.select.measuring`.
+        seconds, compiled, byte_limit, remember: see `econmt_ops.dispatch.select.measuring`.
     """
     source, target = min(shape.source, POSITIONS), min(shape.target, POSITIONS)
     devices = [device] if device.type == "cuda" else []
@@ -92,7 +92,7 @@ def measure(
         words = torch.randint(_FIRST_ID, max(_FIRST_ID + 1, model.target_size), (shape.rows, target))
         ids, words = ids.to(device), words.to(device)
         lengths = torch.full((shape.rows,), source, device=device)
-        with econmt_ops.select.measuring(
+        with econmt_ops.dispatch.select.measuring(
             seconds, byte_limit=byte_limit, compiled=compiled, remember=remember, share=SHARE
         ) as session:
             model.loss(ids, lengths, words, words)
@@ -121,7 +121,7 @@ def settle(
     for field in ("attention", "lstm", "output"):
         if getattr(given, field) == "auto":
             mine = [measurement for measurement in found if OPS.get(measurement.op) == field]
-            chosen[field] = _fastest(mine, updates * positions, device) or econmt_ops.select.rule(
+            chosen[field] = _fastest(mine, updates * positions, device) or econmt_ops.dispatch.select.rule(
                 _RULED_BY[field], device
             )
     # An implementation that is named keeps what it keeps by itself, and there is one level for all.
@@ -151,7 +151,7 @@ def _fastest(measurements: list[Measurement], times: float, device: str) -> str 
     if not totals:
         return None
     # Not the rule of the measured shape, which is smaller than those of the run.
-    rule = econmt_ops.select.rule(measurements[0].op, device)
+    rule = econmt_ops.dispatch.select.rule(measurements[0].op, device)
     if rule not in totals:
         return None
     compiled = totals.get("compiled")

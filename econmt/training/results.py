@@ -14,8 +14,8 @@ from econmt.data.store import PreparedData
 from econmt.decoding.pictures import draw_attention
 from econmt.decoding.translator import Translation, Translator
 from econmt.evaluation.metrics import bleu
-from econmt.memory.ledger import Ledger, measure_step
-from econmt.memory.plan import Plan
+from econmt.memory.measure.ledger import Ledger, measure_step
+from econmt.memory.plan.planner import Plan
 from econmt.model import IncrementalModel
 from econmt.recipe import Recipe
 from econmt.training.checkpoints import load_model, load_saved, load_state, named_parameters

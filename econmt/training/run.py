@@ -15,7 +15,7 @@ from rich.console import Console
 from econmt.data.store import PreparedData, prepare
 from econmt.data.subwords import fingerprint
 from econmt.errors import EconmtError, InputError, TrainingError
-from econmt.memory.plan import plan_table
+from econmt.memory.plan.planner import plan_table
 from econmt.model import Implementations, TranslationModel, build_model
 from econmt.recipe import Recipe, recipe_text
 from econmt.training.budget import first_plan
@@ -42,7 +42,7 @@ from econmt.training.results import Results, are_complete, make_results
 from econmt.training.resume import Start, find_start
 from econmt.training.state import TrainingState, seed_everything
 from econmt.training.trainer import Trainer, TrainingResult
-from econmt_ops.select import rules_only
+from econmt_ops.dispatch.select import rules_only
 
 
 class Outcome(NamedTuple):

@@ -13,7 +13,7 @@ from econmt.data.store import PreparedData
 from econmt.data.token_store import TokenStore
 from econmt.decoding.translator import Translator
 from econmt.evaluation.metrics import bleu
-from econmt.memory.plan import Plan
+from econmt.memory.plan.planner import Plan
 from econmt.model import Implementations, IncrementalModel, IncrementalState, TranslationModel
 from econmt.recipe import Recipe
 from econmt.training.budget import divide

@@ -9,14 +9,9 @@ from __future__ import annotations
 
 from econmt_ops.additive_attention import additive_attention
 from econmt_ops.attentional_lstm import attentional_lstm
-from econmt_ops.dropout import dropout_mask
-from econmt_ops.linear import linear
-from econmt_ops.linear_cross_entropy import linear_cross_entropy
-from econmt_ops.linear_recurrence import linear_recurrence
-from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.modules import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
-from econmt_ops.repeated import Repeated
-from econmt_ops.weights import (
+from econmt_ops.core.dropout import dropout_mask
+from econmt_ops.core.repeated import Repeated
+from econmt_ops.core.weights import (
     AttentionalLSTMState,
     AttentionalLSTMWeights,
     LowRank,
@@ -24,6 +19,11 @@ from econmt_ops.weights import (
     LSTMState,
     LSTMWeights,
 )
+from econmt_ops.linear import linear
+from econmt_ops.linear_cross_entropy import linear_cross_entropy
+from econmt_ops.linear_recurrence import linear_recurrence
+from econmt_ops.lstm import bidirectional_lstm, lstm
+from econmt_ops.modules import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
 
 __all__ = [
     "LSTM",

@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from econmt_ops.additive_attention import additive_attention
 from econmt_ops.attentional_lstm import attentional_lstm
-from econmt_ops.dropout import apply_dropout, keep_mask
+from econmt_ops.core.dropout import apply_dropout, keep_mask
+from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.lstm import bidirectional_lstm, lstm
-from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, LSTMWeights
 
 
 def _dropout_seed(module: nn.Module, dropout: float, seed: int | None) -> tuple[float, int | None]:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from econmt_ops.select import implementations
-from econmt_ops.weights import (
+from econmt_ops.core.weights import (
     AttentionalLSTMState,
     AttentionalLSTMWeights,
     LowRank,
@@ -24,6 +23,7 @@ from econmt_ops.weights import (
     LSTMState,
     LSTMWeights,
 )
+from econmt_ops.dispatch.select import implementations
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt_ops import accounting
+from econmt_ops.core import scopes as accounting
 from tests.ops.every_op import calls
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt_ops.checks import Shapes, check_dropout
+from econmt_ops.core.shapes import Shapes, check_dropout
 
 
 def test_learns_sizes_and_holds_later_arguments_to_them() -> None:

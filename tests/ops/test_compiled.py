@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import econmt_ops
-from econmt_ops import steps
+from econmt_ops.backends import steps
 from tests.ops.helpers import Make, assert_close, values_and_gradients
 from tests.ops.test_recompute import attentional_arguments, lstm_arguments
 

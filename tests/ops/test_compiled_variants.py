@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import econmt_ops
-from econmt_ops import steps
+from econmt_ops.backends import steps
 from econmt_ops.lstm import cells
 
 Shape = tuple[int, int, int, int]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from econmt_ops import dropout_mask
-from econmt_ops.dropout import apply_dropout, derive_seed, keep_mask, layer_keep_masks
+from econmt_ops.core.dropout import apply_dropout, derive_seed, keep_mask, layer_keep_masks
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)

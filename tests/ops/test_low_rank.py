@@ -12,11 +12,12 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import econmt_ops
-from econmt_ops import AttentionalLSTMWeights, LowRank, LowRankLSTMWeights, blocks, dropout_mask
-from econmt_ops.dropout import derive_seed
+from econmt_ops import AttentionalLSTMWeights, LowRank, LowRankLSTMWeights, dropout_mask
+from econmt_ops.core import chunks as blocks
+from econmt_ops.core.dropout import derive_seed
+from econmt_ops.core.weights import AttentionalLSTMState
 from econmt_ops.lstm import thin
 from econmt_ops.lstm.schedule import default_schedule
-from econmt_ops.weights import AttentionalLSTMState
 from tests.ops.helpers import (
     Make,
     assert_close,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt_ops import measurements
-from econmt_ops.measurements import Measurement, Record, Store, cache_folder, decide, machine, regret
+from econmt_ops.dispatch import measurements
+from econmt_ops.dispatch.measurements import Measurement, Record, Store, cache_folder, decide, machine, regret
 
 
 def record(milliseconds: float, kept: int = 0) -> Record:

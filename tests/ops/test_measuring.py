@@ -12,10 +12,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import econmt_ops
-from econmt_ops import select
-from econmt_ops.measurements import Store, machine
-from econmt_ops.select import Candidate, Problem, measuring, rules_only, run
-from econmt_ops.timing import Timing
+from econmt_ops.dispatch import select
+from econmt_ops.dispatch.measurements import Store, machine
+from econmt_ops.dispatch.select import Candidate, Problem, measuring, rules_only, run
+from econmt_ops.dispatch.timing import Timing
 from tests.ops.helpers import Make
 
 CPU = torch.device("cpu")

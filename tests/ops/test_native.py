@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import econmt_ops
-from econmt_ops import native
+from econmt_ops.backends import c as native
+from econmt_ops.backends.c import library as loading
+from econmt_ops.core.repeated import add_repeated
 from econmt_ops.lstm import recompute
 from econmt_ops.lstm.schedule import ORDERS, Schedule
-from econmt_ops.native import library as loading
-from econmt_ops.repeated import add_repeated
 from tests.ops.every_op import calls
 from tests.ops.helpers import assert_close, scatter_strides, values_and_gradients
 

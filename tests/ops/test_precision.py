@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from econmt_ops.precision import accumulate_dtype, compute_dtype, explicit_casts
+from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
 from tests.ops.every_op import calls, each_op
 from tests.ops.helpers import assert_close, to, values_and_gradients
 

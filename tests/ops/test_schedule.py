@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from econmt_ops import bidirectional_lstm, lstm
+from econmt_ops.core.gemm import LAYOUTS, Product, add_rows
 from econmt_ops.lstm import recompute, together, wavefront
-from econmt_ops.lstm.products import LAYOUTS, Product, add_rows
 from econmt_ops.lstm.schedule import ORDERS, Schedule
 from tests.ops.helpers import Make, assert_close, each_size, to, values_and_gradients
 
@@ -172,7 +172,9 @@ def test_directions_together(
     size: SimpleNamespace, full: bool, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(together, "_SMALL", 1 << 18 if small else 0)
-    monkeypatch.setattr("econmt_ops.blocks._BLOCK_BYTES", 8 * 2 * size.B * 4 * size.H)  # blocks of two steps
+    monkeypatch.setattr(
+        "econmt_ops.core.chunks._BLOCK_BYTES", 8 * 2 * size.B * 4 * size.H
+    )  # blocks of two steps
     both_ways("together", size, full)
     both_ways("together", size, full, weights="row")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import econmt_ops
+from econmt_ops.dispatch.select import Candidate, Problem, implementations, rule, rules_only, run
 from econmt_ops.lstm.schedule import is_light
-from econmt_ops.select import Candidate, Problem, implementations, rule, rules_only, run
 
 OPS = {
     "additive_attention": "econmt_ops.additive_attention",

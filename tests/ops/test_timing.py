@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from econmt_ops.timing import Timing, alternate, compared, quantile, ratio
+from econmt_ops.dispatch.timing import Timing, alternate, compared, quantile, ratio
 
 
 class World:

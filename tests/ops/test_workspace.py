@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt_ops.steps import Workspace, cell_backward, cell_forward
+from econmt_ops.backends.steps import Workspace, cell_backward, cell_forward
 
 ROWS, HIDDEN = 3, 5
 

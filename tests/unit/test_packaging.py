@@ -18,7 +18,7 @@ from tests.conftest import ROOT, econmt_environment
 
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 COMPILER = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
-LIBRARY = f"econmt_ops/native/_kernels{SUFFIX}"
+LIBRARY = f"econmt_ops/backends/c/_kernels{SUFFIX}"
 
 
 def copy_sources(folder: Path) -> None:
@@ -96,7 +96,7 @@ WHICH = "from econmt_ops import native; print(native.__file__, native.is_built()
 def test_the_c_library_of_the_wheel_is_found(wheel: Path, tmp_path: Path) -> None:
     done = python_in(wheel, tmp_path, "-c", WHICH)
     built = shutil.which(COMPILER) is not None
-    expected = f"{tmp_path}/site/econmt_ops/native/__init__.py {built}\n"
+    expected = f"{tmp_path}/site/econmt_ops/backends/c/__init__.py {built}\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
@@ -106,14 +106,14 @@ def test_without_a_compiler_the_wheel_is_whole_but_for_the_library(wheel: Path, 
     assert held(other) == held(wheel) - {LIBRARY}
     assert said.count("econmt is installed without its C library") == 1
     done = python_in(other, tmp_path, "-c", WHICH)
-    expected = f"{tmp_path}/site/econmt_ops/native/__init__.py False\n"
+    expected = f"{tmp_path}/site/econmt_ops/backends/c/__init__.py False\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
 def test_a_source_distribution_holds_what_the_library_is_built_from(tmp_path: Path) -> None:
     copy_sources(tmp_path)
     with tarfile.open(build(tmp_path, "sdist")[0]) as archive:
-        names = {Path(name).name for name in archive.getnames() if "/econmt_ops/native/" in name}
+        names = {Path(name).name for name in archive.getnames() if "/econmt_ops/backends/c/" in name}
     folder = ROOT / "ops" / "econmt_ops" / "native"
     expected = {file.name for file in folder.iterdir() if file.suffix in (".py", ".c", ".h")}
     assert {"kernels.c", "kernels.h", "variant.h"} <= expected

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops import steps as step_functions
-from econmt_ops.masking import padding_mask, zero_padding
-from econmt_ops.operators import custom_op
-from econmt_ops.precision import explicit_casts
-from econmt_ops.scores import ScoreGradients, Scores, clean_keys
+from econmt_ops.additive_attention.scores import ScoreGradients, Scores, clean_keys
+from econmt_ops.backends import steps as step_functions
+from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.precision import explicit_casts
+from econmt_ops.dispatch.registration import custom_op
 
 _ARGUMENTS = (
     "Tensor query, Tensor keys, Tensor values, Tensor score_weight, Tensor? gain, Tensor? shift, Tensor? lengths, "

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.masking import padding_mask, zero_padding
-from econmt_ops.precision import accumulate_dtype
+from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.precision import accumulate_dtype
 
 LAYER_NORM_EPSILON = 1e-5
 

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops import native
+from econmt_ops.additive_attention.scores import ScoreGradients
 from econmt_ops.attentional_lstm.problem import Problem
-from econmt_ops.blocks import add_outer, previous, reaches, scan_cells, split_rows
-from econmt_ops.low_rank import (
+from econmt_ops.backends import c as native
+from econmt_ops.backends.steps import EAGER, Workspace, activate, activate_
+from econmt_ops.core.chunks import add_outer, previous, reaches, scan_cells, split_rows
+from econmt_ops.core.gemm import add_rows
+from econmt_ops.core.low_rank import (
     add_gradient,
     add_linear,
     columns,
@@ -24,11 +27,8 @@ from econmt_ops.low_rank import (
     linear,
     thin_of,
 )
-from econmt_ops.lstm.products import add_rows
-from econmt_ops.repeated import add_repeated
-from econmt_ops.scores import ScoreGradients
-from econmt_ops.steps import EAGER, Workspace, activate, activate_
-from econmt_ops.weights import Matrix
+from econmt_ops.core.repeated import add_repeated
+from econmt_ops.core.weights import Matrix
 
 
 class Stash(NamedTuple):

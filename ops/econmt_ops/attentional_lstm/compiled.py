@@ -1,4 +1,4 @@
-"""The recomputing attentional LSTM with its inner steps compiled by torch.compile; see `econmt_ops.steps.compiled`."""
+"""The recomputing attentional LSTM with its inner steps compiled by torch.compile."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops import native
 from econmt_ops.attentional_lstm.problem import Problem
-from econmt_ops.blocks import reaches, split_blocks
-from econmt_ops.precision import accumulate_dtype
-from econmt_ops.steps import EAGER, Workspace, activate, tanh_
+from econmt_ops.backends import c as native
+from econmt_ops.backends.steps import EAGER, Workspace, activate, tanh_
+from econmt_ops.core.chunks import reaches, split_blocks
+from econmt_ops.core.precision import accumulate_dtype
 
 
 class Result(NamedTuple):

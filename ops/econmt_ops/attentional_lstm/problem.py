@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.blocks import split_blocks, split_rows
-from econmt_ops.dropout import apply_dropout, layer_keep_masks
-from econmt_ops.linear.packed import is_available
-from econmt_ops.low_rank import LowRankProduct, columns, joined, linear, product_of
-from econmt_ops.lstm.products import Product
-from econmt_ops.masking import padding_mask, zero_padding
-from econmt_ops.precision import accumulate_dtype
-from econmt_ops.repeated import look_up
-from econmt_ops.scores import Scores
-from econmt_ops.steps import Steps
-from econmt_ops.weights import AnyLSTMWeights, Matrix, cast_weights
+from econmt_ops.additive_attention.scores import Scores
+from econmt_ops.backends.steps import Steps
+from econmt_ops.core.chunks import split_blocks, split_rows
+from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.core.gemm import Product
+from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.low_rank import LowRankProduct, columns, joined, linear, product_of
+from econmt_ops.core.packed import is_available
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.repeated import look_up
+from econmt_ops.core.weights import AnyLSTMWeights, Matrix, cast_weights
 
 
 class Options(NamedTuple):

@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops import steps as step_functions
-from econmt_ops.accounting import layer
 from econmt_ops.additive_attention.recompute import additive_attention
 from econmt_ops.additive_attention.reference import attend
+from econmt_ops.additive_attention.scores import clean_keys
 from econmt_ops.attentional_lstm.backward import Backward, Gradients, Incoming, Stash
 from econmt_ops.attentional_lstm.forward import empty_result, run_forward
 from econmt_ops.attentional_lstm.problem import Options, Problem
-from econmt_ops.blocks import reaches
-from econmt_ops.low_rank import layers_of_tensors, tensors_of_matrices
+from econmt_ops.backends import steps as step_functions
+from econmt_ops.core.chunks import reaches
+from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_matrices
+from econmt_ops.core.precision import accumulate_dtype, explicit_casts
+from econmt_ops.core.repeated import Inputs, Repeated, values_of
+from econmt_ops.core.scopes import layer
+from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState
+from econmt_ops.dispatch.registration import custom_op
 from econmt_ops.lstm.recompute import lstm
-from econmt_ops.masking import padding_mask, zero_padding
-from econmt_ops.operators import custom_op
-from econmt_ops.precision import accumulate_dtype, explicit_casts
-from econmt_ops.repeated import Inputs, Repeated, values_of
-from econmt_ops.scores import clean_keys
-from econmt_ops.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState
 
 _ARGUMENTS = (
     "Tensor inputs, Tensor keys, Tensor values, Tensor[] input_weights, Tensor[] hidden_weights, Tensor[] biases, "

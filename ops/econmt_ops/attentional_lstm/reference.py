@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops import accounting
 from econmt_ops.additive_attention.reference import additive_scores, attend
-from econmt_ops.dropout import apply_dropout, layer_keep_masks
-from econmt_ops.lstm.reference import lstm, lstm_cell
-from econmt_ops.masking import padding_mask, zero_padding
-from econmt_ops.precision import accumulate_dtype
-from econmt_ops.weights import (
+from econmt_ops.core import scopes as accounting
+from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.weights import (
     AnyLSTMWeights,
     AttentionalLSTMState,
     AttentionalLSTMWeights,
     LowRank,
     LowRankLSTMWeights,
 )
+from econmt_ops.lstm.reference import lstm, lstm_cell
 
 
 class _Attention:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from econmt_ops.checks import Shapes
-from econmt_ops.precision import compute_dtype, explicit_casts
-from econmt_ops.select import Candidate, Problem, implementations, run
+from econmt_ops.core.precision import compute_dtype, explicit_casts
+from econmt_ops.core.shapes import Shapes
+from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
 
 LAYOUTS = ("row", "column", "transposed", "packed")
 
@@ -31,7 +31,7 @@ def linear(
             transpose, a view whose columns are contiguous; "transposed" computes Y = X V from V = W^T stored by rows,
             which costs nothing if `weight` is the transposed view of such a V; "packed" lets oneDNN pack W (on the CPU
             in float32 and bfloat16, elsewhere as "row"); "auto" takes what was measured to be fastest (see
-            `econmt_ops.select`), or "row".
+            `econmt_ops.dispatch.select`), or "row".
         implementation: "auto" or the name of one.
 
     Returns:

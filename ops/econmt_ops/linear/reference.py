@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.linear.packed import packed_linear
+from econmt_ops.core.packed import packed_linear
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, layout: str) -> Tensor:

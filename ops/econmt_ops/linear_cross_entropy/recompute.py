@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from econmt_ops import native
-from econmt_ops.blocks import add_outer
-from econmt_ops.lstm.products import Product
-from econmt_ops.operators import custom_op
-from econmt_ops.precision import accumulate_dtype
-from econmt_ops.steps import EAGER, Steps, steps
+from econmt_ops.backends import c as native
+from econmt_ops.backends.steps import EAGER, Steps, steps
+from econmt_ops.core.chunks import add_outer
+from econmt_ops.core.gemm import Product
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.dispatch.registration import custom_op
 
 CHUNK_BYTES = 32 << 20
 """The workspace for the logits of one chunk, in the accumulate type."""

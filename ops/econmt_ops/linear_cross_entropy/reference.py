@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.precision import accumulate_dtype
+from econmt_ops.core.precision import accumulate_dtype
 
 
 def linear_cross_entropy(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from econmt_ops.checks import Shapes
-from econmt_ops.precision import accumulate_dtype, explicit_casts
-from econmt_ops.select import Candidate, Problem, implementations, run
+from econmt_ops.core.precision import accumulate_dtype, explicit_casts
+from econmt_ops.core.shapes import Shapes
+from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
 
 _IMPLEMENTATIONS = implementations(__name__, "linear_recurrence")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt_ops.checks import Shapes, check_dropout
+from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
+from econmt_ops.core.repeated import Inputs, Repeated, check_inputs, expanded, values_of
+from econmt_ops.core.shapes import Shapes, check_dropout
+from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMState, cast_weights
+from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
 from econmt_ops.lstm.schedule import is_light
-from econmt_ops.precision import accumulate_dtype, compute_dtype, explicit_casts
-from econmt_ops.repeated import Inputs, Repeated, check_inputs, expanded, values_of
-from econmt_ops.select import Candidate, Problem, implementations, run
-from econmt_ops.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMState, cast_weights
 
 _IMPLEMENTATIONS = implementations(__name__, "lstm")
 _BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")

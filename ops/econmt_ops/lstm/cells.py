@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops import native, steps
+from econmt_ops.backends import c as native
+from econmt_ops.backends import steps
 
 
 class _InPlace:

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops import steps as step_functions
-from econmt_ops.blocks import reaches, scan_cells, split_blocks
-from econmt_ops.low_rank import add_gradient, gradient_of, product_of, tensors_of_matrices
+from econmt_ops.backends import steps as step_functions
+from econmt_ops.core.chunks import reaches, scan_cells, split_blocks
+from econmt_ops.core.gemm import add_rows
+from econmt_ops.core.low_rank import add_gradient, gradient_of, product_of, tensors_of_matrices
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.repeated import add_repeated, clean_rows, look_up
+from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LSTMWeights, cast_weights
 from econmt_ops.lstm.cells import cells as cell_functions
-from econmt_ops.lstm.products import add_rows
 from econmt_ops.lstm.reference import STEPWISE, closed_gates, layer_by_torch
 from econmt_ops.lstm.schedule import Schedule
 from econmt_ops.lstm.thin import ThinSteps
-from econmt_ops.precision import accumulate_dtype
-from econmt_ops.repeated import add_repeated, clean_rows, look_up
-from econmt_ops.weights import AnyLSTMWeights, LowRank, LSTMWeights, cast_weights
 
 
 class Direction:

@@ -18,20 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops.blocks import reaches, split_blocks
-from econmt_ops.dropout import derive_seed
-from econmt_ops.dropout import dropout as drop_units
-from econmt_ops.low_rank import layers_of_tensors, tensors_of_matrices
+from econmt_ops.core.chunks import reaches, split_blocks
+from econmt_ops.core.dropout import derive_seed
+from econmt_ops.core.dropout import dropout as drop_units
+from econmt_ops.core.lengths import padding_mask, reverse_rows, zero_padding
+from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_matrices
+from econmt_ops.core.precision import accumulate_dtype, explicit_casts
+from econmt_ops.core.repeated import Inputs, Repeated, expanded, values_of
+from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
+from econmt_ops.dispatch.registration import custom_op
 from econmt_ops.lstm.direction import Direction
 from econmt_ops.lstm.reference import last_outputs
 from econmt_ops.lstm.schedule import Schedule, default_schedule
 from econmt_ops.lstm.together import run_all, walk_both, walk_both_back, walks_together
 from econmt_ops.lstm.wavefront import run_stack
-from econmt_ops.masking import padding_mask, reverse_rows, zero_padding
-from econmt_ops.operators import custom_op
-from econmt_ops.precision import accumulate_dtype, explicit_casts
-from econmt_ops.repeated import Inputs, Repeated, expanded, values_of
-from econmt_ops.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 
 _ARGUMENTS = (
     "Tensor inputs, Tensor[] weights, Tensor[] recurrents, Tensor[] biases, Tensor[] first_h, Tensor[] first_c, "

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from econmt_ops.dropout import apply_dropout, layer_keep_masks
-from econmt_ops.low_rank import linear, linear_add
+from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.core.lengths import padding_mask, reverse_rows, zero_padding
+from econmt_ops.core.low_rank import linear, linear_add
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.lstm.cudnn import cudnn_lstm
-from econmt_ops.masking import padding_mask, reverse_rows, zero_padding
-from econmt_ops.precision import accumulate_dtype
-from econmt_ops.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMState, LSTMWeights
 
 _CLOSED = 1e4
 """What the gates read at padded positions; sigmoid(-1e4) is 0 and sigmoid(1e4) is 1 in every floating point

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from econmt_ops.lstm.products import LAYOUTS
-from econmt_ops.precision import accumulate_dtype
+from econmt_ops.core.gemm import LAYOUTS
+from econmt_ops.core.precision import accumulate_dtype
 
 POINTWISE = ("in-place", "compiled")
 ORDERS = ("layers", "wavefront")
@@ -32,7 +32,7 @@ class Schedule(NamedTuple):
     Attributes:
         pointwise: what is not a product: "in-place", or "compiled" into one pass by torch.compile.
         weights: how the weights of the small products lie in memory: "row" as they are, "transposed", or "packed"
-            into the blocks that oneDNN reads; see `econmt_ops.lstm.products`.
+            into the blocks that oneDNN reads; see `econmt_ops.core.gemm`.
         order: "layers", one after the other, or "wavefront": the cells (layer l, step t) with equal l + t together, in
             one batched product.
         directions: of a layer that reads both ways: "apart", one after the other; "together", the n-th steps of both in

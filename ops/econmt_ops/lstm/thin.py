@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from econmt_ops import native
-from econmt_ops import steps as step_functions
+from econmt_ops.backends import c as native
+from econmt_ops.backends import steps as step_functions
+from econmt_ops.core.weights import LowRank
 from econmt_ops.lstm.cells import cells as cell_functions
-from econmt_ops.weights import LowRank
 
 _TOGETHER = 8
 """Steps in one compiled function. The rest of a block's steps run in place."""

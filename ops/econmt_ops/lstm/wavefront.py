@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt_ops.blocks import add_outer
-from econmt_ops.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.core.chunks import add_outer
+from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.core.gemm import Product, add_rows
+from econmt_ops.core.lengths import padding_mask, reverse_rows
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.weights import LSTMState, LSTMWeights
+from econmt_ops.dispatch.registration import custom_op
 from econmt_ops.lstm.cells import cells as cell_functions
-from econmt_ops.lstm.products import Product, add_rows
 from econmt_ops.lstm.reference import closed_gates
 from econmt_ops.lstm.schedule import Schedule
-from econmt_ops.masking import padding_mask, reverse_rows
-from econmt_ops.operators import custom_op
-from econmt_ops.precision import accumulate_dtype
-from econmt_ops.weights import LSTMState, LSTMWeights
 
 _ARGUMENTS = (
     "Tensor inputs, Tensor[] weights, Tensor[] recurrents, Tensor[] biases, Tensor[] first_h, Tensor[] first_c, "

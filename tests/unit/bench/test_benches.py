@@ -16,8 +16,8 @@ from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 from econmt.training.choice import Shape
-from econmt_ops import select
-from econmt_ops.timing import Timing
+from econmt_ops.dispatch import select
+from econmt_ops.dispatch.timing import Timing
 
 CPU = torch.device("cpu")
 SMALL = (

@@ -8,7 +8,7 @@ import pytest
 
 from econmt.bench import choice, layout
 from econmt.bench.choice import Entry
-from econmt_ops import select
+from econmt_ops.dispatch import select
 from tests.unit.cli.conftest import Call
 
 SMALL = ("model.embedding=6", "model.encoder.size=8", "model.decoder.size=8", "model.attention.size=5")

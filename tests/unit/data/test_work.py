@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt.data.work import Work, work_of
-from econmt.memory.flops import count_flops
+from econmt.memory.measure.flops import count_flops
 from econmt.model import Implementations, build_model
 from econmt.recipe import load_recipe
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from econmt.memory.ledger import Ledger, Moment, TensorAtPeak
-from econmt.memory.profiling import Profile, Shape, Technique
-from econmt.memory.report import Report
+from econmt.memory.measure.ledger import Ledger, Moment, TensorAtPeak
+from econmt.memory.report.profiling import Profile, Shape, Technique
+from econmt.memory.report.tables import Report
 from econmt.model import Implementations
 
 SHAPE = Shape(4, 30, 20)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from econmt import recipe
-from econmt.memory.estimate import CUBLAS_WORKSPACE, estimate_step, make_optimizer
-from econmt.memory.ledger import Ledger, give_state, measure_step
+from econmt.memory.estimate.step import CUBLAS_WORKSPACE, estimate_step, make_optimizer
+from econmt.memory.measure.ledger import Ledger, give_state, measure_step
 from econmt.model import Implementations, build_model, translation
 from econmt.recipe import Recipe, load_recipe
 from econmt.training import optimizers
-from econmt_ops.select import rules_only
+from econmt_ops.dispatch.select import rules_only
 
 VOCABULARY = 97
 SMALL = ("model.embedding=16", "model.encoder.size=32", "model.decoder.size=32", "model.attention.size=48")

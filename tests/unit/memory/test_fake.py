@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from econmt.memory.fake import REPLACEMENTS, CuDNN, onednn_workspace
-from econmt.memory.tracker import Tracker
+from econmt.memory.estimate.fake import REPLACEMENTS, CuDNN, onednn_workspace
+from econmt.memory.measure.tracker import Tracker
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from econmt.memory.fit import MOST_ROWS, demand, fit, largest_batch
-from econmt.memory.ledger import Ledger
-from econmt.memory.profiling import Shape, Technique, Workload, estimate
+from econmt.memory.measure.ledger import Ledger
+from econmt.memory.plan.fit import MOST_ROWS, demand, fit, largest_batch
+from econmt.memory.report.profiling import Shape, Technique, Workload, estimate
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 
@@ -104,7 +104,7 @@ def test_each_batch_is_estimated_once_for_its_device(monkeypatch: pytest.MonkeyP
         asked.append((shape, device))
         return Ledger(peak=shape.rows, allocated=shape.rows, reserved=1000 + 64 * (shape.rows // 8))
 
-    monkeypatch.setattr("econmt.memory.fit.estimate", fake)
+    monkeypatch.setattr("econmt.memory.plan.fit.estimate", fake)
     workload = Workload(load_recipe("quickstart", SMALL), 40, 50)
     technique = Technique("reference", Implementations(), torch.float32)
     found = fit(workload, technique, (30, 20), 1000 + 64 * 10, "cuda", start=64)

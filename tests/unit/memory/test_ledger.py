@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from econmt import recipe
-from econmt.memory.ledger import (
+from econmt.memory.measure.ledger import (
     CATEGORIES,
     LAYERS,
     Ledger,
@@ -22,10 +22,10 @@ from econmt.memory.ledger import (
     measure_step,
     track_step,
 )
-from econmt.memory.report import format_bytes, table
-from econmt.memory.tracker import Tracker
+from econmt.memory.measure.tracker import Tracker
+from econmt.memory.report.tables import format_bytes, table
 from econmt.model import Implementations, TranslationModel, layers
-from econmt_ops.accounting import layer
+from econmt_ops.core.scopes import layer
 from econmt_ops.optimizer import FusedOptimizer
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from econmt.memory import charts
-from econmt.memory.charts import Bar, Part
-from econmt.memory.ledger import CATEGORIES, LAYERS, Moment
-from econmt.memory.page import best_of, page
-from econmt.memory.report import format_bytes, thin
+from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Moment
+from econmt.memory.report import charts
+from econmt.memory.report.charts import Bar, Part
+from econmt.memory.report.page import best_of, page
+from econmt.memory.report.tables import format_bytes, thin
 from tests.unit.memory.samples import make_ledger, make_profile, make_report
 
 VOID = {"meta", "br", "input", "hr", "img", "link"}

@@ -18,20 +18,29 @@ from hypothesis import strategies as st
 from econmt.data.batches import Batch, BatchShape, pad_batch
 from econmt.decoding.search import SearchOptions, beam_search, output_limits
 from econmt.errors import InputError
-from econmt.memory import budget as budgets
-from econmt.memory.budget import AUTO_SHARE, budget_bytes, group_room, nearest_budget, size_text
-from econmt.memory.ledger import measure_step
-from econmt.memory.peaks import Peaks
-from econmt.memory.plan import RESERVE, Allotment, Plan, Planner, describe, estimator, plan_table, usable
-from econmt.memory.prices import PRICES, settings
-from econmt.memory.profiling import Shape
-from econmt.memory.search import estimate_search, search_rows
-from econmt.memory.tracker import Tracker
+from econmt.memory.estimate.search import estimate_search, search_rows
+from econmt.memory.measure.ledger import measure_step
+from econmt.memory.measure.tracker import Tracker
+from econmt.memory.plan.limits import AUTO_SHARE, budget_bytes, group_room, nearest_budget, size_text
+from econmt.memory.plan.peaks import Peaks
+from econmt.memory.plan.planner import (
+    RESERVE,
+    Allotment,
+    Plan,
+    Planner,
+    describe,
+    estimator,
+    plan_table,
+    usable,
+)
+from econmt.memory.plan.planner import limits as budgets
+from econmt.memory.plan.prices import PRICES, settings
+from econmt.memory.report.profiling import Shape
 from econmt.model import Implementations, IncrementalModel, build_model
 from econmt.recipe import Recipe, load_recipe
 from econmt.training.optimizers import make_optimizer
 from econmt.typed_yaml import parse_size
-from econmt_ops.select import rules_only
+from econmt_ops.dispatch.select import rules_only
 
 AUTO = Implementations()
 LEAN = Implementations("recompute", "recompute", "recompute", "outputs")

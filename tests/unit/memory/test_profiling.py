@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt.memory import profiling
-from econmt.memory.ledger import Ledger
-from econmt.memory.machine import describe_machine, free_memory, processor_name
-from econmt.memory.profiling import (
+from econmt.memory.measure.ledger import Ledger
+from econmt.memory.measure.machine import describe_machine, free_memory, processor_name
+from econmt.memory.report.profiling import (
     Shape,
     Step,
     Technique,
@@ -24,6 +23,7 @@ from econmt.memory.profiling import (
     rows_that_fit,
     techniques,
 )
+from econmt.memory.report.tables import profiling
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 
@@ -269,7 +269,7 @@ def test_the_machine_is_described() -> None:
 
 
 def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from econmt.memory import machine
+    from econmt.memory.measure import machine
 
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Abacus (R) 3\nmodel name\t: other\n")
     (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:    17 kB\n")

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from econmt.memory.fit import Fit
-from econmt.memory.ledger import Ledger, Moment, TensorAtPeak
-from econmt.memory.report import (
+from econmt.memory.measure.ledger import Ledger, Moment, TensorAtPeak
+from econmt.memory.plan.fit import Fit
+from econmt.memory.report.tables import (
     comparison_table,
     faster,
     fit_data,

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from econmt.memory.tracker import Tracker
+from econmt.memory.measure.tracker import Tracker
 from econmt_ops import LSTMWeights, lstm
-from econmt_ops.accounting import layer
+from econmt_ops.core.scopes import layer
 
 CPU = torch.device("cpu")
 

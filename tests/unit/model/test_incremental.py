@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.model import IncrementalModel, IncrementalState, TranslationModel, incremental
+from econmt.model import IncrementalModel, IncrementalState, TranslationModel
+from econmt.model.inference import decoder as incremental
 from tests.unit.model.test_translation import VOCABULARY, make_batch, make_config, make_model
 
 KINDS = pytest.mark.parametrize(

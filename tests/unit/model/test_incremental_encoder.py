@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt.model.incremental_encoder import LaidOutEncoder
+from econmt.model.inference.encoder import LaidOutEncoder
 from tests.unit.model.test_translation import make_batch, make_config, make_model
 
 KINDS = pytest.mark.parametrize(

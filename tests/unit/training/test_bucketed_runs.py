@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from econmt.data.batches import Batch
-from econmt.memory.plan import Allotment, Planner
+from econmt.memory.plan.planner import Allotment, Planner
 from econmt.model import Implementations
 from econmt.training import trainer as module
 from econmt.training.devices import trims_batches

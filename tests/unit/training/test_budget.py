@@ -12,9 +12,9 @@ import torch
 from econmt.data.batches import Batch
 from econmt.decoding.translator import Translator
 from econmt.errors import InputError, TrainingError
-from econmt.memory.budget import AUTO_SHARE
-from econmt.memory.plan import Allotment, Plan, Planner
-from econmt.memory.tracker import Tracker
+from econmt.memory.measure.tracker import Tracker
+from econmt.memory.plan.limits import AUTO_SHARE
+from econmt.memory.plan.planner import Allotment, Plan, Planner
 from econmt.model import Implementations
 from econmt.training.budget import Budget, is_out_of_memory
 from econmt.training.checkpoints import load_state
@@ -418,15 +418,15 @@ def test_auto_is_what_the_device_has(
     make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
-    monkeypatch.setattr("econmt.memory.budget.free_memory", lambda device: 10**9)
-    monkeypatch.setattr("econmt.memory.budget.group_room", lambda: None)
+    monkeypatch.setattr("econmt.memory.plan.limits.free_memory", lambda device: 10**9)
+    monkeypatch.setattr("econmt.memory.plan.limits.group_room", lambda: None)
     run = make_run("training.memory_budget=auto", "training.max_updates=2")
     trainer = run.trainer()
     weights = sum(parameter.nbytes for parameter in trainer.parameters.values())
     assert plan_of(trainer).budget == int(AUTO_SHARE * (10**9 + weights))
     run.train()
     # A run that goes on keeps its plan, though other programs have come and gone.
-    monkeypatch.setattr("econmt.memory.budget.free_memory", lambda device: 10**8)
+    monkeypatch.setattr("econmt.memory.plan.limits.free_memory", lambda device: 10**8)
     assert plan_of(run.trainer()).budget == plan_of(trainer).budget
     # Unless the machine is another one.
     monkeypatch.setattr("econmt.training.budget.total_memory", lambda device: 10**9)

@@ -21,8 +21,8 @@ from econmt.training.choice import (
     saved_choice,
     settle,
 )
-from econmt_ops import select
-from econmt_ops.measurements import Measurement, Record
+from econmt_ops.dispatch import select
+from econmt_ops.dispatch.measurements import Measurement, Record
 from tests.unit.training.tiny import Run
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from econmt.data.batches import Batch
-from econmt.memory.plan import Allotment, Planner
+from econmt.memory.plan.planner import Allotment, Planner
 from econmt.model import Implementations, layers
 from econmt.training.budget import divide
 from econmt.training.trainer import Trainer

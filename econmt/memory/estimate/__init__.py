@@ -1,0 +1,3 @@
+"""The same, predicted without running anything."""
+
+from __future__ import annotations

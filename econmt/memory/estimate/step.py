@@ -1,0 +1,124 @@
+"""The ledger of a training step, predicted: no data, no GPU and next to no memory.
+
+The step runs under a Tracker as a measured one does, but on fake tensors, which have
+shapes and no values. What depends on values is taken at its worst: every row is full, and words repeat just as often
+as it takes for each to be multiplied once.
+
+For ``device="cuda"`` the fake tensors are those of a CPU, because PyTorch without CUDA has no others, and the rest is
+assumed: sizes are rounded to blocks of 512 bytes and the caching allocator's segments are simulated; cuBLAS has the
+workspaces that PyTorch gives it; the LSTMs of PyTorch run in cuDNN, which is taken to keep gates, cell states and
+outputs of every step and to work in the gates of one layer.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from econmt import recipe as schema
+from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
+from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, CuDNN
+from econmt.memory.measure.ledger import Ledger, give_state, track_step
+from econmt.memory.measure.tracker import Storage, Tracker
+from econmt.model import Implementations, TranslationModel, build_model
+from econmt_ops.dispatch.select import rules_only
+from econmt_ops.optimizer import FusedOptimizer
+
+CUBLAS_WORKSPACE = 2 * (32 << 20)
+"""Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0; others get 8.1 MiB for each 32.
+
+Twice, because a workspace belongs to a handle and a handle to a thread (ATen/cuda/CublasHandlePool.cpp): backward
+passes on a GPU have a thread of their own. Both stay from the first step on.
+"""
+
+_CPU = torch.device("cpu")
+
+
+def estimate_step(
+    recipe: schema.Recipe,
+    source_size: int,
+    target_size: int,
+    shape: tuple[int, int, int],
+    device: str = "cpu",
+    *,
+    precision: torch.dtype | None = None,
+    implementations: Implementations | None = None,
+) -> Ledger:
+    """Predict the ledger of a training step: what ``measure_step`` would measure, without times.
+
+    With ``training.update_interval`` above 1 it is a later batch of an update, which finds gradients to add to.
+
+    Args:
+        recipe: its model, ops and training sections.
+        source_size: source vocabulary, special symbols counted.
+        target_size: target vocabulary.
+        shape: (B, S, T): sentence pairs, source positions, target positions.
+        device: "cpu" or "cuda".
+        precision: of products and feature maps; None: as the recipe says, "auto" being float32.
+        implementations: instead of those that the recipe asks for.
+
+    Returns:
+        The ledger; on cuda with ``allocated`` and ``reserved``, and sizes in whole blocks.
+    """
+    cuda = device == "cuda"
+    if precision is None:
+        precision = torch.bfloat16 if recipe.training.precision == "bfloat16" else torch.float32
+    batch, source_length, target_length = shape
+    smoothing = recipe.training.label_smoothing
+    with FakeTensorMode(), CuDNN() if cuda else nullcontext(), rules_only(device):
+        model = build_model(recipe, source_size, target_size).train()
+        if implementations is not None:
+            model.implementations = implementations
+        optimizer = make_optimizer(model, recipe.training.optimizer)
+        give_state(optimizer)
+        source, target_input, target_output = (
+            torch.ones(batch, length, dtype=torch.int64)
+            for length in (source_length, target_length, target_length)
+        )
+        lengths = torch.ones(batch, dtype=torch.int64)
+
+        def loss() -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
+                total = model.loss(source, lengths, target_input, target_output, smoothing)
+            return total / (batch * target_length)
+
+        tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)
+        workspaces = cublas_workspaces(tracker) if cuda else []
+        accumulating = recipe.training.update_interval > 1
+        ledger = track_step(tracker, model, loss, optimizer, optimizer.step, accumulating=accumulating)
+        del workspaces
+    ledger.tokens = batch * target_length
+    ledger.device = device
+    if cuda:
+        allocator = simulate(tracker)
+        ledger.allocated, ledger.reserved = allocator.peak_allocated, allocator.peak_reserved
+    return ledger
+
+
+def cublas_workspaces(tracker: Tracker) -> list[Tensor]:
+    """Stand-ins for what cuBLAS has taken before the step, to be kept while it runs."""
+    found = [torch.empty(CUBLAS_WORKSPACE // 2, dtype=torch.uint8) for _ in range(2)]
+    for workspace in found:
+        tracker.label(workspace, "workspace", "other")
+    return found
+
+
+def make_optimizer(model: TranslationModel, config: schema.Optimizer) -> FusedOptimizer:
+    """The optimizer of a recipe; that of a run is made by ``econmt.training``, above this package."""
+    return FusedOptimizer(model.parameters(), **config.model_dump())
+
+
+def simulate(tracker: Tracker) -> CachingAllocator:
+    """The caching allocator after the allocations that a tracker has seen."""
+    allocator = CachingAllocator()
+    blocks: dict[Storage, tuple[int, int]] = {}
+    for storage, size in [*tracker.before, *((change.storage, change.size) for change in tracker.changes)]:
+        before, address = blocks.pop(storage, (0, 0))
+        if before + size:
+            blocks[storage] = before + size, allocator.allocate(before + size)
+        if before:
+            allocator.free(address)
+    return allocator

@@ -1,0 +1,364 @@
+"""The ledger: where every byte and every millisecond of a training step is, measured.
+
+Bytes come from a Tracker over one whole step: forward pass, backward pass and the
+optimizer's update. A storage is a *feature map* if autograd keeps it for the backward pass and the forward pass made
+it; it counts once, for the layer that kept it first. Parameters never are feature maps, and what the step makes and
+nobody keeps is *workspace*. What was there before the step (the batch) is *other*.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from econmt.memory.estimate.allocator import BLOCK
+from econmt.memory.measure.timing import peak_flops, time_step
+from econmt.memory.measure.tracker import PHASES, Beginning, Storage, Tracker
+from econmt.model import TranslationModel
+
+LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "other")
+CATEGORIES = ("feature maps", "weights", "gradients", "optimizer state", "workspace", "other")
+LARGEST = 20
+"""How many of the largest storages at the peak a ledger names."""
+
+
+class TensorAtPeak(NamedTuple):
+    """A storage alive at the peak: its bytes, shape and dtype, what it is for, and the operator that made it."""
+
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    category: str
+    layer: str
+    operator: str
+
+
+class Moment(NamedTuple):
+    """Live bytes at a moment of a step."""
+
+    milliseconds: float
+    bytes: int
+    phase: str
+
+
+@dataclass
+class Ledger:
+    """The account of one training step.
+
+    Attributes:
+        peak: bytes alive at the peak, everything included.
+        entries: bytes alive at the peak by (category, layer); absent means none. Their sum is ``peak``.
+        stash: by layer, bytes of feature maps kept at the end of the forward pass.
+        timeline: live bytes over the step, a point a change; in an estimate, which has no times, a change counts as a
+            millisecond.
+        largest: the largest storages alive at the peak, largest first.
+        milliseconds: by (phase, layer); empty in an estimate.
+        tokens: target tokens of the step.
+        flops: floating point operations of the step's matrix products, recomputed ones included.
+        seconds: of the whole step, 0 if it was not timed.
+        device: "cpu" or "cuda".
+        peak_flops_per_second: what the device can do in the precision of the step; None if unknown.
+        allocated, reserved: the peaks of CUDA's caching allocator, measured or, in an estimate, simulated; None on
+            the CPU, which has none.
+    """
+
+    peak: int = 0
+    entries: Counter[tuple[str, str]] = field(default_factory=Counter)
+    stash: Counter[str] = field(default_factory=Counter)
+    timeline: list[Moment] = field(default_factory=list)
+    largest: list[TensorAtPeak] = field(default_factory=list)
+    milliseconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    tokens: int = 0
+    flops: int = 0
+    seconds: float = 0.0
+    device: str = "cpu"
+    peak_flops_per_second: float | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+
+    def category(self, category: str) -> int:
+        """Bytes of one category at the peak, over all layers."""
+        return sum(size for (kind, _), size in self.entries.items() if kind == category)
+
+    def layer(self, layer: str) -> int:
+        """Bytes of one layer at the peak, over all categories."""
+        return sum(size for (_, name), size in self.entries.items() if name == layer)
+
+    @property
+    def total(self) -> int:
+        """The sum of all entries, which is the peak."""
+        return sum(self.entries.values())
+
+    @property
+    def stashed(self) -> int:
+        """Bytes of feature maps kept at the end of the forward pass."""
+        return sum(self.stash.values())
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Target tokens a second; None if the step was not timed."""
+        return self.tokens / self.seconds if self.seconds else None
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """Floating point operations a second; None if the step was not timed."""
+        return self.flops / self.seconds if self.seconds else None
+
+    @property
+    def share_of_peak(self) -> float | None:
+        """Which share of what the device can do the step did; None if either is unknown."""
+        done = self.flops_per_second
+        return (
+            None if done is None or self.peak_flops_per_second is None else done / self.peak_flops_per_second
+        )
+
+    def phase(self, phase: str) -> float:
+        """Milliseconds of one phase, over all layers."""
+        return sum(value for (name, _), value in self.milliseconds.items() if name == phase)
+
+
+class Optimizer(Protocol):
+    """What an account needs of an optimizer: those of `torch.optim`, and those of ``econmt.training``."""
+
+    @property
+    def state(self) -> MutableMapping[Any, dict[str, Any]]:
+        """Of each parameter."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Parameters under "params"."""
+
+    def step(self) -> object:
+        """Updates them."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets their gradients."""
+
+
+def measure_step(
+    model: TranslationModel,
+    loss: Callable[[], Tensor],
+    optimizer: Optimizer,
+    tokens: int,
+    *,
+    clip: Callable[[], object] | None = None,
+    accumulating: bool = False,
+    timed: bool = True,
+    repeats: int = 1,
+) -> Ledger:
+    """Run a training step of a run that is under way, several times, and account for what it takes.
+
+    An optimizer without state gets it first, by an update with zero gradients: only the first step of a run finds
+    none. Bytes and times are measured in different passes, so that following the bytes costs no time. Afterwards the
+    parameters, the buffers, the optimizer and the random states are as they were; gradients are cleared.
+
+    On a GPU the bytes are those that the caching allocator has given out, what operators use and give back inside
+    included; bytes that are no tensor of the step (cuBLAS's workspace, other models) are "other". Functions compiled
+    by torch.compile run uncompiled while bytes are followed.
+
+    Args:
+        model: the model whose parameters ``loss`` uses.
+        loss: computes the scalar training loss of one batch.
+        optimizer: over parameters of ``model``.
+        tokens: target tokens of that batch.
+        clip: clips the gradients before the update.
+        accumulating: count a step that finds gradients to add to, as every batch of an update but its first one.
+        timed: measure times too.
+        repeats: how many whole steps are run for ``seconds``, which is the quickest of them.
+    """
+    device = next(model.parameters()).device
+
+    def update() -> None:
+        if clip is not None:
+            clip()
+        optimizer.step()
+
+    with _put_back(model, optimizer, device):
+        give_state(optimizer)
+        tracker = Tracker(device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            tracker = Tracker(device, block=BLOCK, meter=lambda: _read_allocator(device))
+        ledger = track_step(tracker, model, loss, optimizer, update, accumulating=accumulating)
+        if device.type == "cuda":
+            ledger.allocated, ledger.reserved = ledger.peak, torch.cuda.memory_reserved(device)
+        ledger.tokens = tokens
+        if timed:
+            ledger.milliseconds, ledger.seconds = time_step(
+                loss, update, lambda: optimizer.zero_grad(set_to_none=True), _layers(model), device, repeats
+            )
+            ledger.peak_flops_per_second = peak_flops(device, tracker.precision)
+            _scale(ledger)
+    return ledger
+
+
+def track_step(
+    tracker: Tracker,
+    model: TranslationModel,
+    loss: Callable[[], Tensor],
+    optimizer: Optimizer,
+    update: Callable[[], object],
+    *,
+    accumulating: bool = False,
+) -> Ledger:
+    """Run one training step, on real or fake tensors, and account for its bytes; it changes what it changes.
+
+    Args:
+        tracker: follows the bytes.
+        model: as in :func:`measure_step`.
+        loss: as in :func:`measure_step`.
+        optimizer: with its state.
+        update: clips and updates.
+        accumulating: there are gradients already, to add to.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    layers = _layers(model)
+    tracker.nodes.add_parameters(layers)
+    for parameter, layer in layers.items():
+        tracker.label(parameter, "weights", layer)
+        if accumulating:
+            parameter.grad = torch.zeros_like(parameter)
+            tracker.label(parameter.grad, "gradients", layer)
+    _label_state(tracker, optimizer, layers)
+    with tracker.recording():
+        tracker.begin("forward")
+        value = loss()
+        tracker.begin("backward")
+        torch.autograd.backward(value)
+        tracker.begin("optimizer")
+        update()
+        for parameter, layer in layers.items():
+            gradient = parameter.grad
+            if gradient is not None:
+                tracker.label(gradient._values() if gradient.is_sparse else gradient, "gradients", layer)
+        _label_state(tracker, optimizer, layers)
+    return ledger_of(tracker)
+
+
+def ledger_of(tracker: Tracker) -> Ledger:
+    """The ledger of what a tracker has seen, all phases of a step."""
+    peak, moment = tracker.peak()
+    ledger = Ledger(peak=peak, flops=sum(tracker.flops.values()), device=tracker.device.type)
+    alive = tracker.alive(moment)
+    for storage, size in alive.items():
+        ledger.entries[_kind(storage)] += size
+    if tracker.unknown:
+        ledger.entries["other", "other"] += tracker.unknown
+    hidden = tracker.hidden.get(moment)
+    if hidden is not None:
+        ledger.entries["workspace", hidden.layer] += hidden.size
+        inside = TensorAtPeak(
+            hidden.size, (hidden.size,), "uint8", "workspace", hidden.layer, hidden.operator
+        )
+        ledger.largest.append(inside)
+    for storage in sorted(alive, key=alive.__getitem__, reverse=True)[:LARGEST]:
+        category, layer = _kind(storage)
+        dtype = str(storage.dtype).removeprefix("torch.")
+        ledger.largest.append(
+            TensorAtPeak(alive[storage], storage.shape, dtype, category, layer, storage.operator)
+        )
+    ledger.largest = sorted(ledger.largest, key=itemgetter(0), reverse=True)[:LARGEST]
+    for storage, size in tracker.alive(tracker.begins["backward"].changes).items():
+        category, layer = _kind(storage)
+        if category == "feature maps":
+            ledger.stash[layer] += size
+    ledger.timeline = _timeline(tracker)
+    return ledger
+
+
+def _timeline(tracker: Tracker) -> list[Moment]:
+    """A point at the beginning of each phase, one after each change, and one at the end."""
+    live = list(tracker.live())
+    ends = [*tracker.begins.values(), Beginning(tracker.seconds, len(tracker.changes))]
+    points = []
+    for (phase, begin), end in zip(tracker.begins.items(), ends[1:], strict=True):
+        points.append(Moment(1000.0 * begin.seconds, live[begin.changes], phase))
+        points += [
+            Moment(1000.0 * tracker.changes[number].seconds, live[number + 1], phase)
+            for number in range(begin.changes, end.changes)
+        ]
+    return [*points, Moment(1000.0 * tracker.seconds, live[-1], PHASES[-1])]
+
+
+def _kind(storage: Storage) -> tuple[str, str]:
+    """Category and layer of a storage."""
+    if storage.category is not None:
+        return storage.category, storage.layer
+    if not storage.operator:
+        return "other", "other"
+    if storage.kept_by is not None:
+        return "feature maps", storage.kept_by
+    return "workspace", storage.layer
+
+
+def _layers(model: TranslationModel) -> dict[Tensor, str]:
+    names = model.parameter_layers()
+    return {parameter: names[name] for name, parameter in model.named_parameters()}
+
+
+def _label_state(tracker: Tracker, optimizer: Optimizer, layers: dict[Tensor, str]) -> None:
+    for parameter, state in optimizer.state.items():
+        for part in state.values():
+            if isinstance(part, Tensor):
+                tracker.label(part, "optimizer state", layers.get(parameter, "other"))
+
+
+def give_state(optimizer: Optimizer) -> None:
+    """Let an optimizer without state make it, by an update with zero gradients; gradients are left cleared."""
+    if not optimizer.state:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def _put_back(model: nn.Module, optimizer: Optimizer, device: torch.device) -> Iterator[None]:
+    """Put parameters, buffers, the optimizer's state and the random states back; clear the gradients."""
+    tensors = [*model.parameters(), *model.buffers()]
+    had_state = bool(optimizer.state)
+    for state in optimizer.state.values():
+        tensors += [part for part in state.values() if isinstance(part, Tensor)]
+    # On the CPU, where copies of a GPU's tensors are in nobody's way.
+    copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            optimizer.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    tensor.copy_(copy)
+            if not had_state:
+                optimizer.state.clear()
+
+
+def _read_allocator(device: torch.device) -> tuple[int, int]:
+    """Bytes that CUDA's allocator has given out, now and at most since the last call."""
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device), peak
+
+
+def _scale(ledger: Ledger) -> None:
+    """Stretch the timeline's phases, which following the bytes made longer, to the times measured without."""
+    points = ledger.timeline
+    first = {moment.phase: moment.milliseconds for moment in reversed(points)}
+    ends = (first["backward"], first["optimizer"], points[-1].milliseconds)
+    now, scaled = 0.0, []
+    for phase, end in zip(PHASES, ends, strict=True):
+        factor = ledger.phase(phase) / (end - first[phase])
+        for point in points:
+            if point.phase == phase:
+                stamp = now + factor * (point.milliseconds - first[phase])
+                scaled.append(point._replace(milliseconds=stamp))
+        now += ledger.phase(phase)
+    ledger.timeline = scaled

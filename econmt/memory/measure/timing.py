@@ -1,0 +1,143 @@
+"""How long each layer takes in each phase of a training step, and what the device could do."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from econmt.memory.measure.tracker import NodeLayers
+from econmt_ops.core import scopes as accounting
+
+
+class _Clock:
+    """Stamps on the time line of a device: of the program on the CPU, of the current stream on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._marks: list[tuple[Any, tuple[str, str] | None]] = []
+
+    def begin(self, what: tuple[str, str] | None) -> None:
+        """From now on the time is spent on ``what``, a (phase, layer); None: on nothing of interest."""
+        if self._marks and self._marks[-1][1] == what:
+            return
+        if self._device.type == "cuda":
+            stamp: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            # The device's stream: that of the program may be another GPU's.
+            stamp.record(torch.cuda.current_stream(self._device))
+        else:
+            stamp = time.perf_counter()
+        self._marks.append((stamp, what))
+
+    def milliseconds(self) -> dict[tuple[str, str], float]:
+        """Milliseconds by (phase, layer)."""
+        _synchronize(self._device)
+        spent: Counter[tuple[str, str]] = Counter()
+        for (begin, what), (end, _) in zip(self._marks, self._marks[1:]):  # noqa: B905 - pairs of neighbours
+            if what is not None:
+                spent[what] += (
+                    begin.elapsed_time(end) if self._device.type == "cuda" else 1000.0 * (end - begin)
+                )
+        return dict(spent)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _nodes(value: Tensor) -> Iterator[Any]:
+    """Every node of the graph that made a tensor."""
+    seen = set()
+    waiting = [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions]
+            yield node
+
+
+def time_step(
+    loss: Callable[[], Tensor],
+    update: Callable[[], object],
+    clear: Callable[[], object],
+    layers: Mapping[Tensor, str],
+    device: torch.device,
+    repeats: int,
+) -> tuple[dict[tuple[str, str], float], float]:
+    """Run training steps and time them.
+
+    Args:
+        loss: the forward pass.
+        update: what follows the backward pass.
+        clear: clears the gradients.
+        layers: of the parameters.
+        device: that computes.
+        repeats: steps without marks between layers, the quickest of which gives the seconds.
+
+    Returns:
+        Milliseconds by (phase, layer) of a step with marks between the layers, and seconds of a step without.
+    """
+    seconds = float("inf")
+    for _ in range(repeats):
+        clear()
+        _synchronize(device)
+        begin = time.perf_counter()
+        torch.autograd.backward(loss())
+        update()
+        _synchronize(device)
+        seconds = min(seconds, time.perf_counter() - begin)
+    clear()
+    return _time_layers(loss, update, layers, device), seconds
+
+
+def _time_layers(
+    loss: Callable[[], Tensor],
+    update: Callable[[], object],
+    layers: Mapping[Tensor, str],
+    device: torch.device,
+) -> dict[tuple[str, str], float]:
+    clock, nodes = _Clock(device), NodeLayers()
+    nodes.add_parameters(layers)
+
+    def enter(layer: str) -> None:
+        nodes.note(layer)
+        clock.begin(("forward", layer))
+
+    enter(accounting.current_layer())
+    with accounting.watching(enter):
+        value = loss()
+    clock.begin(None)
+    for node in _nodes(value):
+        layer = nodes(node)
+        node.register_prehook(lambda _gradients, what=("backward", layer): clock.begin(what))
+    clock.begin(("backward", "other"))
+    with accounting.watching(lambda _: clock.begin(("backward", nodes.running()))):
+        torch.autograd.backward(value)
+    clock.begin(("optimizer", "other"))
+    update()
+    clock.begin(None)
+    return clock.milliseconds()
+
+
+@lru_cache
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating point operations a second that a large matrix product of this type reaches on a device."""
+    size = 8192 if device.type == "cuda" else 768
+    left = torch.rand(size, size, device=device).to(dtype)
+    right = torch.rand(size, size, device=device).to(dtype)
+    seconds = float("inf")
+    with torch.no_grad():
+        for _ in range(4):
+            _synchronize(device)
+            begin = time.perf_counter()
+            torch.mm(left, right)
+            _synchronize(device)
+            seconds = min(seconds, time.perf_counter() - begin)
+    return 2.0 * size**3 / seconds

@@ -1,0 +1,3 @@
+"""How a step is made to fit a number of bytes."""
+
+from __future__ import annotations

@@ -1,0 +1,369 @@
+"""The plan of a run with a byte budget: for each shape of batches, what its step keeps and how many rows it takes.
+
+A batch that does not fit whole, even when least is kept, is divided into micro-batches whose gradients are added up:
+the update stays that of the whole batch. The plan is made before training from estimates, see
+:mod:`econmt.memory.estimate.step`, and corrected if the device runs out of memory all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from rich.table import Table
+
+from econmt.data.batches import Batch, BatchShape
+from econmt.errors import InputError
+from econmt.memory.estimate.step import estimate_step
+from econmt.memory.plan.fit import demand
+from econmt.memory.plan.limits import nearest_budget, size_text
+from econmt.memory.plan.peaks import Peaks
+from econmt.memory.report.profiling import Shape
+from econmt.model import Implementations
+from econmt.recipe import Recipe
+
+RESERVE = 0.03
+"""Share of a budget that no prediction may touch: how far one may be off."""
+
+PeakOf = Callable[[Implementations, Shape, bool], int]
+"""The bytes that a training step takes, from its setting, its shape and whether it adds to gradients."""
+
+
+def usable(budget: int) -> int:
+    """The bytes of a budget that predictions may use."""
+    return int((1.0 - RESERVE) * budget)
+
+
+def sufficient_budget(size: int) -> str:
+    """A budget, as a recipe writes it, of which ``size`` bytes are usable."""
+    return nearest_budget(math.ceil((size + 1) / (1.0 - RESERVE)) + 1)
+
+
+class Allotment(NamedTuple):
+    """What batches of one padded shape get.
+
+    Attributes:
+        source, target: the shape.
+        sentences: the most rows of a batch.
+        batches: how many an epoch has; 0: a shape that training does not have, as in validation.
+        rows: the most rows of a micro-batch.
+        peak: predicted bytes of its step.
+        implementations: of the ops.
+    """
+
+    source: int
+    target: int
+    sentences: int
+    batches: int
+    rows: int
+    peak: int
+    implementations: Implementations
+
+    @property
+    def parts(self) -> int:
+        """Micro-batches of a batch."""
+        return -(-self.sentences // self.rows)
+
+
+class Plan:
+    """Allotments of all shapes of a run.
+
+    Args:
+        budget: bytes.
+        allotments: one a shape.
+        decoding_rows: sentences that validation translates together.
+    """
+
+    def __init__(self, budget: int, allotments: Iterable[Allotment], decoding_rows: int) -> None:
+        self.budget = budget
+        self.decoding_rows = decoding_rows
+        self._by_shape = {(entry.source, entry.target): entry for entry in allotments}
+
+    def __iter__(self) -> Iterator[Allotment]:
+        return iter(self._by_shape.values())
+
+    @property
+    def worst(self) -> Allotment:
+        """That of training which is predicted to need the most."""
+        trained = [entry for entry in self if entry.batches]
+        return max(trained, key=lambda entry: (entry.peak, entry.rows * entry.source * entry.target))
+
+    def find(self, batch: Batch) -> Allotment:
+        """What a batch gets: the allotment of its shape or, if there is none, what one of the others makes of it."""
+        rows, source = batch.source.shape
+        target = batch.target_output.shape[1]
+        exact = self._by_shape.get((source, target))
+        if exact is not None:
+            return exact
+        found = [_adapt(entry, rows, source, target) for entry in self]
+        return max(found, key=lambda entry: (entry.rows, -entry.peak))
+
+    def halve(self, entry: Allotment, rows: int) -> Allotment:
+        """Learn that micro-batches of ``rows`` rows, at least 2, were too large for an allotment."""
+        smaller = entry._replace(rows=-(-rows // 2))
+        self._by_shape[entry.source, entry.target] = smaller
+        return smaller
+
+    # ------------------------------------------------------------------ as data
+
+    def state_dict(self) -> dict[str, Any]:
+        """The plan as JSON values."""
+        rows = [[*entry[:-1], *entry.implementations] for entry in self]
+        return {"budget": self.budget, "decoding_rows": self.decoding_rows, "allotments": rows}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> Plan:
+        """The plan that :meth:`state_dict` told."""
+        count = len(Allotment._fields) - 1
+        rows = state["allotments"]
+        entries = [Allotment._make([*row[:count], Implementations(*row[count:])]) for row in rows]
+        return cls(state["budget"], entries, state["decoding_rows"])
+
+
+def _adapt(entry: Allotment, rows: int, source: int, target: int) -> Allotment:
+    """The allotment of another shape.
+
+    Every term of a step's bytes has the rows as a factor and each kind of positions at most once, so that a shape with
+    ever so many times the positions of ``entry`` takes no more bytes with so many times fewer rows.
+    """
+    positions = max(source, entry.source) * max(target, entry.target)
+    most = entry.rows * entry.source * entry.target // positions
+    return entry._replace(
+        source=source, target=target, sentences=rows, batches=0, rows=max(1, min(rows, most))
+    )
+
+
+# ---------------------------------------------------------------------- making one
+
+
+class Planner:
+    """Finds the fastest setting of each shape that fits, and divides batches for which none does.
+
+    Args:
+        shapes: of the batches.
+        settings: what to choose from, fastest first, each keeping less than the one before; see
+            :func:`econmt.memory.plan.prices.settings`.
+        budget: bytes.
+        peak: of a step.
+        accumulating: whether every update adds up several batches.
+        width: of the buckets.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[BatchShape],
+        settings: Sequence[Implementations],
+        budget: int,
+        peak: PeakOf,
+        *,
+        accumulating: bool,
+        width: int,
+    ) -> None:
+        self._shapes = shapes
+        self._settings = settings
+        self._budget = budget
+        self._limit = usable(budget)
+        self._peak = peak
+        self._accumulating = accumulating
+        self._width = width
+        self._largest = Shape(*(max(shape[field] for shape in shapes) for field in (2, 0, 1)))
+
+    def allot(self) -> list[Allotment]:
+        """An allotment for each shape: the fastest setting with which whole batches fit, of those that were looked at.
+
+        They are the first and the last, between them as few as bisection needs to find the fastest that suits all
+        shapes, and the middle one if none does.
+
+        Raises:
+            InputError: if one sentence of the largest shape does not fit.
+        """
+        chosen: dict[tuple[int, int], tuple[int, Allotment]] = {}
+
+        def suits_all(index: int) -> bool:
+            entries = self._whole(self._settings[index])
+            for entry in entries:
+                shape = entry.source, entry.target
+                chosen[shape] = min((index, entry), chosen.get(shape, (index, entry)))
+            return len(entries) == len(self._shapes)
+
+        fails, fits = 0, len(self._settings) - 1
+        if not suits_all(fails) and fits > fails:
+            if suits_all(fits):
+                while fits - fails > 1:
+                    middle = (fails + fits) // 2
+                    fails, fits = (fails, middle) if suits_all(middle) else (middle, fits)
+            elif fits > 1:
+                suits_all(fits // 2)
+        left = [shape for shape in self._shapes if (shape.source, shape.target) not in chosen]
+        found = [entry for _, entry in chosen.values()]
+        found += self._divided(left, self._settings[-1]) if left else []
+        return sorted(found, key=lambda entry: (entry.target, entry.source))
+
+    def _peaks(self, setting: Implementations, accumulating: bool) -> Peaks:
+        return Peaks(lambda shape: self._peak(setting, shape, accumulating), self._largest)
+
+    def _whole(self, setting: Implementations) -> list[Allotment]:
+        """Allotments of the shapes whose full batches fit."""
+        peaks = self._peaks(setting, self._accumulating)
+        if peaks.fixed > self._limit:
+            return []
+        if peaks.most <= self._limit:
+            return [Allotment(*shape, shape.rows, peaks.most, setting) for shape in self._shapes]
+        while True:
+            found = [Allotment(*shape, shape.rows, peaks(_full(shape)), setting) for shape in self._shapes]
+            found = [entry for entry in found if entry.peak <= self._limit]
+            if self._holds(found, peaks):
+                return found
+
+    def _divided(self, shapes: Sequence[BatchShape], setting: Implementations) -> list[Allotment]:
+        """Allotments with several micro-batches a batch, whose gradients are added up."""
+        peaks = self._peaks(setting, True)
+        while True:
+            most = [peaks.rows(shape.source, shape.target, self._limit) for shape in shapes]
+            # What is told of one sentence may be a little too much.
+            doubtful = [shape for shape, rows in zip(shapes, most, strict=True) if rows == 0]
+            self._refuse_unless_one_fits(doubtful, setting, peaks)
+            found = []
+            for shape, rows in zip(shapes, most, strict=True):
+                parts = -(-shape.rows // max(1, min(rows, shape.rows)))
+                even = -(-shape.rows // parts)
+                peak = peaks(Shape(even, shape.source, shape.target))
+                found.append(Allotment(*shape, even, peak, setting))
+            if self._holds([entry for entry in found if entry.rows > 1], peaks):
+                return found
+
+    def _holds(self, entries: Sequence[Allotment], peaks: Peaks) -> bool:
+        """Whether the tightest of some allotments is as it was told."""
+        if not entries:
+            return True
+        tightest = max(entries, key=lambda entry: entry.peak)
+        return peaks.check(Shape(tightest.rows, tightest.source, tightest.target))
+
+    def _refuse_unless_one_fits(
+        self, shapes: Sequence[BatchShape], setting: Implementations, peaks: Peaks
+    ) -> None:
+        """Raise InputError if one sentence of some shape does not fit."""
+        # The others need no more than one of these.
+        largest = [shape for shape in shapes if not any(_exceeds(other, shape) for other in shapes)]
+        exact = {shape: self._peak(setting, Shape(1, shape.source, shape.target), True) for shape in largest}
+        if not exact or max(exact.values()) <= self._limit:
+            return
+        worst, needed = max(exact.items(), key=lambda item: item[1])
+        advice = f"give training.memory_budget={sufficient_budget(needed)}"
+        _, source, target = self._largest
+        sides = [
+            side
+            for side in range(self._width, max(source, target), self._width)
+            if peaks(Shape(1, min(side, source), min(side, target))) <= self._limit
+        ]
+        if sides and sides[-1] > 1:
+            advice += f" or data.max_length={sides[-1] - 1}"
+        raise InputError(
+            f"training.memory_budget {size_text(self._budget)}: one sentence of the worst bucket, {worst.source} x "
+            f"{worst.target}, needs {size_text(needed)}; {advice}"
+        )
+
+
+def _exceeds(one: BatchShape, other: BatchShape) -> bool:
+    """Whether one shape is larger on a side and not smaller on the other."""
+    sides, others = (one.source, one.target), (other.source, other.target)
+    return sides != others and one.source >= other.source and one.target >= other.target
+
+
+def _full(shape: BatchShape) -> Shape:
+    return Shape(shape.rows, shape.source, shape.target)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the bytes of a run's steps depend on beside their shape; the same if ``key`` is."""
+
+    recipe: Recipe = field(compare=False)
+    key: str
+    sizes: tuple[int, int]
+    device: str
+    precision: torch.dtype
+
+
+def estimator(
+    recipe: Recipe, source_size: int, target_size: int, device: str, precision: torch.dtype
+) -> PeakOf:
+    """The peaks of a recipe's steps; each is estimated once in a process.
+
+    Args:
+        recipe: the run.
+        source_size: source vocabulary, special symbols counted.
+        target_size: target vocabulary.
+        device: "cpu" or "cuda".
+        precision: of products and feature maps.
+    """
+    training = recipe.training
+    sections = [recipe.model.model_dump(mode="json"), training.optimizer.model_dump(mode="json")]
+    key = json.dumps([*sections, training.label_smoothing], sort_keys=True)
+    return partial(_peak, _Run(recipe, key, (source_size, target_size), device, precision))
+
+
+@cache
+def _peak(run: _Run, setting: Implementations, shape: Shape, accumulating: bool) -> int:
+    # The steps that torch.compile makes allocate what the plain ones do.
+    names = ["recompute" if name == "compiled" else name for name in setting]
+    training = run.recipe.training.model_copy(update={"update_interval": 2 if accumulating else 1})
+    ledger = estimate_step(
+        run.recipe.model_copy(update={"training": training}),
+        *run.sizes,
+        shape,
+        run.device,
+        precision=run.precision,
+        implementations=Implementations(*names),
+    )
+    return demand(ledger)
+
+
+# ---------------------------------------------------------------------- for a person
+
+
+def plan_table(plan: Plan) -> Table:
+    """A row for each way in which batches are treated, the one with the highest peak first."""
+    groups: dict[tuple[int, Implementations], list[Allotment]] = {}
+    for entry in plan:
+        if entry.batches:
+            groups.setdefault((entry.parts, entry.implementations), []).append(entry)
+    result = Table(title=f"plan for a memory budget of {size_text(plan.budget)}")
+    for column in ("buckets", "largest", "batches an epoch", "sentences an update", "micro-batches"):
+        result.add_column(column, justify="right")
+    result.add_column("ops")
+    result.add_column("predicted peak", justify="right")
+    ordered = sorted(groups.items(), key=lambda item: -max(entry.peak for entry in item[1]))
+    for (parts, implementations), entries in ordered:
+        largest = max(entries, key=lambda entry: entry.source * entry.target)
+        result.add_row(
+            f"{len(entries):,}",
+            f"{largest.source} x {largest.target}",
+            f"{sum(entry.batches for entry in entries):,}",
+            _range([entry.sentences for entry in entries]),
+            str(parts) if parts == 1 else f"{parts} of {_range([entry.rows for entry in entries])}",
+            describe(implementations),
+            size_text(max(entry.peak for entry in entries)),
+        )
+    return result
+
+
+def describe(implementations: Implementations) -> str:
+    """What is not left alone: recompute attention, output; stash gates."""
+    by_name: dict[str, list[str]] = {}
+    for op, name in implementations._asdict().items():
+        if name != "auto" and op != "stash":
+            by_name.setdefault(name, []).append(op)
+    parts = [f"{name} {', '.join(ops)}" for name, ops in by_name.items()]
+    parts += [f"stash {implementations.stash}"] if implementations.stash != "auto" else []
+    return "; ".join(parts) or "auto"
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

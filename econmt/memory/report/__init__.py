@@ -1,0 +1,3 @@
+"""The accounts as tables and pages."""
+
+from __future__ import annotations

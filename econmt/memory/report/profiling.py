@@ -1,0 +1,380 @@
+"""A training step of a recipe in one or several techniques: what each keeps, and how long it takes.
+
+Shapes are (B, S, T): sentence pairs, source positions, target positions. Rows are full and token ids are random, since
+what a step takes does not depend on the text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt.memory.estimate.step import estimate_step, make_optimizer
+from econmt.memory.measure.ledger import Ledger, give_state, measure_step
+from econmt.memory.plan.limits import budget_bytes
+from econmt.model import Implementations, build_model
+from econmt.model.layers import give_sparse_gradients
+from econmt.recipe import Recipe
+
+FIRST_ID = 4
+"""Ids below are special symbols."""
+
+ROUNDS = 3
+"""How many steps of each technique are timed, in turns; the quickest counts."""
+
+TIME_LIMIT = 60.0
+"""Seconds that measuring may take unless it is asked for."""
+
+_PASSES = ROUNDS + 4
+"""Steps that a technique costs: one to warm up, one with bytes followed (which counts two), one timed by layer."""
+
+Say = Callable[[str], object]
+
+
+class Shape(NamedTuple):
+    """Of a batch: sentence pairs, source positions, target positions."""
+
+    rows: int
+    source: int
+    target: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.source} x {self.target}"
+
+
+class Technique(NamedTuple):
+    """How a step is run."""
+
+    name: str
+    implementations: Implementations
+    precision: torch.dtype
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A recipe and the vocabulary sizes of its text, special symbols counted."""
+
+    recipe: Recipe
+    source_size: int
+    target_size: int
+
+
+@dataclass
+class Profile:
+    """One technique at one shape.
+
+    Attributes:
+        technique: how the step was run.
+        shape: of the batch whose bytes are told.
+        bytes: the ledger of its bytes.
+        measured: on real tensors; False: on fake ones.
+        times: the ledger of a real step with times; None if there was none.
+        timed_shape: of that step.
+    """
+
+    technique: Technique
+    shape: Shape
+    bytes: Ledger
+    measured: bool
+    times: Ledger | None = None
+    timed_shape: Shape | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Target tokens a second, none of them padding; None if no step was timed."""
+        return None if self.times is None else self.times.tokens_per_second
+
+
+def techniques(stash: str, compiled: bool) -> list[Technique]:
+    """The rows of a comparison, the reference first.
+
+    Args:
+        stash: what recomputing LSTMs keep, as a recipe says it.
+        compiled: there is a compiler, so that "compiled" is no other name of "recompute".
+    """
+    plain, other = "reference", "recompute"
+    everything = Implementations(other, other, other, stash)
+    rows = [
+        Technique("reference", Implementations(plain, plain, plain), torch.float32),
+        Technique("+ attention", Implementations(other, plain, plain, stash), torch.float32),
+        Technique("+ LSTM", Implementations(plain, other, plain, stash), torch.float32),
+        Technique("+ output", Implementations(plain, plain, other, stash), torch.float32),
+        Technique("all", everything, torch.float32),
+        Technique("all, bfloat16", everything, torch.bfloat16),
+    ]
+    if compiled:
+        chosen = Implementations("compiled", "compiled", "compiled", stash)
+        rows += [
+            Technique("all, compiled", chosen, torch.float32),
+            Technique("all, compiled, bfloat16", chosen, torch.bfloat16),
+        ]
+    return rows
+
+
+def estimate(workload: Workload, technique: Technique, shape: Shape, device: str) -> Ledger:
+    """The ledger of a step without running it; ``device`` is "cpu" or "cuda"."""
+    return estimate_step(
+        workload.recipe,
+        workload.source_size,
+        workload.target_size,
+        shape,
+        device,
+        precision=technique.precision,
+        implementations=_eager(technique).implementations,
+    )
+
+
+def estimates(
+    workload: Workload, rows: Sequence[Technique], shape: Shape, device: str, say: Say
+) -> list[Ledger]:
+    """The ledgers of several techniques; those that keep the same are estimated once."""
+    found: dict[Technique, Ledger] = {}
+    for technique in rows:
+        key = _eager(technique)
+        if key not in found:
+            say(f"predicting {shape}: {technique.name}")
+            found[key] = estimate(workload, technique, shape, device)
+    return [found[_eager(technique)] for technique in rows]
+
+
+def _eager(technique: Technique) -> Technique:
+    """The technique, without a name, that allocates the same bytes: what torch.compile makes allocates no others."""
+    names = ["recompute" if name == "compiled" else name for name in technique.implementations]
+    return Technique("", Implementations(*names), technique.precision)
+
+
+class Step:
+    """A training step on a real batch, which can be run again and again with any technique."""
+
+    def __init__(self, workload: Workload, shape: Shape, device: torch.device) -> None:
+        training = workload.recipe.training
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(training.seed)
+            self.model = (
+                build_model(workload.recipe, workload.source_size, workload.target_size).train().to(device)
+            )
+            self._source, self._input, self._output = (
+                torch.randint(FIRST_ID, size, (shape.rows, length)).to(device)
+                for size, length in (
+                    (workload.source_size, shape.source),
+                    (workload.target_size, shape.target),
+                    (workload.target_size, shape.target),
+                )
+            )
+        self._lengths = torch.full((shape.rows,), shape.source, device=device)
+        if device.type == "cpu":
+            give_sparse_gradients(self.model)
+        self._optimizer = make_optimizer(self.model, training.optimizer)
+        give_state(self._optimizer)
+        self._training = training
+        self._device = device
+        self._precision = torch.float32
+        self.tokens = shape.rows * shape.target
+
+    def loss(self) -> Tensor:
+        """The loss a token."""
+        with torch.autocast(
+            self._device.type, dtype=torch.bfloat16, enabled=self._precision == torch.bfloat16
+        ):
+            total = self.model.loss(
+                self._source, self._lengths, self._input, self._output, self._training.label_smoothing
+            )
+        return total / self.tokens
+
+    def clip(self) -> None:
+        """Clip the gradients as the recipe says."""
+        clipping = self._training.gradient_clipping
+        self._optimizer.clip(clipping.type, clipping.threshold)
+
+    def use(self, technique: Technique) -> None:
+        """From now on run with this technique."""
+        self.model.implementations = technique.implementations
+        self._precision = technique.precision
+
+    def run(self) -> None:
+        """Run one step."""
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(self.loss())
+        self.clip()
+        self._optimizer.step()
+
+    def seconds(self) -> float:
+        """Run one step and time it."""
+        self._wait()
+        begin = time.perf_counter()
+        self.run()
+        self._wait()
+        return time.perf_counter() - begin
+
+    def measure(self) -> Ledger:
+        """The ledger of a step with its times, after one to warm up."""
+        self.run()
+        return measure_step(
+            self.model,
+            self.loss,
+            self._optimizer,
+            self.tokens,
+            clip=self.clip,
+            accumulating=self._training.update_interval > 1,
+        )
+
+    def trace(self, path: Path) -> None:
+        """Write what PyTorch's profiler sees of one step, after one to warm up, as a Chrome trace."""
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self._device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self.run()
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+            self.run()
+            self._wait()
+        profiler.export_chrome_trace(str(path))
+
+    def forget(self) -> None:
+        """Free what a step that failed has left."""
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def profile(
+    workload: Workload,
+    rows: Sequence[Technique],
+    shape: Shape,
+    device: torch.device,
+    *,
+    patient: bool,
+    say: Say,
+) -> list[Profile]:
+    """Measure techniques as well as the machine allows.
+
+    On the CPU bytes and times come from real steps if these fit the free memory and are done in about
+    :data:`TIME_LIMIT` seconds. Otherwise all bytes are estimates and the times are those of fewer rows. On a GPU a
+    technique for which its memory is too small has estimated bytes and no times.
+
+    Args:
+        workload: what is trained.
+        rows: the techniques, the one that needs the most memory first.
+        shape: of the batch.
+        device: where.
+        patient: measure however long it takes.
+        say: is told what is being done.
+    """
+    if device.type == "cuda":
+        return _profile_gpu(workload, rows, shape, device, say)
+    say(f"predicting {shape}: {rows[0].name}")
+    first = estimate(workload, rows[0], shape, "cpu")
+    count = min(shape.rows, rows_that_fit(first, shape, budget_bytes("auto", device, 0)))
+    if not patient and count:
+
+        def round_time(trial: int) -> float:
+            say(f"timing {trial} rows")
+            step = Step(workload, shape._replace(rows=trial), device)
+            return sum(_seconds(step, technique) for technique in rows)
+
+        count = affordable_rows(round_time, count, TIME_LIMIT / _PASSES)
+    timed = shape._replace(rows=count)
+    times = measure(Step(workload, timed, device), rows, say) if count else []
+    if timed == shape:
+        return [
+            Profile(row, shape, ledger, True, ledger, shape) for row, ledger in zip(rows, times, strict=True)
+        ]
+    guesses = [first, *estimates(workload, rows[1:], shape, "cpu", say)]
+    found: list[Ledger | None] = [*times] or [None] * len(rows)
+    return [
+        Profile(row, shape, guess, False, ledger, None if ledger is None else timed)
+        for row, guess, ledger in zip(rows, guesses, found, strict=True)
+    ]
+
+
+def _seconds(step: Step, technique: Technique) -> float:
+    step.use(technique)
+    step.run()
+    return step.seconds()
+
+
+def measure(step: Step, rows: Sequence[Technique], say: Say) -> list[Ledger]:
+    """The ledgers of real steps, their seconds the quickest of some that took turns."""
+    ledgers = []
+    for technique in rows:
+        say(f"measuring {technique.name}")
+        step.use(technique)
+        ledgers.append(step.measure())
+    _take_turns(step, list(zip(rows, ledgers, strict=True)), say)
+    return ledgers
+
+
+def _take_turns(step: Step, measured: Sequence[tuple[Technique, Ledger]], say: Say) -> None:
+    for turn in range(1, ROUNDS):
+        for technique, ledger in measured:
+            say(f"timing {technique.name}, turn {turn + 1} of {ROUNDS}")
+            step.use(technique)
+            ledger.seconds = min(ledger.seconds, step.seconds())
+
+
+def _profile_gpu(
+    workload: Workload, rows: Sequence[Technique], shape: Shape, device: torch.device, say: Say
+) -> list[Profile]:
+    ledgers: dict[Technique, Ledger] = {}
+    try:
+        step = Step(workload, shape, device)
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    else:
+        for technique in rows:
+            say(f"measuring {technique.name}")
+            step.use(technique)
+            with suppress(torch.cuda.OutOfMemoryError):
+                ledgers[technique] = step.measure()
+            step.forget()
+        _take_turns(step, list(ledgers.items()), say)
+    left = [technique for technique in rows if technique not in ledgers]
+    predicted = dict(zip(left, estimates(workload, left, shape, "cuda", say), strict=True))
+    return [
+        Profile(row, shape, ledgers[row], True, ledgers[row], shape)
+        if row in ledgers
+        else Profile(row, shape, predicted[row], False)
+        for row in rows
+    ]
+
+
+def rows_that_fit(ledger: Ledger, shape: Shape, memory: int) -> int:
+    """How many rows of a batch fit a memory, if all but the fixed bytes grows with them; at most all of them."""
+    if ledger.peak <= memory:
+        return shape.rows
+    fixed = fixed_bytes(ledger)
+    return max(0, (memory - fixed) * shape.rows // max(1, ledger.peak - fixed))
+
+
+def fixed_bytes(ledger: Ledger) -> int:
+    """Bytes that every batch needs, however small: weights, as many of gradients, and the optimizer's state."""
+    return 2 * ledger.category("weights") + ledger.category("optimizer state")
+
+
+def affordable_rows(round_time: Callable[[int], float], rows: int, limit: float) -> int:
+    """The largest batch that is predicted to stay within a time: all ``rows``, or a power of two.
+
+    Args:
+        round_time: seconds of a step with so many rows; called with about a sixteenth and an eighth of ``rows``.
+        rows: of the whole batch.
+        limit: seconds.
+    """
+    first = max(1, rows // 16)
+    if rows <= first:
+        return rows
+    short, long = round_time(first), round_time(2 * first)
+    slope = max(long - short, 0.05 * long) / first
+    affordable = 2 * first + int((limit - long) / slope)
+    if affordable >= rows:
+        return rows
+    return 1 << (max(1, affordable).bit_length() - 1)

@@ -1,0 +1,377 @@
+"""A translation model laid out for a search: whole sentences are encoded, translations grow a token at a time.
+
+What does not depend on the step is made once: weights once a model, in the layout that products of few rows read
+fastest; of the source once a sentence, for all of its hypotheses, the keys as the scores want them and the values times
+their part of the combination.
+
+Shapes: B sentences, S source positions, K rows a sentence at most, R rows (hypotheses), H decoder size, A attention
+size, E encoder size, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt.model.attention import Attention
+from econmt.model.decoder import Decoder
+from econmt.model.inference.encoder import LaidOutEncoder
+from econmt.model.inference.layout import Gates, is_watched, laid_out
+from econmt.model.layers import weights_of
+from econmt.model.translation import TranslationModel
+from econmt_ops.backends.steps import LAYER_NORM_EPSILON, advance_cell, tanh_
+from econmt_ops.core.chunks import split_rows
+from econmt_ops.core.gemm import Product
+from econmt_ops.core.lengths import padding_mask
+from econmt_ops.core.low_rank import columns
+from econmt_ops.core.precision import accumulate_dtype
+
+_TABLE_BYTES = 256 << 20
+"""The largest table of what words add to gates."""
+
+
+class Sources(NamedTuple):
+    """What the steps know of B sentences.
+
+    Attributes:
+        keys: (B, S, A), see :meth:`_StepAttention.prepare`. factors: whether they are exponentials.
+        values: (B, S, .) what the attention sums. padding: (B, S), True past a sentence's length.
+        lengths: (B,).
+    """
+
+    keys: Tensor
+    factors: bool
+    values: Tensor
+    padding: Tensor
+    lengths: Tensor
+
+    def keep(self, sentences: Tensor) -> Sources:
+        """The sentences with indices ``sentences`` (C,), cut to the longest of them."""
+        lengths = self.lengths[sentences]
+        size = self.keys.shape[1] if is_watched() else int(lengths.max())
+        keys, values, padding = (
+            part[:, :size].index_select(0, sentences) for part in (self.keys, self.values, self.padding)
+        )
+        return Sources(keys, self.factors, values, padding, lengths)
+
+
+class IncrementalState(NamedTuple):
+    """Where R rows of a search stand.
+
+    Attributes:
+        sources: of B sentences, which the rows share.
+        cells: (R,) int64 the place of each row in a grid (B, width): the sentence times the width, plus the row's
+            number among those of its sentence.
+        width: columns of that grid.
+        hidden, memory: h, in the type of products, and c (R, H) of every layer. output: o (R, H).
+    """
+
+    sources: Sources
+    cells: Tensor
+    width: int
+    hidden: tuple[Tensor, ...]
+    memory: tuple[Tensor, ...]
+    output: Tensor
+
+    def select(self, rows: Tensor, cells: Tensor, width: int) -> IncrementalState:
+        """See :meth:`econmt.decoding.protocol.SearchState.select`."""
+        hidden, memory = (
+            tuple(part.index_select(0, rows) for part in parts) for parts in (self.hidden, self.memory)
+        )
+        return IncrementalState(self.sources, cells, width, hidden, memory, self.output.index_select(0, rows))
+
+    def keep(self, sentences: Tensor) -> IncrementalState:
+        """See :meth:`econmt.decoding.protocol.SearchState.keep`."""
+        owners = torch.div(self.cells, self.width, rounding_mode="floor")
+        moved = (torch.searchsorted(sentences, owners) - owners) * self.width
+        return self._replace(sources=self.sources.keep(sentences), cells=self.cells + moved)
+
+
+class IncrementalModel:
+    """The model as a search wants it (:class:`econmt.decoding.protocol.SearchModel`).
+
+    Weights are copied: after they have changed, make a new one.
+
+    Args:
+        model: in evaluation mode.
+        precision: of products, float32 or bfloat16; a model in float64 stays in it. Scores, cell states and
+            log-probabilities have float32 at least.
+    """
+
+    def __init__(self, model: TranslationModel, precision: torch.dtype = torch.float32) -> None:
+        own = model.output_weight.dtype
+        dtype = precision if own == torch.float32 else own
+        self.model = model
+        self._dtype = dtype
+        with torch.no_grad():
+            on_cpu = model.output_weight.device.type == "cpu"
+            self._encoder = LaidOutEncoder(model, dtype) if on_cpu else None
+            self._decoder = _StepDecoder(model.decoder, model.target_embedding.weight.detach(), dtype)
+            self._logits = torch.empty(
+                0, model.target_size, dtype=accumulate_dtype(dtype), device=model.output_weight.device
+            )
+            self._readout = (
+                None if model.readout is None else laid_out(model.readout.weight, model.readout.bias, dtype)
+            )
+            self._output = laid_out(model.output_weight, model.output_bias, dtype)
+
+    def encode(self, source: Tensor, lengths: Tensor) -> IncrementalState:
+        """Encode ``source`` (B, S) int64, EOS included, padded; ``lengths`` (B,) int64 count EOS."""
+        assert not self.model.training, "a search needs a model in evaluation mode"
+        lower = torch.autocast(
+            source.device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16
+        )
+        with torch.no_grad():
+            if self._encoder is None or is_watched():  # estimates know the model's own encoder
+                with lower:
+                    encoded = self.model.encode(source, lengths)
+            else:
+                encoded = self._encoder(source, lengths)
+            with lower:
+                first = self.model.decoder.initial_state(encoded.summary)
+            keys, values, lengths = encoded.memory
+            padding = padding_mask(lengths, keys.shape[1], keys.device)
+            keys, factors = self._decoder.attention.prepare(keys)
+            sources = Sources(keys, factors, self._decoder.summands(values), padding, lengths)
+        hidden, memory = zip(*first.layers, strict=True)
+        return IncrementalState(
+            sources,
+            torch.arange(len(source), device=source.device),
+            1,
+            tuple(h.to(self._dtype) for h in hidden),
+            tuple(c.contiguous() for c in memory),
+            first.output.to(self._dtype),
+        )
+
+    def initial_state(self, encoded: IncrementalState) -> IncrementalState:
+        """The state before the first target token, one row a sentence."""
+        return encoded
+
+    def step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor, IncrementalState]:
+        """See :meth:`econmt.decoding.protocol.SearchModel.step`."""
+        with torch.no_grad():
+            attention, state = self._decoder(tokens, state)
+            read = state.output if self._readout is None else self._readout(state.output)
+            return self._log_softmax(self._output(read)), attention, state
+
+    def _log_softmax(self, logits: Tensor) -> Tensor:
+        """Of (R, V), in the accumulate type, in place where it can.
+
+        On the CPU new tensors of this size are new pages each time, which take longer than what is written into them.
+        """
+        if logits.device.type != "cpu":
+            return torch.log_softmax(logits, dim=-1, dtype=self._logits.dtype)
+        if logits.dtype != self._logits.dtype:
+            if len(self._logits) < len(logits):
+                self._logits = torch.empty(logits.shape, dtype=self._logits.dtype)
+            logits = self._logits[: len(logits)].copy_(logits)
+        return torch.log_softmax(logits, dim=-1, out=logits)
+
+
+class _Words:
+    """The words' share in the gates of the bottom layer, with its bias.
+
+    On the CPU a word's is computed when the word first comes and then looked up: of a vocabulary few words come often.
+
+    Args:
+        embedding: (V, I). gates: of a layer that reads embeddings.
+    """
+
+    def __init__(self, embedding: Tensor, gates: Gates, width: int) -> None:
+        self.embedding, self.gates = embedding, gates
+        self.known: Tensor | None = None
+        size = len(embedding) * width * gates.dtype.itemsize
+        if embedding.device.type == "cpu" and size <= _TABLE_BYTES:
+            # Pages of it that no word needs are never there.
+            self.table = torch.empty(len(embedding), width, dtype=gates.dtype)
+            self.known = torch.zeros(len(embedding), dtype=torch.bool)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Of tokens (R,): (R, 4H), a new tensor."""
+        if self.known is None or is_watched():
+            return self._make(tokens)
+        unknown: Tensor = torch.unique(tokens[~self.known[tokens]])
+        if len(unknown):
+            self.table[unknown] = self._make(unknown)
+            self.known[unknown] = True
+        return self.table.index_select(0, tokens)
+
+    def _make(self, tokens: Tensor) -> Tensor:
+        return self.gates(self.embedding.index_select(0, tokens).to(self.gates.dtype))
+
+
+class _StepAttention:
+    """Attention over the sentences that rows share: a grid of queries (B, K) instead of copies of the source.
+
+    Attributes:
+        query: (A, H) what makes queries of states, or None: they are queries.
+    """
+
+    def __init__(self, attention: Attention, dtype: torch.dtype, device: torch.device) -> None:
+        self.accumulate = accumulate_dtype(dtype)
+        norm = attention.layer_norm
+        self.norm = None if norm is None else tuple(part.detach().to(self.accumulate) for part in norm)
+        self.scale = attention.scale
+        self.query: Tensor | None = None
+        self.score: Tensor | None = None
+        if attention.query is not None and attention.score is not None:
+            # tanh x = 2 sigmoid(2 x) - 1: twice the sum of sigmoids, and a constant that no softmax feels.
+            outer, inner = (1.0, 1.0) if norm is not None else (2.0, -2.0)
+            self.query = attention.query.detach() * inner
+            self.score = attention.score.detach().to(self.accumulate) * outer
+        # exp of anything within is a normal number
+        self.largest = math.log(torch.finfo(self.accumulate).max) - 2.0
+        self._one = torch.ones((), dtype=self.accumulate, device=device)
+        self._workspace = torch.empty(0, dtype=self.accumulate, device=device)
+
+    def prepare(self, keys: Tensor) -> tuple[Tensor, bool]:
+        """The keys (B, S, A) as the scores want them, and whether they are factors.
+
+        tanh(q + k) = 2 sigmoid(2 q + 2 k) - 1, and sigmoid(2 q + 2 k) = 1 / (1 + exp(-2 q) exp(-2 k)): with the second
+        factor made once a sentence and the first once a step, no exponential is left for each row and position. The
+        factors of q are those of a q held within a range; keys within half of that range make tanh 1 or -1, to the
+        last bit, outside of it. Other keys are not turned into factors.
+        """
+        if self.score is None:
+            return keys, False
+        keys = keys.to(self.accumulate)
+        if self.norm is not None:
+            return keys, False
+        keys = keys * -2.0
+        low, high = keys.aminmax()
+        if not _is_within(low, high, self.largest / 2):
+            return keys, False
+        return keys.exp_(), True
+
+    def __call__(self, query: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor]:
+        """Look at the source with queries (R, A): the weights (R, S) and the sums (R, .) of the values."""
+        sources, cells = state.sources, state.cells
+        grid = query.new_zeros(len(sources.keys) * state.width, query.shape[1])
+        grid.index_copy_(0, cells, query)
+        scores = self._scores(grid.view(len(sources.keys), state.width, -1), sources)
+        scores.masked_fill_(sources.padding.unsqueeze(1), torch.finfo(scores.dtype).min)
+        weights = torch.softmax(scores, 2)
+        sums = torch.bmm(weights.to(sources.values.dtype), sources.values)
+        return weights.flatten(0, 1).index_select(0, cells), sums.flatten(0, 1).index_select(0, cells)
+
+    def _scores(self, query: Tensor, sources: Sources) -> Tensor:
+        """The scores (B, K, S) of the products' queries (B, K, A), up to a constant, in the accumulate type."""
+        if self.score is None:
+            return torch.bmm(query, sources.keys.transpose(1, 2)).to(self.accumulate).mul_(self.scale)
+        query = query.to(self.accumulate)
+        if sources.factors:
+            query = query.clamp_(-self.largest, self.largest).exp_()
+        parts = [slice(None)]
+        if query.device.type == "cpu":  # as much at a time as stays in its caches
+            size = query.shape[1] * query.shape[2] * query.itemsize
+            parts = split_rows(len(query), sources.keys.shape[1], size)
+        found = [
+            self._weighted_sums(query[rows].unsqueeze(2), sources.keys[rows].unsqueeze(1), sources.factors)
+            for rows in parts
+        ]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _weighted_sums(self, query: Tensor, keys: Tensor, factors: bool) -> Tensor:
+        """The scores (B, K, S) of queries (B, K, 1, A) and keys (B, 1, S, A).
+
+        Queries and keys are -2 times those of the attention, or their exponentials; with a norm they are those.
+        """
+        assert self.score is not None
+        shape = (*query.shape[:2], *keys.shape[2:])
+        # The same memory for all steps: new pages would take longer than what is written into them.
+        if self._workspace.numel() < math.prod(shape):
+            self._workspace = self._workspace.new_empty(math.prod(shape))
+        room = self._workspace[: math.prod(shape)].view(shape)
+        if factors:
+            # A quotient takes as long as a reciprocal, and a sum less than a product with the weights.
+            torch.addcmul(self._one, query, keys, out=room)
+            return torch.div(self.score, room, out=room).sum(3)
+        torch.add(query, keys, out=room)
+        if self.norm is None:
+            return torch.matmul(room.neg_().sigmoid_(), self.score)
+        gain, bias = self.norm
+        room = functional.layer_norm(room, room.shape[3:], gain, bias, eps=LAYER_NORM_EPSILON).tanh_()
+        return torch.matmul(room, self.score)
+
+
+def _is_within(low: Tensor, high: Tensor, bound: float) -> bool:
+    """Whether numbers lie between -bound and bound; no while :func:`is_watched`."""
+    return not is_watched() and -bound <= float(low) and float(high) <= bound
+
+
+class _StepDecoder:
+    """One step of either decoder.
+
+    With input feeding the bottom layer reads [word; o; h] and the attention looks from the top layer; without, the
+    bottom layer reads [word; h], the attention looks from it, and the upper layers read its context.
+    """
+
+    def __init__(self, decoder: Decoder, embedding: Tensor, dtype: torch.dtype) -> None:
+        config, width = decoder.config, embedding.shape[1]
+        self.feeding, self.residual = config.input_feeding, config.residual
+        self.attention = _StepAttention(decoder.attention, dtype, embedding.device)
+        bottom, *upper = weights_of(decoder.layers)
+        word = Gates([columns(bottom.input, 0, width)], bottom.bias, dtype)
+        self.words = _Words(embedding, word, 4 * config.size)
+        fed = [columns(bottom.input, width, bottom.input.shape[1])] if self.feeding else []
+        self.bottom = Gates([*fed, bottom.hidden], None, dtype)
+        self.upper = [Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
+        weight, size = decoder.combine.weight, config.size
+        self.from_values = laid_out(weight[:, size:], None, dtype)
+        self.size, self.dtype = size, dtype
+        # Contexts themselves are needed where a layer reads them.
+        self.reads_contexts = not self.feeding and bool(upper)
+        query, own, bias = self.attention.query, weight[:, :size], decoder.combine.bias.detach()
+        self.query: Product | None = None
+        # Queries and the state's share of o are one product where the same layer gives both.
+        self.asked = 0
+        if query is not None and self.reads_contexts:
+            self.query = laid_out(query, None, dtype)
+        elif query is not None:
+            self.asked = len(query)
+            own, bias = torch.cat([query, own]), torch.cat([bias.new_zeros(len(query)), bias])
+        self.combine = laid_out(own, bias, dtype)
+
+    def summands(self, values: Tensor) -> Tensor:
+        """What the attention sums of the values (B, S, E): their share of what tanh reads to give o, (B, S, H).
+
+        Where layers read the contexts, the values themselves come after them: (B, S, H + E).
+        """
+        shares = self.from_values(values)
+        return torch.cat([shares, values.to(shares.dtype)], 2) if self.reads_contexts else shares
+
+    def __call__(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, IncrementalState]:
+        """Read tokens (R,): the attention (R, S) and the state after the step."""
+        fed = (state.output,) if self.feeding else ()
+        top, c = self._advance(self.bottom(*fed, state.hidden[0], start=self.words(tokens)), state.memory[0])
+        hidden, memory = [top], [c]
+        below = None
+        if self.reads_contexts:
+            below = self.attention(top if self.query is None else self.query(top), state)
+        for layer, product in enumerate(self.upper, start=1):
+            read = top if below is None else torch.cat([top, below[1][:, self.size :]], 1)
+            h, c = self._advance(product(read, state.hidden[layer]), state.memory[layer])
+            hidden.append(h)
+            memory.append(c)
+            top = h + top if self.residual else h
+        combined = self.combine(top)
+        if below is None:
+            below = self.attention(combined[:, : self.asked] if self.asked else top, state)
+        weights, sums = below
+        output = tanh_(combined[:, self.asked :] + sums[:, : self.size])
+        return weights, state._replace(hidden=tuple(hidden), memory=tuple(memory), output=output)
+
+    def _advance(self, gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """h, in the type of products, and c after a step, from its gates (R, 4H)."""
+        gates = gates.to(c.dtype)
+        if gates.is_cuda:
+            # One kernel instead of nine: a step's time on a GPU is the time of launching kernels.
+            h, after, _ = torch.ops.aten._thnn_fused_lstm_cell(gates, torch.zeros_like(gates), c)
+            return h.to(self.dtype), after
+        h, after = torch.empty_like(c, dtype=self.dtype), torch.empty_like(c)
+        advance_cell(gates, c, h, after)
+        return h, after

@@ -1,0 +1,128 @@
+"""The encoder with weights laid out for it, as a search on a CPU wants it.
+
+What a word adds to the gates of the bottom layer is computed once for each distinct word of a batch, and the steps of
+both directions of a layer are one step. Shapes: B sentences, S source positions, D directions of a layer, H units of a
+direction, E encoder size, N distinct words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from econmt.model.decoder import Memory
+from econmt.model.encoder import Encoder
+from econmt.model.inference.layout import Gates, laid_out
+from econmt.model.layers import mean_of_valid, weights_of
+from econmt.model.translation import EncoderOutput, TranslationModel
+from econmt_ops.backends.steps import advance_cell
+from econmt_ops.core.lengths import padding_mask
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.weights import AnyLSTMWeights
+from econmt_ops.lstm.reference import closed_gates
+
+_Share = Callable[[int], Tensor]
+"""What a direction's inputs add to its gates (B, 4H) in its n-th step; padded positions have their gates closed."""
+
+
+class _Direction:
+    """One direction of a layer."""
+
+    def __init__(self, weights: AnyLSTMWeights, dtype: torch.dtype, reverse: bool) -> None:
+        self.read = Gates([weights.input], weights.bias, dtype)
+        self.recur = Gates([weights.hidden], None, dtype)
+        # There c is carried through, and h is 0.
+        self.closed = closed_gates(weights).detach().to(dtype)
+        self.size = weights.hidden.shape[1]
+        self.reverse = reverse
+
+    def share_of_words(self, embedded: Tensor, places: Tensor) -> _Share:
+        """Of the distinct words' embeddings (N, I); places (S, B) of what stands where, N at padded positions."""
+        table = torch.cat([self.read(embedded), self.closed.unsqueeze(0)])
+        order = places.flip(0) if self.reverse else places
+        return lambda step: table.index_select(0, order[step])
+
+    def share(self, below: Tensor, padding: Tensor) -> _Share:
+        """Of what the layer below has given (S, B, E); padding (S, B)."""
+        table = torch.where(padding.unsqueeze(2), self.closed, self.read(below))
+        return lambda step: table[len(table) - 1 - step if self.reverse else step]
+
+
+class LaidOutEncoder:
+    """What :meth:`TranslationModel.encode` does, up to rounding, without gradients and dropout, on a CPU.
+
+    Weights are copied: after they have changed, make a new one.
+
+    Args:
+        model: whose source embeddings, encoder and keys are taken.
+        dtype: of products and outputs; c and what is added up have float32 at least.
+    """
+
+    def __init__(self, model: TranslationModel, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._embedding = model.source_embedding.weight.detach()
+        self._layers = _layers(model.encoder, dtype)
+        self._residual = model.encoder.config.residual
+        self._averages = model.config.decoder.state_init == "avg"
+        key = model.decoder.attention.key
+        self._key = None if key is None else laid_out(key.weight, key.bias, dtype)
+
+    def __call__(self, source: Tensor, lengths: Tensor) -> EncoderOutput:
+        """Encode ``source`` (B, S) int64, padded; ``lengths`` (B,), each at least 1."""
+        words, places = torch.unique(source.t(), return_inverse=True)
+        padding = padding_mask(lengths, source.shape[1], source.device).t()
+        places = places.masked_fill(padding, len(words))
+        embedded = self._embedding.index_select(0, words).to(self.dtype)
+        bottom, *upper = self._layers
+        shares = [direction.share_of_words(embedded, places) for direction in bottom]
+        outputs, last = self._run(bottom, shares, lengths, len(places))
+        for layer in upper:
+            below = outputs
+            outputs, last = self._run(
+                layer, [direction.share(below, padding) for direction in layer], lengths, len(places)
+            )
+            if self._residual:
+                outputs = outputs + below
+        values = outputs.transpose(0, 1).contiguous()
+        keys = values if self._key is None else self._key(values)
+        return EncoderOutput(
+            Memory(keys, values, lengths), mean_of_valid(values, lengths) if self._averages else last
+        )
+
+    def _run(
+        self, layer: list[_Direction], shares: list[_Share], lengths: Tensor, steps: int
+    ) -> tuple[Tensor, Tensor]:
+        """The outputs (S, B, E) of a layer, zero at padded positions, and its last hidden state (B, E)."""
+        batch, size = len(lengths), layer[0].size
+        made = torch.empty(steps, len(layer), batch, size, dtype=self.dtype)
+        c = torch.zeros(len(layer) * batch, size, dtype=accumulate_dtype(self.dtype))
+        for step, h in enumerate(made):
+            gates = [share(step) for share in shares]
+            if step > 0:
+                before = made[step - 1]
+                gates = [
+                    direction.recur(before[number], start=gates[number])
+                    for number, direction in enumerate(layer)
+                ]
+            total = gates[0] if len(gates) == 1 else torch.cat(gates)
+            advance_cell(total.to(c.dtype), c, h.flatten(0, 1), c)
+        parts = [
+            made[:, number].flip(0) if direction.reverse else made[:, number]
+            for number, direction in enumerate(layer)
+        ]
+        ends = (lengths - 1).view(1, batch, 1).expand(1, batch, size)
+        last = [
+            part[0] if direction.reverse else part.gather(0, ends)[0]
+            for part, direction in zip(parts, layer, strict=True)
+        ]
+        return torch.cat(parts, 2), torch.cat(last, 1)
+
+
+def _layers(encoder: Encoder, dtype: torch.dtype) -> list[list[_Direction]]:
+    """The directions of each layer, bottom first."""
+    pairs = zip(weights_of(encoder.forward_layers), weights_of(encoder.backward_layers), strict=True)
+    both = [[_Direction(ahead, dtype, False), _Direction(back, dtype, True)] for ahead, back in pairs]
+    reverse = encoder.config.reverse_input
+    return [*both, *([_Direction(weights, dtype, reverse)] for weights in weights_of(encoder.upper_layers))]

@@ -1,0 +1,444 @@
+"""Pointwise work of a step on the CPU in one call each, by a small C library that is built with the package.
+
+In float32, and in bfloat16 with its sums in float32. Without the library (no C compiler when the package was
+installed), on another device, in another type, or while a dispatch mode looks on, callers do the same by tensor
+operations; the results differ by rounding. library.py loads the library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from econmt_ops.backends.c.library import (
+    AddRows,
+    AttentionBackward,
+    AttentionForward,
+    CombineForward,
+    Library,
+    Losses,
+    LSTMBackward,
+    LSTMForward,
+    WeightGradient,
+)
+
+_TYPES = (torch.float32, torch.bfloat16)
+
+_FEW = 1 << 14
+"""Values below which a kernel is done before a second thread has begun."""
+
+_OUT_OF_RANGE = 2
+"""What a kernel returns that was given such an index."""
+
+off = False
+"""Set by :func:`without`."""
+
+
+@functools.cache
+def _library() -> Library | None:
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(__file__).parent / f"_kernels{suffix}"
+        if path.is_file():
+            try:
+                return Library(path)
+            except (ImportError, OSError) as error:
+                warnings.warn(
+                    f"econmt_ops: {error}; install econmt again, until then the CPU takes the slower way",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+                return None
+    return None
+
+
+def is_built() -> bool:
+    """Whether the package was installed with its C library."""
+    return _library() is not None
+
+
+@contextmanager
+def without() -> Iterator[None]:
+    """Inside, nothing goes by the library."""
+    global off
+    before, off = off, True
+    try:
+        yield
+    finally:
+        off = before
+
+
+def serves(like: Tensor) -> bool:
+    """Whether the kernels take tensors of this device and type now."""
+    if (
+        off
+        or like.device.type != "cpu"
+        or like.dtype not in _TYPES
+        or torch._C._len_torch_dispatch_stack() > 0
+    ):
+        return False
+    library = _library()
+    return library is not None and (library.has_threads or torch.get_num_threads() == 1)
+
+
+def _call(name: str, structure: ctypes.Structure, values: int) -> None:
+    library = _library()
+    assert library is not None
+    threads = 1 if values < _FEW else torch.get_num_threads()
+    failed = library.functions[name](structure, threads)
+    if failed == _OUT_OF_RANGE:
+        raise IndexError(f"econmt_ops: {name}: an index lies outside its range")
+    if failed:
+        raise MemoryError(f"econmt_ops: no memory for the scratch space of {name}")
+
+
+def _narrow(*tensors: Tensor) -> bool:
+    """Whether they are bfloat16; all have one type."""
+    dtype = tensors[0].dtype
+    assert dtype in _TYPES
+    assert all(tensor.dtype == dtype for tensor in tensors)
+    return dtype == torch.bfloat16
+
+
+def _are_float32(*tensors: Tensor | None) -> bool:
+    return all(tensor is None or tensor.dtype == torch.float32 for tensor in tensors)
+
+
+def _has_rows(tensor: Tensor) -> bool:
+    """Whether the values of a row follow each other."""
+    return tensor.stride(-1) == 1 or tensor.shape[-1] <= 1
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """A tensor that is read, as rows without gaps."""
+    return tensor if _has_rows(tensor) else tensor.contiguous()
+
+
+def lstm_forward(
+    gates: Tensor, recurrent: Tensor | None, before: Tensor, h: Tensor, after: Tensor, kept: Tensor | None
+) -> None:
+    """One step of an LSTM.
+
+    Args:
+        gates: (B, 4H) before their nonlinearities; with ``recurrent`` they become the sum.
+        recurrent: (B, 4H), added to them, of their type; or None.
+        before: (B, H) float32, the cell state. h: (B, H), is written, of the gates' type.
+        after: (B, H) float32, is written; may be ``before``.
+        kept: (B, 4H) float32, gets the gates after their nonlinearities; may be ``gates``; or None.
+    """
+    narrow = _narrow(gates, h, *(() if recurrent is None else (recurrent,)))
+    rows, hidden = before.shape
+    before = _rows(before)
+    recurrent = None if recurrent is None else _rows(recurrent)
+    if recurrent is None:
+        gates = _rows(gates)
+    assert all(_has_rows(written) for written in (gates, h, after))
+    assert kept is None or _has_rows(kept)
+    assert _are_float32(before, after, kept)
+    _call(
+        "lstm_forward",
+        LSTMForward(
+            rows,
+            hidden,
+            narrow,
+            gates.data_ptr(),
+            gates.stride(0),
+            None if recurrent is None else recurrent.data_ptr(),
+            0 if recurrent is None else recurrent.stride(0),
+            before.data_ptr(),
+            before.stride(0),
+            h.data_ptr(),
+            h.stride(0),
+            after.data_ptr(),
+            after.stride(0),
+            None if kept is None else kept.data_ptr(),
+            0 if kept is None else kept.stride(0),
+        ),
+        4 * rows * hidden,
+    )
+
+
+def lstm_backward(
+    gates: Tensor,
+    sums: bool,
+    before: Tensor,
+    after: Tensor,
+    incoming: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+    dgates: Tensor,
+) -> Tensor:
+    """Backward of one step.
+
+    Args:
+        gates: (B, 4H); with ``sums`` before their nonlinearities, in the type of ``dgates``, else after them in
+            float32.
+        before, after: (B, H) float32, the cell states around the step.
+        incoming, dh: (B, H), two gradients of h, of the type of ``dgates``. dc: (B, H) float32.
+        dgates: (B, 4H), is written; may be ``gates``.
+
+    Returns:
+        The gradient of ``before``, (B, H).
+    """
+    narrow = _narrow(dgates, incoming, dh, *((gates,) if sums else ()))
+    dbefore = torch.empty_like(dc, memory_format=torch.contiguous_format)
+    rows, hidden = dc.shape
+    gates, before, after = _rows(gates), _rows(before), _rows(after)
+    incoming, dh, dc = _rows(incoming), _rows(dh), _rows(dc)
+    assert _has_rows(dgates)
+    assert _are_float32(before, after, dc, None if sums else gates)
+    _call(
+        "lstm_backward",
+        LSTMBackward(
+            rows,
+            hidden,
+            narrow,
+            sums,
+            gates.data_ptr(),
+            gates.stride(0),
+            before.data_ptr(),
+            after.data_ptr(),
+            before.stride(0),
+            after.stride(0),
+            incoming.data_ptr(),
+            dh.data_ptr(),
+            incoming.stride(0),
+            dh.stride(0),
+            dc.data_ptr(),
+            dc.stride(0),
+            dgates.data_ptr(),
+            dgates.stride(0),
+            dbefore.data_ptr(),
+            dbefore.stride(0),
+        ),
+        4 * rows * hidden,
+    )
+    return dbefore
+
+
+def attention_forward(query: Tensor, keys: Tensor, score: Tensor, padding: Tensor | None) -> Tensor:
+    """The weights (B, S) float32 of additive attention, zero at padded positions.
+
+    Args:
+        query: (B, A). keys: (B, S, A), contiguous, of one type. score: (A,) float32.
+        padding: (B, S) bool, or None.
+    """
+    rows, positions, size = keys.shape
+    weights = torch.empty(rows, positions, dtype=torch.float32, device="cpu")
+    query, score = _rows(query), score.contiguous()
+    padding = None if padding is None else padding.contiguous()
+    assert keys.is_contiguous()
+    assert _are_float32(score)
+    _call(
+        "attention_forward",
+        AttentionForward(
+            rows,
+            positions,
+            size,
+            _narrow(query, keys),
+            query.data_ptr(),
+            query.stride(0),
+            keys.data_ptr(),
+            score.data_ptr(),
+            None if padding is None else padding.data_ptr(),
+            weights.data_ptr(),
+        ),
+        rows * positions * size,
+    )
+    return weights
+
+
+def combine_forward(share: Tensor, attention: Tensor, projected: Tensor, output: Tensor) -> None:
+    """Writes tanh(share + sum_s attention_s projected_s) to ``output`` (B, H).
+
+    Args:
+        share: (B, H). attention: (B, S). projected: (B, S, H), contiguous. All of one type.
+    """
+    rows, positions, size = projected.shape
+    share, attention = _rows(share), _rows(attention)
+    assert projected.is_contiguous()
+    assert _has_rows(output)
+    _call(
+        "combine_forward",
+        CombineForward(
+            rows,
+            positions,
+            size,
+            _narrow(share, attention, projected, output),
+            share.data_ptr(),
+            share.stride(0),
+            attention.data_ptr(),
+            attention.stride(0),
+            projected.data_ptr(),
+            output.data_ptr(),
+            output.stride(0),
+        ),
+        rows * positions * size,
+    )
+
+
+def attention_backward(
+    query: Tensor,
+    keys: Tensor,
+    score: Tensor,
+    padding: Tensor | None,
+    weights: Tensor,
+    dweights: Tensor,
+    dkeys: Tensor,
+    dscore: Tensor,
+    dquery: Tensor,
+) -> None:
+    """Backward of :func:`attention_forward`.
+
+    Args:
+        query, keys, score, padding: as there.
+        weights, dweights: (B, S) float32.
+        dkeys: (B, S, A) float32, contiguous, accumulates de_s (s - s^2); the caller multiplies by 4 score once.
+        dscore: (A,) float32, contiguous, accumulates the gradient of ``score``.
+        dquery: (B, A), is written, of the type of ``query``.
+    """
+    rows, positions, size = keys.shape
+    query, score, weights, dweights = _rows(query), *(x.contiguous() for x in (score, weights, dweights))
+    padding = None if padding is None else padding.contiguous()
+    assert keys.is_contiguous()
+    assert dkeys.is_contiguous()
+    assert dscore.is_contiguous()
+    assert _are_float32(score, weights, dweights, dkeys, dscore)
+    assert _has_rows(dquery)
+    _call(
+        "attention_backward",
+        AttentionBackward(
+            rows,
+            positions,
+            size,
+            _narrow(query, keys, dquery),
+            query.data_ptr(),
+            query.stride(0),
+            keys.data_ptr(),
+            score.data_ptr(),
+            None if padding is None else padding.data_ptr(),
+            weights.data_ptr(),
+            dweights.data_ptr(),
+            dkeys.data_ptr(),
+            dscore.data_ptr(),
+            dquery.data_ptr(),
+            dquery.stride(0),
+        ),
+        rows * positions * size,
+    )
+
+
+def weight_gradient(
+    values: Tensor, dcontext: Tensor, incoming: Tensor | None, padding: Tensor | None
+) -> Tensor:
+    """values_s . dcontext + incoming_s, (B, S) float32, zero at padded positions.
+
+    Args:
+        values: (B, S, E). dcontext: (B, E). incoming: (B, S) or None. All of one type.
+        padding: (B, S) bool, or None.
+    """
+    rows, positions, size = values.shape
+    dweights = torch.empty(rows, positions, dtype=torch.float32, device="cpu")
+    values, dcontext, incoming = _rows(values), _rows(dcontext), None if incoming is None else _rows(incoming)
+    padding = None if padding is None else padding.contiguous()
+    _call(
+        "weight_gradient",
+        WeightGradient(
+            rows,
+            positions,
+            size,
+            _narrow(values, dcontext, *(() if incoming is None else (incoming,))),
+            values.data_ptr(),
+            values.stride(0),
+            values.stride(1),
+            dcontext.data_ptr(),
+            dcontext.stride(0),
+            None if incoming is None else incoming.data_ptr(),
+            0 if incoming is None else incoming.stride(0),
+            None if padding is None else padding.data_ptr(),
+            dweights.data_ptr(),
+        ),
+        rows * positions * size,
+    )
+    return dweights
+
+
+def losses(
+    logits: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    factors: Tensor | None,
+    gradient: bool,
+    dbias: Tensor | None,
+) -> Tensor:
+    """Cross entropies (C,) float32 of logits (C, V), which with ``gradient`` become their gradient.
+
+    Args:
+        logits: (C, V). targets: (C,) int64.
+        smoothing: of the labels.
+        factors: (C,) float32, of each row's gradient, or None: all are 1.
+        gradient: whether it is wanted.
+        dbias: (V,) float32, contiguous: the sum of the rows' gradients is added; or None.
+
+    Raises:
+        IndexError: a target is no number from 0 to V - 1.
+    """
+    rows, vocabulary = logits.shape
+    made = torch.empty(rows, dtype=torch.float32, device="cpu")
+    targets, factors = targets.contiguous(), None if factors is None else factors.contiguous()
+    assert _has_rows(logits)
+    assert dbias is None or dbias.is_contiguous()
+    assert _are_float32(factors, dbias)
+    _call(
+        "losses",
+        Losses(
+            rows,
+            vocabulary,
+            _narrow(logits),
+            logits.data_ptr(),
+            logits.stride(0),
+            targets.data_ptr(),
+            smoothing,
+            gradient,
+            None if factors is None else factors.data_ptr(),
+            made.data_ptr(),
+            None if dbias is None else dbias.data_ptr(),
+        ),
+        rows * vocabulary,
+    )
+    return made
+
+
+def add_rows(total: Tensor, values: Tensor, places: Tensor | None = None) -> None:
+    """Adds rows to a vector, or each to the row of a table that its place names.
+
+    Args:
+        total: (N,), or (M, N) with ``places``; float32.
+        values: (R, N).
+        places: (R,) int64, from 0 to M - 1.
+    """
+    values, places = _rows(values), None if places is None else places.contiguous()
+    rows, size = values.shape
+    assert _has_rows(total)
+    assert _are_float32(total)
+    _call(
+        "add_rows",
+        AddRows(
+            rows,
+            size,
+            _narrow(values),
+            values.data_ptr(),
+            values.stride(0),
+            None if places is None else places.data_ptr(),
+            total.data_ptr(),
+            total.stride(0) if places is not None else 0,
+        ),
+        rows * size,
+    )

@@ -1,0 +1,173 @@
+/* Pointwise work and reductions of one step on the CPU, each in one pass over memory and one call.
+ *
+ * Nothing of Python or PyTorch is needed to compile this; econmt_ops.backends.c calls it through ctypes. The library does
+ * not start threads: it is told where the OpenMP runtime is that PyTorch has loaded and works in that one's threads, since a
+ * second pool of threads would take the processors from the first.
+ */
+
+#include "kernels.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+#define CHUNK 256
+#define INLINE inline __attribute__((always_inline))
+#define PRAGMA(x) _Pragma(#x)
+#define SIMD PRAGMA(omp simd)
+#define SUM(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
+#define MAXIMUM(x) PRAGMA(omp simd reduction(max : x))
+
+typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratch);
+
+#define NAME(x) x##_plain
+#include "variant.h"
+#undef NAME
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define VARIANTS 1
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define NAME(x) x##_avx2
+#include "variant.h"
+#undef NAME
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#define NAME(x) x##_avx512
+#include "variant.h"
+#undef NAME
+#pragma GCC pop_options
+#else
+#define VARIANTS 0
+#endif
+
+typedef void parallel_function(void (*body)(void *), void *given, unsigned threads, unsigned flags);
+typedef int thread_function(void);
+
+static parallel_function *parallel;
+static thread_function *thread_number, *thread_count;
+static int level;
+
+/* Tells where GOMP_parallel, omp_get_thread_num and omp_get_num_threads are, and which instructions to use at most: 0 those
+ * of every processor of the family, 1 AVX2, 2 AVX-512. Returns what is used. */
+EXPORT int econmt_start(void *start, void *number, void *count, int most) {
+  parallel = (parallel_function *)start;
+  thread_number = (thread_function *)number;
+  thread_count = (thread_function *)count;
+  level = 0;
+#if VARIANTS
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) level = 1;
+  if (level && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    level = 2;
+  if (level > most) level = most;
+#endif
+  return level;
+}
+
+/* Goes up when a function does something else or a field gets another meaning, here and in __init__.py, so that a library
+ * that was built before is not called. */
+EXPORT int econmt_version(void) { return 1; }
+
+/* The bytes of a structure, 0 if there is none of that name. */
+EXPORT int64_t econmt_size(const char *name) {
+#define SIZE(x) \
+  if (strcmp(name, #x) == 0) return (int64_t)sizeof(struct x)
+  SIZE(lstm_forward);
+  SIZE(lstm_backward);
+  SIZE(attention_forward);
+  SIZE(combine_forward);
+  SIZE(attention_backward);
+  SIZE(weight_gradient);
+  SIZE(losses);
+  SIZE(add_rows);
+#undef SIZE
+  return 0;
+}
+
+struct job {
+  kernel *run;
+  const void *given;
+  int64_t rows, stride; /* of a thread's scratch */
+  float *scratch;
+};
+
+static void work(void *given) {
+  const struct job *job = given;
+  int64_t number = thread_number(), count = thread_count();
+  int64_t begin = job->rows * number / count, end = job->rows * (number + 1) / count;
+  job->run(job->given, begin, end, job->scratch + number * job->stride);
+}
+
+/* Runs a kernel on all rows. Of each thread's scratch the first ``kept`` floats are zero at first and their sum over the
+ * threads is added to ``total``. Returns 0, or 1 if there is no memory. */
+static int spread(kernel *run, const void *given, int64_t rows, int64_t threads, int64_t kept, int64_t more,
+                  float *total) {
+  float few[2048];
+  if (!parallel || threads < 1) threads = 1;
+  int64_t stride = (kept + more + 15) / 16 * 16, needed = stride * threads;
+  float *scratch = needed <= (int64_t)(sizeof few / sizeof *few) ? few : malloc((size_t)needed * sizeof *few);
+  if (!scratch) return 1;
+  for (int64_t thread = 0; thread < threads; thread++)
+    memset(scratch + thread * stride, 0, (size_t)kept * sizeof *scratch);
+  struct job job = {run, given, rows, stride, scratch};
+  if (threads == 1)
+    run(given, 0, rows, scratch);
+  else
+    parallel(work, &job, (unsigned)threads, 0);
+  if (total)
+    for (int64_t thread = 0; thread < threads; thread++)
+      for (int64_t k = 0; k < kept; k++) total[k] += scratch[thread * stride + k];
+  if (scratch != few) free(scratch);
+  return 0;
+}
+
+#if VARIANTS
+#define PICK(x) (level == 2 ? x##_avx512 : level == 1 ? x##_avx2 : x##_plain)
+#else
+#define PICK(x) x##_plain
+#endif
+
+EXPORT int econmt_lstm_forward(const struct lstm_forward *a, int64_t threads) {
+  return spread(PICK(lstm_forward), a, a->rows, threads, 0, 0, NULL);
+}
+
+EXPORT int econmt_lstm_backward(const struct lstm_backward *a, int64_t threads) {
+  return spread(PICK(lstm_backward), a, a->rows, threads, 0, 0, NULL);
+}
+
+EXPORT int econmt_attention_forward(const struct attention_forward *a, int64_t threads) {
+  return spread(PICK(attention_forward), a, a->rows, threads, 0, 2 * a->size, NULL);
+}
+
+EXPORT int econmt_combine_forward(const struct combine_forward *a, int64_t threads) {
+  return spread(PICK(combine_forward), a, a->rows, threads, 0, a->size, NULL);
+}
+
+EXPORT int econmt_attention_backward(const struct attention_backward *a, int64_t threads) {
+  return spread(PICK(attention_backward), a, a->rows, threads, a->size, 3 * a->size, a->dscore);
+}
+
+EXPORT int econmt_weight_gradient(const struct weight_gradient *a, int64_t threads) {
+  return spread(PICK(weight_gradient), a, a->rows, threads, 0, a->size, NULL);
+}
+
+EXPORT int econmt_losses(const struct losses *a, int64_t threads) {
+  for (int64_t row = 0; row < a->rows; row++)
+    if (a->targets[row] < 0 || a->targets[row] >= a->vocabulary) return 2;
+  return spread(PICK(losses), a, a->rows, threads, a->dbias ? a->vocabulary : 0, a->vocabulary, a->dbias);
+}
+
+EXPORT int econmt_add_rows(const struct add_rows *a, int64_t threads) {
+  return spread(PICK(add_rows), a, a->size, threads, 0, 0, NULL);
+}

@@ -1,0 +1,84 @@
+"""Products with one weight that are made many times: the weight is laid out for them once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from econmt_ops.backends import c as native
+from econmt_ops.core.packed import dense, is_available
+
+LAYOUTS = ("row", "transposed", "packed")
+
+MANY = 1000
+"""More products than laying a weight out for them takes."""
+
+_PACKING = 8
+"""Products of few rows that must follow for packing a weight to pay (Zen 4, one core, 256 to 1,024 units, 16 and 64
+rows: 3 to 11)."""
+
+_PACKING_TURNED = 50
+"""The same of a transposed view, whose packing takes five to ten times as long while oneDNN reads it as fast as a copy
+(30 to 75)."""
+
+
+class Product:
+    """left weight^T + bias, with the weight laid out once.
+
+    "packed" is the blocked layout that oneDNN's kernels read; each ordinary product of a few rows would pack the
+    weight anew, and in float32 it would go to a slower library. Where packing would take longer than it saves, oneDNN
+    gets the weight as it is; where oneDNN cannot serve, the layout is "transposed", or "row" if that takes longer.
+
+    Args:
+        weight: (N, K).
+        bias: (N,), or None.
+        layout: one of LAYOUTS.
+        calls: how many products will be made.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
+    ) -> None:
+        self._by_onednn = layout == "packed" and weight.numel() > 0 and is_available(weight)
+        self._bias = None if bias is None else dense(bias)
+        pays = calls >= (_PACKING if weight.is_contiguous() else _PACKING_TURNED)
+        if self._by_onednn:
+            weight = weight.detach()
+            self._weight = (
+                torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if pays else dense(weight)
+            )
+        else:
+            self._weight = weight.t().contiguous() if layout != "row" and pays else weight.t()
+
+    def plus(self, start: Tensor, left: Tensor) -> Tensor:
+        """start (M, N), contiguous, plus the product of left (M, K); ``start`` may be overwritten. There is no bias."""
+        assert self._bias is None
+        if self._by_onednn:
+            result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(left, start, self._weight, None, "add")
+            return result
+        return start.addmm_(left, self._weight)
+
+    def __call__(self, left: Tensor) -> Tensor:
+        """The product of left (..., K): a new tensor (..., N)."""
+        if self._by_onednn:
+            result: Tensor = torch.ops.mkldnn._linear_pointwise(
+                left, self._weight, self._bias, "none", [], ""
+            )
+            return result
+        rows = left.reshape(-1, left.shape[-1])
+        product = rows.mm(self._weight) if self._bias is None else torch.addmm(self._bias, rows, self._weight)
+        return product.view(*left.shape[:-1], product.shape[1])
+
+
+def add_rows(values: Tensor) -> Tensor:
+    """The sum over the first two axes of (K, B, N).
+
+    Without our library by a product: on a CPU sum() of 16-bit values takes eight times as long; on a GPU it takes a
+    workspace larger than the values.
+    """
+    rows = values.reshape(-1, values.shape[2])
+    if native.serves(rows):
+        total = rows.new_zeros(rows.shape[1], dtype=torch.float32)
+        native.add_rows(total, rows)
+        return total
+    return rows.new_ones(1, len(rows)).mm(rows).view(-1)

@@ -1,0 +1,200 @@
+"""Products with matrices that may be factorised: W = left right is applied as two thin products and never made.
+
+With X (M, K), W (N, K) of rank r and the gradient dZ (M, N) of Z = X W^T:
+
+    Z = (X right^T) left^T          2 M r (N + K) operations instead of 2 M N K
+    P = dZ left                     (M, r), which both of the following share
+    dX = P right
+    d right = P^T X                 d left = dZ^T (X right^T)
+
+All of it is less than with W as long as r < N K / (N + K).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops.core.chunks import add_outer, add_product
+from econmt_ops.core.gemm import MANY, Product
+from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMWeights, Matrix
+
+
+def columns(weight: Matrix, begin: int, end: int) -> Matrix:
+    """The columns begin to end of a matrix, as a view."""
+    return weight.columns(begin, end) if isinstance(weight, LowRank) else weight[:, begin:end]
+
+
+def joined(first: Matrix, second: Matrix) -> Matrix:
+    """Two matrices of the same kind side by side, (N, K + M).
+
+    Of factors these are the left ones side by side and the right ones as blocks of a diagonal. The zeros beside the
+    blocks are multiplied too, which takes less time than two products.
+    """
+    if isinstance(first, LowRank):
+        assert isinstance(second, LowRank)
+        (upper, width), (lower, other) = first.right.shape, second.right.shape
+        right = first.right.new_zeros(upper + lower, width + other)
+        right[:upper, :width], right[upper:, width:] = first.right, second.right
+        return LowRank(torch.cat([first.left, second.left], 1), right)
+    assert not isinstance(second, LowRank)
+    return torch.cat([first, second], 1)
+
+
+def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+    """inputs (..., K) times weight (N, K) transposed, plus bias (N,)."""
+    if isinstance(weight, LowRank):
+        return functional.linear(functional.linear(inputs, weight.right), weight.left, bias)
+    return functional.linear(inputs, weight, bias)
+
+
+def linear_add(start: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
+    """start (B, N) or (N,) plus inputs (B, K) times weight (N, K) transposed: a new tensor (B, N)."""
+    if isinstance(weight, LowRank):
+        return torch.addmm(start, torch.mm(inputs, weight.right.t()), weight.left.t())
+    return torch.addmm(start, inputs, weight.t())
+
+
+_MANY_ROWS = 512
+"""Rows from which on the products go where those of whole matrices go; of fewer rows ordinary ones take less time.
+Measured in float32 on a Zen 4 core, one factor of 1,024 x 32: at 16 rows oneDNN takes 33 us and a BLAS 16, at 64 rows
+both 60; of thousands of rows oneDNN makes twice as many a second."""
+
+
+class LowRankProduct:
+    """left (right x) + bias as a pair of products.
+
+    Args:
+        weight: (N, K).
+        bias: (N,), or None.
+        layout, calls: see `econmt_ops.core.gemm.Product`.
+    """
+
+    def __init__(
+        self, weight: LowRank, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
+    ) -> None:
+        self._weight, self._bias, self._how = weight, bias, (layout, calls)
+
+    @functools.cached_property
+    def _few(self) -> tuple[Tensor, Tensor]:
+        return self._weight.right.t().contiguous(), self._weight.left.t().contiguous()
+
+    @functools.cached_property
+    def _many(self) -> tuple[Product, Product]:
+        layout, calls = self._how
+        return (
+            Product(self._weight.right, None, layout, calls),
+            Product(self._weight.left, self._bias, layout, calls),
+        )
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The product of inputs (..., K): a new tensor (..., N)."""
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        if len(rows) >= _MANY_ROWS:
+            first, second = self._many
+            return second(first(inputs))
+        right, left = self._few
+        thin = torch.mm(rows, right)
+        product = torch.mm(thin, left) if self._bias is None else torch.addmm(self._bias, thin, left)
+        return product.view(*inputs.shape[:-1], product.shape[1])
+
+    def plus(self, start: Tensor, inputs: Tensor) -> Tensor:
+        """start (M, N) plus the product of inputs (M, K), in place of ``start``. There is no bias."""
+        assert self._bias is None
+        right, left = self._few
+        return start.addmm_(torch.mm(inputs, right), left)
+
+
+def product_of(
+    weight: Matrix, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
+) -> Product | LowRankProduct:
+    """The product with a weight that is laid out once; see `econmt_ops.core.gemm.Product`."""
+    if isinstance(weight, LowRank):
+        return LowRankProduct(weight, bias, layout, calls)
+    return Product(weight, bias, layout, calls)
+
+
+def gradient_of(weight: Matrix, dtype: torch.dtype) -> Matrix:
+    """Memory for a gradient to be summed in, contiguous: zeros for factors, no values yet for a whole matrix."""
+    contiguous = torch.contiguous_format
+    if isinstance(weight, LowRank):
+        return LowRank(*(torch.zeros_like(part, dtype=dtype, memory_format=contiguous) for part in weight))
+    return torch.empty_like(weight, dtype=dtype, memory_format=contiguous)
+
+
+def add_linear(total: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
+    """total (K, B, N), contiguous, plus inputs (K, B, M) weight^T, in place."""
+    if isinstance(weight, LowRank):
+        return add_product(total, functional.linear(inputs, weight.right), weight.left)
+    return add_product(total, inputs, weight)
+
+
+def thin_of(weight: Matrix, doutputs: Tensor) -> Tensor | None:
+    """The product of a gradient of outputs (K, B, N) with the left factor, (K, B, r); None of a whole matrix."""
+    return doutputs @ weight.left if isinstance(weight, LowRank) else None
+
+
+def input_gradient(weight: Matrix, doutputs: Tensor, thin: Tensor | None) -> Tensor:
+    """The gradient of a product's inputs, (K, B, M); ``thin`` as :func:`thin_of` gives it."""
+    if isinstance(weight, LowRank):
+        assert thin is not None
+        return thin @ weight.right
+    return doutputs @ weight
+
+
+def add_gradient(
+    total: Matrix,
+    weight: Matrix,
+    doutputs: Tensor,
+    inputs: Tensor,
+    thin: Tensor | None = None,
+    fresh: bool = False,
+) -> None:
+    """Adds the gradient of a weight to ``total``, in place.
+
+    Args:
+        total: as the weight, in the type of the sum.
+        weight: (N, M).
+        doutputs: (K, B, N), the gradient of inputs weight^T.
+        inputs: (K, B, M).
+        thin: (K, B, r), the product of ``doutputs`` with the left factor, if it is known already.
+        fresh: a whole matrix' ``total`` holds no values yet.
+    """
+    if isinstance(total, LowRank):
+        assert isinstance(weight, LowRank)
+        add_outer(total.left, doutputs, Product(weight.right, calls=1)(inputs))
+        thin = Product(weight.left.t(), calls=1)(doutputs) if thin is None else thin
+        add_outer(total.right, thin, inputs)
+    else:
+        add_outer(total, doutputs, inputs, fresh)
+
+
+def tensors_of_matrices(weights: Sequence[Matrix]) -> list[Tensor]:
+    """For an operator's argument: the matrices, or the factors of each, left before right."""
+    return [part for weight in weights for part in (weight if isinstance(weight, LowRank) else (weight,))]
+
+
+def matrices_of_tensors(tensors: Sequence[Tensor], count: int) -> list[Matrix]:
+    """The ``count`` matrices of an operator's argument; the inverse of :func:`tensors_of_matrices`."""
+    if len(tensors) == count:
+        return list(tensors)
+    assert len(tensors) == 2 * count
+    return [LowRank(left, right) for left, right in zip(tensors[::2], tensors[1::2], strict=True)]
+
+
+def layers_of_tensors(
+    inputs: Sequence[Tensor], hiddens: Sequence[Tensor], biases: Sequence[Tensor]
+) -> list[AnyLSTMWeights]:
+    """The layers of an operator's three lists of weights."""
+    if len(inputs) == len(biases):
+        return [LSTMWeights(*parts) for parts in zip(inputs, hiddens, biases, strict=True)]
+    pairs = (matrices_of_tensors(inputs, len(biases)), matrices_of_tensors(hiddens, len(biases)))
+    return [
+        LowRankLSTMWeights(read, recurrent, bias)
+        for read, recurrent, bias in zip(*pairs, biases, strict=True)
+        if isinstance(read, LowRank) and isinstance(recurrent, LowRank)
+    ]
