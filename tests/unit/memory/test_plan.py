@@ -21,6 +21,7 @@ from econmt.errors import InputError
 from econmt.memory.estimate.search import estimate_search, search_rows
 from econmt.memory.measure.ledger import measure_step
 from econmt.memory.measure.tracker import Tracker
+from econmt.memory.plan import limits as budgets
 from econmt.memory.plan.limits import AUTO_SHARE, budget_bytes, group_room, nearest_budget, size_text
 from econmt.memory.plan.peaks import Peaks
 from econmt.memory.plan.planner import (
@@ -33,7 +34,6 @@ from econmt.memory.plan.planner import (
     plan_table,
     usable,
 )
-from econmt.memory.plan.planner import limits as budgets
 from econmt.memory.plan.prices import PRICES, settings
 from econmt.memory.report.profiling import Shape
 from econmt.model import Implementations, IncrementalModel, build_model

@@ -12,6 +12,7 @@ import torch
 
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.measure.machine import describe_machine, free_memory, processor_name
+from econmt.memory.report import profiling
 from econmt.memory.report.profiling import (
     Shape,
     Step,
@@ -23,7 +24,6 @@ from econmt.memory.report.profiling import (
     rows_that_fit,
     techniques,
 )
-from econmt.memory.report.tables import profiling
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 
