@@ -16,14 +16,12 @@ from torch.nn import functional
 
 from econmt_ops.additive_attention.recompute import additive_attention
 from econmt_ops.additive_attention.reference import attend
-from econmt_ops.additive_attention.scores import clean_keys
-from econmt_ops.attentional_lstm.backward import Backward, Gradients, Incoming, Stash
-from econmt_ops.attentional_lstm.forward import empty_result, run_forward
-from econmt_ops.attentional_lstm.problem import Options, Problem
-from econmt_ops.backends import steps as step_functions
+from econmt_ops.attentional_lstm.backward import Backward, Incoming, Stash
+from econmt_ops.attentional_lstm.forward import Forward, empty_result
+from econmt_ops.attentional_lstm.problem import Arguments, Problem, clean_keys
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_matrices
+from econmt_ops.core.low_rank import tensors_of_matrices
 from econmt_ops.core.precision import accumulate_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, Repeated, values_of
 from econmt_ops.core.scopes import layer
@@ -36,7 +34,7 @@ _ARGUMENTS = (
     "Tensor? query, Tensor? score, Tensor combine, Tensor? combine_bias, Tensor? gain, Tensor? shift, "
     "Tensor? lengths, Tensor? places, Tensor[] first_h, Tensor[] first_c, Tensor first_output"
 )
-_OPTIONS = "bool residual, float dropout, int seed, bool variational, float scale, str stash, bool compiled"
+_OPTIONS = "bool residual, float dropout, int seed, bool variational, float scale, str stash, str backend"
 """With places (B, T) the inputs are distinct rows (N, I). Matrices and biases may be of another type than the
 inputs, in which all is computed; their gradients have theirs. Of factorised matrices the lists of weights have two
 entries a layer, the left and the right factor."""
@@ -44,46 +42,19 @@ _COUNT = 17
 """How many of the operator's arguments are tensors or lists of them."""
 
 
-def _problem(arguments: tuple[Any, ...]) -> Problem:
-    inputs, keys, values, input_weights, hidden_weights, biases, query, score, combine, bias = arguments[:10]
-    gain, shift, lengths, places = arguments[10:14]
-    layers = layers_of_tensors(input_weights, hidden_weights, biases)
-    *options, compiled = arguments[_COUNT : _COUNT + 7]
-    norm = None if gain is None else (gain, shift)
-    run = step_functions.steps(compiled)
-    return Problem(
-        inputs,
-        places,
-        keys,
-        values,
-        layers,
-        query,
-        score,
-        combine,
-        bias,
-        norm,
-        lengths,
-        Options(*options),
-        run,
-    )
-
-
 @custom_op(
     "econmt_ops::attentional_lstm",
     schema=f"({_ARGUMENTS}, {_OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    first_h, first_c, first_output = arguments[14:_COUNT]
-    result = run_forward(_problem(arguments), first_h, first_c, first_output, arguments[-1])
-    return tuple(result)
+    *given, keep = arguments
+    return tuple(Forward(Problem(Arguments(*given)), keep).run())
 
 
 @_forward.register_fake
 def _(*arguments: Any) -> tuple[Tensor, ...]:
-    inputs, keys, biases, places, stash = (arguments[place] for place in (0, 1, 5, 13, _COUNT + 5))
-    hidden = biases[0].shape[0] // 4
-    steps = (inputs if places is None else places).shape[1]
-    return tuple(empty_result(inputs, steps, keys, hidden, len(biases), stash, arguments[-1]))
+    *given, keep = arguments
+    return tuple(empty_result(Arguments(*given), keep))
 
 
 @custom_op(
@@ -93,10 +64,11 @@ def _(*arguments: Any) -> tuple[Tensor, ...]:
 )
 def _backward(*arguments: Any) -> list[Tensor]:
     call = arguments[9:]
-    problem = _problem(call)
-    stash = Stash(*arguments[4:9], *call[14:_COUNT])
-    backward = Backward(problem, stash, Incoming(*arguments[:4]))
-    return _in_order(backward.run(), backward, _tensors(call))
+    backward = Backward(Problem(Arguments(*call)), Stash(*arguments[4:9]), Incoming(*arguments[:4]))
+    return [
+        arguments[4].new_empty(0) if argument is None or gradient is None else gradient.to(argument.dtype)
+        for argument, gradient in zip(_tensors(call), backward.run(), strict=True)
+    ]
 
 
 def _tensors(call: tuple[Any, ...]) -> list[Tensor | None]:
@@ -104,39 +76,13 @@ def _tensors(call: tuple[Any, ...]) -> list[Tensor | None]:
     return [*call[:3], *call[3], *call[4], *call[5], *call[6:12], *call[14], *call[15], call[16]]
 
 
-def _in_order(sums: Gradients, backward: Backward, arguments: list[Tensor | None]) -> list[Tensor]:
-    """The gradients in the order and types of the operator's ``arguments``; empty for arguments left out."""
-    scores = sums.scores
-    gradients = [
-        sums.inputs,
-        scores.key_gradient(),
-        sums.values,
-        *tensors_of_matrices([layer.input for layer in sums.layers]),
-        *tensors_of_matrices([layer.hidden for layer in sums.layers]),
-        *(layer.bias for layer in sums.layers),
-        sums.query,
-        scores.score,
-        sums.combine,
-        sums.combine_bias,
-        *((None, None) if scores.norm is None else scores.norm),
-    ]
-    # Copies of their own: an operator's results may share memory neither with each other nor with arguments.
-    first = [*(dh.clone() for dh in backward.dh), *(dc.clone() for dc in backward.dc), backward.dfed.clone()]
-    results = []
-    for argument, gradient in zip(arguments, [*gradients, *first], strict=True):
-        if argument is None or gradient is None:
-            results.append(sums.inputs.new_empty(0))
-        else:
-            results.append(gradient.to(argument.dtype))
-    return results
-
-
 @_backward.register_fake
 def _(*arguments: Any) -> list[Tensor]:
     call = arguments[9:]
-    nothing = call[0].new_empty(0)
     return [
-        nothing if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        call[0].new_empty(0)
+        if tensor is None
+        else torch.empty_like(tensor, memory_format=torch.contiguous_format)
         for tensor in _tensors(call)
     ]
 
@@ -202,7 +148,7 @@ def attentional_lstm(
     layer_norm: tuple[Tensor, Tensor] | None,
     scale: float,
     stash: str = "attention",
-    compiled: bool = False,
+    backend: str = "eager",
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """See `econmt_ops.attentional_lstm`; all arguments are given, checked and, but for matrices and biases, cast."""
     if not input_feeding:
@@ -217,9 +163,9 @@ def attentional_lstm(
             dropout_seed=dropout_seed,
             variational=variational,
             stash=stash,
-            compiled=compiled,
+            compiled=backend == "compiled",
         )
-        return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, compiled)
+        return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, backend)
     gain, shift = (None, None) if layer_norm is None else layer_norm
     if weights.score is not None:
         keys = clean_keys(keys, lengths)
@@ -245,7 +191,7 @@ def attentional_lstm(
     flat = [part for item in arguments for part in (item if isinstance(item, list) else (item,))]
     keep = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in flat)
     seed = 0 if dropout_seed is None else dropout_seed
-    options = (residual, dropout, seed, variational, scale, stash, compiled)
+    options = (residual, dropout, seed, variational, scale, stash, backend)
     outputs, attention, _, _, _, last_h, last_c = _forward(*arguments, *options, keep)
     layers = tuple(zip(last_h.unbind(0), last_c.unbind(0), strict=True))
     outputs = outputs.transpose(0, 1)
@@ -260,7 +206,7 @@ def _attend_at_once(
     lengths: Tensor | None,
     layer_norm: tuple[Tensor, Tensor] | None,
     scale: float,
-    compiled: bool,
+    backend: str,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Without input feeding nothing of the attention is recurrent: all steps at once, after the stack."""
     h, layers = stack
@@ -273,7 +219,13 @@ def _attend_at_once(
             context, attention = attend(scores, zero_padding(values, padding), padding)
         else:
             context, attention = additive_attention(
-                query, keys, values, weights.score, lengths=lengths, layer_norm=layer_norm, compiled=compiled
+                query,
+                keys,
+                values,
+                weights.score,
+                lengths=lengths,
+                layer_norm=layer_norm,
+                compiled=backend == "compiled",
             )
     bias = None if weights.combine_bias is None else weights.combine_bias.to(h.dtype)
     combined = functional.linear(torch.cat([h, context], 2), weights.combine.to(h.dtype), bias)
