@@ -129,10 +129,12 @@ class Forward:
     def _cell(self, layer: int, step: int, start: Tensor | None) -> None:
         """One step of a layer; ``start`` (B, 4H): the inputs' share in the gates of the bottom one, is overwritten."""
         problem, result, row, hidden = self.problem, self.result, self.rows[layer], self.problem.hidden
-        gates = start
-        if gates is None:
+        recurrent = None
+        if start is None:
             gates = result.gates[layer, step] if self.every_gate else self.gates
-        self.products[layer].into(gates, row, start)
+            self.products[layer].into(gates, row)
+        else:
+            gates, recurrent = start, self.products[layer].share(start, row)
         h, read = [row[:, hidden:]], None
         if self.keep:
             h.append(result.h[layer, step])
@@ -149,4 +151,6 @@ class Forward:
         before = self.c[layer]
         if self.every_cell:
             self.c[layer] = result.c[layer, step]
-        problem.run.cell_forward(gates, before, self.c[layer], h, keep=self.every_gate, read=read)
+        problem.run.cell_forward(
+            gates, before, self.c[layer], h, keep=self.every_gate, recurrent=recurrent, read=read
+        )

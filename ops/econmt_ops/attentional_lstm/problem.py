@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.backends._local import step_kernels
+from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionKernels
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
@@ -104,7 +104,7 @@ class Problem:
     def __init__(self, given: Arguments) -> None:
         self.given = given
         inputs, places = given.inputs, given.places
-        self.run = step_kernels(given.backend, inputs)
+        self.run = steps_for(inputs, given.backend)
         self.inputs = inputs.transpose(0, 1) if places is None else inputs
         self.places = None if places is None else places.t()
         by_time = self.inputs if self.places is None else self.places

@@ -79,6 +79,16 @@ class Product:
         result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(left, start, self._weight, None, "add")
         return result
 
+    def share(self, start: Tensor, left: Tensor) -> Tensor | None:
+        """Adds the product of left (M, K) to ``start`` (M, N), in place; where oneDNN cannot, returns it instead.
+
+        It is what a step's kernel takes as ``recurrent``: where it reads ``start`` it can add the product too.
+        """
+        if self._by_onednn:
+            return self(left)
+        start.addmm_(left, self._weight)
+        return None
+
     def __call__(self, left: Tensor) -> Tensor:
         """The product of left (..., K): a new tensor (..., N)."""
         if self._by_onednn:

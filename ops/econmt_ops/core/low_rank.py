@@ -116,6 +116,10 @@ class LowRankProduct:
         right, left = self._few
         return start.addmm_(torch.mm(inputs, right), left)
 
+    def share(self, start: Tensor, inputs: Tensor) -> None:
+        """Adds the product of inputs (M, K) to ``start`` (M, N); see `econmt_ops.core.gemm.Product.share`."""
+        self.plus(start, inputs)
+
     def into(self, out: Tensor, inputs: Tensor, start: Tensor | None = None) -> None:
         """Writes the product of inputs (M, K) to ``out`` (M, N); see `econmt_ops.core.gemm.Product.into`."""
         right, left = self._few

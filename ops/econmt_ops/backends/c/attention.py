@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends import c as library
-from econmt_ops.backends.eager_attention import EagerAttention
+from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.cells.attention import additive_forward
 
 
