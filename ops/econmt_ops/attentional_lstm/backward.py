@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.attentional_lstm.forward import Result
 from econmt_ops.attentional_lstm.problem import Problem
 from econmt_ops.core.chunks import add_outer, previous, split_rows
 from econmt_ops.core.gemm import add_rows
@@ -28,29 +29,7 @@ from econmt_ops.core.low_rank import (
 )
 from econmt_ops.core.repeated import add_repeated
 from econmt_ops.core.weights import Matrix
-
-
-class Stash(NamedTuple):
-    """What the forward pass kept; see ``forward.Result``. ``attention`` may be None: it is made again."""
-
-    outputs: Tensor
-    attention: Tensor | None
-    h: Tensor
-    c: Tensor
-    gates: Tensor
-
-
-class Incoming(NamedTuple):
-    """Gradients of what the forward pass returned, None where nothing depends on it.
-
-    Attributes:
-        outputs: (T, B, H). attention: (T, B, S). last_h, last_c: (L, B, H).
-    """
-
-    outputs: Tensor | None
-    attention: Tensor | None
-    last_h: Tensor | None
-    last_c: Tensor | None
+from econmt_ops.dispatch.registration import Gradients, Incoming
 
 
 class LayerGradients(NamedTuple):
@@ -98,12 +77,13 @@ class Block:
     Attributes:
         inputs: as `Problem.read` gives them. fed: (K, B, H) o of the step before.
         before: (K, B, H) h of the step before, a layer. reads: what layer l > 0 reads, (K, B, H).
-        gates: (K, B, 4H) a layer, as the backend's cell reads them.
+        gates: (K, B, 4H) a layer, as the backend's cell reads them. dgates: memory for the gradients of their sums: if
+            the gates were made again, where their sums were.
         cells: K + 1 of (B, H) a layer, from the step before on.
         top: (K, B, H) the output of the stack. query: (K, B, A).
     """
 
-    def __init__(self, problem: Problem, stash: Stash, number: int) -> None:
+    def __init__(self, problem: Problem, stash: Result, number: int) -> None:
         self.begin, self.end = begin, end = problem.blocks[number]
         given = problem.given
         self.inputs = problem.read(begin, end)
@@ -113,6 +93,7 @@ class Block:
         ]
         self.reads: list[Tensor] = []
         self.gates: list[Tensor] = []
+        self.dgates: list[Tensor] = []
         self.cells: list[list[Tensor]] = []
         top = stash.h[0, begin:end]
         for layer in range(len(problem.layers)):
@@ -121,15 +102,18 @@ class Block:
                 top = stash.h[layer, begin:end]
                 if given.residual:
                     top = top + self.reads[-1]
-            kept = problem.keeps("gates")
-            self.gates.append(stash.gates[layer, begin:end] if kept else self._gates(problem, layer))
+            space = top.new_empty(*top.shape[:2], 4 * problem.hidden)
+            self.dgates.append(space)
+            if problem.keeps("gates"):
+                self.gates.append(stash.gates[layer, begin:end])
+            else:
+                self.gates.append(self._gates(problem, layer, space))
             self.cells.append(self._cells(problem, stash, layer, number))
         self.top = top
         self.query = top if problem.query is None else functional.linear(top, problem.query)
 
-    def _gates(self, problem: Problem, layer: int) -> Tensor:
+    def _gates(self, problem: Problem, layer: int, gates: Tensor) -> Tensor:
         weights, read = problem.layers[layer], self.fed if layer == 0 else self.reads[-1]
-        gates = read.new_empty(*read.shape[:2], 4 * problem.hidden)
         if layer == 0:
             problem.bottom_gates(self.inputs, gates)
             add_linear(gates, read, problem.from_output)
@@ -137,57 +121,52 @@ class Block:
             linear_into(gates, read, weights.input, weights.bias)
         return problem.run.prepare_gates(add_linear(gates, self.before[layer], weights.hidden))
 
-    def _cells(self, problem: Problem, stash: Stash, layer: int, number: int) -> list[Tensor]:
+    def _cells(self, problem: Problem, stash: Result, layer: int, number: int) -> list[Tensor]:
         if not problem.keeps("cells"):
             return list(problem.run.scan_cells(self.gates[layer], stash.c[layer, number]).unbind(0))
         first = stash.c[layer, self.begin - 1] if self.begin else problem.given.first_c[layer]
         return [first, *stash.c[layer, self.begin : self.end].unbind(0)]
 
 
-class Deferred(NamedTuple):
-    """What the loop over a block's steps leaves to the products after it.
-
-    Attributes:
-        gates: gradients of the gates' sums (K, B, 4H) a layer.
-        both: of the query and of what tanh reads to give o, (K, B, A + H). scores: (K, B, S).
-    """
-
-    gates: list[Tensor]
-    both: Tensor
-    scores: Tensor
+def _rows(gradient: Tensor | None) -> Tensor | None:
+    """A gradient (T, B, .), the values of a row one after the other."""
+    return gradient if gradient is None or gradient.stride(2) == 1 else gradient.contiguous()
 
 
 class Backward:
     """The backward pass of one call.
 
     Attributes:
+        doutputs: (T, B, H) and dweights: (T, B, S), gradients of what the forward pass returned; or None.
         rows: (B, 2H) a layer, the gradient of what its product has read, [what it reads ; h of the step before].
         dtop: (B, H), of the stack's output.
         dc: (B, H) a layer.
     """
 
-    def __init__(self, problem: Problem, stash: Stash, incoming: Incoming) -> None:
-        self.problem, self.stash, self.incoming = problem, stash, incoming
+    def __init__(self, problem: Problem, stash: Result, incoming: Incoming) -> None:
+        self.problem, self.stash = problem, stash
+        self.doutputs, self.dweights = _rows(incoming["outputs"]), _rows(incoming["attention"])
         self.sums = WeightGradients(problem)
         self.projected = problem.projected()
         self.attention = problem.attention(self.projected)
         layers, hidden = len(problem.layers), problem.hidden
         self.rows = [problem.inputs.new_zeros(problem.batch, 2 * hidden) for _ in range(layers)]
-        if incoming.last_h is not None:
-            for row, dh in zip(self.rows, incoming.last_h, strict=True):
-                row[:, hidden:] = dh
+        dh, dc = incoming["last_h"], incoming["last_c"]
+        if dh is not None:
+            for row, part in zip(self.rows, dh, strict=True):
+                row[:, hidden:] = part
         self.dc = torch.zeros(
             layers, problem.batch, hidden, dtype=problem.accumulate, device=problem.inputs.device
         )
-        if incoming.last_c is not None:
-            self.dc.copy_(incoming.last_c)
+        if dc is not None:
+            self.dc.copy_(dc)
         self.dtop = torch.empty_like(self.rows[0][:, :hidden])
         # Transposed views: making a weight ready for products of this kind takes longer than it saves.
         self.to_rows = [problem.product(problem.joint(layer).t()) for layer in range(layers)]
         self.to_top = problem.product(problem.both().t())
 
-    def run(self) -> list[Tensor | None]:
-        """All blocks, from the last to the first; the gradients in the order of the operator's arguments."""
+    def run(self) -> Gradients:
+        """All blocks, from the last to the first; the gradients by the names of the operator's arguments."""
         for number in reversed(range(len(self.problem.blocks))):
             self._block(Block(self.problem, self.stash, number))
         sums, hidden = self.sums, self.problem.hidden
@@ -196,22 +175,24 @@ class Backward:
         found = self.attention.gradients()
         # Their memory is free before their gradient gives that of the values.
         del self.attention, self.projected
-        return [
-            sums.inputs,
-            found.keys,
-            self._values(found.projected.to(self.problem.dtype)),
-            *tensors_of_matrices([layer.input for layer in sums.layers]),
-            *tensors_of_matrices([layer.hidden for layer in sums.layers]),
-            *(layer.bias for layer in sums.layers),
-            sums.query,
-            found.score,
-            sums.combine,
-            sums.combine_bias,
-            *((None, None) if found.norm is None else found.norm),
-            *(row[:, hidden:].clone() for row in self.rows),
-            *(dc.clone() for dc in self.dc),
-            self.rows[0][:, :hidden].clone(),
-        ]
+        gain, shift = (None, None) if found.norm is None else found.norm
+        return {
+            "inputs": sums.inputs,
+            "keys": found.keys,
+            "values": self._values(found.projected.to(self.problem.dtype)),
+            "input_weights": tensors_of_matrices([layer.input for layer in sums.layers]),
+            "hidden_weights": tensors_of_matrices([layer.hidden for layer in sums.layers]),
+            "biases": [layer.bias for layer in sums.layers],
+            "query": sums.query,
+            "score": found.score,
+            "combine": sums.combine,
+            "combine_bias": sums.combine_bias,
+            "gain": gain,
+            "shift": shift,
+            "first_h": [row[:, hidden:] for row in self.rows],
+            "first_c": list(self.dc.unbind(0)),
+            "first_output": self.rows[0][:, :hidden],
+        }
 
     def _block(self, block: Block) -> None:
         problem = self.problem
@@ -220,52 +201,39 @@ class Backward:
         def space(size: int, dtype: torch.dtype = problem.dtype) -> Tensor:
             return problem.inputs.new_empty(steps, problem.batch, size, dtype=dtype)
 
-        # The gradients of gates that were made again take their place, if they have the type.
-        in_place = not problem.keeps("gates") and block.gates[0].dtype == problem.dtype
-        deferred = Deferred(
-            block.gates if in_place else [space(4 * problem.hidden) for _ in problem.layers],
-            space(problem.size + problem.hidden),
-            space(positions, problem.accumulate),
-        )
+        both = space(problem.size + problem.hidden)
+        scores = space(positions, problem.accumulate)
         kept = self.stash.attention
         weights = self.attention.weights_of(block.query) if kept is None else kept[block.begin : block.end]
         contexts = torch.bmm(weights.transpose(0, 1), self.projected).transpose(0, 1)
         for step in reversed(range(steps)):
-            self._attention(block, step, weights[step], contexts[step], deferred)
-            self._layers(block, step, deferred)
-        self.attention.sum_block(block.query, weights, deferred.both, deferred.scores)
-        self._sum(block, deferred)
+            self._attention(block, step, weights[step], contexts[step], both[step], scores[step])
+            self._layers(block, step)
+        self.attention.sum_block(block.query, weights, both, scores)
+        self._sum(block, both)
 
     def _attention(
-        self, block: Block, step: int, weights: Tensor, context: Tensor, deferred: Deferred
+        self, block: Block, step: int, weights: Tensor, context: Tensor, dboth: Tensor, dscores: Tensor
     ) -> None:
-        """From the gradient of o to ``dtop``, that of the stack's output."""
-        incoming, position, both = self.incoming, block.begin + step, deferred.both[step]
+        """From the gradient of o to ``dtop``; ``dboth`` (B, A + H) and ``dscores`` (B, S) are written."""
+        position, size = block.begin + step, self.problem.size
         doutputs = [self.rows[0][:, : self.problem.hidden]]
-        if incoming.outputs is not None:
-            doutputs.append(incoming.outputs[position])
-        self.attention.backward(
-            block.query[step],
-            context,
-            weights,
-            self.stash.outputs[position],
-            doutputs,
-            None if incoming.attention is None else incoming.attention[position],
-            both,
-            deferred.scores[step],
-        )
-        size = self.problem.size
+        if self.doutputs is not None:
+            doutputs.append(self.doutputs[position])
+        dweights = None if self.dweights is None else self.dweights[position]
+        query, output = block.query[step], self.stash.outputs[position]
+        self.attention.backward(query, context, weights, output, doutputs, dweights, dboth, dscores)
         if self.problem.query is None:
-            self.to_top.into(self.dtop, both[:, size:], both[:, :size])
+            self.to_top.into(self.dtop, dboth[:, size:], dboth[:, :size])
         else:
-            self.to_top.into(self.dtop, both)
+            self.to_top.into(self.dtop, dboth)
 
-    def _layers(self, block: Block, step: int, deferred: Deferred) -> None:
+    def _layers(self, block: Block, step: int) -> None:
         """Through the stack, top layer first: the gates' gradients and those of the step before."""
         problem, position, hidden = self.problem, block.begin + step, self.problem.hidden
         above = self.dtop
         for layer in reversed(range(len(problem.layers))):
-            row, dgates = self.rows[layer], deferred.gates[layer][step]
+            row, dgates = self.rows[layer], block.dgates[layer][step]
             problem.run.cell_backward(
                 block.gates[layer][step],
                 block.cells[layer][step],
@@ -279,10 +247,10 @@ class Backward:
                 dread = row[:, :hidden] + above if problem.given.residual else row[:, :hidden]
                 above = problem.drop(layer, dread.unsqueeze(0), position, position + 1).squeeze(0)
 
-    def _sum(self, block: Block, deferred: Deferred) -> None:
-        """Adds the block's share of the gradients that nothing waits for."""
+    def _sum(self, block: Block, dboth: Tensor) -> None:
+        """Adds the block's share of the gradients that nothing waits for; dboth (K, B, A + H)."""
         problem, sums = self.problem, self.sums
-        queries, shares = deferred.both[..., : problem.size], deferred.both[..., problem.size :]
+        queries, shares = dboth[..., : problem.size], dboth[..., problem.size :]
         fresh = block.end == problem.steps
         add_outer(sums.combine[:, : problem.hidden], shares, block.top, fresh)
         if sums.combine_bias is not None:
@@ -290,7 +258,7 @@ class Backward:
         if sums.query is not None:
             add_outer(sums.query, queries, block.top, fresh)
         for layer, (dgates, (dinput, dhidden, dbias)) in enumerate(
-            zip(deferred.gates, sums.layers, strict=True)
+            zip(block.dgates, sums.layers, strict=True)
         ):
             weights, width = problem.layers[layer], problem.width
             dbias += add_rows(dgates)

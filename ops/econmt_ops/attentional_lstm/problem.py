@@ -15,7 +15,7 @@ from torch import Tensor
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionKernels
 from econmt_ops.core.chunks import reaches, split_blocks
-from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.core.dropout import apply_dropout, join_seed, layer_keep_masks
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.low_rank import (
@@ -72,6 +72,7 @@ class Arguments(NamedTuple):
     residual: bool
     dropout: float
     seed: int
+    device_seed: Tensor | None
     variational: bool
     scale: float
     stash: str
@@ -128,7 +129,7 @@ class Problem:
             self.steps,
             self.hidden,
             given.dropout,
-            given.seed,
+            join_seed(given.seed, given.device_seed),
             given.variational,
             inputs.device,
         )

@@ -8,128 +8,49 @@ know them; the backward operator itself has no derivative.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.additive_attention.recompute import additive_attention
 from econmt_ops.additive_attention.reference import attend
-from econmt_ops.attentional_lstm.backward import Backward, Incoming, Stash
-from econmt_ops.attentional_lstm.forward import Forward, empty_result
+from econmt_ops.attentional_lstm.backward import Backward
+from econmt_ops.attentional_lstm.forward import Forward, Result, empty_result
 from econmt_ops.attentional_lstm.problem import Arguments, Problem, clean_keys
 from econmt_ops.core.chunks import reaches
+from econmt_ops.core.dropout import Seed, split_seed
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.low_rank import tensors_of_matrices
-from econmt_ops.core.precision import accumulate_dtype, explicit_casts
+from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import Inputs, Repeated, values_of
 from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState
-from econmt_ops.dispatch.registration import custom_op
+from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.lstm.recompute import lstm
 
-_ARGUMENTS = (
-    "Tensor inputs, Tensor keys, Tensor values, Tensor[] input_weights, Tensor[] hidden_weights, Tensor[] biases, "
-    "Tensor? query, Tensor? score, Tensor combine, Tensor? combine_bias, Tensor? gain, Tensor? shift, "
-    "Tensor? lengths, Tensor? places, Tensor[] first_h, Tensor[] first_c, Tensor first_output"
-)
-_OPTIONS = "bool residual, float dropout, int seed, bool variational, float scale, str stash, str backend"
-"""With places (B, T) the inputs are distinct rows (N, I). Matrices and biases may be of another type than the
-inputs, in which all is computed; their gradients have theirs. Of factorised matrices the lists of weights have two
-entries a layer, the left and the right factor."""
-_COUNT = 17
-"""How many of the operator's arguments are tensors or lists of them."""
+
+def _forward(given: Arguments, keep: bool) -> Result:
+    return Forward(Problem(given), keep).run()
 
 
-@custom_op(
+def _backward(given: Arguments, stash: Result, incoming: Incoming) -> Gradients:
+    return Backward(Problem(given), stash, incoming).run()
+
+
+def _saves(given: Arguments) -> list[str]:
+    attention = ["attention"] if reaches(given.stash, "attention") else []
+    return [*Arguments._fields, "outputs", "h", "c", "gates", *attention]
+
+
+_operator = Operator(
     "econmt_ops::attentional_lstm",
-    schema=f"({_ARGUMENTS}, {_OPTIONS}, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    Arguments,
+    Result,
+    forward=_forward,
+    fake=empty_result,
+    backward=_backward,
+    saves=_saves,
 )
-def _forward(*arguments: Any) -> tuple[Tensor, ...]:
-    *given, keep = arguments
-    return tuple(Forward(Problem(Arguments(*given)), keep).run())
-
-
-@_forward.register_fake
-def _(*arguments: Any) -> tuple[Tensor, ...]:
-    *given, keep = arguments
-    return tuple(empty_result(Arguments(*given), keep))
-
-
-@custom_op(
-    "econmt_ops::attentional_lstm_backward",
-    schema="(Tensor? doutputs, Tensor? dattention, Tensor? dlast_h, Tensor? dlast_c, Tensor outputs, "
-    f"Tensor? attention, Tensor h, Tensor c, Tensor gates, {_ARGUMENTS}, {_OPTIONS}) -> Tensor[]",
-)
-def _backward(*arguments: Any) -> list[Tensor]:
-    call = arguments[9:]
-    backward = Backward(Problem(Arguments(*call)), Stash(*arguments[4:9]), Incoming(*arguments[:4]))
-    return [
-        arguments[4].new_empty(0) if argument is None or gradient is None else gradient.to(argument.dtype)
-        for argument, gradient in zip(_tensors(call), backward.run(), strict=True)
-    ]
-
-
-def _tensors(call: tuple[Any, ...]) -> list[Tensor | None]:
-    """The operator's arguments that have gradients, lists laid open."""
-    return [*call[:3], *call[3], *call[4], *call[5], *call[6:12], *call[14], *call[15], call[16]]
-
-
-@_backward.register_fake
-def _(*arguments: Any) -> list[Tensor]:
-    call = arguments[9:]
-    return [
-        call[0].new_empty(0)
-        if tensor is None
-        else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        for tensor in _tensors(call)
-    ]
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    outputs, attention, h, c, gates, _, _ = output
-    ctx.set_materialize_grads(False)
-    ctx.sizes = [len(item) for item in inputs[:_COUNT] if isinstance(item, list | tuple)]
-    ctx.options = inputs[_COUNT : _COUNT + 7]
-    keeps_attention = reaches(inputs[_COUNT + 5], "attention")
-    flat = [
-        part for item in inputs[:_COUNT] for part in (item if isinstance(item, list | tuple) else (item,))
-    ]
-    ctx.save_for_backward(outputs, attention if keeps_attention else None, h, c, gates, *flat)
-
-
-def _differentiate(ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
-    doutputs, dattention, _, _, _, dlast_h, dlast_c = incoming
-    kept, flat = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
-    arguments = _unflatten(list(flat), ctx.sizes)
-    with explicit_casts(kept[0]):
-        gradients = _backward(doutputs, dattention, dlast_h, dlast_c, *kept, *arguments, *ctx.options)
-    # Lengths and places, left out of the gradients, come after gain and shift.
-    place = 3 + sum(ctx.sizes[:3]) + 6
-    gradients[place:place] = [None, None]
-    shaped = _unflatten(
-        [None if gradient is None or gradient.numel() == 0 else gradient for gradient in gradients], ctx.sizes
-    )
-    return (*shaped, *(None for _ in range(8)))
-
-
-def _unflatten(flat: list[Any], sizes: list[int]) -> list[Any]:
-    """The operator's tensor arguments from a flat list: 3 tensors, 3 lists, 8 tensors, 2 lists, 1 tensor.
-
-    Args:
-        flat: of tensors, or None. sizes: of the lists.
-    """
-    result, position, left = [], 0, iter(sizes)
-    for kind in "tttlllttttttttllt":
-        size = next(left) if kind == "l" else 1
-        part = flat[position : position + size]
-        result.append(part if kind == "l" else part[0])
-        position += size
-    return result
-
-
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def attentional_lstm(
@@ -143,7 +64,7 @@ def attentional_lstm(
     input_feeding: bool,
     residual: bool,
     dropout: float,
-    dropout_seed: int | None,
+    dropout_seed: Seed | None,
     variational: bool,
     layer_norm: tuple[Tensor, Tensor] | None,
     scale: float,
@@ -169,33 +90,39 @@ def attentional_lstm(
     gain, shift = (None, None) if layer_norm is None else layer_norm
     if weights.score is not None:
         keys = clean_keys(keys, lengths)
-    arguments = (
-        values_of(inputs),
-        keys,
-        values,
-        tensors_of_matrices([part.input for part in weights.layers]),
-        tensors_of_matrices([part.hidden for part in weights.layers]),
-        [part.bias for part in weights.layers],
-        weights.query,
-        weights.score,
-        weights.combine,
-        weights.combine_bias,
-        gain,
-        shift,
-        lengths,
-        inputs.places if isinstance(inputs, Repeated) else None,
-        [h for h, _ in state.layers],
-        [c for _, c in state.layers],
-        state.output,
+    seed, device_seed = split_seed(dropout_seed)
+    result = _operator(
+        Arguments(
+            values_of(inputs),
+            keys,
+            values,
+            tensors_of_matrices([part.input for part in weights.layers]),
+            tensors_of_matrices([part.hidden for part in weights.layers]),
+            [part.bias for part in weights.layers],
+            weights.query,
+            weights.score,
+            weights.combine,
+            weights.combine_bias,
+            gain,
+            shift,
+            lengths,
+            inputs.places if isinstance(inputs, Repeated) else None,
+            [h for h, _ in state.layers],
+            [c for _, c in state.layers],
+            state.output,
+            residual,
+            dropout,
+            seed,
+            device_seed,
+            variational,
+            scale,
+            stash,
+            backend,
+        )
     )
-    flat = [part for item in arguments for part in (item if isinstance(item, list) else (item,))]
-    keep = torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in flat)
-    seed = 0 if dropout_seed is None else dropout_seed
-    options = (residual, dropout, seed, variational, scale, stash, backend)
-    outputs, attention, _, _, _, last_h, last_c = _forward(*arguments, *options, keep)
-    layers = tuple(zip(last_h.unbind(0), last_c.unbind(0), strict=True))
-    outputs = outputs.transpose(0, 1)
-    return outputs, attention.transpose(0, 1), AttentionalLSTMState(layers, outputs[:, -1])
+    layers = tuple(zip(result.last_h.unbind(0), result.last_c.unbind(0), strict=True))
+    outputs = result.outputs.transpose(0, 1)
+    return outputs, result.attention.transpose(0, 1), AttentionalLSTMState(layers, outputs[:, -1])
 
 
 def _attend_at_once(
