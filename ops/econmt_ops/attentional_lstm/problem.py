@@ -79,15 +79,6 @@ class Arguments(NamedTuple):
     backend: str
 
 
-def clean_keys(keys: Tensor, lengths: Tensor | None) -> Tensor:
-    """The keys (B, S, A) as additive attention wants them: zero at padded positions, and contiguous.
-
-    Called before the operators, so that both passes share one copy and nobody keeps the keys as they were.
-    """
-    padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
-    return zero_padding(keys, padding).contiguous()
-
-
 class Problem:
     """The tensors of one call, and what both passes make of them.
 

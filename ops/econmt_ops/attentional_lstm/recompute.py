@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.additive_attention.recompute import additive_attention
+from econmt_ops.additive_attention.recompute import additive_attention, clean_keys
 from econmt_ops.additive_attention.reference import attend
 from econmt_ops.attentional_lstm.backward import Backward
 from econmt_ops.attentional_lstm.forward import Forward, Result, empty_result
-from econmt_ops.attentional_lstm.problem import Arguments, Problem, clean_keys
+from econmt_ops.attentional_lstm.problem import Arguments, Problem
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed, split_seed
 from econmt_ops.core.lengths import padding_mask, zero_padding
@@ -137,7 +137,10 @@ def _attend_at_once(
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
     """Without input feeding nothing of the attention is recurrent: all steps at once, after the stack."""
     h, layers = stack
-    query = h if weights.query is None else functional.linear(h, weights.query.to(h.dtype))
+    query = h
+    if weights.query is not None:
+        # Time comes first in the memory of h, and the attention goes step by step.
+        query = functional.linear(h.transpose(0, 1), weights.query.to(h.dtype)).transpose(0, 1)
     with layer("attention"):
         if weights.score is None:
             padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
@@ -146,13 +149,7 @@ def _attend_at_once(
             context, attention = attend(scores, zero_padding(values, padding), padding)
         else:
             context, attention = additive_attention(
-                query,
-                keys,
-                values,
-                weights.score,
-                lengths=lengths,
-                layer_norm=layer_norm,
-                compiled=backend == "compiled",
+                query, keys, values, weights.score, lengths=lengths, layer_norm=layer_norm, backend=backend
             )
     bias = None if weights.combine_bias is None else weights.combine_bias.to(h.dtype)
     combined = functional.linear(torch.cat([h, context], 2), weights.combine.to(h.dtype), bias)
