@@ -24,10 +24,11 @@ class Partition(NamedTuple):
     Attributes:
         units, rows: what a program owns.
         warps: of a program.
-        chunk: of the sum over units (backward: over gates), how many terms are exchanged and multiplied at once.
+        chunk: of the sum over units (backward: over gates), how many terms of a part are exchanged and multiplied at once.
         programs: of a launch, at most. More rows than they can serve take launches one after the other.
-        split: 2 makes a product of 32 units one of 64, which newer matrix units want; only backward.
+        split: into how many parts, made as rows of one product, a chunk is cut: newer matrix units want 64 rows.
         rows_first: the rows of the batch, not the units, are the rows of the product.
+        ahead: how many chunks are on their way at once.
     """
 
     units: int
@@ -37,6 +38,7 @@ class Partition(NamedTuple):
     programs: int
     split: int = 1
     rows_first: bool = False
+    ahead: int = 2
 
     def chunks(self, terms: int) -> int:
         """Into how many chunks a sum of so many terms is cut."""
@@ -77,6 +79,8 @@ def _constants(partition: Partition, terms: int, hidden: int, like: Tensor, back
         "ROWS": partition.rows,
         "CHUNK": partition.chunk,
         "CHUNKS": partition.chunks(terms),
+        "SPLIT": partition.split,
+        "AHEAD": min(partition.ahead, partition.chunks(terms)),
         "ROWS_FIRST": partition.rows_first,
         "BACKWARDS": sum(1 << number for number, each in enumerate(backwards) if each),
         "PRECISION": "tf32" if like.dtype == torch.float32 and waits else "ieee",
@@ -167,7 +171,7 @@ def walk_backward(
         lstm_backward[(programs,)](
             sums, recurrent, exchange, scale, cells, doutputs, dsums, last_dh, state_dc,
             counters if lengths is None else lengths, counters, steps, batch, begin, end, *part,
-            doutputs.stride(0), doutputs.stride(1), SPLIT=partition.split, HAS_LENGTHS=lengths is not None, RING=ring,
+            doutputs.stride(0), doutputs.stride(1), HAS_LENGTHS=lengths is not None, RING=ring,
             **_constants(partition, width, width // 4, recurrent, backwards),
         )  # fmt: skip
 

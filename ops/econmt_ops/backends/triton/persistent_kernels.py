@@ -49,84 +49,101 @@ def _slots(step, length, row, backwards, T, B, direction, RING: tl.constexpr):
 
 
 @triton.jit
-def _tile_rows(ROWS: tl.constexpr, SPLIT: tl.constexpr):
-    """Of the SPLIT ROWS rows of an exchanged tile: which row of the program's it belongs to."""
-    return tl.arange(0, SPLIT * ROWS) % ROWS
-
-
-@triton.jit
-def _tile_columns(chunk, ROWS: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr):
-    """The columns (SPLIT ROWS, CHUNK) of an exchanged tile; the second half of its rows has the columns after."""
-    half = tl.arange(0, SPLIT * ROWS) // ROWS
-    return (chunk * SPLIT + half)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+def _tile_rows(group, B, ROWS: tl.constexpr, SPLIT: tl.constexpr):
+    """Which row of the batch each of the SPLIT ROWS rows of an exchanged tile belongs to; one that there is."""
+    return tl.minimum(group * ROWS + tl.arange(0, SPLIT * ROWS) % ROWS, B - 1)
 
 
 @triton.jit
 def _weight_rows(M: tl.constexpr, SPLIT: tl.constexpr):
-    """Of the SPLIT M rows of a weight tile: which of its M outputs it is, and which half of the columns it has.
+    """Of the SPLIT M rows of a weight tile: which of its M outputs it is, and which part of the columns it has.
 
-    Halves alternate every eight rows, so that a thread has both of an output, as matrix units deal rows out.
+    Parts alternate every eight rows, so that a thread has two of an output, as matrix units deal rows out.
     """
     row = tl.arange(0, SPLIT * M)
-    if SPLIT == 2:
-        return row // 16 * 8 + row % 8, row // 8 % 2
-    else:
+    if SPLIT == 1:
         return row, row * 0
+    else:
+        return row % (2 * M) // 16 * 8 + row % 8, row // (2 * M) * 2 + row // 8 % 2
 
 
 @triton.jit
-def _exchanged(source, slot, live, chunk, K, ROWS: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr, UP: tl.constexpr):
-    """A tile of what the other programs wrote, straight from L2."""
-    column = _tile_columns(chunk, ROWS, SPLIT, CHUNK)
-    mask = live[:, None] & (column < K)
-    tile = tl.load(source + slot[:, None] + column, mask=mask, other=0.0, cache_modifier=".cg")
-    if UP:
-        tile = tile.to(tl.float32)
-    return tile
+def _load_weights(matrix, row_offset, column_stride, part, live, K: tl.constexpr, SPLIT: tl.constexpr,
+                  CHUNK: tl.constexpr, CHUNKS: tl.constexpr, UP: tl.constexpr):  # fmt: skip
+    """The program's share of the weights, one tile a chunk; zero past the units and past K."""
+    tiles = ()
+    for chunk in tl.static_range(CHUNKS):
+        column = (chunk * SPLIT + part)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+        mask = live[:, None] & (column < K)
+        tile = tl.load(matrix + row_offset[:, None] + column * column_stride, mask=mask, other=0.0)
+        tiles = tiles + (tile.to(tl.float32) if UP else tile,)
+    return tiles
 
 
 @triton.jit
-def _diagonal(product, M: tl.constexpr, ROWS: tl.constexpr):
-    """Sums the two halves of a split product: (2 M, 2 ROWS) -> (M, ROWS)."""
-    parts = tl.reshape(product, (M // 8, 2, 8, 2, ROWS))
-    first, second = tl.split(tl.permute(parts, (0, 2, 4, 3, 1)))  # by the half of the weight
-    wanted, _ = tl.split(first)
-    _, added = tl.split(second)
-    return tl.reshape(wanted + added, (M, ROWS))
+def _load_exchanged(source, column, chunk: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr,
+                    CHUNKS: tl.constexpr, UP: tl.constexpr):  # fmt: skip
+    """A chunk of what the other programs wrote, straight from L2.
+
+    No row is left out: what the others did not write is garbage in rows of the product that nobody reads.
+    """
+    ahead: tl.constexpr = chunk * SPLIT * CHUNK
+    if K == CHUNKS * SPLIT * CHUNK:
+        tile = tl.load(source + ahead, cache_modifier=".cg")
+    else:
+        tile = tl.load(source + ahead, mask=column + ahead < K, other=0.0, cache_modifier=".cg")
+    return tile.to(tl.float32) if UP else tile
 
 
 @triton.jit
-def _product(source, slot, live, weights, K, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
-             CHUNK: tl.constexpr, CHUNKS: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr):  # fmt: skip
-    """What was exchanged times the weights kept here: (ROWS, M) in float32. The next chunk is loaded ahead."""
-    tile = _exchanged(source, slot, live, 0, K, ROWS, SPLIT, CHUNK, UP)
-    ahead = tile
+def _fold(product, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr):
+    """Sums the products of parts with their own weights: (SPLIT M, SPLIT ROWS) -> (M, ROWS)."""
+    if SPLIT == 4:
+        parts = tl.reshape(product, (2, 2 * M, 2, 2 * ROWS))
+        first, second = tl.split(tl.permute(parts, (1, 3, 2, 0)))
+        wanted, _ = tl.split(first)
+        _, added = tl.split(second)
+        product = wanted + added
+    if SPLIT > 1:
+        parts = tl.reshape(product, (M // 8, 2, 8, 2, ROWS))
+        first, second = tl.split(tl.permute(parts, (0, 2, 4, 3, 1)))
+        wanted, _ = tl.split(first)
+        _, added = tl.split(second)
+        product = tl.reshape(wanted + added, (M, ROWS))
+    return product
+
+
+@triton.jit
+def _product(exchange, slot, weights, K: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+             CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, ROWS_FIRST: tl.constexpr,
+             PRECISION: tl.constexpr, UP: tl.constexpr):  # fmt: skip
+    """What was exchanged times the weights kept here: (ROWS, M) in float32. AHEAD chunks are on their way at once."""
+    column = (tl.arange(0, SPLIT * ROWS) // ROWS)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
+    source = exchange + slot[:, None] + column
+    tiles = ()
+    for chunk in tl.static_range(AHEAD):
+        tiles = tiles + (_load_exchanged(source, column, chunk, K, SPLIT, CHUNK, CHUNKS, UP),)
     if ROWS_FIRST:
         total = tl.zeros((SPLIT * ROWS, SPLIT * M), tl.float32)
     else:
         total = tl.zeros((SPLIT * M, SPLIT * ROWS), tl.float32)
     for chunk in tl.static_range(CHUNKS):
-        if chunk + 1 < CHUNKS:
-            ahead = _exchanged(source, slot, live, chunk + 1, K, ROWS, SPLIT, CHUNK, UP)
+        if chunk + AHEAD < CHUNKS:
+            tiles = tiles + (_load_exchanged(source, column, chunk + AHEAD, K, SPLIT, CHUNK, CHUNKS, UP),)
+        # Sums of products, not a chain of them, which Triton would take for attention's and give all warps to rows.
         if ROWS_FIRST:
-            total = tl.dot(tile, tl.trans(weights[chunk]), total, input_precision=PRECISION)
+            total += tl.dot(tiles[chunk], tl.trans(weights[chunk]), input_precision=PRECISION)
         else:
-            total = tl.dot(weights[chunk], tl.trans(tile), total, input_precision=PRECISION)
-        tile = ahead
-    if ROWS_FIRST:
-        return total
-    elif SPLIT == 2:
-        return tl.trans(_diagonal(total, M, ROWS))
-    else:
-        return tl.trans(total)
+            total += tl.dot(weights[chunk], tl.trans(tiles[chunk]), input_precision=PRECISION)
+    return tl.trans(_fold(tl.trans(total) if ROWS_FIRST else total, M, ROWS, SPLIT))
 
 
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups"])
 def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, lengths, counters,
                  T, B, begin, end, first_direction, first_group, groups,
-                 D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-                 CHUNKS: tl.constexpr, ROWS_FIRST: tl.constexpr, BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr,
-                 RING: tl.constexpr, KEEP_CELLS: tl.constexpr, KEEP_SUMS: tl.constexpr, PRECISION: tl.constexpr,
+                 D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+                 CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, ROWS_FIRST: tl.constexpr,
+                 BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr, RING: tl.constexpr, KEEP_CELLS: tl.constexpr, KEEP_SUMS: tl.constexpr, PRECISION: tl.constexpr,
                  UP: tl.constexpr, WAIT: tl.constexpr):  # fmt: skip
     """Steps begin to end of the walk.
 
@@ -140,6 +157,9 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         lengths: (B,), read with HAS_LENGTHS.
         counters: one a direction and group of rows, zero.
         first_direction, first_group, groups: the launch serves these directions, and so many groups of ROWS rows.
+        SPLIT: 2 or 4 parts of a product's sum are rows of their own, and the wanted part of the product is summed after
+            it: that fills matrix units that want 64 rows. CHUNK, CHUNKS: how much of a part's sum is made at once.
+        ROWS_FIRST: the rows of the batch are the rows of the product, otherwise the units are.
         BACKWARDS: bit d says that direction d walks backwards.
         UP: products in float32, for the interpreter, which multiplies bfloat16 wrongly.
         WAIT: programs wait for each other; otherwise a launch is one step.
@@ -152,21 +172,16 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
     backwards = (BACKWARDS >> direction) & 1
     counter = counters + (direction * tl.cdiv(B, ROWS) + group) * COUNTER_STRIDE
 
-    gate_row = tl.arange(0, 4 * UNITS)
-    weight_unit = part * UNITS + gate_row // 4
-    matrix_row = (direction * 4 + gate_row % 4) * H + weight_unit
-    weights = ()
-    for chunk in tl.static_range(CHUNKS):
-        column = chunk * CHUNK + tl.arange(0, CHUNK)
-        mask = (weight_unit < H)[:, None] & (column < H)[None, :]
-        weight = tl.load(recurrent + matrix_row[:, None] * H + column[None, :], mask=mask, other=0.0)
-        weights = weights + (weight.to(tl.float32) if UP else weight,)
+    owner, chunk_part = _weight_rows(4 * UNITS, SPLIT)  # the four gates of a unit lie side by side
+    matrix_row = (direction * 4 + owner % 4) * H + part * UNITS + owner // 4
+    live = part * UNITS + owner // 4 < H
+    weights = _load_weights(recurrent, matrix_row * H, 1, chunk_part, live, H, SPLIT, CHUNK, CHUNKS, UP)
 
     row = group * ROWS + tl.arange(0, ROWS)
     unit = part * UNITS + tl.arange(0, UNITS)
     length = _row_lengths(lengths, row, B, T, HAS_LENGTHS)
     owned = (row < B)[:, None] & (unit < H)[None, :]
-    tile_row = group * ROWS + _tile_rows(ROWS, 1)
+    tile_row = _tile_rows(group, B, ROWS, SPLIT)
     tile_length = _row_lengths(lengths, tile_row, B, T, HAS_LENGTHS)
     width: tl.constexpr = H if RING else D * H
     tile_begin = 0 if RING else direction * H
@@ -187,10 +202,11 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         sum_o = tl.load(gates + 3 * H, mask=active, other=0.0).to(tl.float32)
         if WAIT:
             spins = wait(counter, number * PARTS, spins)
-        live = (step > 0) & (step < tile_length)
-        slot = _slots(step - 1, tile_length, tile_row, backwards, T, B, direction, RING) * width + tile_begin
-        product = _product(exchange, slot, live, weights, H, 4 * UNITS, ROWS, 1, CHUNK, CHUNKS, ROWS_FIRST,
+        last = tl.maximum(step - 1, 0)
+        slot = _slots(last, tile_length, tile_row, backwards, T, B, direction, RING) * width + tile_begin
+        product = _product(exchange, slot, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST,
                            PRECISION, UP)  # fmt: skip
+        product = tl.where(step > 0, product, 0.0)
         even, odd = tl.split(tl.reshape(product, (ROWS, UNITS, 2, 2)))
         share_i, share_g = tl.split(even)
         share_f, share_o = tl.split(odd)
@@ -232,8 +248,8 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups"])
 def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last_dh, state_dc, lengths, counters,
                   T, B, begin, end, first_direction, first_group, groups, doutputs_step, doutputs_row,
-                  D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, CHUNK: tl.constexpr,
-                  CHUNKS: tl.constexpr, SPLIT: tl.constexpr, ROWS_FIRST: tl.constexpr, BACKWARDS: tl.constexpr,
+                  D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+                  CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, ROWS_FIRST: tl.constexpr, BACKWARDS: tl.constexpr,
                   HAS_LENGTHS: tl.constexpr, RING: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr,
                   WAIT: tl.constexpr):  # fmt: skip
     """Steps end - 1 down to begin of the walk.
@@ -248,7 +264,6 @@ def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last
         dsums: (D, T, B, 4H) is written, zero in the padding.
         last_dh: (D, B, H), the gradient of the last h.
         state_dc: (D, B, H), the gradient of c after step ``end`` - 1; becomes that before step ``begin``.
-        SPLIT: 2 fills matrix units that want 64 rows: halves of the sum over 4H are rows of their own.
         Others: as in `lstm_forward`.
     """
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
@@ -259,21 +274,16 @@ def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last
     backwards = (BACKWARDS >> direction) & 1
     counter = counters + (direction * tl.cdiv(B, ROWS) + group) * COUNTER_STRIDE
 
-    owner, half = _weight_rows(UNITS, SPLIT)
+    owner, chunk_part = _weight_rows(UNITS, SPLIT)
     weight_unit = part * UNITS + owner
-    weights = ()
-    for chunk in tl.static_range(CHUNKS):
-        column = (chunk * SPLIT + half)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-        mask = (weight_unit < H)[:, None] & (column < 4 * H)
-        at = (direction * 4 * H + column) * H + weight_unit[:, None]
-        weight = tl.load(recurrent + at, mask=mask, other=0.0)
-        weights = weights + (weight.to(tl.float32) if UP else weight,)
+    matrix = recurrent + direction * 4 * H * H
+    weights = _load_weights(matrix, weight_unit, H, chunk_part, weight_unit < H, 4 * H, SPLIT, CHUNK, CHUNKS, UP)
 
     row = group * ROWS + tl.arange(0, ROWS)
     unit = part * UNITS + tl.arange(0, UNITS)
     length = _row_lengths(lengths, row, B, T, HAS_LENGTHS)
     owned = (row < B)[:, None] & (unit < H)[None, :]
-    tile_row = group * ROWS + _tile_rows(ROWS, SPLIT)
+    tile_row = _tile_rows(group, B, ROWS, SPLIT)
     tile_length = _row_lengths(lengths, tile_row, B, T, HAS_LENGTHS)
     tile_begin = 0
     if not RING:
@@ -299,15 +309,17 @@ def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last
         before = tl.load(cells + place * H + unit[None, :], mask=active, other=0.0)
         incoming = (position.to(tl.int64) * doutputs_step + row * doutputs_row)[:, None] + direction * H
         dh = tl.load(doutputs + incoming + unit[None, :], mask=active, other=0.0).to(tl.float32)
-        dh += tl.where((step + 1 == length)[:, None], dh_last, 0.0)
         squashed = _tanh(f * before + i * g)
         if WAIT:
             spins = wait(counter, number * PARTS, spins)
-        live = step + 1 < tile_length
-        slot = _slots(step + 1, tile_length, tile_row, backwards, T, B, direction, RING) * (4 * H) + tile_begin
-        product = _product(exchange, slot, live, weights, 4 * H, UNITS, ROWS, SPLIT, CHUNK, CHUNKS, ROWS_FIRST,
+        after = tl.minimum(step + 1, T - 1)
+        slot = _slots(after, tile_length, tile_row, backwards, T, B, direction, RING) * (4 * H) + tile_begin
+        product = _product(exchange, slot, weights, 4 * H, UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST,
                            PRECISION, UP)  # fmt: skip
-        dh += product / factor if RING else product
+        # Taken apart and put together so that units lie in threads as memory wants them; else every load is moved.
+        even, odd = tl.split(tl.reshape(product, (ROWS, UNITS // 2, 2)))
+        product = tl.reshape(tl.join(even, odd), (ROWS, UNITS))
+        dh += tl.where((step + 1 == length)[:, None], dh_last, product / factor if RING else product)
         if WAIT:
             dh += tl.where(spins == 0, float("nan"), 0.0)
         total = dc + dh * o * (1 - squashed * squashed)
