@@ -304,7 +304,7 @@ def test_the_table_has_a_row_for_each_treatment() -> None:
     cells = cells_of(Plan(4_500_000, allot(4_500_000).values(), 7))
     assert cells == [
         ("3", "40 x 40", "89", "100", "1", "auto", "3.91 MiB"),
-        ("1", "80 x 80", "2", "100", "1", "recompute attention", "3.91 MiB"),
+        ("1", "80 x 80", "2", "100", "1", "recompute decoder", "3.91 MiB"),
     ]
     divided = cells_of(Plan(1_000_000, allot(1_000_000).values(), 7))
     assert ("1", "80 x 80", "2", "100", "3 of 34") in [row[:5] for row in divided]
