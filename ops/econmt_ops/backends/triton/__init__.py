@@ -25,7 +25,11 @@ def is_available() -> bool:
         return False
     if interpreted():
         return True
-    return torch.version.hip is None and torch.cuda.is_available() and torch.cuda.get_device_capability() >= _CAPABILITY
+    return (
+        torch.version.hip is None
+        and torch.cuda.is_available()
+        and torch.cuda.get_device_capability() >= _CAPABILITY
+    )
 
 
 def serves(tensor: torch.Tensor) -> bool:
