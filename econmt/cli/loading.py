@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Optional
+from typing import Annotated, Optional
 
 import torch
 import typer
 
+from econmt.api import TrainedModel, load
 from econmt.data.files import notice
-from econmt.data.subwords import Vocabularies, fingerprint
-from econmt.decoding.search import SearchOptions
-from econmt.errors import InputError
-from econmt.model.translation import TranslationModel
-from econmt.recipe import Recipe
-from econmt.training.checkpoints import load_model
-from econmt.training.devices import resolve_device, resolve_precision
-from econmt.training.precision import automatic_precision
 
 
 class Averaging(str, Enum):
@@ -95,71 +86,13 @@ BetaOption = Annotated[
 ]
 
 
-class LoadedModels(NamedTuple):
-    """Models with the same vocabularies on one device; the recipe is the first one's."""
-
-    models: list[TranslationModel]
-    vocabularies: Vocabularies
-    recipe: Recipe
-    device: torch.device
-    precision: torch.dtype
-
-
 def load_models(
-    folders: Sequence[Path],
-    checkpoints: Sequence[str] | None,
-    device: str,
-    threads: int | None,
-    precision: Precision,
-) -> LoadedModels:
-    """Load one model or those of an ensemble.
-
-    Raises:
-        InputError: naming the folder, if a model cannot be loaded, or if its vocabularies are not the first one's.
-    """
+    folders: list[Path], checkpoints: list[str] | None, device: str, threads: int | None, precision: Precision
+) -> TrainedModel:
+    """Load one model or those of an ensemble; errors as those of :func:`econmt.api.load`."""
     if threads is not None:
         torch.set_num_threads(threads)
-    place = resolve_device(device)
-    chosen = list(checkpoints or ["best"])
-    if len(chosen) not in (1, len(folders)):
-        raise InputError(
-            f"--checkpoint is given {len(chosen)} times for {len(folders)} models; give it once, or once for each"
-        )
-    chosen *= len(folders) // len(chosen)
-    loaded = [
-        load_model(folder, Path(which) if which.endswith(".safetensors") else which, place)
-        for folder, which in zip(folders, chosen, strict=True)
-    ]
-    for folder in folders[1:]:
-        if fingerprint(folder) != fingerprint(folders[0]):
-            raise InputError(
-                f"{folder}: its vocabularies differ from those of {folders[0]}; models of an ensemble must share them"
-            )
-    first = loaded[0]
-    if precision == Precision.auto:
-        products = automatic_precision([each.recipe for each in loaded], place).dtype
-    else:
-        products = resolve_precision(precision.value, place)
-    return LoadedModels(
-        [each.model for each in loaded],
-        first.vocabularies,
-        first.recipe,
-        place,
-        products,
-    )
-
-
-def search_options(recipe: Recipe, given: Mapping[str, Any]) -> SearchOptions:
-    """The recipe's search with what the user gave; None stands for what was not given.
-
-    Raises:
-        InputError: if a value is out of range.
-    """
-    changes = {name: value for name, value in given.items() if value is not None}
-    try:
-        return replace(SearchOptions.from_recipe(recipe.decoding), **changes)
-    except ValueError as error:
-        raise InputError(str(error)) from None
+    return load(folders, checkpoints or "best", device=device, precision=precision.value)
 
 
 def warn(text: str) -> None:

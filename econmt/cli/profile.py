@@ -39,7 +39,7 @@ def profile(
     overrides: Annotated[
         Optional[list[str]],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Keys to change, e.g. ops.lstm=recompute.", show_default=False
+            metavar="[KEY=VALUE]...", help="Keys to change, e.g. ops.encoder=recompute.", show_default=False
         ),
     ] = None,
     bucket: Annotated[

@@ -26,7 +26,6 @@ from econmt.cli.loading import (
     PrecisionOption,
     ThreadsOption,
     load_models,
-    search_options,
 )
 from econmt.data.corpus import Corpus, read_pairs
 from econmt.decoding.search import SearchOptions, length_penalty
@@ -96,7 +95,7 @@ def score(
         )
     loaded = load_models(models, checkpoint, device, threads, precision)
     given = {"length_penalty_alpha": length_penalty_alpha, "length_penalty_beta": length_penalty_beta}
-    options = search_options(loaded.recipe, given)
+    options = loaded.search_options(given)
     scorer = Scorer(
         loaded.models,
         loaded.vocabularies,

@@ -26,7 +26,6 @@ from econmt.cli.loading import (
     PrecisionOption,
     ThreadsOption,
     load_models,
-    search_options,
     warn,
 )
 from econmt.data.corpus import read_lines
@@ -36,7 +35,6 @@ from econmt.decoding.pictures import draw_attention
 from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 from econmt.errors import InputError
-from econmt.model.inference.decoder import IncrementalModel
 
 
 class OutputType(str, Enum):
@@ -123,16 +121,7 @@ def translate(
         "seed": seed,
         "attention": output_type == OutputType.attention or attention_picture is not None,
     }
-    translator = Translator(
-        [IncrementalModel(model, loaded.precision) for model in loaded.models],
-        loaded.vocabularies,
-        search_options(loaded.recipe, given),
-        loaded.device,
-        batch_size=batch_size or loaded.recipe.decoding.batch_size,
-        chunk_size=chunk_size,
-        max_length=loaded.recipe.data.max_length,
-        warn=warn,
-    )
+    translator = loaded.translator(given, batch_size=batch_size, chunk_size=chunk_size, warn=warn)
     _run(translator, input_file, output, output_type, attention_picture)
 
 
