@@ -89,6 +89,7 @@ class Partition(NamedTuple):
         return (weights + tiles) * itemsize
 
 
+@functools.cache
 def plan(
     batch: int,
     hidden: int,
