@@ -142,7 +142,7 @@ def checks() -> None:
             expected = gradients(
                 plain, (exact[0], exact[1], targets, exact[2]), smoothing=0.1, softmax=torch.float64
             )
-            losses = {
+            losses: dict[str, Callable[..., Tensor]] = {
                 "triton": by(linear_cross_entropy),
                 "torch": functools.partial(plain, softmax=torch.float32),
             }
