@@ -61,7 +61,14 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        return made(*(part.data if isinstance(part, Tensor) else part for part in arguments))
+        # An argument that is given twice stays one: torch.compile has to know what shares memory.
+        seen: dict[int, Tensor] = {}
+        return made(
+            *(
+                seen.setdefault(id(part), part.data) if isinstance(part, Tensor) else part
+                for part in arguments
+            )
+        )
 
     return call
 
@@ -120,6 +127,7 @@ class CompiledSteps(EagerSteps):
         h: Tensor,
         keep: bool,
     ) -> None:
+        after = before if after.is_set_to(before) else after
         _compiled(_advance)(gates, recurrent, before, after, h, keep)
 
     def cell_backward(
@@ -132,6 +140,7 @@ class CompiledSteps(EagerSteps):
         dgates: Tensor,
     ) -> None:
         """See `StepKernels`."""
+        dgates = gates if dgates.is_set_to(gates) else dgates
         _compiled(_advance_back)(gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
 
     def attention(

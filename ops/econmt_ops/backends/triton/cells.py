@@ -133,7 +133,7 @@ def _scan_kernel(
     place = cells + row * hidden + unit
     tl.store(place, c, mask=inside)
     sums = gates + row * gates_row + unit
-    for _ in range(0, steps):
+    for _ in range(steps):
         i = tl.sigmoid(tl.load(sums, mask=inside).to(tl.float32))
         f = tl.sigmoid(tl.load(sums + hidden, mask=inside).to(tl.float32))
         c = f * c + i * tanh(tl.load(sums + 2 * hidden, mask=inside).to(tl.float32))

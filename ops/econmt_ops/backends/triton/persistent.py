@@ -5,7 +5,6 @@ D directions, T steps, B rows, H units; see `persistent_kernels` for what a prog
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -45,7 +44,9 @@ class Partition(NamedTuple):
         return triton.cdiv(terms, self.chunk * self.split)
 
 
-def _launches(partition: Partition, directions: int, batch: int, hidden: int) -> Iterator[tuple[int, int, int, int]]:
+def _launches(
+    partition: Partition, directions: int, batch: int, hidden: int
+) -> Iterator[tuple[int, int, int, int]]:
     """Which part of a walk each launch serves: programs, first direction, first group of rows, groups."""
     parts = triton.cdiv(hidden, partition.units)
     groups = triton.cdiv(batch, partition.rows)
@@ -59,7 +60,9 @@ def _launches(partition: Partition, directions: int, batch: int, hidden: int) ->
             yield parts * count, direction, first, count
 
 
-def _walk(partition: Partition, directions: int, batch: int, hidden: int, steps: int, back: bool) -> Iterator[tuple[int, ...]]:
+def _walk(
+    partition: Partition, directions: int, batch: int, hidden: int, steps: int, back: bool
+) -> Iterator[tuple[int, ...]]:
     """The launches with the steps of each: all, or one where programs cannot wait for each other."""
     for programs, *part in _launches(partition, directions, batch, hidden):
         if not interpreted():
@@ -69,7 +72,9 @@ def _walk(partition: Partition, directions: int, batch: int, hidden: int, steps:
             yield programs, step, step + 1, *part
 
 
-def _constants(partition: Partition, terms: int, hidden: int, like: Tensor, backwards: tuple[bool, ...]) -> dict[str, object]:
+def _constants(
+    partition: Partition, terms: int, hidden: int, like: Tensor, backwards: tuple[bool, ...]
+) -> dict[str, object]:
     """What both kernels are compiled for, and how they are launched."""
     waits = not interpreted()
     return {

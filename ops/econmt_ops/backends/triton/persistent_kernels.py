@@ -190,7 +190,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
     c = tl.load(state_c + state, mask=owned, other=0.0)
 
     spins = tl.full((), SPINS, tl.int32)
-    for number in range(0, end - begin if WAIT else 1):
+    for number in range(end - begin if WAIT else 1):
         step = begin + number
         active = (step < length)[:, None] & owned
         position = _positions(step, length, backwards)
@@ -222,7 +222,9 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         c = tl.where(active, after, c)
         h = tl.where(active, made, h)
         output = tl.where(active, made, 0.0)
-        written = outputs + (position.to(tl.int64) * B + row)[:, None] * (D * H) + direction * H + unit[None, :]
+        written = (
+            outputs + (position.to(tl.int64) * B + row)[:, None] * (D * H) + direction * H + unit[None, :]
+        )
         if RING:
             slot = _slots(step, length, row, backwards, T, B, direction, RING)
             given = output.to(exchange.dtype.element_ty)
@@ -277,7 +279,9 @@ def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last
     owner, chunk_part = _weight_rows(UNITS, SPLIT)
     weight_unit = part * UNITS + owner
     matrix = recurrent + direction * 4 * H * H
-    weights = _load_weights(matrix, weight_unit, H, chunk_part, weight_unit < H, 4 * H, SPLIT, CHUNK, CHUNKS, UP)
+    weights = _load_weights(
+        matrix, weight_unit, H, chunk_part, weight_unit < H, 4 * H, SPLIT, CHUNK, CHUNKS, UP
+    )
 
     row = group * ROWS + tl.arange(0, ROWS)
     unit = part * UNITS + tl.arange(0, UNITS)
@@ -296,7 +300,7 @@ def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last
         factor = tl.load(scale)
 
     spins = tl.full((), SPINS, tl.int32)
-    for number in range(0, end - begin if WAIT else 1):
+    for number in range(end - begin if WAIT else 1):
         step = end - 1 - number
         active = (step < length)[:, None] & owned
         position = _positions(step, length, backwards)
