@@ -90,7 +90,7 @@ def _backward(given: Arguments, kept: Results, incoming: Incoming) -> Gradients:
     nothing = values.new_zeros(batch, width)
     dcontexts = [nothing] * steps if dcontext is None else dcontext.contiguous().unbind(1)
     dquery = torch.empty_like(given.query, memory_format=torch.contiguous_format)
-    for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), accumulate):
+    for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), accumulate, values.device.type):
         queries = given.query[:, begin:end].transpose(0, 1).contiguous()
         weights = kept.weights[begin:end]
         contexts = torch.bmm(weights.transpose(0, 1), values)

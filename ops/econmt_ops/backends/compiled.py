@@ -64,7 +64,10 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
         # An argument that is given twice stays one: torch.compile has to know what shares memory.
         seen: dict[int, Tensor] = {}
         return made(
-            *(seen.setdefault(id(part), part.data) if isinstance(part, Tensor) else part for part in arguments)
+            *(
+                seen.setdefault(id(part), part.data) if isinstance(part, Tensor) else part
+                for part in arguments
+            )
         )
 
     return call
