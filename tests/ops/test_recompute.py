@@ -342,7 +342,7 @@ def test_loss_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
     hidden, weight, targets = torch.randn(200, 3), torch.randn(3000, 3), torch.randint(3000, (200,))
     with Watch():
-        loss_module._forward._init_fn(hidden, weight, targets, None, 0.1, -100, False, "mean", True)
+        loss_module._forward._init_fn(hidden, weight, targets, None, 0.1, -100, "eager", "mean", True)
     assert largest == 4 * 3000
 
 
@@ -509,5 +509,5 @@ def test_loss_makes_a_chunk_of_logits_once(monkeypatch: pytest.MonkeyPatch) -> N
         torch.randint(vocabulary, (256,)),
     )
     with Alive() as alive:
-        loss_module._forward._init_fn(hidden, weight, targets, None, 0.1, -100, False, "sum", True)
+        loss_module._forward._init_fn(hidden, weight, targets, None, 0.1, -100, "eager", "sum", True)
     assert alive.peak < 1.5 * chunk * vocabulary * 4

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt.bench import lstm
+from econmt.bench import lstm_schedules as lstm
 from econmt.errors import InputError
 from tests.ops.helpers import assert_close
 
-SHAPE = lstm.Shape(layers=3, steps=4, hidden=5, batch=2)
+SHAPE = lstm.StackShape(layers=3, steps=4, hidden=5, batch=2)
 STAGES = [stage for stage in lstm.stages(compile_loop=False) if "compiled" not in stage.name]
 
 
