@@ -5,6 +5,7 @@ D directions, T steps, B rows, H units; see `persistent_kernels` for what a prog
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -154,11 +155,15 @@ def _shapes(outputs: int, rows: int, back: bool) -> Iterator[tuple[int, int, boo
         return
     split = max(1, min(4, warps * 16 // outputs))
     if back and warps == 8:
-        split = max(1, split // 2)  # half the rows: all warps' registers are needed for weights on their way in
+        split = max(
+            1, split // 2
+        )  # half the rows: all warps' registers are needed for weights on their way in
     yield warps, split, False
 
 
-def _with_chunk(partition: Partition, terms: int, outputs: int, products: torch.dtype, limits: Limits) -> Partition | None:
+def _with_chunk(
+    partition: Partition, terms: int, outputs: int, products: torch.dtype, limits: Limits
+) -> Partition | None:
     """The partition with the largest chunk that fits shared memory and registers; None if none does."""
     part = max(16, triton.next_power_of_2(triton.cdiv(terms, partition.split)))
     for chunk in (part >> shift for shift in range(7)):
