@@ -17,7 +17,7 @@ import econmt_ops
 from econmt.bench.sheet import Row, Say
 from econmt.errors import EconmtError
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
-from econmt_ops.backends.steps import has_compiler
+from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.core.weights import AnyLSTMWeights, tensors_of
 from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 

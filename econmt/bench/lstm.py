@@ -20,7 +20,7 @@ from torch.nn import functional
 from econmt.bench.sheet import Row, Say
 from econmt.errors import InputError
 from econmt_ops import LSTMWeights
-from econmt_ops.backends.steps import has_compiler
+from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.timing import quantile, synchronizer
 from econmt_ops.lstm import recompute

@@ -27,7 +27,7 @@ from econmt.training.devices import reproducible, resolve_device
 from econmt.training.files import write_text
 from econmt.training.precision import precision_of_run
 from econmt.typed_yaml import parse_size
-from econmt_ops.backends.steps import has_compiler
+from econmt_ops.backends.compiled import has_compiler
 
 FITTED = ("reference", "all", "all, bfloat16")
 """The techniques whose largest batches --fit --compare tells."""

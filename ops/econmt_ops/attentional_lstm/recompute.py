@@ -217,7 +217,7 @@ def attentional_lstm(
             dropout_seed=dropout_seed,
             variational=variational,
             stash=stash,
-            compiled=compiled,
+            backend="compiled" if compiled else "eager",
         )
         return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, compiled)
     gain, shift = (None, None) if layer_norm is None else layer_norm

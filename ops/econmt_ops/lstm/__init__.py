@@ -10,7 +10,7 @@ from econmt_ops.core.repeated import Inputs, Repeated, check_inputs, expanded, v
 from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMState, cast_weights
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
-from econmt_ops.lstm.schedule import is_light
+from econmt_ops.lstm.reference import is_light
 
 _IMPLEMENTATIONS = implementations(__name__, "lstm")
 _BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")
