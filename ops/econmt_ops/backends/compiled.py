@@ -12,8 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from econmt_ops.backends import c as library
+from econmt_ops.backends.attention import EagerAttention
+from econmt_ops.backends.c.attention import CAttention
 from econmt_ops.backends.eager import EagerSteps
+from econmt_ops.backends.protocol import AttentionKernels
 from econmt_ops.cells import lstm
+from econmt_ops.cells.attention import additive_backward, additive_forward
 
 _VARIANTS = 64
 """How often a step may be compiled anew."""
@@ -56,7 +61,14 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        return made(*(part.data if isinstance(part, Tensor) else part for part in arguments))
+        # An argument that is given twice stays one: torch.compile has to know what shares memory.
+        seen: dict[int, Tensor] = {}
+        return made(
+            *(
+                seen.setdefault(id(part), part.data) if isinstance(part, Tensor) else part
+                for part in arguments
+            )
+        )
 
     return call
 
@@ -104,7 +116,7 @@ def _advance_back(
 
 
 @functools.cache
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # Sizes are constants of the code until one of them changes; then that one becomes a variable.
     return compile_step(function)
 
@@ -121,6 +133,7 @@ class CompiledSteps(EagerSteps):
         h: Tensor,
         keep: bool,
     ) -> None:
+        after = before if after.is_set_to(before) else after
         _compiled(_advance)(gates, recurrent, before, after, h, keep)
 
     def cell_backward(
@@ -133,4 +146,19 @@ class CompiledSteps(EagerSteps):
         dgates: Tensor,
     ) -> None:
         """See `StepKernels`."""
+        dgates = gates if dgates.is_set_to(gates) else dgates
         _compiled(_advance_back)(gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
+
+    def attention(
+        self,
+        keys: Tensor,
+        projected: Tensor,
+        score: Tensor | None,
+        norm: tuple[Tensor, Tensor] | None,
+        scale: float,
+        lengths: Tensor | None,
+    ) -> AttentionKernels:
+        """See `StepKernels`; where the C library serves, only the scores are compiled."""
+        made = CAttention if library.serves(keys) else EagerAttention
+        functions = (_compiled(additive_forward), _compiled(additive_backward))
+        return made(keys, projected, score, norm, scale, lengths, *functions)

@@ -53,6 +53,14 @@ def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor
     return functional.linear(inputs, weight, bias)
 
 
+def linear_into(out: Tensor, inputs: Tensor, weight: Matrix, bias: Tensor) -> None:
+    """Writes inputs (K, B, M) times weight (N, M) transposed, plus bias (N,), to ``out`` (K, B, N), contiguous."""
+    rows = inputs.reshape(-1, inputs.shape[2])
+    if isinstance(weight, LowRank):
+        rows, weight = torch.mm(rows, weight.right.t()), weight.left
+    torch.addmm(bias, rows, weight.t(), out=out.view(-1, out.shape[2]))
+
+
 def linear_add(start: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
     """start (B, N) or (N,) plus inputs (B, K) times weight (N, K) transposed: a new tensor (B, N)."""
     if isinstance(weight, LowRank):
@@ -139,6 +147,19 @@ class LowRankProduct:
         """``start`` (M, N) plus the product of inputs (M, K), in its place. There is no bias."""
         self.share(start, inputs)
         return start
+
+    def into(self, out: Tensor, inputs: Tensor, start: Tensor | None = None) -> None:
+        """Writes the product of inputs (M, K) to ``out`` (M, N); see `econmt_ops.core.gemm.Product.into`."""
+        start = self._bias if start is None else start
+        right, left = self._few(len(inputs))
+        thin = torch.mm(inputs.to(right.dtype), right)
+        if right.dtype != out.dtype:
+            product = torch.mm(thin, left)
+            out.copy_(product if start is None else product + start)
+        elif start is None:
+            torch.mm(thin, left, out=out)
+        else:
+            torch.addmm(start, thin, left, out=out)
 
 
 AnyProduct = Union[Product, LowRankProduct]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from econmt_ops.backends import steps_for
 from econmt_ops.core.chunks import reaches, split_blocks
-from econmt_ops.core.dropout import derive_seed
+from econmt_ops.core.dropout import Seed, derive_seed
 from econmt_ops.core.dropout import dropout as drop_units
 from econmt_ops.core.lengths import padding_mask, reverse_rows
 from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_matrices
@@ -221,7 +221,7 @@ def lstm(
     reverse: bool,
     residual: bool,
     dropout: float,
-    dropout_seed: int | None,
+    dropout_seed: Seed | None,
     variational: bool,
     from_zero: bool = False,
     stash: str = "outputs",

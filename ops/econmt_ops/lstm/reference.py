@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from econmt_ops.cells import lstm as cell
-from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.core.dropout import Seed, apply_dropout, layer_keep_masks
 from econmt_ops.core.lengths import padding_mask, reverse_rows, zero_padding
 from econmt_ops.core.low_rank import linear, linear_add
 from econmt_ops.core.precision import accumulate_dtype
@@ -195,7 +195,7 @@ def lstm(
     reverse: bool,
     residual: bool,
     dropout: float,
-    dropout_seed: int | None,
+    dropout_seed: Seed | None,
     variational: bool,
 ) -> tuple[Tensor, LSTMState]:
     """See `econmt_ops.lstm`; all arguments are given, checked and cast."""

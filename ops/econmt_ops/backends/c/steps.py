@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends import c as library
+from econmt_ops.backends.c.attention import CAttention
 from econmt_ops.backends.eager import EagerSteps
+from econmt_ops.backends.protocol import AttentionKernels
 
 
 class CSteps(EagerSteps):
@@ -44,6 +46,18 @@ class CSteps(EagerSteps):
         first, second = dh if len(dh) == 2 else (dh[0], self._nothing(dc))
         sums = gates.dtype != torch.float32
         library.lstm_backward(gates, sums, before, after, first, second, dc, dgates, dbefore=dc)
+
+    def attention(
+        self,
+        keys: Tensor,
+        projected: Tensor,
+        score: Tensor | None,
+        norm: tuple[Tensor, Tensor] | None,
+        scale: float,
+        lengths: Tensor | None,
+    ) -> AttentionKernels:
+        """See `StepKernels`."""
+        return CAttention(keys, projected, score, norm, scale, lengths)
 
     def _nothing(self, like: Tensor) -> Tensor:
         """Zeros (B, H) that all rows share."""
