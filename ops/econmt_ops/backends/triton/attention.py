@@ -46,7 +46,7 @@ NORMED_HELD = 5
 """What layer normalisation adds to them, intermediate values included."""
 OTHER_REGISTERS = 26
 """All else: addresses, masks, the loop. These four are read off the compiled kernels and hold within a tenth."""
-PLAIN_TILE = 8192
+PLAIN_TILE = 4096
 """Values of a plain kernel's tile."""
 PLAIN_ROWS = 16
 """Rows of a plain kernel's tile, at most."""
