@@ -18,7 +18,7 @@ from torch import Tensor
 
 from econmt_ops.backends import steps_for
 from econmt_ops.core.chunks import reaches, split_blocks
-from econmt_ops.core.dropout import Seed, derive_seed
+from econmt_ops.core.dropout import Seed
 from econmt_ops.core.dropout import dropout as drop_units
 from econmt_ops.core.lengths import padding_mask, reverse_rows
 from econmt_ops.core.low_rank import layers_of_tensors, tensors_of_matrices
@@ -245,7 +245,7 @@ def lstm(
             assert isinstance(read, Tensor)
             # Masks belong to positions, whichever way the stack walks.
             read = reverse_rows(read, lengths) if turn else read
-            read = drop_units(read, dropout, derive_seed(dropout_seed, number), variational)
+            read = drop_units(read, dropout, dropout_seed, variational, number)
             read = reverse_rows(read, lengths) if turn else read
         outputs, last_h, last_c = run_layer(
             read, [layer], [(h, c)], lengths, [walks_back], stash=stash, layout=layout, backend=backend
