@@ -17,7 +17,7 @@ from econmt.bench.lstm_schedules import by_torch
 from econmt.bench.rows import Row, Say, dtype_name, time_in_turns
 from econmt.errors import EconmtError
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
-from econmt_ops.backends.steps import has_compiler
+from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.core.weights import AnyLSTMWeights, tensors_of
 
 PUBLISHED = (256, 100)

@@ -35,7 +35,7 @@ from econmt.recipe import load_recipe
 from econmt.training.devices import reproducible, resolve_device
 from econmt.training.files import write_text
 from econmt.training.precision import precision_of_run
-from econmt_ops.backends.steps import has_compiler
+from econmt_ops.backends.compiled import has_compiler
 
 FITTED = ("reference", "all", "all, bfloat16")
 """The techniques whose largest batches --fit --compare tells."""
