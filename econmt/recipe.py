@@ -9,6 +9,7 @@ the key and, for an unknown key, the nearest valid one. Field descriptions here 
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -110,8 +111,12 @@ class Ops(Section):
     compiled: the same with its inner steps compiled, which needs a C++ compiler.
     """
 
-    attention: Implementation = Field("auto", description="attention; with input feeding, the decoder's loop")
-    lstm: Implementation = Field("auto", description="LSTM layers of encoder and decoder")
+    encoder: Implementation = Field("auto", description="LSTM layers of the encoder")
+    decoder: Implementation = Field(
+        "auto",
+        description="the decoder: with input feeding its whole loop, attention included; without, its LSTM layers",
+    )
+    attention: Implementation = Field("auto", description="attention of a decoder without input feeding")
     output: Implementation = Field("auto", description="output layer and loss")
     stash: Literal["auto", "outputs", "attention", "cells", "gates"] = Field(
         "auto",
@@ -300,6 +305,44 @@ class Recipe(Section):
         return self
 
 
+def rename_ops(ops: dict[str, Any], input_feeding: bool) -> list[tuple[str, list[str]]]:
+    """Puts what older recipes say in their section ``ops`` under the keys of today; the values are not checked.
+
+    There ``lstm`` named the LSTM layers of the encoder and of a decoder without input feeding; a decoder with input
+    feeding was named by ``attention``, and kept its gates where ``lstm`` was reference.
+
+    Args:
+        ops: the section, which is changed.
+        input_feeding: whether the decoder has it.
+
+    Returns:
+        The old keys that were found, each with the new ones that have its value.
+    """
+    moved = []
+    if "lstm" in ops:
+        value = ops.pop("lstm")
+        keys = ["encoder"] if input_feeding else ["encoder", "decoder"]
+        ops.update(dict.fromkeys(keys, value))
+        if input_feeding and value == "reference":
+            ops["stash"] = "gates"
+        moved.append(("lstm", keys))
+    value = ops.get("attention", "auto")
+    if input_feeding and value != "auto" and ops.get("decoder", "auto") == "auto":
+        ops["decoder"] = value
+        moved.append(("attention", ["decoder"]))
+    return moved
+
+
+def _rename(tree: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """:func:`rename_ops` for a whole recipe that is not checked yet, with dotted keys."""
+    section: Any = tree
+    for key in ("model", "decoder", "input_feeding"):
+        section = section.get(key) if isinstance(section, dict) else None
+    ops = tree.get("ops")
+    moved = rename_ops(ops, section is not False) if isinstance(ops, dict) else []
+    return [(f"ops.{old}", [f"ops.{key}" for key in new]) for old, new in moved]
+
+
 def model_folder(recipe: Recipe) -> Path:
     """The folder of the recipe's run, relative to the working directory."""
     return Path(recipe.output)
@@ -348,12 +391,14 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         raise InputError(f"{file}:{line}: not valid UTF-8; save the recipe as UTF-8 text") from None
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}") from None
-    return load_section(Recipe, text, str(file), overrides)
+    return load_section(
+        Recipe, text, str(file), overrides, rename=_rename, note=lambda text: print(text, file=sys.stderr)
+    )
 
 
 def parse_recipe(text: str, where: str) -> Recipe:
     """Reads a recipe from text, for example a model folder's ``recipe.yaml``; ``where`` is what errors call it."""
-    return load_section(Recipe, text, where)
+    return load_section(Recipe, text, where, rename=_rename)
 
 
 def recipe_text(recipe: Recipe, *, changed_only: bool = False) -> str:

@@ -13,30 +13,44 @@ class Implementations(NamedTuple):
     They change how much memory and time a model takes and nothing of what it computes but rounding.
 
     Attributes:
-        attention: of the attention; with input feeding, of the whole decoder loop.
-        lstm: of the LSTM layers. With input feeding the loop keeps the gates of the decoder's layers if this is
-            "reference", as plain autograd would.
+        encoder: of the encoder's LSTM layers.
+        decoder: of the decoder: with input feeding its whole loop, attention included; without, its LSTM layers.
+        attention: of the attention of a decoder without input feeding.
         output: of the output layer and its loss.
         stash: how much the recomputing LSTMs keep: "outputs", "attention", "cells", "gates", or "auto".
     """
 
+    encoder: str = "auto"
+    decoder: str = "auto"
     attention: str = "auto"
-    lstm: str = "auto"
     output: str = "auto"
     stash: str = "auto"
 
     @classmethod
     def of(cls, ops: recipe.Ops) -> Implementations:
         """Those that a recipe asks for."""
-        return cls(ops.attention, ops.lstm, ops.output, ops.stash)
+        return cls(**ops.model_dump())
 
-    def for_lstm(self) -> dict[str, Any]:
+    @classmethod
+    def everywhere(cls, name: str, stash: str = "auto") -> Implementations:
+        """The same one for all ops."""
+        return cls(name, name, name, name, stash)
+
+    def for_encoder(self) -> dict[str, Any]:
         """Keyword arguments of ``econmt_ops.lstm`` and ``bidirectional_lstm``."""
-        return _arguments(self.lstm, self.stash)
+        return _arguments(self.encoder, self.stash)
 
-    def for_loop(self) -> dict[str, Any]:
-        """Keyword arguments of ``econmt_ops.attentional_lstm``."""
-        return _arguments(self.attention, "gates" if self.lstm == "reference" else self.stash)
+    def for_decoder(self) -> dict[str, Any]:
+        """Keyword arguments of ``attentional_lstm``, or of a decoder's ``lstm`` without input feeding."""
+        return _arguments(self.decoder, self.stash)
+
+    def for_attention(self) -> dict[str, Any]:
+        """Keyword arguments of ``econmt_ops.additive_attention``."""
+        return {"implementation": self.attention}
+
+    def for_output(self) -> dict[str, Any]:
+        """Keyword arguments of ``econmt_ops.linear_cross_entropy``."""
+        return {"implementation": self.output}
 
 
 def _arguments(implementation: str, stash: str) -> dict[str, Any]:

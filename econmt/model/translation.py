@@ -133,7 +133,7 @@ class TranslationModel(nn.Module):
     def encode(self, source: Tensor, lengths: Tensor) -> EncoderOutput:
         """Encode sentences. source (B, S) int64 ids, lengths (B,) int64, each at least 1."""
         with layer("embedding"):
-            embedded = self._look_up(self.source_embedding, source, self.implementations.lstm)
+            embedded = self._look_up(self.source_embedding, source, self.implementations.encoder)
         with layer("encoder"):
             values, last = self.encoder(embedded, lengths)
             summary = mean_of_valid(values, lengths) if self.config.decoder.state_init == "avg" else last
@@ -152,12 +152,7 @@ class TranslationModel(nn.Module):
         """
         encoded = self.encode(source, source_lengths)
         with layer("embedding"):
-            name = (
-                self.implementations.attention
-                if self.config.decoder.input_feeding
-                else self.implementations.lstm
-            )
-            embedded = self._look_up(self.target_embedding, target_input, name)
+            embedded = self._look_up(self.target_embedding, target_input, self.implementations.decoder)
         with layer("decoder"):
             state = self.decoder.initial_state(encoded.summary)
             outputs, _, _ = self.decoder(embedded, encoded.memory, state)
@@ -189,7 +184,7 @@ class TranslationModel(nn.Module):
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
                 reduction="sum",
-                implementation=self.implementations.output,
+                **self.implementations.for_output(),
             )
         return loss.to(torch.float32)
 

@@ -13,20 +13,25 @@ import torch
 
 import econmt_ops.dispatch.select
 from econmt.model import Implementations, TranslationModel
-from econmt.recipe import Recipe, Training
+from econmt.recipe import Recipe, Training, rename_ops
 from econmt.training.devices import autocast
 from econmt_ops.dispatch.measurements import Measurement, Record, decide
 
 OPS = {
-    "attentional_lstm": "attention",
-    "additive_attention": "attention",
-    "lstm": "lstm",
-    "bidirectional_lstm": "lstm",
-    "linear_cross_entropy": "output",
+    "encoder": ({"lstm", "bidirectional_lstm"},),
+    "decoder": ({"attentional_lstm"}, {"lstm", "bidirectional_lstm"}),
+    "attention": ({"additive_attention"},),
+    "output": ({"linear_cross_entropy"},),
 }
-"""The key of a recipe's section ``ops`` that each op belongs to."""
+"""By key of a recipe's section ``ops`` the ops that it names, or, where a model has none of these, the next ones: the
+layers of a decoder without input feeding are those of the encoder to an op."""
 
-_RULED_BY = {"attention": "attentional_lstm", "lstm": "lstm", "output": "linear_cross_entropy"}
+_RULED_BY = {
+    "encoder": "lstm",
+    "decoder": "attentional_lstm",
+    "attention": "additive_attention",
+    "output": "linear_cross_entropy",
+}
 """The op whose rule holds for a key where nothing was measured."""
 
 POSITIONS = 6
@@ -118,14 +123,15 @@ def settle(
     """
     found = list(measurements)
     chosen = {}
-    for field in ("attention", "lstm", "output"):
+    for field, kinds in OPS.items():
         if getattr(given, field) == "auto":
-            mine = [measurement for measurement in found if OPS.get(measurement.op) == field]
+            choices = ([measurement for measurement in found if measurement.op in ops] for ops in kinds)
+            mine: list[Measurement] = next(filter(None, choices), [])
             chosen[field] = _fastest(mine, updates * positions, device) or econmt_ops.dispatch.select.rule(
                 _RULED_BY[field], device
             )
     # An implementation that is named keeps what it keeps by itself, and there is one level for all.
-    free = {given.attention, given.lstm} <= {"auto", "reference"}
+    free = {given.encoder, given.decoder} <= {"auto", "reference"}
     stash = _STASH if given.stash == "auto" and free else given.stash
     return given._replace(**chosen, stash=stash)
 
@@ -200,10 +206,14 @@ def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device)
         device: on which it goes on.
     """
     given = Implementations.of(recipe.ops)
-    if saved.get("device") != device.type or set(saved) != {"device", *Implementations._fields}:
+    names = dict(saved)
+    if "lstm" in names:  # of a run that an older version began
+        names.setdefault("decoder", names.get("attention", "auto"))
+        rename_ops(names, recipe.model.decoder.input_feeding)
+    if names.pop("device", None) != device.type or names.keys() != set(Implementations._fields):
         return None
     return given._replace(
-        **{field: saved[field] for field, name in given._asdict().items() if name == "auto"}
+        **{field: names[field] for field, name in given._asdict().items() if name == "auto"}
     )
 
 

@@ -8,10 +8,10 @@ from econmt.model import Implementations
 from econmt_ops.core.chunks import STASHES
 
 PRICES = {
-    "cpu": {"attention": 160.0, "output": 0.0, "lstm": 2000.0},
-    "cuda": {"attention": 30.0, "output": 0.0, "lstm": 350.0},
+    "cpu": {"decoder": 160.0, "output": 0.0, "stash": 2000.0},
+    "cuda": {"decoder": 30.0, "output": 0.0, "stash": 350.0},
 }
-"""By device and op: milliseconds that a training step takes longer for each GiB that it does not keep.
+"""By device and key of a recipe's section ``ops``: milliseconds that each GiB costs that is not kept.
 
 Those of the CPU are measured (scripts/measure_prices.py): the multi30k recipe, 64 sentence pairs of 16 x 16 positions,
 float32, one thread of an AMD EPYC (Zen 4); recomputing the output layer made a step quicker. Those of CUDA are measured
@@ -41,16 +41,18 @@ def settings(given: Implementations, device: str) -> list[Implementations]:
     prices = PRICES[device]
     savings = []
     free_stash = given.stash == "auto"
-    if given.attention == "auto":
-        # With input feeding the decoder's layers are part of the loop: at first they go on keeping their gates.
-        keep = {"stash": "gates"} if given.lstm == "auto" and free_stash else {}
-        savings.append(_Saving(prices["attention"], [{"attention": "recompute", **keep}]))
+    step = {key: "recompute" for key in ("decoder", "attention") if getattr(given, key) == "auto"}
+    if step:
+        # The decoder's layers at first go on keeping their gates, which takes the least time.
+        keep = {"stash": "gates"} if given.encoder == "auto" and free_stash else {}
+        savings.append(_Saving(prices["decoder"], [{**step, **keep}]))
     if given.output == "auto":
         savings.append(_Saving(prices["output"], [{"output": "recompute"}]))
-    chosen = {"lstm": "recompute"} if given.lstm == "auto" else {}
+    chosen = {"encoder": "recompute"} if given.encoder == "auto" else {}
+    free_stash = free_stash and {given.encoder, given.decoder} != {"reference"}
     levels = [{"stash": level} for level in reversed(STASHES)] if free_stash else [{}]
-    steps = [{**chosen, **level} for level in levels] if given.lstm != "reference" else []
-    savings.append(_Saving(prices["lstm"], [step for step in steps if step]))
+    steps = [{**chosen, **level} for level in levels]
+    savings.append(_Saving(prices["stash"], [step for step in steps if step]))
     found = [given]
     for saving in sorted(savings, key=lambda saving: saving.price):
         for step in saving.steps:

@@ -100,17 +100,19 @@ def techniques(stash: str, compiled: bool) -> list[Technique]:
         compiled: there is a compiler, so that "compiled" is no other name of "recompute".
     """
     plain, other = "reference", "recompute"
-    everything = Implementations(other, other, other, stash)
+    reference, everything = Implementations.everywhere(plain), Implementations.everywhere(other, stash)
+    # By itself the decoder's loop keeps its gates, as autograd would: what it saves is the attention's.
+    decoder = reference._replace(decoder=other, attention=other, stash="gates")
     rows = [
-        Technique("reference", Implementations(plain, plain, plain), torch.float32),
-        Technique("+ attention", Implementations(other, plain, plain, stash), torch.float32),
-        Technique("+ LSTM", Implementations(plain, other, plain, stash), torch.float32),
-        Technique("+ output", Implementations(plain, plain, other, stash), torch.float32),
+        Technique("reference", reference, torch.float32),
+        Technique("+ decoder", decoder, torch.float32),
+        Technique("+ encoder", reference._replace(encoder=other, stash=stash), torch.float32),
+        Technique("+ output", reference._replace(output=other), torch.float32),
         Technique("all", everything, torch.float32),
         Technique("all, bfloat16", everything, torch.bfloat16),
     ]
     if compiled:
-        chosen = Implementations("compiled", "compiled", "compiled", stash)
+        chosen = Implementations.everywhere("compiled", stash)
         rows += [
             Technique("all, compiled", chosen, torch.float32),
             Technique("all, compiled, bfloat16", chosen, torch.bfloat16),

@@ -6,4 +6,4 @@ import functools
 
 from econmt_ops.additive_attention import recompute
 
-additive_attention = functools.partial(recompute.additive_attention, compiled=True)
+additive_attention = functools.partial(recompute.additive_attention, backend="compiled")

@@ -6,4 +6,4 @@ import functools
 
 from econmt_ops.attentional_lstm import recompute
 
-attentional_lstm = functools.partial(recompute.attentional_lstm, compiled=True)
+attentional_lstm = functools.partial(recompute.attentional_lstm, backend="compiled")

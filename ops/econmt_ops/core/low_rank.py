@@ -52,6 +52,14 @@ def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor
     return functional.linear(inputs, weight, bias)
 
 
+def linear_into(out: Tensor, inputs: Tensor, weight: Matrix, bias: Tensor) -> None:
+    """Writes inputs (K, B, M) times weight (N, M) transposed, plus bias (N,), to ``out`` (K, B, N), contiguous."""
+    rows = inputs.reshape(-1, inputs.shape[2])
+    if isinstance(weight, LowRank):
+        rows, weight = torch.mm(rows, weight.right.t()), weight.left
+    torch.addmm(bias, rows, weight.t(), out=out.view(-1, out.shape[2]))
+
+
 def linear_add(start: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
     """start (B, N) or (N,) plus inputs (B, K) times weight (N, K) transposed: a new tensor (B, N)."""
     if isinstance(weight, LowRank):
@@ -107,6 +115,20 @@ class LowRankProduct:
         assert self._bias is None
         right, left = self._few
         return start.addmm_(torch.mm(inputs, right), left)
+
+    def share(self, start: Tensor, inputs: Tensor) -> None:
+        """Adds the product of inputs (M, K) to ``start`` (M, N); see `econmt_ops.core.gemm.Product.share`."""
+        self.plus(start, inputs)
+
+    def into(self, out: Tensor, inputs: Tensor, start: Tensor | None = None) -> None:
+        """Writes the product of inputs (M, K) to ``out`` (M, N); see `econmt_ops.core.gemm.Product.into`."""
+        right, left = self._few
+        thin = torch.mm(inputs, right)
+        start = self._bias if start is None else start
+        if start is None:
+            torch.mm(thin, left, out=out)
+        else:
+            torch.addmm(start, thin, left, out=out)
 
 
 def product_of(

@@ -6,4 +6,4 @@ import functools
 
 from econmt_ops.linear_cross_entropy import recompute
 
-linear_cross_entropy = functools.partial(recompute.linear_cross_entropy, compiled=True)
+linear_cross_entropy = functools.partial(recompute.linear_cross_entropy, backend="compiled")

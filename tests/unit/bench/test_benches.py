@@ -211,7 +211,9 @@ def test_the_choice_for_a_recipe(clock: Clock) -> None:
         byte_limit=None,
         updates=1.0,
     )
-    assert found.implementations == Implementations("reference", "reference", "recompute", "gates")
+    assert found.implementations == Implementations(
+        "reference", "reference", "recompute", "recompute", "gates"
+    )
     rows = selection.rows_of(found.measurements)
     assert by(
         [row for row in rows if str(row["problem"]).startswith("attentional_lstm")], "candidate", "chosen"

@@ -157,7 +157,7 @@ def test_implementations_replace_those_of_the_recipe() -> None:
     asked = small("quickstart", *RECOMPUTE)
     other = estimate_step(asked, VOCABULARY, VOCABULARY, shape)
     assert other.stashed < 0.5 * plain.stashed
-    reference = Implementations("reference", "reference", "reference")
+    reference = Implementations.everywhere("reference")
     back = estimate_step(asked, VOCABULARY, VOCABULARY, shape, implementations=reference)
     assert (back.peak, back.stash) == (plain.peak, plain.stash)
 

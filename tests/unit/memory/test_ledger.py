@@ -186,7 +186,7 @@ def test_what_only_an_allocator_sees_is_in_the_account() -> None:
 @pytest.mark.parametrize("implementation", ["reference", "recompute"])
 def test_the_peak_is_what_the_process_takes(model: TranslationModel, implementation: str) -> None:
     """Against the profiler, which hears of every allocation and not of what it is for."""
-    model.implementations = Implementations(*3 * [implementation])
+    model.implementations = Implementations.everywhere(implementation)
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     ids, lengths = torch.randint(4, 11, (64, 5)), torch.full((64,), 5)
 

@@ -48,22 +48,24 @@ def test_rows_of_a_comparison() -> None:
     rows = {row.name: row for row in techniques("cells", True)}
     assert list(rows) == [
         "reference",
-        "+ attention",
-        "+ LSTM",
+        "+ decoder",
+        "+ encoder",
         "+ output",
         "all",
         "all, bfloat16",
         "all, compiled",
         "all, compiled, bfloat16",
     ]
-    assert set(rows["reference"].implementations[:3]) == {"reference"}
-    for name, place in (("+ attention", 0), ("+ LSTM", 1), ("+ output", 2)):
-        changed = ["reference"] * 3
-        changed[place] = "recompute"
-        assert list(rows[name].implementations[:3]) == changed
-        assert rows[name].precision == torch.float32
-    assert rows["all"].implementations == ("recompute", "recompute", "recompute", "cells")
-    assert rows["all, compiled, bfloat16"].implementations == ("compiled", "compiled", "compiled", "cells")
+    plain = Implementations.everywhere("reference")
+    assert rows["reference"].implementations == plain
+    assert rows["+ decoder"].implementations == Implementations(
+        "reference", "recompute", "recompute", "reference", "gates"
+    )
+    assert rows["+ encoder"].implementations == plain._replace(encoder="recompute", stash="cells")
+    assert rows["+ output"].implementations == plain._replace(output="recompute")
+    assert {rows[name].precision for name in list(rows)[:5]} == {torch.float32}
+    assert rows["all"].implementations == Implementations.everywhere("recompute", "cells")
+    assert rows["all, compiled, bfloat16"].implementations == Implementations.everywhere("compiled", "cells")
     assert [name for name in rows if rows[name].precision == torch.bfloat16] == [
         "all, bfloat16",
         "all, compiled, bfloat16",
@@ -248,7 +250,7 @@ def test_a_step_trains_and_can_be_traced(workload: Workload, tmp_path: Path) -> 
     state = torch.get_rng_state()
     step = Step(workload, Shape(2, 3, 2), CPU)
     assert torch.equal(torch.get_rng_state(), state)
-    step.use(Technique("all", Implementations(*["recompute"] * 3), torch.float32))
+    step.use(Technique("all", Implementations.everywhere("recompute"), torch.float32))
     before = float(step.loss().detach())
     for _ in range(5):
         step.run()

@@ -64,7 +64,7 @@ def test_loss_that_is_not_finite_is_found_one_update_late(make_run: MakeRun) -> 
 
 
 def named(implementation: str) -> tuple[str, ...]:
-    return tuple(f"ops.{op}={implementation}" for op in ("attention", "lstm", "output"))
+    return tuple(f"ops.{op}={implementation}" for op in ("encoder", "decoder", "attention", "output"))
 
 
 ROUND_THE_ATTENTION = (
