@@ -19,7 +19,7 @@ from torch import Tensor
 
 from econmt import recipe
 from econmt.data.subwords import BOS, EOS, PAD
-from econmt.decoding.protocol import SearchModel
+from econmt.decoding.search_model import SearchModel
 
 
 @dataclass(frozen=True)

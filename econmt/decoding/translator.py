@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from econmt import recipe
 from econmt.data.subwords import EOS, PAD, Vocabularies
 from econmt.decoding.ensemble import as_one
-from econmt.decoding.protocol import SearchModel
 from econmt.decoding.sampling import sample
 from econmt.decoding.search import Hypothesis, SearchOptions, beam_search, output_limits
+from econmt.decoding.search_model import SearchModel
 from econmt.errors import EconmtError
 
 CHUNK_SIZE = 1024
