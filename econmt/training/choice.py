@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import torch
 
-import econmt_ops.dispatch.select
 from econmt.model import Implementations, TranslationModel
 from econmt.recipe import Recipe, Training, rename_ops
 from econmt.training.devices import autocast
 from econmt_ops.dispatch.measurements import Measurement, Record, decide
+from econmt_ops.dispatch.rule import rule
+from econmt_ops.dispatch.session import Session, measuring
+from econmt_ops.dispatch.traits import Traits, implementations_of
 
 OPS = {
     "encoder": ({"lstm", "bidirectional_lstm"},),
@@ -42,9 +44,6 @@ SECONDS = 1.6
 
 SHARE = 0.5
 """Of the time that is left, what one op may take: later ones, of which the decoder is the slowest, need some too."""
-
-_STASH = "gates"
-"""What recomputing LSTMs keep where nothing else is said."""
 
 _WORTH_ITS_MEMORY = 0.15
 """By which share the reference must be faster: it keeps several times as much, and so few positions flatter it."""
@@ -81,14 +80,14 @@ def measure(
     compiled: bool = False,
     byte_limit: int | None = None,
     remember: bool = True,
-) -> econmt_ops.dispatch.select.Session:
+) -> Session:
     """Times the candidates of every op that the model leaves at auto, on random ids of at most `POSITIONS` positions.
 
     Args:
         model: in training mode, with the implementations that the recipe names.
         shape: of the batches that are most frequent.
         device, precision: where and in which type products are computed.
-        seconds, compiled, byte_limit, remember: see `econmt_ops.dispatch.select.measuring`.
+        seconds, compiled, byte_limit, remember: see `econmt_ops.dispatch.session.measuring`.
     """
     source, target = min(shape.source, POSITIONS), min(shape.target, POSITIONS)
     devices = [device] if device.type == "cuda" else []
@@ -97,7 +96,7 @@ def measure(
         words = torch.randint(_FIRST_ID, max(_FIRST_ID + 1, model.target_size), (shape.rows, target))
         ids, words = ids.to(device), words.to(device)
         lengths = torch.full((shape.rows,), source, device=device)
-        with econmt_ops.dispatch.select.measuring(
+        with measuring(
             seconds, byte_limit=byte_limit, compiled=compiled, remember=remember, share=SHARE
         ) as session:
             model.loss(ids, lengths, words, words)
@@ -127,13 +126,18 @@ def settle(
         if getattr(given, field) == "auto":
             choices = ([measurement for measurement in found if measurement.op in ops] for ops in kinds)
             mine: list[Measurement] = next(filter(None, choices), [])
-            chosen[field] = _fastest(mine, updates * positions, device) or econmt_ops.dispatch.select.rule(
-                _RULED_BY[field], device
-            )
+            chosen[field] = _fastest(mine, updates * positions, device) or rule(_RULED_BY[field], device)
+    settled = given._replace(**chosen)
     # An implementation that is named keeps what it keeps by itself, and there is one level for all.
-    free = {given.encoder, given.decoder} <= {"auto", "reference"}
-    stash = _STASH if given.stash == "auto" and free else given.stash
-    return given._replace(**chosen, stash=stash)
+    named = [key for key in ("encoder", "decoder") if getattr(given, key) != "auto"]
+    if given.stash == "auto" and not any(_traits(key, getattr(given, key)).takes_stash for key in named):
+        settled = settled._replace(stash=_traits("decoder", settled.decoder).fastest_stash)
+    return settled
+
+
+def _traits(key: str, name: str) -> Traits:
+    """Those of an implementation that is named under a key of the section ``ops``."""
+    return implementations_of(_RULED_BY[key])[name].traits
 
 
 def _fastest(measurements: list[Measurement], times: float, device: str) -> str | None:
@@ -157,20 +161,19 @@ def _fastest(measurements: list[Measurement], times: float, device: str) -> str 
     if not totals:
         return None
     # Not the rule of the measured shape, which is smaller than those of the run.
-    rule = econmt_ops.dispatch.select.rule(measurements[0].op, device)
-    if rule not in totals:
+    default = rule(measurements[0].op, device)
+    if default not in totals:
         return None
-    compiled = totals.get("compiled")
-    if compiled is not None:
-        others = min(record.milliseconds for name, record in totals.items() if name != "compiled")
-        if (others - compiled.milliseconds) * 1e-3 * times <= compiled.first_seconds:
-            del totals["compiled"]
-    best = decide(totals, rule)
-    if (
-        best == "reference"
-        and totals[best].milliseconds > (1 - _WORTH_ITS_MEMORY) * totals[rule].milliseconds
-    ):
-        return rule
+    known = implementations_of(measurements[0].op)
+    ready = [record.milliseconds for name, record in totals.items() if not known[name].traits.warms_up]
+    for name in [name for name in totals if known[name].traits.warms_up]:
+        gained = (min(ready) - totals[name].milliseconds) * 1e-3 * times
+        if gained <= totals[name].first_seconds:
+            del totals[name]
+    best = decide(totals, default)
+    keeps_more = known[default].traits.recomputes and not known[best].traits.recomputes
+    if keeps_more and totals[best].milliseconds > (1 - _WORTH_ITS_MEMORY) * totals[default].milliseconds:
+        return default
     return best
 
 

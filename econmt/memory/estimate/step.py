@@ -24,7 +24,7 @@ from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, CuDNN
 from econmt.memory.measure.ledger import Ledger, give_state, track_step
 from econmt.memory.measure.tracker import Storage, Tracker
 from econmt.model import Implementations, TranslationModel, build_model
-from econmt_ops.dispatch.select import rules_only
+from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.optimizer import FusedOptimizer
 
 CUBLAS_WORKSPACE = 2 * (32 << 20)

@@ -16,7 +16,7 @@ from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 from econmt.training.choice import Shape
-from econmt_ops.dispatch import select
+from econmt_ops.dispatch import session
 from econmt_ops.dispatch.timing import Timing
 
 CPU = torch.device("cpu")
@@ -59,10 +59,10 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Clock]:
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     found = Clock()
     monkeypatch.setattr(layout, "alternate", found)
-    monkeypatch.setattr(select, "alternate", found)
-    select.forget()
+    monkeypatch.setattr(session, "alternate", found)
+    session.forget()
     yield found
-    select.forget()
+    session.forget()
 
 
 def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:

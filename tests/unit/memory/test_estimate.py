@@ -15,7 +15,7 @@ from econmt.memory.measure.ledger import Ledger, give_state, measure_step
 from econmt.model import Implementations, build_model, translation
 from econmt.recipe import Recipe, load_recipe
 from econmt.training import optimizers
-from econmt_ops.dispatch.select import rules_only
+from econmt_ops.dispatch.rule import rules_only
 
 VOCABULARY = 97
 SMALL = ("model.embedding=16", "model.encoder.size=32", "model.decoder.size=32", "model.attention.size=48")

@@ -40,7 +40,7 @@ from econmt.model import Implementations, IncrementalModel, build_model
 from econmt.recipe import Recipe, load_recipe
 from econmt.training.optimizers import make_optimizer
 from econmt.typed_yaml import parse_size
-from econmt_ops.dispatch.select import rules_only
+from econmt_ops.dispatch.rule import rules_only
 
 AUTO = Implementations()
 LEAN = Implementations.everywhere("recompute", "outputs")

@@ -21,7 +21,7 @@ from econmt.training.choice import (
     saved_choice,
     settle,
 )
-from econmt_ops.dispatch import select
+from econmt_ops.dispatch import session
 from econmt_ops.dispatch.measurements import Measurement, Record
 from tests.unit.training.tiny import Run
 
@@ -106,8 +106,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Tiny models are measured too, each op is called once, and the reference is always the quickest."""
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choice, "_LEAST_OPERATIONS", 0.0)
-    select.forget()
-    real = select.alternate
+    session.forget()
+    real = session.alternate
 
     def quick(functions: Any, *_: Any, **__: Any) -> Any:
         found = real(functions, 60.0, least=1, most=1, drop=False)
@@ -117,9 +117,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
             for name, timing in found.items()
         }
 
-    monkeypatch.setattr(select, "alternate", quick)
+    monkeypatch.setattr(session, "alternate", quick)
     yield
-    select.forget()
+    session.forget()
 
 
 @pytest.mark.parametrize("input_feeding", [True, False])
@@ -171,8 +171,8 @@ def test_a_second_run_finds_what_the_first_has_measured(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Run(text, tmp_path / "one", ("training.max_updates=2",)).trainer()
-    monkeypatch.setattr(select, "alternate", None)
-    select.forget()
+    monkeypatch.setattr(session, "alternate", None)
+    session.forget()
     second = Run(text, tmp_path / "two", ("training.max_updates=2",))
     assert second.trainer().model.implementations[:2] == ("reference",) * 2
 

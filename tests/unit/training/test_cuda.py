@@ -13,7 +13,7 @@ import torch
 from econmt.data.batches import pad_batch
 from econmt.errors import TrainingError
 from econmt.training.progress import Progress
-from econmt_ops.dispatch.select import rules_only
+from econmt_ops.dispatch.rule import rules_only
 from tests.unit.training.tiny import Run, metrics, write_text
 
 pytestmark = pytest.mark.cuda
