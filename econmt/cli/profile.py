@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -28,6 +28,7 @@ from econmt.training.files import write_text
 from econmt.training.precision import precision_of_run
 from econmt.typed_yaml import parse_size
 from econmt_ops.backends.steps import has_compiler
+from econmt_ops.dispatch.rule import rules_only
 
 FITTED = ("reference", "all", "all, bfloat16")
 """The techniques whose largest batches --fit --compare tells."""
@@ -124,7 +125,8 @@ class _Run:
         self.recipe = found.workload.recipe
         precision = _precision(self.recipe, where, predicted)
         self.own = Technique("as in the recipe", Implementations.of(self.recipe.ops), precision)
-        self.compared = techniques(self.recipe.ops.stash, has_compiler() and not predicted)
+        with rules_only(where.type) if predicted else nullcontext():
+            self.compared = techniques(self.recipe.ops.stash, where.type, has_compiler() and not predicted)
         self.console = Console(highlight=False)
         if not self.console.is_terminal:
             self.console = Console(highlight=False, width=140)

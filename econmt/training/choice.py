@@ -12,29 +12,12 @@ from typing import NamedTuple
 import torch
 
 from econmt.model import Implementations, TranslationModel
-from econmt.recipe import Recipe, Training, rename_ops
+from econmt.recipe import OPS, Recipe, Training, rename_ops
 from econmt.training.devices import autocast
 from econmt_ops.dispatch.measurements import Measurement, Record, decide
 from econmt_ops.dispatch.rule import rule
 from econmt_ops.dispatch.session import Session, measuring
-from econmt_ops.dispatch.traits import Traits, implementations_of
-
-OPS = {
-    "encoder": ({"lstm", "bidirectional_lstm"},),
-    "decoder": ({"attentional_lstm"}, {"lstm", "bidirectional_lstm"}),
-    "attention": ({"additive_attention"},),
-    "output": ({"linear_cross_entropy"},),
-}
-"""By key of a recipe's section ``ops`` the ops that it names, or, where a model has none of these, the next ones: the
-layers of a decoder without input feeding are those of the encoder to an op."""
-
-_RULED_BY = {
-    "encoder": "lstm",
-    "decoder": "attentional_lstm",
-    "attention": "additive_attention",
-    "output": "linear_cross_entropy",
-}
-"""The op whose rule holds for a key where nothing was measured."""
+from econmt_ops.dispatch.traits import implementations_of
 
 POSITIONS = 6
 """Positions of the batch that is measured: a step of a long sentence takes as long as one of a short one."""
@@ -122,22 +105,21 @@ def settle(
     """
     found = list(measurements)
     chosen = {}
-    for field, kinds in OPS.items():
-        if getattr(given, field) == "auto":
-            choices = ([measurement for measurement in found if measurement.op in ops] for ops in kinds)
-            mine: list[Measurement] = next(filter(None, choices), [])
-            chosen[field] = _fastest(mine, updates * positions, device) or rule(_RULED_BY[field], device)
+    for key, functions in OPS.items():
+        if getattr(given, key) == "auto":
+            mine = [measurement for measurement in found if measurement.op in functions]
+            if (
+                key == "decoder" and not mine
+            ):  # without input feeding its layers are to an op what the encoder's are
+                mine = [measurement for measurement in found if measurement.op in OPS["encoder"]]
+            chosen[key] = _fastest(mine, updates * positions, device) or rule(functions[0], device)
     settled = given._replace(**chosen)
     # An implementation that is named keeps what it keeps by itself, and there is one level for all.
-    named = [key for key in ("encoder", "decoder") if getattr(given, key) != "auto"]
-    if given.stash == "auto" and not any(_traits(key, getattr(given, key)).takes_stash for key in named):
-        settled = settled._replace(stash=_traits("decoder", settled.decoder).fastest_stash)
+    named = filter(None, map(given.traits, ("encoder", "decoder")))
+    decoder = settled.traits("decoder")
+    if given.stash == "auto" and not any(traits.takes_stash for traits in named) and decoder is not None:
+        settled = settled._replace(stash=decoder.fastest_stash)
     return settled
-
-
-def _traits(key: str, name: str) -> Traits:
-    """Those of an implementation that is named under a key of the section ``ops``."""
-    return implementations_of(_RULED_BY[key])[name].traits
 
 
 def _fastest(measurements: list[Measurement], times: float, device: str) -> str | None:

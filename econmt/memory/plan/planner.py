@@ -310,8 +310,6 @@ def estimator(
 
 @cache
 def _peak(run: _Run, setting: Implementations, shape: Shape, accumulating: bool) -> int:
-    # The steps that torch.compile makes allocate what the plain ones do.
-    names = ["recompute" if name == "compiled" else name for name in setting]
     training = run.recipe.training.model_copy(update={"update_interval": 2 if accumulating else 1})
     ledger = estimate_step(
         run.recipe.model_copy(update={"training": training}),
@@ -319,7 +317,7 @@ def _peak(run: _Run, setting: Implementations, shape: Shape, accumulating: bool)
         shape,
         run.device,
         precision=run.precision,
-        implementations=Implementations(*names),
+        implementations=setting.followed(),
     )
     return demand(ledger)
 

@@ -152,7 +152,7 @@ def rule(
         sizes, detail: of the problem; None: any.
     """
     found = implementations_of(op) if among is None else among
-    served = [each for each in found.values() if _can_run(each.traits, device, dtype)]
+    served = [each for each in found.values() if can_run(each.traits, device, dtype)]
     for each in served:
         if each.traits.has_kernels and (sizes is None or each.traits.serves(sizes, detail)):
             return each.name
@@ -174,7 +174,8 @@ def leanest(op: str, device: str, dtype: torch.dtype = torch.float32) -> str:
         return rule(op, device, dtype)
 
 
-def _can_run(traits: Traits, device: str, dtype: torch.dtype) -> bool:
+def can_run(traits: Traits, device: str, dtype: torch.dtype) -> bool:
+    """Whether an implementation may be chosen for a type of device: of this machine, or of one that is stood in for."""
     if not traits.runs_on(device, dtype) or (MODE.captured and not traits.capturable):
         return False
     # What stands for another device only has to be followed.

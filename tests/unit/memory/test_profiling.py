@@ -36,7 +36,7 @@ SMALL = (
 )
 SHAPE = Shape(32, 6, 5)
 CPU = torch.device("cpu")
-ROWS = [techniques("auto", False)[index] for index in (0, 4, 5)]
+ROWS = [techniques("auto", "cpu", False)[index] for index in (0, 4, 5)]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def workload() -> Workload:
 
 
 def test_rows_of_a_comparison() -> None:
-    rows = {row.name: row for row in techniques("cells", True)}
+    rows = {row.name: row for row in techniques("cells", "cpu", True)}
     assert list(rows) == [
         "reference",
         "+ decoder",
@@ -70,7 +70,7 @@ def test_rows_of_a_comparison() -> None:
         "all, bfloat16",
         "all, compiled, bfloat16",
     ]
-    assert list(rows)[:6] == [row.name for row in techniques("cells", False)]
+    assert list(rows)[:6] == [row.name for row in techniques("cells", "cpu", False)]
 
 
 def test_measured_whole_where_memory_and_time_allow(workload: Workload) -> None:
@@ -286,10 +286,12 @@ def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 # Not the output layer's: it keeps a gradient as large as its weight, which pays with more tokens than these.
 @pytest.mark.parametrize(
-    "row", [row for row in techniques("auto", False)[1:] if row.name != "+ output"], ids=lambda row: row.name
+    "row",
+    [row for row in techniques("auto", "cpu", False)[1:] if row.name != "+ output"],
+    ids=lambda row: row.name,
 )
 def test_each_technique_alone_keeps_less_than_the_reference(row: Technique) -> None:
     # Layouts in memory differ between the techniques: where they meet, a copy may be made and kept.
     larger, shape = Workload(load_recipe("iwslt", []), 90, 70), Shape(8, 24, 24)
-    reference = estimate(larger, techniques("auto", False)[0], shape, "cpu")
+    reference = estimate(larger, techniques("auto", "cpu", False)[0], shape, "cpu")
     assert estimate(larger, row, shape, "cpu").stashed < reference.stashed
