@@ -13,6 +13,7 @@ from torch import Tensor
 
 import econmt_ops
 from econmt.bench.sheet import Row, Say
+from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe
@@ -42,7 +43,7 @@ def choose(
     sizes: tuple[int, int],
     shape: Shape,
     device: torch.device,
-    precision: torch.dtype,
+    precision: Precision,
     *,
     seconds: float,
     compiled: bool,
@@ -55,7 +56,7 @@ def choose(
         recipe: the run.
         sizes: of source and target vocabulary.
         shape: of its batches.
-        device, precision: where and in which type products are computed.
+        device, precision: where and how products are computed.
         seconds: that measuring may take.
         compiled: also compiled candidates, which takes long.
         byte_limit: what an op may keep.

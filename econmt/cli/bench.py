@@ -13,10 +13,10 @@ from econmt.bench import choice, layout, low_rank, lstm, training
 from econmt.bench.sheet import Row, Say, append_csv, read_csv
 from econmt.cli.sheets import Place, dtype, measures, print_rows
 from econmt.cli.workload import find_workload
+from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.recipe import load_recipe
 from econmt.training.choice import Shape, expected_updates
-from econmt.training.precision import precision_of_run
 from econmt.typed_yaml import parse_size
 
 app = typer.Typer(
@@ -166,10 +166,10 @@ def _select(
         raise InputError(f"--byte-limit: {error}") from None
     chosen = choice.choose(
         recipe,
-        (found.workload.source_size, found.workload.target_size),
+        found.task.sizes,
         Shape(*found.shape),
         where,
-        precision_of_run(recipe, where).dtype,
+        precision_of_run(recipe, where),
         seconds=600.0 if compiled else seconds,
         compiled=compiled,
         byte_limit=most,

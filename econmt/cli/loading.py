@@ -14,12 +14,12 @@ import typer
 from econmt.data.files import notice
 from econmt.data.subwords import Vocabularies, fingerprint
 from econmt.decoding.search import SearchOptions
+from econmt.engine.devices import resolve_device
+from econmt.engine.precision import precision_of
 from econmt.errors import InputError
 from econmt.model.translation import TranslationModel
 from econmt.recipe import Recipe
 from econmt.training.checkpoints import load_model
-from econmt.training.devices import resolve_device, resolve_precision
-from econmt.training.precision import automatic_precision
 
 
 class Averaging(str, Enum):
@@ -136,10 +136,7 @@ def load_models(
                 f"{folder}: its vocabularies differ from those of {folders[0]}; models of an ensemble must share them"
             )
     first = loaded[0]
-    if precision == Precision.auto:
-        products = automatic_precision([each.recipe for each in loaded], place).dtype
-    else:
-        products = resolve_precision(precision.value, place)
+    products = precision_of(precision.value, place, [each.recipe for each in loaded]).dtype
     return LoadedModels(
         [each.model for each in loaded],
         first.vocabularies,

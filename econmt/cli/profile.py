@@ -14,18 +14,19 @@ import typer
 from rich.console import Console
 
 from econmt.cli.workload import Found, find_workload
+from econmt.engine.devices import reproducible, resolve_device
+from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.memory.measure.machine import describe_machine
 from econmt.memory.plan.fit import Fit, fit
 from econmt.memory.report.page import page
-from econmt.memory.report.profiling import Profile, Say, Shape, Step, Technique, estimates, techniques
+from econmt.memory.report.profiling import Profile, Say, Step, Technique, estimates, techniques
 from econmt.memory.report.profiling import profile as measure_profile
 from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
 from econmt.model import Implementations
 from econmt.recipe import Recipe, load_recipe
-from econmt.training.devices import reproducible, resolve_device
+from econmt.tasks.protocol import Shape
 from econmt.training.files import write_text
-from econmt.training.precision import precision_of_run
 from econmt.typed_yaml import parse_size
 from econmt_ops.backends.steps import has_compiler
 from econmt_ops.dispatch.rule import rules_only
@@ -122,7 +123,7 @@ class _Run:
     ) -> None:
         self.found, self.where, self.command = found, where, command
         self.predicted, self.measured = predicted, measured
-        self.recipe = found.workload.recipe
+        self.recipe = found.task.recipe
         precision = _precision(self.recipe, where, predicted)
         self.own = Technique("as in the recipe", Implementations.of(self.recipe.ops), precision)
         with rules_only(where.type) if predicted else nullcontext():
@@ -151,17 +152,17 @@ class _Run:
                 print(f"{name}: {path}")
 
     def _profiles(self, rows: Sequence[Technique], say: Say) -> list[Profile]:
-        workload, shape = self.found.workload, self.found.shape
+        task, shape = self.found.task, self.found.shape
         if not self.predicted:
-            return measure_profile(workload, rows, shape, self.where, patient=self.measured, say=say)
-        ledgers = estimates(workload, rows, shape, self.where.type, say)
+            return measure_profile(task, rows, shape, self.where, patient=self.measured, say=say)
+        ledgers = estimates(task, rows, shape, self.where.type, say)
         return [
             Profile(technique, shape, ledger, measured=False)
             for technique, ledger in zip(rows, ledgers, strict=True)
         ]
 
     def _report(self, profiles: list[Profile]) -> Report:
-        sizes = self.found.workload.source_size, self.found.workload.target_size
+        sizes = self.found.task.sizes
         return Report(
             self.recipe.name,
             self.command,
@@ -180,7 +181,7 @@ class _Run:
                 f"--trace {path}: not even one row fits the free memory, so there is no step to trace"
             )
         say(f"tracing {shape}")
-        step = Step(self.found.workload, shape, self.where)
+        step = Step(self.found.task, shape, self.where)
         step.use(self.own)
         step.trace(path)
 
@@ -194,7 +195,7 @@ class _Run:
                 for source, target in reversed(self.found.buckets):
                     say(f"fitting {source} x {target}: {technique.name}")
                     largest = fit(
-                        self.found.workload, technique, (source, target), budget, self.where.type, start
+                        self.found.task, technique, (source, target), budget, self.where.type, start
                     )
                     fits[technique.name].insert(0, largest)
                     start = max(1, largest.rows)
@@ -248,8 +249,8 @@ def _device(name: str, predicted: bool) -> torch.device:
 
 
 def _precision(recipe: Recipe, where: torch.device, predicted: bool) -> torch.dtype:
-    """As the recipe says; a prediction does not measure what is faster on the machine where it is made."""
-    if predicted and recipe.training.precision == "auto":
+    """As the recipe says; a prediction does not measure what is faster on the CPU where it is made."""
+    if predicted and where.type == "cpu" and recipe.training.precision == "auto":
         return torch.float32
     return precision_of_run(recipe, where).dtype
 

@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 
 from econmt.bench.sheet import Row, Say, append_csv, circumstances, draw, read_csv, table
+from econmt.engine.devices import reproducible, resolve_device
 from econmt.errors import InputError
-from econmt.training.devices import reproducible, resolve_device
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

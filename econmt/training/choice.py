@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
+from econmt.engine.precision import Precision
 from econmt.model import Implementations, TranslationModel
 from econmt.recipe import OPS, Recipe, Training, rename_ops
-from econmt.training.devices import autocast
 from econmt_ops.dispatch.measurements import Measurement, Record, decide
 from econmt_ops.dispatch.rule import rule
 from econmt_ops.dispatch.session import Session, measuring
@@ -57,7 +57,7 @@ def measure(
     model: TranslationModel,
     shape: Shape,
     device: torch.device,
-    precision: torch.dtype,
+    precision: Precision,
     *,
     seconds: float = SECONDS,
     compiled: bool = False,
@@ -69,12 +69,12 @@ def measure(
     Args:
         model: in training mode, with the implementations that the recipe names.
         shape: of the batches that are most frequent.
-        device, precision: where and in which type products are computed.
+        device, precision: where and how products are computed.
         seconds, compiled, byte_limit, remember: see `econmt_ops.dispatch.session.measuring`.
     """
     source, target = min(shape.source, POSITIONS), min(shape.target, POSITIONS)
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), autocast(device, precision):
+    with torch.random.fork_rng(devices=devices), precision.products(device), precision.autocast(device):
         ids = torch.randint(_FIRST_ID, max(_FIRST_ID + 1, model.source_size), (shape.rows, source))
         words = torch.randint(_FIRST_ID, max(_FIRST_ID + 1, model.target_size), (shape.rows, target))
         ids, words = ids.to(device), words.to(device)

@@ -17,7 +17,9 @@ from econmt.memory.plan.prices import settings
 from econmt.memory.report.profiling import techniques
 from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe, implementation_names, load_recipe
-from econmt.training.choice import Shape, settle
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
+from econmt.training.choice import settle
 from econmt_ops.dispatch import session, traits
 from econmt_ops.dispatch.rule import rule
 from econmt_ops.dispatch.traits import Cost, Traits
@@ -107,9 +109,9 @@ def test_the_model_runs_it() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_estimates_take_what_it_declares(device: str) -> None:
-    shape = 3, 5, 4
-    plain = estimate_step(small("ops.output=reference"), 90, 70, shape, device)
-    found = estimate_step(small(), 90, 70, shape, device)
+    shape = Shape(3, 5, 4)
+    plain = estimate_step(TranslationTask(small("ops.output=reference"), 90, 70), shape, device)
+    found = estimate_step(TranslationTask(small(), 90, 70), shape, device)
     assert found.entries["workspace", "output"] >= WORKSPACE > plain.entries["workspace", "output"]
     declared = 2 * (3 * 4) * 8 * 70
     backward = 2 * declared

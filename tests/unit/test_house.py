@@ -21,12 +21,20 @@ ROOMS = {
     "base": {"econmt_ops"},
     "model": {"base", "econmt_ops"},
     "data": {"base", "econmt_ops"},
-    "memory": {"base", "econmt_ops", "model", "data"},
+    "tasks": {"base", "econmt_ops", "model", "data"},
+    "engine": {"base", "econmt_ops", "model", "data", "tasks"},
+    "memory": {"base", "econmt_ops", "model", "data", "tasks", "engine"},
     "decoding": {"base", "econmt_ops", "model", "data"},
     "evaluation": {"base", "econmt_ops", "model", "data", "decoding"},
-    "training": {"base", "econmt_ops", "model", "data", "memory", "decoding", "evaluation"},
-    "bench": {"base", "econmt_ops", "model", "data", "memory", "training"},
-    "cli": {"base", "econmt_ops", "model", "data", "memory", "decoding", "evaluation", "training", "bench"},
+    "training": {
+        *("base", "econmt_ops", "model", "data", "tasks", "engine"),
+        *("memory", "decoding", "evaluation"),
+    },
+    "bench": {"base", "econmt_ops", "model", "data", "tasks", "engine", "memory", "training"},
+    "cli": {
+        *("base", "econmt_ops", "model", "data", "tasks", "engine"),
+        *("memory", "decoding", "evaluation", "training", "bench"),
+    },
 }
 BASE = {"econmt", "econmt.errors", "econmt.recipe", "econmt.recipe_model", "econmt.typed_yaml"}
 OUTSIDE_OF_MODEL = {

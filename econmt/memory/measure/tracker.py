@@ -125,7 +125,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         device: tensors elsewhere do not count.
         block: sizes are rounded up to multiples of this, as an allocator does.
-        replacements: what to run instead of an operator, called with its arguments, the tracker on.
+        replacements: what to run instead of an operator, called with its arguments, the tracker on; NotImplemented
+            leaves it to the operator.
         meter: gives the bytes that the device's allocator has given out, and their peak since the last call.
 
     Attributes:
@@ -226,6 +227,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 with self:
                     result = body(*args, **kwargs)
+                if result is NotImplemented:
+                    result = func(*args, **kwargs)
             if cost is None and read:
                 self.flops[read[0].dtype] += count_flops(func, args, kwargs, result)
             for tensor in read:

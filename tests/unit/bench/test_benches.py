@@ -12,6 +12,7 @@ import torch
 from econmt.bench import choice, layout, training
 from econmt.bench.choice import Entry
 from econmt.bench.sheet import Row
+from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
@@ -205,7 +206,7 @@ def test_the_choice_for_a_recipe(clock: Clock) -> None:
         (20, 30),
         Shape(3, 4, 5),
         CPU,
-        torch.float32,
+        Precision(),
         seconds=5.0,
         compiled=False,
         byte_limit=None,
@@ -228,7 +229,7 @@ def test_the_choice_for_a_recipe(clock: Clock) -> None:
 
 
 def test_training_steps() -> None:
-    recipe = load_recipe("quickstart", [*SMALL, "ops.attention=reference"])
+    recipe = load_recipe("quickstart", [*SMALL, "ops.decoder=reference"])
     row = training.row_of("quickstart", recipe, "float32", 5, CPU, 0.0)
     assert (row["bench"], row["batch"], row["length"], row["samples"]) == ("training", 3, 5, training.LEAST)
     assert float(row["target tokens/s"]) == pytest.approx(3 * 5 / (float(row["milliseconds"]) / 1e3))
