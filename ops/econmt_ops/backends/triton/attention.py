@@ -236,9 +236,10 @@ class Attention:
         self.batch, self.positions, self.size = keys.shape
         widths = triton.next_power_of_2(self.size), triton.next_power_of_2(values.shape[2])
         self.choice = choice or choose(*widths, keys.itemsize, norm is not None)
-        self._forward = compiled_with(self.choice, self.keys, self.values, widths[1])
-        self._alone = compiled_with(self.choice, self.keys, None, widths[0])
-        self._backward = compiled_with(self.choice, self.keys, self.values, widths[0])
+        kind = {"KIND": "dot" if score is None else "additive" if norm is None else "norm"}
+        self._forward = kind | compiled_with(self.choice, self.keys, self.values, widths[1])
+        self._alone = kind | compiled_with(self.choice, self.keys, None, widths[0])
+        self._backward = kind | compiled_with(self.choice, self.keys, self.values, widths[0])
 
     def forward(
         self,

@@ -5,6 +5,7 @@ D directions, T steps, B rows, H units; see `persistent_kernels` for what a prog
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -142,31 +143,34 @@ def candidates(hidden: int, products: torch.dtype, limits: Limits, *, back: bool
 
 
 def _shapes(outputs: int, rows: int, back: bool) -> Iterator[tuple[int, int, bool]]:
-    """Warps, parts and orientation of products of so many outputs and rows: warps times 16 rows, in parts if need be.
+    """Warps, parts and orientation of products of so many outputs and rows; of the same cost, the first is better.
 
-    Newer matrix units give 64 rows to four warps. Eight warps have registers for twice the rows.
+    Matrix units give 64 rows to four warps, so a product is made in as many parts as fill them. Eight warps, which have
+    registers for twice the rows, may share 64 rows too; backward, the parts' weights would fill those registers.
     """
-    warps = 4 if rows * outputs // (1 if back else 4) <= 256 else 8
-    if back and rows >= 32:
-        split = warps * 16 // rows
-        if split in (1, 2, 4):
-            yield warps, split, True
-        return
-    split = max(1, min(4, warps * 16 // outputs))
-    if back and warps == 8:
-        split = max(1, split // 2)  # half the rows: all warps' registers are needed for weights on their way in
-    yield warps, split, False
+    units = outputs if back else outputs // 4
+    warps = 4 if rows * units <= 256 else 8
+    rows_first = back and rows >= 32
+    across = rows if rows_first else outputs
+    for split in (1, 2, 4) if back else (4, 2, 1):
+        if split * across in (64, 16 * warps) or (split == 1 and across > 16 * warps):
+            yield warps, split, rows_first
 
 
-def _with_chunk(partition: Partition, terms: int, outputs: int, products: torch.dtype, limits: Limits) -> Partition | None:
+def _with_chunk(
+    partition: Partition, terms: int, outputs: int, products: torch.dtype, limits: Limits
+) -> Partition | None:
     """The partition with the largest chunk that fits shared memory and registers; None if none does."""
     part = max(16, triton.next_power_of_2(triton.cdiv(terms, partition.split)))
+    across = partition.split * (partition.rows if partition.rows_first else outputs)
     for chunk in (part >> shift for shift in range(7)):
         found = partition._replace(chunk=chunk)
+        chunks = found.chunks(terms)
+        if chunk < 16 or (chunks > 1 and across < 16 * found.warps):
+            return None  # Triton gives products in a chain to all warps, though only half of them have rows
         tile = found.split * found.rows * chunk * products.itemsize
-        on_the_way = tile * min(found.ahead + 1, found.chunks(terms))
         fits = found.shared(terms, outputs, products.itemsize) <= limits.shared
-        if chunk >= 16 and fits and on_the_way <= _REGISTERS * 32 * found.warps:
+        if fits and tile * min(found.ahead + 1, chunks) <= _REGISTERS * 32 * found.warps:
             return found
     return None
 
