@@ -70,10 +70,8 @@ class EagerLosses:
 
     def __init__(self, compiled: bool) -> None:
         """``compiled``: whether torch.compile fuses them."""
-        functions = (losses, logit_gradient)
-        self._losses, self._gradient = (
-            [compile_step(function, dynamic=True) for function in functions] if compiled else functions
-        )
+        self._losses = compile_step(losses, dynamic=True) if compiled else losses
+        self._gradient = compile_step(logit_gradient, dynamic=True) if compiled else logit_gradient
 
     def __call__(
         self,
