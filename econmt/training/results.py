@@ -11,7 +11,7 @@ import torch
 
 from econmt.data.batches import training_batches
 from econmt.data.store import PreparedData
-from econmt.decoding.pictures import draw_attention
+from econmt.decoding.attention_picture import draw_attention
 from econmt.decoding.translator import Translation, Translator
 from econmt.evaluation.metrics import bleu
 from econmt.memory.measure.ledger import Ledger, measure_step

@@ -398,6 +398,7 @@ def lstm(
             variational=variational,
             from_zero=from_zero,
             stash=stash,
+            backend="triton",
         )
     read = inputs
     last: list[tuple[Tensor, Tensor]] = []
@@ -432,6 +433,8 @@ def bidirectional_lstm(
     layers = [forward, backward]
     products = _products(inputs, layers)
     if products is None:
-        return recompute.bidirectional_lstm(inputs, forward, backward, lengths=lengths, stash=stash)
+        return recompute.bidirectional_lstm(
+            inputs, forward, backward, lengths=lengths, stash=stash, backend="triton"
+        )
     outputs, h, c = _run_layer(inputs, layers, [], lengths, [False, True], stash, products, together)
     return outputs, ((h[0], c[0]), (h[1], c[1]))

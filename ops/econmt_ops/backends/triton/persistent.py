@@ -157,7 +157,9 @@ def _shapes(outputs: int, rows: int, back: bool) -> Iterator[tuple[int, int, boo
             yield warps, split, rows_first
 
 
-def _with_chunk(partition: Partition, terms: int, outputs: int, products: torch.dtype, limits: Limits) -> Partition | None:
+def _with_chunk(
+    partition: Partition, terms: int, outputs: int, products: torch.dtype, limits: Limits
+) -> Partition | None:
     """The partition with the largest chunk that fits shared memory and registers; None if none does."""
     part = max(16, triton.next_power_of_2(triton.cdiv(terms, partition.split)))
     across = partition.split * (partition.rows if partition.rows_first else outputs)
@@ -179,7 +181,9 @@ def _step_cost(partition: Partition, terms: int, itemsize: int) -> float:
     return 1.3 + 7e-5 * exchanged + 0.002 * partition.units * partition.rows / partition.warps
 
 
-def _launches(partition: Partition, directions: int, batch: int, hidden: int) -> Iterator[tuple[int, int, int, int]]:
+def _launches(
+    partition: Partition, directions: int, batch: int, hidden: int
+) -> Iterator[tuple[int, int, int, int]]:
     """Which part of a walk each launch serves: programs, first direction, first group of rows, groups."""
     parts = triton.cdiv(hidden, partition.units)
     groups = triton.cdiv(batch, partition.rows)
@@ -193,7 +197,9 @@ def _launches(partition: Partition, directions: int, batch: int, hidden: int) ->
             yield parts * count, direction, first, count
 
 
-def _walk(partition: Partition, directions: int, batch: int, hidden: int, steps: int, back: bool) -> Iterator[tuple[int, ...]]:
+def _walk(
+    partition: Partition, directions: int, batch: int, hidden: int, steps: int, back: bool
+) -> Iterator[tuple[int, ...]]:
     """The launches with the steps of each: all, or one where programs cannot wait for each other."""
     for programs, *part in _launches(partition, directions, batch, hidden):
         if not interpreted():
@@ -203,7 +209,9 @@ def _walk(partition: Partition, directions: int, batch: int, hidden: int, steps:
             yield programs, step, step + 1, *part
 
 
-def _constants(partition: Partition, terms: int, hidden: int, like: Tensor, backwards: tuple[bool, ...]) -> dict[str, object]:
+def _constants(
+    partition: Partition, terms: int, hidden: int, like: Tensor, backwards: tuple[bool, ...]
+) -> dict[str, object]:
     """What both kernels are compiled for, and how they are launched."""
     waits = not interpreted()
     return {
