@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton import interpreted, is_available
+from econmt_ops.backends.triton import interpreted, with_kernels
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.dropout import dropout as drop_units
@@ -29,7 +29,7 @@ from econmt_ops.lstm import recompute
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
 
-__all__ = ["bidirectional_lstm", "is_available", "lstm", "products_type"]
+TRAITS = with_kernels(recompute.TRAITS)
 
 
 class _Layer(NamedTuple):
