@@ -29,7 +29,7 @@ from econmt_ops.lstm import recompute
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
 
-TRAITS = with_kernels(recompute.TRAITS)
+TRAITS = with_kernels(recompute.TRAITS, fastest_stash="attention")
 
 
 class _Layer(NamedTuple):
