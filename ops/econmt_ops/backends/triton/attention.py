@@ -86,13 +86,13 @@ def _few(warps: int, across: int, size: int, itemsize: int) -> int:
     return warps
 
 
-def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, flat_size: int) -> dict[str, Any]:
+def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, forward: bool) -> dict[str, Any]:
     """What the step's kernels are compiled with.
 
     Args:
         choice: how they divide their work.
         keys: (B, S, A). values: (B, S, H), or None.
-        flat_size: the width of the block that they sum over its rows.
+        forward: whether it is the step's forward kernel.
     """
     positions, attention = keys.shape[1:]
     size = triton.next_power_of_2(attention)
@@ -103,14 +103,12 @@ def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, flat_size
         layouts = {
             "KEYS": _tile(size, itemsize, choice),
             "VALUES": _tile(hidden, itemsize, choice),
-            "FLAT": gl.BlockedLayout(
-                [rows, max(1, flat_size // (32 * choice.warps))], [1, 32], [1, choice.warps], [1, 0]
-            ),
-            "WIDE": gl.BlockedLayout([1], [32], [choice.warps], [0]),
+            "FLAT": _flat(rows, hidden if forward else size, choice),
         }
+        layouts |= {"KEPT": _tile(size, itemsize, choice, 1)} if forward else {"WIDE": _wide(choice)}
     else:
         rows = max(1, min(PLAIN_ROWS, PLAIN_TILE // max(size, hidden)))
-        layouts = dict.fromkeys(("KEYS", "VALUES", "FLAT", "WIDE"))
+        layouts = dict.fromkeys(("KEYS", "VALUES", "FLAT", "KEPT" if forward else "WIDE"))
     return {
         "A": attention,
         "H": attention if values is None else values.shape[2],
@@ -124,11 +122,21 @@ def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, flat_size
     }
 
 
-def _tile(size: int, itemsize: int, choice: Choice) -> Any:
-    """The layout of a tile: a warp, or as many as share a row, holds whole rows."""
-    at_once, lanes = _lanes(size, itemsize)
+def _tile(size: int, itemsize: int, choice: Choice, at_once: int | None = None) -> Any:
+    """The layout of a tile: a warp, or as many as share a row, holds whole rows, a thread ``at_once`` values in turn."""
+    most, lanes = _lanes(size, itemsize)
     warps = [choice.warps // choice.across, choice.across]
-    return gl.BlockedLayout([1, at_once], [32 // lanes, lanes], warps, [1, 0])
+    return gl.BlockedLayout([1, at_once or most], [32 // lanes, lanes], warps, [1, 0])
+
+
+def _flat(rows: int, width: int, choice: Choice) -> Any:
+    """The layout of a tile that is summed over its rows: a thread has all of a column."""
+    return gl.BlockedLayout([rows, max(1, width // (32 * choice.warps))], [1, 32], [1, choice.warps], [1, 0])
+
+
+def _wide(choice: Choice) -> Any:
+    """The layout of a vector that is spread over all threads."""
+    return gl.BlockedLayout([1], [32], [choice.warps], [0])
 
 
 @triton.jit(do_not_specialize=["steps", "positions", "dscores_row"])
@@ -237,9 +245,9 @@ class Attention:
         widths = triton.next_power_of_2(self.size), triton.next_power_of_2(values.shape[2])
         self.choice = choice or choose(*widths, keys.itemsize, norm is not None)
         kind = {"KIND": "dot" if score is None else "additive" if norm is None else "norm"}
-        self._forward = kind | compiled_with(self.choice, self.keys, self.values, widths[1])
-        self._alone = kind | compiled_with(self.choice, self.keys, None, widths[0])
-        self._backward = kind | compiled_with(self.choice, self.keys, self.values, widths[0])
+        self._forward = kind | compiled_with(self.choice, self.keys, self.values, forward=True)
+        self._alone = kind | compiled_with(self.choice, self.keys, None, forward=True)
+        self._backward = kind | compiled_with(self.choice, self.keys, self.values, forward=False)
 
     def forward(
         self,
@@ -263,7 +271,6 @@ class Attention:
         assert share is None or row_stride(share) == row_stride(query)
         first, second = (*outputs, None, None)[:2]
         kernel = attention_gluon.forward_kernel if self.choice.gluon else attention_gluon.plain_forward_kernel
-        scratch = None if self.choice.gluon else torch.empty_like(weights, dtype=torch.float32)
         kernel[(len(query),)](
             query,
             share,
@@ -276,13 +283,11 @@ class Attention:
             weights,
             first,
             second,
-            None if scratch is None else scratch.contiguous(),
             self.scale,
             group,
             self.batch,
             self.positions,
             *(row_stride(rows) for rows in (query, weights, first, second)),
-            SHARED=self.choice.gluon,
             **(self._alone if first is None else self._forward),
         )
 
