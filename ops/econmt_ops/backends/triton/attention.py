@@ -123,7 +123,7 @@ def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, forward: 
 
 
 def _tile(size: int, itemsize: int, choice: Choice, at_once: int | None = None) -> Any:
-    """The layout of a tile: a warp, or as many as share a row, holds whole rows, a thread ``at_once`` values in turn."""
+    """The layout of a tile: a warp, or those that share a row, hold whole rows, a thread ``at_once`` values in turn."""
     most, lanes = _lanes(size, itemsize)
     warps = [choice.warps // choice.across, choice.across]
     return gl.BlockedLayout([1, at_once or most], [32 // lanes, lanes], warps, [1, 0])

@@ -1,13 +1,14 @@
 """A step of attention, from a query to what the decoder puts out, and back: one program a query, in Gluon.
 
 A step can be no faster than keys and values come from the L2 cache. So a warp holds whole rows, which makes sums over a
-row its own affair; a tile of rows is asked for two tiles before it is used; each place in a tile has its own softmax, so
-that warps need one another only after the last tile; and what is left then is spread over all threads.
+row its own affair; a tile of rows is asked for two tiles before it is used; each place in a tile has its own softmax,
+so that warps need one another only after the last tile; and what is left then is spread over all threads.
 
-A kernel's layouts: KEYS and VALUES of tiles (ROWS, SIZE) and (ROWS, HIDDEN), KEPT of the scores of all tiles, whose rows
-are where those of the keys are, FLAT of a block that is summed over its rows, WIDE of the positions of a sentence. SIZE and HIDDEN are the next powers of two of A and H, the widths
-of keys and values. Queries and what belongs to them are rows (R, .), row r one of sentence r // group % batch. Scores
-and their softmax are in base 2: exp2 is the instruction that the device has.
+A kernel's layouts: KEYS and VALUES of tiles (ROWS, SIZE) and (ROWS, HIDDEN), KEPT of the scores of all tiles, whose
+rows are where those of the keys are, FLAT of a block that is summed over its rows, WIDE of the positions of a sentence.
+SIZE and HIDDEN are the next powers of two of A and H, the widths of keys and values. Queries and what belongs to them
+are rows (R, .), row r one of sentence r // group % batch. Scores and their softmax are in base 2: exp2 is the
+instruction that the device has.
 """
 
 from __future__ import annotations
