@@ -28,12 +28,12 @@ from econmt.data.corpus import search_path
 from econmt.data.subwords import fingerprint
 from econmt.decoding.search import SearchOptions
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
+from econmt.engine.devices import resolve_device
+from econmt.engine.precision import precision_of
 from econmt.errors import InputError
 from econmt.model import IncrementalModel
 from econmt.recipe import find_recipe, load_recipe
 from econmt.training.checkpoints import LoadedModel, load_model
-from econmt.training.devices import resolve_device, resolve_precision
-from econmt.training.precision import automatic_precision
 from econmt.training.run import Outcome, run_recipe
 
 Checkpoint = Union[str, int, Path]
@@ -88,6 +88,7 @@ def load(
     *,
     device: torch.device | str = "auto",
     precision: str = "auto",
+    threads: int | None = None,
 ) -> TrainedModel:
     """Load a trained model, or several that translate as one.
 
@@ -96,6 +97,7 @@ def load(
         checkpoint: one for all models, or one for each.
         device: auto, cpu, cuda or cuda:N.
         precision: of products: float32, bfloat16, or auto for what is faster on the device.
+        threads: of the CPU, for all of torch; None: as many as torch has already.
 
     Raises:
         InputError: naming the folder, if a model cannot be loaded, or if its vocabularies are not the first one's.
@@ -109,6 +111,8 @@ def load(
             f"checkpoint is given {len(chosen)} times for {len(folders)} models; give it once, or once for each"
         )
     chosen *= len(folders) // len(chosen)
+    if threads is not None:
+        torch.set_num_threads(threads)
     place = resolve_device(str(device))
     loaded = [
         load_model(
@@ -139,10 +143,8 @@ class TrainedModel:
         """Move to a device, auto, cpu, cuda or cuda:N; returns itself."""
         self.device = resolve_device(str(device))
         self.models = [each.model.to(self.device) for each in self.loaded]
-        if self._wanted == "auto":
-            self.precision = automatic_precision([each.recipe for each in self.loaded], self.device).dtype
-        else:
-            self.precision = resolve_precision(self._wanted, self.device)
+        recipes = [each.recipe for each in self.loaded]
+        self.precision = precision_of(self._wanted, self.device, recipes).dtype
         self._incremental: list[IncrementalModel] = []
         return self
 

@@ -15,10 +15,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
-from econmt_ops.backends.steps import LAYER_NORM_EPSILON
 from econmt_ops.backends.triton import attention_gluon, interpreted
 from econmt_ops.backends.triton.cells import row_stride
 from econmt_ops.backends.triton.pointwise import tanh_of
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 
 _EPSILON: tl.constexpr = tl.constexpr(LAYER_NORM_EPSILON)
 

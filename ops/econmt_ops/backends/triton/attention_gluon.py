@@ -19,9 +19,9 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from econmt_ops.backends.steps import LAYER_NORM_EPSILON
 from econmt_ops.backends.triton import portable
 from econmt_ops.backends.triton.pointwise import tanh, tanh_of
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 
 _EPSILON = gl.constexpr(LAYER_NORM_EPSILON)
 _LOG2_E = gl.constexpr(1.4426950408889634)

@@ -1,0 +1,124 @@
+"""Where a run computes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from econmt.errors import InputError
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that a recipe or an option names: auto, cpu, cuda or cuda:N.
+
+    Raises:
+        InputError: if there is no such device.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device '{name}': unknown; give auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device '{name}': not supported; give auto, cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            found = f"{count} GPUs" if count else "no GPU"
+            raise InputError(f"device '{name}': torch sees {found} here; give device cpu or auto")
+    return device
+
+
+_ALLOCATION_FAILED = (
+    "DefaultCPUAllocator",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""How PyTorch says that memory is full where it has no type of error for it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device, or the machine, has no memory left."""
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _ALLOCATION_FAILED)
+
+
+def trims_batches(wanted: str, device: torch.device) -> bool:
+    """Whether batches are cut to their own longest pair: auto says so on the CPU, where a new shape costs nothing."""
+    return wanted == "always" or (wanted == "auto" and device.type == "cpu")
+
+
+@contextlib.contextmanager
+def reproducible(device: torch.device, threads: int | None) -> Iterator[None]:
+    """Deterministic algorithms on the CPU, where they cost nothing, and the recipe's number of threads.
+
+    On a GPU, scattered additions (the gradient of an embedding) stay as fast as they are, so two runs there agree to
+    rounding only.
+    """
+    switches: Any = torch.utils.deterministic
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        switches.fill_uninitialized_memory,
+        torch.get_num_threads(),
+    )
+    if device.type == "cpu":
+        _set_deterministic(True)
+        switches.fill_uninitialized_memory = False  # a fill of every new tensor is what would cost
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        _set_deterministic(before[0], warn_only=before[1])
+        switches.fill_uninitialized_memory = before[2]
+        if threads is not None:
+            torch.set_num_threads(before[3])
+
+
+def _set_deterministic(mode: bool, *, warn_only: bool = False) -> None:
+    """What `torch.use_deterministic_algorithms` does to eager operators; it also imports the compiler to tell it so."""
+    if "torch._inductor" in sys.modules:
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+    else:
+        torch._C._set_deterministic_algorithms(mode, warn_only=warn_only)
+
+
+def _malloc_trim() -> Callable[[int], int] | None:
+    """The C library's function of that name; None where there is none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return found
+
+
+_TRIM = _malloc_trim()
+
+
+def give_back_memory(device: torch.device) -> None:
+    """Gives the system the pages of freed tensors that the C library keeps for later ones.
+
+    Batches are of many shapes, and tensors of one seldom fit exactly where those of another were: what is free but kept
+    grows by hundreds of megabytes. It takes some milliseconds.
+    """
+    if _TRIM is not None and device.type == "cpu":
+        _TRIM(0)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the most that tensors took on the GPU, or the largest resident set of the process on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":  # no such call there
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

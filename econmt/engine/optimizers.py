@@ -1,0 +1,65 @@
+"""The optimizers, and their state as plain named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from econmt import recipe
+from econmt.errors import InputError
+from econmt_ops.optimizer import FusedOptimizer
+
+
+def make_optimizer(parameters: Mapping[str, nn.Parameter], config: recipe.Optimizer) -> FusedOptimizer:
+    """The optimizer of a recipe over named parameters, all of them on one device.
+
+    The fused kernels are elementwise, so they give the same bits in every run.
+    """
+    return FusedOptimizer(parameters.values(), **config.model_dump())
+
+
+def set_learning_rate(optimizer: FusedOptimizer, learning_rate: float) -> None:
+    """Sets the rate of the next update."""
+    optimizer.set_learning_rate(learning_rate)
+
+
+def optimizer_tensors(optimizer: FusedOptimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The optimizer's state as tensors named ``<quantity>/<parameter>``, for example ``exp_avg/encoder.weight``."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        for quantity, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{quantity}/{name}"] = value
+    return tensors
+
+
+def load_optimizer_tensors(
+    optimizer: FusedOptimizer,
+    parameters: Mapping[str, nn.Parameter],
+    tensors: Mapping[str, Tensor],
+    where: str,
+) -> None:
+    """Puts back what :func:`optimizer_tensors` gave; what is there already keeps its place in memory.
+
+    Raises:
+        InputError: naming ``where`` and the tensor, if one belongs to no parameter or has another shape.
+    """
+    before = dict(optimizer.state)
+    optimizer.state.clear()
+    for key, value in tensors.items():
+        quantity, _, name = key.partition("/")
+        parameter = parameters.get(name)
+        if parameter is None:
+            raise InputError(
+                f"{where}: optimizer state of '{name}', which the model does not have; see the recipe's model"
+            )
+        if value.dim() > 0 and value.shape != parameter.shape:
+            raise InputError(
+                f"{where}: optimizer state {key} has shape {tuple(value.shape)}, the parameter "
+                f"{tuple(parameter.shape)}; this state belongs to another model"
+            )
+        there = before.get(parameter, {}).get(quantity)
+        if there is None or there.shape != value.shape:
+            there = torch.empty_like(value, device=parameter.device)
+        optimizer.state.setdefault(parameter, {})[quantity] = there.copy_(value)
