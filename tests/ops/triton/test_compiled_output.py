@@ -11,7 +11,7 @@ from tests.conftest import ROOT, econmt_environment
 MOST = {
     "losses bfloat16": (144, 64),
     "losses float32": (144, 64),
-    "losses of an odd vocabulary": (144, 64),
+    "losses of an odd vocabulary": (192, 64),
     "bias": (72, 2048),
     "mask": (48, 0),
     "dropout bfloat16": (64, 2048),
