@@ -92,7 +92,11 @@ CASES: list[dict[str, Any]] = [
 def weights(hidden: int, size: int) -> LSTMWeights:
     """Of a layer, float32."""
     scale = hidden**-0.5
-    made = (torch.randn(4 * hidden, size) * size**-0.5, torch.randn(4 * hidden, hidden) * scale, torch.randn(4 * hidden) * scale)
+    made = (
+        torch.randn(4 * hidden, size) * size**-0.5,
+        torch.randn(4 * hidden, hidden) * scale,
+        torch.randn(4 * hidden) * scale,
+    )
     return LSTMWeights(*(part.to(CUDA).requires_grad_() for part in made))
 
 
@@ -115,7 +119,9 @@ def run_case(case: dict[str, Any], compare: bool = True) -> str:
     batch, steps, size, hidden = (case[name] for name in ("batch", "steps", "size", "hidden"))
     dtype = case.get("dtype", torch.bfloat16)
     count = 2 if case.get("both") else case.get("layers", 1)
-    stack = tuple(weights(hidden, hidden if number and not case.get("both") else size) for number in range(count))
+    stack = tuple(
+        weights(hidden, hidden if number and not case.get("both") else size) for number in range(count)
+    )
     inputs = torch.randn(batch, steps, size, device=CUDA).to(dtype).requires_grad_()
     lengths = None
     if case.get("lengths"):
@@ -128,7 +134,14 @@ def run_case(case: dict[str, Any], compare: bool = True) -> str:
         else (torch.zeros(batch, hidden, device=CUDA, dtype=dtype), torch.zeros(batch, hidden, device=CUDA))
         for _ in stack
     )  # fmt: skip
-    options = dict(lengths=lengths, reverse=bool(case.get("reverse")), residual=False, dropout=0.0, dropout_seed=None, variational=False)
+    options = dict(
+        lengths=lengths,
+        reverse=bool(case.get("reverse")),
+        residual=False,
+        dropout=0.0,
+        dropout_seed=None,
+        variational=False,
+    )
     exact = doubled((inputs, stack, state))
     stash = case.get("stash", "gates")
     if case.get("both"):
@@ -146,7 +159,10 @@ def run_case(case: dict[str, Any], compare: bool = True) -> str:
         return ""
     results += torch.autograd.grad(results, own, [seed.to(part.dtype) for seed, part in zip(seeds, results)])
     rights += torch.autograd.grad(rights, theirs, seeds)
-    errors = [float((a.detach().double() - b.detach()).norm() / (b.detach().norm() + 1e-6)) for a, b in zip(results, rights)]
+    errors = [
+        float((a.detach().double() - b.detach()).norm() / (b.detach().norm() + 1e-6))
+        for a, b in zip(results, rights)
+    ]
     limit = 3e-2 if dtype == torch.bfloat16 else 5e-3
     worst = max(errors) if all(error == error for error in errors) else float("nan")
     text = f"worst error {worst:.1e}"
@@ -278,7 +294,9 @@ def layer_times(batch: int, hidden: int, dtype: torch.dtype, layers: int = 1) ->
         with torch.no_grad():
             forward()
 
-    return graph_time(alone), graph_time(lambda: torch.autograd.grad(forward(), [inputs, *leaves(stack)], given))
+    return graph_time(alone), graph_time(
+        lambda: torch.autograd.grad(forward(), [inputs, *leaves(stack)], given)
+    )
 
 
 def cudnn_times(batch: int, hidden: int, dtype: torch.dtype, layers: int = 1) -> tuple[float, float]:
@@ -291,7 +309,9 @@ def cudnn_times(batch: int, hidden: int, dtype: torch.dtype, layers: int = 1) ->
         with torch.no_grad():
             module(inputs)
 
-    return graph_time(alone), graph_time(lambda: torch.autograd.grad(module(inputs)[0], [inputs, *module.parameters()], given))
+    return graph_time(alone), graph_time(
+        lambda: torch.autograd.grad(module(inputs)[0], [inputs, *module.parameters()], given)
+    )
 
 
 def attempt(text: str, function: Callable[..., tuple[float, float]], *arguments: Any) -> str:
@@ -326,7 +346,9 @@ def time_directions(batch: int, hidden: int) -> str:
             return triton.bidirectional_lstm(inputs, ahead, back, lengths=None, together=together)[0]
 
         def times(run: Callable[[], Tensor] = run) -> tuple[float, float]:
-            return graph_time(lambda: run()), graph_time(lambda: torch.autograd.grad(run(), [inputs, *leaves(ahead, back)], given))
+            return graph_time(lambda: run()), graph_time(
+                lambda: torch.autograd.grad(run(), [inputs, *leaves(ahead, back)], given)
+            )
 
         parts.append(attempt(f"together={together}", times))
     return "; ".join(parts)
@@ -365,7 +387,9 @@ def jobs(sizes: list[tuple[int, int]]) -> list[Callable[[], object]]:
         for back, listed in ((False, FORWARD), (True, BACKWARD)):
             for each in partitions(listed[batch, hidden]):
 
-                def walk(batch: int = batch, hidden: int = hidden, each: Partition = each, back: bool = back) -> None:
+                def walk(
+                    batch: int = batch, hidden: int = hidden, each: Partition = each, back: bool = back
+                ) -> None:
                     walk = Walk(batch, hidden, torch.bfloat16, 2)
                     walk.backward(each) if back else walk.forward(each)
 
