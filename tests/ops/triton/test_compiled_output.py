@@ -16,6 +16,7 @@ MOST = {
     "mask": (48, 0),
     "dropout bfloat16": (64, 2048),
     "dropout float32": (72, 4096),
+    "look-up": (80, 8192),
     "reversal": (48, 0),
 }
 """Registers of a thread and bytes of shared memory that a kernel may take, with room for other compilers."""
