@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton import interpreted, is_available
+from econmt_ops.backends.triton import interpreted, with_kernels
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.dropout import dropout as drop_units
@@ -24,23 +24,12 @@ from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.repeated import Inputs, Repeated, add_repeated, clean_rows, values_of
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
-from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm import recompute
 
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
 
-TRAITS = Traits(
-    devices=frozenset({"cuda"}),
-    dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
-    recomputes=True,
-    takes_stash=True,
-    fastest_stash="attention",
-    casts=True,
-    has_kernels=True,
-    needs="triton",
-    is_available=is_available,
-)
+TRAITS = with_kernels(recompute.TRAITS, fastest_stash="attention")
 
 
 class _Layer(NamedTuple):
