@@ -405,7 +405,8 @@ def lstm(
     last: list[tuple[Tensor, Tensor]] = []
     for number, layer in enumerate(layers):
         if number > 0 and dropout > 0.0:
-            assert dropout_seed is not None and isinstance(read, Tensor)
+            assert dropout_seed is not None
+            assert isinstance(read, Tensor)
             read = drop_units(read, dropout, dropout_seed, variational, index=number)
         first = [] if from_zero else [state[number]]
         outputs, last_h, last_c = _run_layer(read, [layer], first, lengths, [reverse], stash, products)

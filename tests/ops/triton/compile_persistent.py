@@ -1,6 +1,6 @@
 """Compiles the persistent kernels for one GPU without having it, and prints what each takes; see its test.
 
-    python compile_persistent.py 90 NAME ...
+python compile_persistent.py 90 NAME ...
 """
 
 from __future__ import annotations
@@ -42,11 +42,16 @@ def constants(
     found = plan(batch, hidden, TYPES[products], limits, back=back)
     assert found is not None
     chunks = found.chunks(4 * hidden if back else hidden)
-    values: dict[str, Any] = {"D": 1, "H": hidden, "UNITS": found.units, "ROWS": found.rows, "SPLIT": found.split}
+    values: dict[str, Any] = {"H": hidden, "UNITS": found.units, "ROWS": found.rows, "SPLIT": found.split}
     values |= {"CHUNK": found.chunk, "CHUNKS": chunks, "AHEAD": min(found.ahead, chunks), "BACKWARDS": 0}
-    values |= {"ROWS_FIRST": found.rows_first, "HAS_LENGTHS": lengths, "RING": kind != products, "PRECISION": "ieee"}
+    values |= {
+        "ROWS_FIRST": found.rows_first,
+        "HAS_LENGTHS": lengths,
+        "RING": kind != products,
+        "PRECISION": "ieee",
+    }
     values |= {"UP": False, "WAIT": True}
-    return values | ({} if back else {"KEEP_CELLS": True, "KEEP_SUMS": True}), found.warps
+    return values | ({} if back else {"D": 1, "KEEP_CELLS": True, "KEEP_SUMS": True}), found.warps
 
 
 def compile_walk(

@@ -135,9 +135,9 @@ def candidates(hidden: int, products: torch.dtype, limits: Limits, *, back: bool
         for rows in (8, 16, 32, 64) if back else (16, 32, 64):
             if triton.cdiv(hidden, units) > limits.processors or units >= 2 * max(16, hidden):
                 continue
-            for shape in _shapes(outputs, rows, back):
-                warps, split, rows_first = shape
-                found = _with_chunk(Partition(units, rows, warps, 0, limits.processors, split, rows_first), terms, outputs, products, limits)  # fmt: skip
+            for warps, split, rows_first in _shapes(outputs, rows, back):
+                shape = Partition(units, rows, warps, 0, limits.processors, split, rows_first)
+                found = _with_chunk(shape, terms, outputs, products, limits)
                 if found is not None:
                     yield found
 
@@ -157,7 +157,9 @@ def _shapes(outputs: int, rows: int, back: bool) -> Iterator[tuple[int, int, boo
             yield warps, split, rows_first
 
 
-def _with_chunk(partition: Partition, terms: int, outputs: int, products: torch.dtype, limits: Limits) -> Partition | None:
+def _with_chunk(
+    partition: Partition, terms: int, outputs: int, products: torch.dtype, limits: Limits
+) -> Partition | None:
     """The partition with the largest chunk that fits shared memory and registers; None if none does."""
     part = max(16, triton.next_power_of_2(triton.cdiv(terms, partition.split)))
     across = partition.split * (partition.rows if partition.rows_first else outputs)
@@ -179,7 +181,9 @@ def _step_cost(partition: Partition, terms: int, itemsize: int) -> float:
     return 1.3 + 7e-5 * exchanged + 0.002 * partition.units * partition.rows / partition.warps
 
 
-def _launches(partition: Partition, directions: int, batch: int, hidden: int) -> Iterator[tuple[int, int, int, int]]:
+def _launches(
+    partition: Partition, directions: int, batch: int, hidden: int
+) -> Iterator[tuple[int, int, int, int]]:
     """Which part of a walk each launch serves: programs, first direction, first group of rows, groups."""
     parts = triton.cdiv(hidden, partition.units)
     groups = triton.cdiv(batch, partition.rows)
@@ -193,7 +197,9 @@ def _launches(partition: Partition, directions: int, batch: int, hidden: int) ->
             yield parts * count, direction, first, count
 
 
-def _walk(partition: Partition, directions: int, batch: int, hidden: int, steps: int, back: bool) -> Iterator[tuple[int, ...]]:
+def _walk(
+    partition: Partition, directions: int, batch: int, hidden: int, steps: int, back: bool
+) -> Iterator[tuple[int, ...]]:
     """The launches with the steps of each: all, or one where programs cannot wait for each other."""
     for programs, *part in _launches(partition, directions, batch, hidden):
         if not interpreted():
@@ -203,11 +209,12 @@ def _walk(partition: Partition, directions: int, batch: int, hidden: int, steps:
             yield programs, step, step + 1, *part
 
 
-def _constants(partition: Partition, terms: int, hidden: int, like: Tensor, backwards: tuple[bool, ...]) -> dict[str, object]:
+def _constants(
+    partition: Partition, terms: int, hidden: int, like: Tensor, backwards: tuple[bool, ...]
+) -> dict[str, object]:
     """What both kernels are compiled for, and how they are launched."""
     waits = not interpreted()
     return {
-        "D": len(backwards),
         "H": hidden,
         "UNITS": partition.units,
         "ROWS": partition.rows,
@@ -265,7 +272,7 @@ def walk_forward(
         lstm_forward[(programs,)](
             sums, recurrent, exchange, outputs, sums if cells is None else cells, state_h, state_c,
             counters if lengths is None else lengths, counters, steps, batch, begin, end, *part,
-            HAS_LENGTHS=lengths is not None, RING=ring, KEEP_CELLS=cells is not None, KEEP_SUMS=keep_sums,
+            D=directions, HAS_LENGTHS=lengths is not None, RING=ring, KEEP_CELLS=cells is not None, KEEP_SUMS=keep_sums,
             **_constants(partition, width // 4, width // 4, recurrent, backwards),
         )  # fmt: skip
 
@@ -319,8 +326,8 @@ def walk_cells(
     rows, units = 4, 64
     programs = directions * triton.cdiv(batch, rows) * triton.cdiv(hidden, units)
     lstm_cells[(programs,)](
-        sums, first_c, cells, first_c if lengths is None else lengths, steps, batch, D=directions, H=hidden, ROWS=rows,
-        UNITS=units, BACKWARDS=_mask(backwards), HAS_LENGTHS=lengths is not None, num_warps=4,
+        sums, first_c, cells, first_c if lengths is None else lengths, steps, batch, H=hidden, ROWS=rows, UNITS=units,
+        BACKWARDS=_mask(backwards), HAS_LENGTHS=lengths is not None, num_warps=4,
     )  # fmt: skip
 
 

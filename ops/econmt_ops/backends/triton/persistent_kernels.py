@@ -40,7 +40,7 @@ def _positions(step, length, backwards):
 
 
 @triton.jit
-def _slots(step, length, row, backwards, T, B, direction, RING: tl.constexpr):
+def _slots(step, length, row, backwards, B, direction, RING: tl.constexpr):
     """The rows of the exchanged tensor that hold a step: those of positions, or of a ring of two steps."""
     if RING:
         return ((direction * 2 + step % 2) * B + row).to(tl.int64)
@@ -76,7 +76,7 @@ def _load_weights(matrix, row_offset, column_stride, part, live, K: tl.constexpr
         column = (chunk * SPLIT + part)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
         mask = live[:, None] & (column < K)
         tile = tl.load(matrix + row_offset[:, None] + column * column_stride, mask=mask, other=0.0)
-        tiles = tiles + (tile.to(tl.float32) if UP else tile,)
+        tiles = (*tiles, tile.to(tl.float32) if UP else tile)
     return tiles
 
 
@@ -122,14 +122,14 @@ def _product(exchange, slot, weights, K: tl.constexpr, M: tl.constexpr, ROWS: tl
     source = exchange + slot[:, None] + column
     tiles = ()
     for chunk in tl.static_range(AHEAD):
-        tiles = tiles + (_load_exchanged(source, column, chunk, K, SPLIT, CHUNK, CHUNKS, UP),)
+        tiles = (*tiles, _load_exchanged(source, column, chunk, K, SPLIT, CHUNK, CHUNKS, UP))
     if ROWS_FIRST:
         total = tl.zeros((SPLIT * ROWS, SPLIT * M), tl.float32)
     else:
         total = tl.zeros((SPLIT * M, SPLIT * ROWS), tl.float32)
     for chunk in tl.static_range(CHUNKS):
         if chunk + AHEAD < CHUNKS:
-            tiles = tiles + (_load_exchanged(source, column, chunk + AHEAD, K, SPLIT, CHUNK, CHUNKS, UP),)
+            tiles = (*tiles, _load_exchanged(source, column, chunk + AHEAD, K, SPLIT, CHUNK, CHUNKS, UP))
         if ROWS_FIRST:
             total += tl.dot(tiles[chunk], tl.trans(weights[chunk]), input_precision=PRECISION)
         else:
@@ -142,8 +142,9 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
                  T, B, begin, end, first_direction, first_group, groups,
                  D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
                  CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, ROWS_FIRST: tl.constexpr,
-                 BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr, RING: tl.constexpr, KEEP_CELLS: tl.constexpr, KEEP_SUMS: tl.constexpr, PRECISION: tl.constexpr,
-                 UP: tl.constexpr, WAIT: tl.constexpr):  # fmt: skip
+                 PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr, BACKWARDS: tl.constexpr,
+                 HAS_LENGTHS: tl.constexpr, RING: tl.constexpr, KEEP_CELLS: tl.constexpr,
+                 KEEP_SUMS: tl.constexpr):  # fmt: skip
     """Steps begin to end of the walk.
 
     Args:
@@ -151,7 +152,8 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         recurrent: (D, 4H, H).
         exchange: with RING (D, 2, B, H), h of two steps; otherwise the outputs.
         outputs: (T, B, D H), h at its position, zero in the padding.
-        cells: (D, T, B, H), c before the step at each position, is written with KEEP_CELLS.
+        cells: (D, T, B, H), c before the step at each position (that after the last in padding), is written
+            with KEEP_CELLS.
         state_h, state_c: (D, B, H), the state before step ``begin``; become that after the last.
         lengths: (B,), read with HAS_LENGTHS.
         counters: one a direction and group of rows, zero.
@@ -189,7 +191,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
     c = tl.load(state_c + state, mask=owned, other=0.0)
 
     spins = tl.full((), SPINS, tl.int32)
-    for number in range(0, end - begin if WAIT else 1):
+    for number in range(end - begin if WAIT else 1):
         step = begin + number
         active = (step < length)[:, None] & owned
         position = _positions(step, length, backwards)
@@ -202,7 +204,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         if WAIT:
             spins = wait(counter, number * PARTS, spins)
         last = tl.maximum(step - 1, 0)
-        slot = _slots(last, tile_length, tile_row, backwards, T, B, direction, RING) * width + tile_begin
+        slot = _slots(last, tile_length, tile_row, backwards, B, direction, RING) * width + tile_begin
         product = _product(exchange, slot, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST,
                            PRECISION, UP)  # fmt: skip
         product = tl.where(step > 0, product, 0.0)
@@ -221,9 +223,11 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         c = tl.where(active, after, c)
         h = tl.where(active, made, h)
         output = tl.where(active, made, 0.0)
-        written = outputs + (position.to(tl.int64) * B + row)[:, None] * (D * H) + direction * H + unit[None, :]
+        written = (
+            outputs + (position.to(tl.int64) * B + row)[:, None] * (D * H) + direction * H + unit[None, :]
+        )
         if RING:
-            slot = _slots(step, length, row, backwards, T, B, direction, RING)
+            slot = _slots(step, length, row, backwards, B, direction, RING)
             given = output.to(exchange.dtype.element_ty)
             tl.store(exchange + slot[:, None] * H + unit[None, :], given, mask=owned)
         else:
@@ -233,7 +237,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         if RING:
             tl.store(written, output.to(outputs.dtype.element_ty), mask=owned)
         if KEEP_CELLS:
-            tl.store(cells + place * H + unit[None, :], before, mask=active)
+            tl.store(cells + place * H + unit[None, :], before, mask=owned)
         if KEEP_SUMS:
             kind = sums.dtype.element_ty
             tl.store(gates, sum_i.to(kind), mask=active)
@@ -247,10 +251,10 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups"])
 def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last_dh, state_dc, lengths, counters,
                   T, B, begin, end, first_direction, first_group, groups, doutputs_step, doutputs_row,
-                  D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
-                  CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, ROWS_FIRST: tl.constexpr, BACKWARDS: tl.constexpr,
-                  HAS_LENGTHS: tl.constexpr, RING: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr,
-                  WAIT: tl.constexpr):  # fmt: skip
+                  H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr,
+                  CHUNKS: tl.constexpr, AHEAD: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+                  UP: tl.constexpr, WAIT: tl.constexpr, BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+                  RING: tl.constexpr):  # fmt: skip
     """Steps end - 1 down to begin of the walk.
 
     Args:
@@ -276,7 +280,9 @@ def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last
     owner, chunk_part = _weight_rows(UNITS, SPLIT)
     weight_unit = part * UNITS + owner
     matrix = recurrent + direction * 4 * H * H
-    weights = _load_weights(matrix, weight_unit, H, chunk_part, weight_unit < H, 4 * H, SPLIT, CHUNK, CHUNKS, UP)
+    weights = _load_weights(
+        matrix, weight_unit, H, chunk_part, weight_unit < H, 4 * H, SPLIT, CHUNK, CHUNKS, UP
+    )
 
     row = group * ROWS + tl.arange(0, ROWS)
     unit = part * UNITS + tl.arange(0, UNITS)
@@ -295,7 +301,7 @@ def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last
         factor = tl.load(scale)
 
     spins = tl.full((), SPINS, tl.int32)
-    for number in range(0, end - begin if WAIT else 1):
+    for number in range(end - begin if WAIT else 1):
         step = end - 1 - number
         active = (step < length)[:, None] & owned
         position = _positions(step, length, backwards)
@@ -312,7 +318,7 @@ def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last
         if WAIT:
             spins = wait(counter, number * PARTS, spins)
         after = tl.minimum(step + 1, T - 1)
-        slot = _slots(after, tile_length, tile_row, backwards, T, B, direction, RING) * (4 * H) + tile_begin
+        slot = _slots(after, tile_length, tile_row, backwards, B, direction, RING) * (4 * H) + tile_begin
         product = _product(exchange, slot, weights, 4 * H, UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST,
                            PRECISION, UP)  # fmt: skip
         # Taken apart and put together so that units lie in threads as memory wants them; else every load is moved.
@@ -328,7 +334,7 @@ def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last
         d_o = tl.where(active, dh * squashed * o * (1 - o), 0.0)
         dc = tl.where(active, total * f, dc)
         if RING:
-            slot = _slots(step, length, row, backwards, T, B, direction, RING)
+            slot = _slots(step, length, row, backwards, B, direction, RING)
             _store_gates(exchange + slot[:, None] * (4 * H) + unit[None, :], d_i * factor, d_f * factor,
                          d_g * factor, d_o * factor, owned, H)  # fmt: skip
         else:
@@ -350,13 +356,13 @@ def _store_gates(where, i, f, g, o, mask, H: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["T", "B"])
-def lstm_cells(sums, first_c, cells, lengths, T, B, D: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr,
-               UNITS: tl.constexpr, BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr):  # fmt: skip
+def lstm_cells(sums, first_c, cells, lengths, T, B, H: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+               BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr):  # fmt: skip
     """Makes the cell states again from the gates' sums: no program needs another's.
 
     Args:
         sums: (D, T, B, 4H). first_c: (D, B, H).
-        cells: (D, T, B, H) is written, c before the step at each position; padding is left as it is.
+        cells: (D, T, B, H) is written, c before the step at each position, that after the last in padding.
         Others: as in `lstm_forward`.
     """
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
@@ -377,5 +383,5 @@ def lstm_cells(sums, first_c, cells, lengths, T, B, D: tl.constexpr, H: tl.const
         i = tl.sigmoid(tl.load(gates, mask=active, other=0.0).to(tl.float32))
         f = tl.sigmoid(tl.load(gates + H, mask=active, other=0.0).to(tl.float32))
         g = _tanh(tl.load(gates + 2 * H, mask=active, other=0.0).to(tl.float32))
-        tl.store(cells + place * H + unit[None, :], c, mask=active)
-        c = f * c + i * g
+        tl.store(cells + place * H + unit[None, :], c, mask=owned)
+        c = tl.where(active, f * c + i * g, c)
