@@ -88,6 +88,7 @@ def load(
     *,
     device: torch.device | str = "auto",
     precision: str = "auto",
+    threads: int | None = None,
 ) -> TrainedModel:
     """Load a trained model, or several that translate as one.
 
@@ -96,6 +97,7 @@ def load(
         checkpoint: one for all models, or one for each.
         device: auto, cpu, cuda or cuda:N.
         precision: of products: float32, bfloat16, or auto for what is faster on the device.
+        threads: of the CPU, for all of torch; None: as many as torch has already.
 
     Raises:
         InputError: naming the folder, if a model cannot be loaded, or if its vocabularies are not the first one's.
@@ -109,6 +111,8 @@ def load(
             f"checkpoint is given {len(chosen)} times for {len(folders)} models; give it once, or once for each"
         )
     chosen *= len(folders) // len(chosen)
+    if threads is not None:
+        torch.set_num_threads(threads)
     place = resolve_device(str(device))
     loaded = [
         load_model(

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import torch
 
-from econmt.bench.sheet import Row
+from econmt.bench.rows import Row
 from econmt.data.batches import Batch, pad_batch
 from econmt.errors import EconmtError
 from econmt.memory.measure.ledger import measure_step

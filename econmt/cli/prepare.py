@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
+from econmt.cli.options import DataDirOption, OverridesArgument, RecipeArgument
 from econmt.data.batches import bucket_rule, training_batches
 from econmt.data.buckets import bucket_table, count_lengths
 from econmt.data.corpus import search_path
@@ -29,25 +30,12 @@ COMPARED_WIDTHS = (2, 4, 8, 10)
 
 
 def prepare(
-    recipe: Annotated[str, typer.Argument(help="Recipe: a file, or a shipped name.", show_default=False)],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
-        typer.Argument(metavar="[KEY=VALUE]...", help="What to change.", show_default=False),
-    ] = None,
-    data_dir: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            help="Folder in which the text is looked up, beside the recipe's own.", show_default=False
-        ),
-    ] = None,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    data_dir: DataDirOption = None,
     output: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--output",
-            "-o",
-            help="Folder of the store; default: where training looks for it.",
-            show_default=False,
-        ),
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of the store; default: where training looks for it."),
     ] = None,
 ) -> None:
     """Write the token store of a recipe's text without training, and report on it.

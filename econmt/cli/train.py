@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from econmt.cli.consoles import table_console
+from econmt.cli.options import DataDirOption, OverridesArgument, RecipeArgument, RecipeDeviceOption
 from econmt.data.batches import bucket_rule, training_batches
 from econmt.data.buckets import assign_buckets
 from econmt.data.corpus import search_path
@@ -28,27 +30,13 @@ from econmt.training.state import seed_everything
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="Recipe: a YAML file or a shipped name.", show_default=False)],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Keys to change, e.g. training.seed=2.", show_default=False
-        ),
-    ] = None,
-    data_dir: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--data-dir", help="Folder with the text, looked at first.", show_default=False),
-    ] = None,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    data_dir: DataDirOption = None,
     output: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--output", "-o", help="Model folder, instead of the recipe's.", show_default=False),
+        str | None, typer.Option("--output", "-o", help="Model folder, instead of the recipe's.")
     ] = None,
-    device: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--device", help="auto, cpu, cuda or cuda:N, instead of the recipe's.", show_default=False
-        ),
-    ] = None,
+    device: RecipeDeviceOption = None,
     overwrite_output: Annotated[
         bool,
         typer.Option("--overwrite-output", "--fresh", help="Start anew; the folder's run is lost."),
@@ -72,9 +60,7 @@ def train(
     loaded = load_recipe(recipe, changes)
     search = search_path(find_recipe(recipe).parent, data_dir)
     talk = Console(stderr=True, highlight=False)
-    results = Console(highlight=False)
-    if not results.is_terminal:
-        results = Console(highlight=False, width=120)
+    results = table_console()
     if dry_run:
         _describe(loaded, _prepare(loaded, search, talk), results)
         return

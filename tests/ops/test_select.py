@@ -11,7 +11,7 @@ from torch import Tensor
 
 import econmt_ops
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, rule, rules_only, run
-from econmt_ops.lstm.schedule import is_light
+from econmt_ops.lstm.reference import is_light
 
 OPS = {
     "additive_attention": "econmt_ops.additive_attention",

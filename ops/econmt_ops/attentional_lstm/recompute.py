@@ -84,7 +84,7 @@ def attentional_lstm(
             dropout_seed=dropout_seed,
             variational=variational,
             stash=stash,
-            compiled=backend == "compiled",
+            backend=backend,
         )
         return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, backend)
     gain, shift = (None, None) if layer_norm is None else layer_norm

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.backends.protocol import AttentionGradients
 from econmt_ops.backends.eager import tanh_
+from econmt_ops.backends.protocol import AttentionGradients
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON, additive_backward, additive_forward
 from econmt_ops.core.chunks import split_rows
 from econmt_ops.core.lengths import padding_mask
@@ -78,7 +78,7 @@ class EagerAttention:
     def backward(
         self,
         query: Tensor,
-        context: Tensor,  # noqa: ARG002 - for backends that make no products with all projected values twice
+        context: Tensor,
         weights: Tensor,
         output: Tensor,
         doutputs: Sequence[Tensor],
@@ -86,7 +86,14 @@ class EagerAttention:
         dboth: Tensor,
         dscores: Tensor,
     ) -> None:
-        """See `protocol.AttentionKernels.backward`."""
+        """See `protocol.AttentionKernels.backward`; a block a step at a time."""
+        if query.dim() == 3:
+            for step in range(len(query)):
+                given = None if dweights is None else dweights[step]
+                parts = [part[step] for part in doutputs]
+                inputs = (query[step], context[step], weights[step], output[step], parts, given)
+                self.backward(*inputs, dboth[step], dscores[step])
+            return
         dquery, da = dboth[:, : self._size], dboth[:, self._size :]
         do = doutputs[0] if len(doutputs) == 1 else doutputs[0] + doutputs[1]
         torch.addcmul(do, do * output, output, value=-1, out=da)

@@ -61,7 +61,14 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        return made(*(part.data if isinstance(part, Tensor) else part for part in arguments))
+        # An argument that is given twice stays one: torch.compile has to know what shares memory.
+        seen: dict[int, Tensor] = {}
+        return made(
+            *(
+                seen.setdefault(id(part), part.data) if isinstance(part, Tensor) else part
+                for part in arguments
+            )
+        )
 
     return call
 
@@ -69,6 +76,12 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
 def tanh(values: Tensor) -> Tensor:
     """tanh; on a CPU the sigmoid costs a third of it."""
     return 2.0 * torch.sigmoid(2.0 * values) - 1.0
+
+
+def _fill(whole: Tensor, quarters: Sequence[Tensor]) -> None:
+    """Writes the quarters of (B, 4H); joined first, they would be written twice."""
+    for place, quarter in zip(whole.chunk(4, 1), quarters, strict=True):
+        place.copy_(quarter)
 
 
 def _advance(
@@ -80,7 +93,7 @@ def _advance(
     activated = lstm.activate(sums, tanh)
     made, c = lstm.advance(activated, before, tanh)
     if keep:
-        gates.copy_(torch.cat(activated, 1) if gates.dtype == before.dtype else sums)
+        _fill(gates, activated if gates.dtype == before.dtype else sums.chunk(4, 1))
     after.copy_(c)
     h.copy_(made)
 
@@ -97,8 +110,8 @@ def _advance_back(
     exact = dc.dtype
     activated = gates.chunk(4, 1) if gates.dtype == exact else lstm.activate(gates.to(exact), tanh)
     given = dh.to(exact) if other is None else dh.to(exact) + other.to(exact)
-    dsums, dbefore = lstm.advance_back(activated, before, after, given, dc, tanh)
-    dgates.copy_(dsums)
+    parts, dbefore = lstm.advance_back(activated, before, after, given, dc, tanh)
+    _fill(dgates, parts)
     dc.copy_(dbefore)
 
 
@@ -120,6 +133,7 @@ class CompiledSteps(EagerSteps):
         h: Tensor,
         keep: bool,
     ) -> None:
+        after = before if after.is_set_to(before) else after
         _compiled(_advance)(gates, recurrent, before, after, h, keep)
 
     def cell_backward(
@@ -132,6 +146,7 @@ class CompiledSteps(EagerSteps):
         dgates: Tensor,
     ) -> None:
         """See `StepKernels`."""
+        dgates = gates if dgates.is_set_to(gates) else dgates
         _compiled(_advance_back)(gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
 
     def attention(

@@ -1,4 +1,4 @@
-"""The recomputing LSTM with its inner steps compiled by torch.compile; see `econmt_ops.lstm.cells`."""
+"""The recomputing LSTM with its inner steps compiled by torch.compile; see `econmt_ops.backends.compiled`."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import functools
 
 from econmt_ops.lstm import recompute
 
-lstm = functools.partial(recompute.lstm, compiled=True)
-bidirectional_lstm = functools.partial(recompute.bidirectional_lstm, compiled=True)
+lstm = functools.partial(recompute.lstm, backend="compiled")
+bidirectional_lstm = functools.partial(recompute.bidirectional_lstm, backend="compiled")

@@ -25,7 +25,6 @@ from econmt_ops.core.repeated import Inputs, Repeated, add_repeated, clean_rows,
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.lstm import recompute
-from econmt_ops.lstm.schedule import default_schedule
 
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
@@ -399,7 +398,7 @@ def lstm(
             variational=variational,
             from_zero=from_zero,
             stash=stash,
-            schedule=default_schedule(False),
+            backend="triton",
         )
     read = inputs
     last: list[tuple[Tensor, Tensor]] = []
@@ -435,9 +434,8 @@ def bidirectional_lstm(
     layers = [forward, backward]
     products = _products(inputs, layers)
     if products is None:
-        schedule = default_schedule(False)
         return recompute.bidirectional_lstm(
-            inputs, forward, backward, lengths=lengths, stash=stash, schedule=schedule
+            inputs, forward, backward, lengths=lengths, stash=stash, backend="triton"
         )
     outputs, h, c = _run_layer(inputs, layers, [], lengths, [False, True], stash, products, together)
     return outputs, ((h[0], c[0]), (h[1], c[1]))

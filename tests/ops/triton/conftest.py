@@ -6,7 +6,6 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -45,11 +44,10 @@ if DEVICE == "cpu":
 
 
 @pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the tests here the kernels are available; to all others in the same process they are not."""
     if DEVICE == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-    yield
 
 
 @pytest.fixture

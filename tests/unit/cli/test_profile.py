@@ -39,7 +39,7 @@ def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
         assert words in ended.out
     assert "data.max_length" not in ended.out
     assert json.loads(call("profile", recipe, "--estimate", "--json").out)["command"] == (
-        f"econmt profile {recipe} --json --estimate"
+        f"econmt profile {recipe} --estimate --json"
     )
 
 

@@ -5,10 +5,14 @@ The modules of this package import triton, so import them only where `is_availab
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import importlib.metadata
 import os
 
 import torch
+
+_RELEASE = (3, 6)
+"""The first of Triton that the kernels are tested with."""
 
 _CAPABILITY = (8, 0)
 """The lowest that the kernels are compiled for: Ampere, the first with bfloat16."""
@@ -19,17 +23,25 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+@functools.cache
+def _is_installed() -> bool:
+    """Whether there is a triton that has what the kernels use; told without importing it."""
+    try:
+        release = importlib.metadata.version("triton").split(".")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return (int(release[0]), int(release[1])) >= _RELEASE
+
+
 def is_available() -> bool:
-    """Whether the kernels can run: triton is installed, and there is a CUDA device of capability 8.0, or the interpreter."""
-    if importlib.util.find_spec("triton") is None:
+    """Whether the kernels can run: with triton, on a CUDA device of capability 8.0 or in the interpreter."""
+    if not _is_installed():
         return False
     if interpreted():
         return True
-    return (
-        torch.version.hip is None
-        and torch.cuda.is_available()
-        and torch.cuda.get_device_capability() >= _CAPABILITY
-    )
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability() >= _CAPABILITY
 
 
 def serves(tensor: torch.Tensor) -> bool:

@@ -27,7 +27,7 @@ _ROUND_BYTES = 128
 
 _WARPS = 8
 
-_VALUES = 8192
+_VALUES = 4096
 """Values of a row that a program works on at once."""
 
 
@@ -39,7 +39,6 @@ def _losses_kernel(
     losses,
     factors,
     vocabulary,
-    columns,
     smoothing,
     ignore_index,
     GRADIENT: tl.constexpr,
@@ -51,6 +50,7 @@ def _losses_kernel(
     """A program a row: its loss from one reading of its logits, their gradient in their place from another.
 
     A running maximum and sum a lane; a value's lane is its column modulo LANES, so that lanes meet only at the end.
+    Whole rows are read faster, so what lies between the vocabulary and the stride is read too, not used, and made zero.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
@@ -62,9 +62,11 @@ def _losses_kernel(
     largest = tl.full((LANES,), float("-inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
     plain = tl.zeros((LANES,), tl.float32)
-    for begin in range(0, vocabulary, PARTS * LANES):
+    # Of a row that does not count nothing is read; all that would be made of it is replaced by zeros.
+    for begin in range(0, tl.where(counts, vocabulary, 0), PARTS * LANES):
         column = begin + place
-        value = tl.load(logits + column, mask=column < vocabulary, other=float("-inf")).to(tl.float32)
+        value = tl.load(logits + column, mask=column < stride, other=0.0).to(tl.float32)
+        value = tl.where(column < vocabulary, value, float("-inf"))
         larger = tl.maximum(largest, tl.max(value, 0))
         shift = tl.where(larger == float("-inf"), 0.0, larger)
         total = total * tl.exp(largest - shift) + tl.sum(tl.exp(value - shift[None, :]), 0)
@@ -84,14 +86,13 @@ def _losses_kernel(
             factor = tl.load(factors + row).to(tl.float32)
         inverse = 1.0 / normalizer
         rest = smoothing / vocabulary
-        for begin in range(0, columns, PARTS * LANES):
+        for begin in range(0, stride, PARTS * LANES):
             column = begin + place
-            within = (column < vocabulary) & counts
-            value = tl.load(logits + column, mask=within, other=0.0).to(tl.float32)
+            value = tl.load(logits + column, mask=(column < stride) & counts, other=0.0).to(tl.float32)
             gradient = tl.exp(value - maximum) * inverse - rest
             gradient = tl.where(column == target, gradient - (1.0 - smoothing), gradient) * factor
-            gradient = tl.where(within, gradient, 0.0)
-            tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < columns)
+            gradient = tl.where((column < vocabulary) & counts, gradient, 0.0)
+            tl.store(logits + column, gradient.to(logits.dtype.element_ty), mask=column < stride)
 
 
 @triton.jit
@@ -111,7 +112,7 @@ def _bias_kernel(
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for begin in range(0, rows, ROWS):
         place = (begin + row)[:, None].to(tl.int64) * stride + column[None, :]
-        within = ((begin + row) < rows)[:, None] & (column < vocabulary)[None, :]
+        within = ((begin + row) < rows)[:, None] & (column < stride)[None, :]
         total += tl.load(gradient + place, mask=within, other=0.0).to(tl.float32)
     summed = tl.sum(total, 0)
     if not FRESH:
@@ -129,7 +130,7 @@ def _make_losses(
     ignore_index: int,
     gradient: bool,
 ) -> None:
-    """The losses (C,) of logits (C, W) whose first V columns count; with ``gradient`` it takes the logits' place."""
+    """The losses (C,) of logits (C, W), whose first V columns hold some; ``gradient`` puts theirs in their place."""
     lanes = min(16 // logits.element_size() * 32 * _WARPS, triton.next_power_of_2(vocabulary))
     parts = max(1, min(_VALUES // lanes, triton.next_power_of_2(triton.cdiv(vocabulary, lanes))))
     _losses_kernel[(len(logits),)](
@@ -139,7 +140,6 @@ def _make_losses(
         losses,
         losses if factors is None else factors,
         vocabulary,
-        logits.shape[1],
         smoothing,
         ignore_index,
         GRADIENT=gradient,
@@ -152,7 +152,7 @@ def _make_losses(
 
 
 def _add_rows(bias: Tensor, gradient: Tensor, fresh: bool) -> None:
-    """Adds the sum of gradient (C, W) over its rows to bias (V,), or puts it there if that is ``fresh``."""
+    """Adds the sum of gradient (C, W) over its rows to bias (V,), which holds nothing yet if it is ``fresh``."""
     columns = 128
     grid = (triton.cdiv(len(bias), columns),)
     _bias_kernel[grid](
@@ -168,8 +168,8 @@ def _add_rows(bias: Tensor, gradient: Tensor, fresh: bool) -> None:
 
 
 def _cast(values: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
-    """``values`` (V, ...) in another type, and since that copies them, with zeros for the rows up to ``rows``."""
-    if values.dtype == dtype:
+    """``values`` (V, ...) in another type, followed by zeros up to ``rows``; themselves if nothing is to be done."""
+    if values.dtype == dtype and len(values) == rows:
         return values
     padded = values.new_empty((rows, *values.shape[1:]), dtype=dtype)
     padded[: len(values)] = values
@@ -216,22 +216,24 @@ def walk(
     hidden, targets = hidden.contiguous(), targets.contiguous()
     unit = _ROUND_BYTES // hidden.element_size()
     stride = triton.cdiv(vocabulary, unit) * unit
-    weight = _cast(weight, hidden.dtype, stride)
-    columns = len(weight)
+    # A weight that is copied anyway is padded, or its products would be those of an odd number of columns.
+    columns = vocabulary if weight.dtype == hidden.dtype else stride
+    weight = _cast(weight, hidden.dtype, columns)
     bias = None if bias is None else _cast(bias, hidden.dtype, columns)
     size = _chunk_rows(rows, stride * hidden.element_size())
-    buffer = hidden.new_empty(min(size, rows), stride)[:, :columns]
+    buffer = hidden.new_empty(min(size, rows), stride)
     for begin in range(0, rows, size):
         part = slice(begin, begin + size)
         chunk = hidden[part]
-        logits = buffer[: len(chunk)]
+        whole = buffer[: len(chunk)]
+        logits = whole[:, :columns]
         if bias is None:
             torch.mm(chunk, weight.t(), out=logits)
         else:
             torch.addmm(bias, chunk, weight.t(), out=logits)
         of_rows = None if factors is None else factors[part]
         _make_losses(
-            logits,
+            whole,
             vocabulary,
             targets[part],
             losses[part],
@@ -246,5 +248,5 @@ def walk(
         torch.mm(logits, weight, out=dhidden[part])
         add_outer(dweight, logits[:, :vocabulary].unsqueeze(0), chunk.unsqueeze(0), begin == 0)
         if dbias is not None:
-            _add_rows(dbias, logits, begin == 0)
+            _add_rows(dbias, whole, begin == 0)
     return losses

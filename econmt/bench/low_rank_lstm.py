@@ -6,7 +6,6 @@ take turns in one run. Before it is timed, each is held to the definition in flo
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,18 +13,18 @@ import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.sheet import Row, Say
+from econmt.bench.lstm_schedules import by_torch
+from econmt.bench.rows import Row, Say, dtype_name, time_in_turns
 from econmt.errors import EconmtError
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
-from econmt_ops.backends.steps import has_compiler
+from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.core.weights import AnyLSTMWeights, tensors_of
-from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 
 PUBLISHED = (256, 100)
 """Hidden size and steps of the published comparison, 42.8 to 8.4 ms (Optim-LSTM)."""
 
-BATCHES = (1, 16, 64)
-RANKS = (8, 16, 32, 64, 128)
+BATCHES = [1, 16, 64]
+RANKS = [8, 16, 32, 64, 128]
 PASSES = ("forward", "forward and backward")
 _ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
 """How far a result may lie from the definition's, of the largest value of each tensor."""
@@ -49,19 +48,10 @@ class Way(NamedTuple):
     def __call__(self, inputs: Tensor) -> Tensor:
         """The outputs (B, T, H) for inputs (B, T, H)."""
         if self.implementation == "torch":
-            return _by_torch(inputs, self.weights)
+            assert isinstance(self.weights, LSTMWeights)
+            return by_torch(inputs, [self.weights])
         outputs, _ = econmt_ops.lstm(inputs, (self.weights,), implementation=self.implementation)
         return outputs
-
-
-def _by_torch(inputs: Tensor, weights: AnyLSTMWeights) -> Tensor:
-    assert isinstance(weights, LSTMWeights)
-    flat = [*weights, torch.zeros_like(weights.bias)]
-    zero = inputs.new_zeros(1, inputs.shape[0], weights.hidden.shape[1])
-    outputs: Tensor = torch.lstm(
-        inputs, (zero, zero), flat, True, 1, 0.0, torch.is_grad_enabled(), False, True
-    )[0]
-    return outputs
 
 
 def ways(hidden: int, ranks: Sequence[int], dtype: torch.dtype, device: torch.device) -> list[Way]:
@@ -111,7 +101,7 @@ def check(way: Way, inputs: Tensor) -> float:
     if way.rank:
         weights = [exact[0] @ exact[1], exact[2] @ exact[3], exact[4]]
     read = inputs.detach().double().requires_grad_()
-    outputs = _by_torch(read, LSTMWeights(*weights))
+    outputs = by_torch(read, [LSTMWeights(*weights)])
     expected = [outputs, *torch.autograd.grad(outputs, [read, *exact], torch.ones_like(outputs))]
     run = passes(way, inputs)
     worst = 0.0
@@ -154,14 +144,17 @@ def rows(
     hidden, steps = shape
     for dtype in dtypes:
         for batch in batches:
-            name = str(dtype).removeprefix("torch.")
+            name = dtype_name(dtype)
             inputs = torch.randn(batch, steps, hidden, device=device).to(dtype).requires_grad_()
             found = ways(hidden, ranks, dtype, device)
             differences = {}
             for way in found:
                 say(f"low-rank: batch {batch}, {name}, {way.name}")
                 differences[way.name] = check(way, inputs)
-            timings = {what: _timed(found, what, inputs, device, seconds) for what in PASSES}
+            timings = {
+                what: time_in_turns({way.name: passes(way, inputs)[what] for way in found}, seconds, device)
+                for what in PASSES
+            }
             best = {
                 what: min(min(timing[way.name].samples) for way in found if not way.rank)
                 for what, timing in timings.items()
@@ -175,16 +168,3 @@ def rows(
                     row[f"{what}, median ms"] = 1e3 * timing[way.name].median
                     row[f"{what}, gain"] = best[what] / quickest
                 yield {**row, "difference": differences[way.name]}
-
-
-def _timed(
-    found: Sequence[Way], what: str, inputs: Tensor, device: torch.device, seconds: float
-) -> dict[str, Timing]:
-    """The timings of one pass by the ways' names, all in turns; slow ones are timed as often as quick ones."""
-    functions = {way.name: functools.partial(passes(way, inputs)[what]) for way in found}
-    for _ in range(8):
-        timings = alternate(functions, seconds, synchronize=synchronizer(device), drop=False)
-        if timings is not None:
-            return timings
-        seconds *= 2
-    raise EconmtError(f"bench low-rank: {what} cannot be timed in {seconds:.0f} s; give smaller sizes")

@@ -1,14 +1,16 @@
-"""Rows of a benchmark: printed as a table, added to a CSV that grows, drawn."""
+"""Rows of a benchmark: timed in turns, printed as a table, added to a CSV that grows, drawn."""
 
 from __future__ import annotations
 
 import csv
 import io
 import platform
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shutil
+import subprocess
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from rich.table import Table
@@ -17,7 +19,12 @@ import econmt
 from econmt.errors import InputError
 from econmt.training.files import write_text
 from econmt_ops.dispatch.measurements import processor, sources
+from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Key = TypeVar("Key", bound=Hashable)
 Value = str | int | float
 Row = dict[str, Value]
 Say = Callable[[str], object]
@@ -43,19 +50,12 @@ def circumstances(device: torch.device) -> Row:
 
 def _commit() -> str:
     """The commit of the checkout that this package lies in; empty where there is none."""
-    folder = Path(__file__).resolve().parents[2] / ".git"
-    try:
-        head = (folder / "HEAD").read_text(encoding="utf-8").strip()
-        name = head.removeprefix("ref: ")
-        if name == head:
-            return head[:7]
-        if (folder / name).is_file():
-            return (folder / name).read_text(encoding="utf-8")[:7]
-        packed = (folder / "packed-refs").read_text(encoding="utf-8")
-    except OSError:
+    checkout = Path(__file__).resolve().parents[2]
+    git = shutil.which("git")
+    if git is None or not (checkout / ".git").exists():
         return ""
-    found = re.search(rf"^([0-9a-f]{{7}})[0-9a-f]* {re.escape(name)}$", packed, re.MULTILINE)
-    return found[1] if found else ""
+    command = [git, "-C", str(checkout), "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()[:7]  # noqa: S603
 
 
 def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
@@ -137,24 +137,49 @@ def draw(rows: Sequence[Row], path: Path, *, label: Sequence[str], value: str, t
     Raises:
         InputError: the file cannot be written.
     """
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    bars = [
-        (", ".join(str(row[name]) for name in label if row.get(name, "") != ""), row[value])
-        for row in rows
-        if value in row
-    ]
-    figure, axes = plt.subplots(figsize=(10, 1.5 + 0.22 * len(bars)), layout="constrained")
-    axes.barh([name for name, _ in bars], [float(length) for _, length in bars], color="#33658a")
+    shown_rows = [row for row in rows if value in row]
+    names = [", ".join(str(row[name]) for name in label if row.get(name, "") != "") for row in shown_rows]
+    figure = Figure(figsize=(10, 1.5 + 0.22 * len(names)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.barh(names, [float(row[value]) for row in shown_rows], color="#33658a")
     axes.invert_yaxis()
     axes.set_xlabel(value)
     axes.set_title(title)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Writes a picture.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
     try:
         figure.savefig(path, dpi=110)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    finally:
-        plt.close(figure)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a type as options and columns have it: float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def time_in_turns(
+    functions: Mapping[Key, Callable[[], object]], seconds: float, device: torch.device
+) -> dict[Key, Timing]:
+    """Times functions against each other, slow ones as often as quick ones; each is called once before.
+
+    Args:
+        functions: by anything.
+        seconds: for all of them; more if that does not suffice for a few calls of each.
+        device: that is waited for.
+    """
+    numbered = {str(number): function for number, function in enumerate(functions.values())}
+    while True:
+        found = alternate(numbered, seconds, synchronize=synchronizer(device), drop=False)
+        if found is not None:
+            return dict(zip(functions, found.values(), strict=True))
+        seconds *= 2

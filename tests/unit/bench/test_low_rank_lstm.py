@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt.bench import low_rank
+from econmt.bench import low_rank_lstm as low_rank
 from econmt.errors import EconmtError
 from econmt_ops import LowRankLSTMWeights
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt.bench.sheet import Row, append_csv, circumstances, draw, read_csv, shown, table
+from econmt.bench.rows import Row, append_csv, circumstances, draw, read_csv, shown, table
 from econmt.errors import InputError
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.sheet import Row, Say
+from econmt.bench.rows import Row, Say
 from econmt.errors import InputError
 from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe

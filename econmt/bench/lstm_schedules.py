@@ -1,7 +1,7 @@
 """What the schedule of an LSTM stack is worth: each decision as a step from eight products a cell to the op's best.
 
-The first steps are written here in plain PyTorch with autograd; from "own backward pass" on it is `econmt_ops.lstm`
-with a schedule. All compute the same function.
+Most steps are written here in plain PyTorch with autograd; from "own backward pass" on it is `econmt_ops.lstm`. All
+compute the same function.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt.bench.sheet import Row, Say
+from econmt.bench.rows import Row, Say, dtype_name, save_figure
 from econmt.errors import InputError
 from econmt_ops import LSTMWeights
-from econmt_ops.backends.steps import has_compiler
+from econmt_ops.backends.compiled import has_compiler
+from econmt_ops.cells import lstm as cell
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.timing import quantile, synchronizer
 from econmt_ops.lstm import recompute
 from econmt_ops.lstm.reference import torch_lstm
-from econmt_ops.lstm.schedule import Schedule
 
 PUBLISHED = (4, 100, 512, 64)
 """Layers, steps, hidden size and batch of the published comparison (Optim-LSTM)."""
@@ -36,7 +36,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 Stack = Callable[[Tensor, Sequence[LSTMWeights]], Tensor]
 
 
-class Shape(NamedTuple):
+class StackShape(NamedTuple):
     """Layers, steps, hidden size (also that of the inputs) and batch."""
 
     layers: int
@@ -59,7 +59,12 @@ class Stage(NamedTuple):
 
 
 def plain_layer(
-    inputs: Tensor, layer: LSTMWeights, *, combined: bool, at_once: bool, transposed: bool
+    inputs: Tensor,
+    layer: LSTMWeights,
+    *,
+    combined: bool = False,
+    at_once: bool = False,
+    transposed: bool = False,
 ) -> Tensor:
     """One layer, from zero, as a loop of plain operations.
 
@@ -67,7 +72,7 @@ def plain_layer(
         inputs: (B, T, I).
         layer: the weights.
         combined: the four gates of a cell in one product.
-        at_once: the input's products of all steps before the loop, which needs ``combined``.
+        at_once: the same, and the input's products of all steps before the loop.
         transposed: weights laid out for X W' before the loop.
 
     Returns:
@@ -99,7 +104,7 @@ def plain_layer(
     return torch.stack(outputs, 1)
 
 
-def _plain(layer_function: Callable[..., Tensor], **options: bool) -> Stack:
+def _plain(layer_function: Callable[..., Tensor] = plain_layer, **options: bool) -> Stack:
     def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
         for layer in layers:
             inputs = layer_function(inputs, layer, **options)
@@ -108,7 +113,54 @@ def _plain(layer_function: Callable[..., Tensor], **options: bool) -> Stack:
     return run
 
 
-def _scheduled(schedule: Schedule) -> Stack:
+def wavefront(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """All cells (layer l, step t) with the same l + t in one batched product: L + T - 1 of them instead of L T.
+
+    Args:
+        inputs: (B, T, H).
+        layers: of one size.
+
+    Returns:
+        (B, T, H).
+    """
+    count, (batch, steps, hidden) = len(layers), inputs.shape
+    weights = torch.stack([torch.cat([layer.input, layer.hidden], 1).t() for layer in layers])
+    biases = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
+    h = [inputs.new_zeros(batch, hidden)] * count
+    c = [h[0].to(accumulate_dtype(h[0].dtype))] * count
+    outputs = []
+    for diagonal in range(steps + count - 1):
+        low, high = max(0, diagonal - steps + 1), min(count - 1, diagonal) + 1
+        given = [inputs[:, min(diagonal, steps - 1)], *h]
+        reads = torch.stack([torch.cat([given[layer], h[layer]], 1) for layer in range(low, high)])
+        sums = torch.baddbmm(biases[low:high], reads, weights[low:high])
+        made_h, made_c = cell.forward(sums.flatten(0, 1), torch.cat(c[low:high]))
+        h[low:high], c[low:high] = made_h.chunk(high - low), made_c.chunk(high - low)
+        outputs += [h[-1]] if high == count else []
+    return torch.stack(outputs, 1)
+
+
+def directions_together(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """A layer in both directions, whose n-th steps are one batched product: (B, T, I) to (B, T, 2H)."""
+    reads = torch.stack([inputs, inputs.flip(1)])
+    biases = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
+    weights = torch.stack([layer.input.t() for layer in layers])
+    recurrents = torch.stack([layer.hidden.t() for layer in layers])
+    given = torch.baddbmm(biases, reads.flatten(1, 2), weights).unflatten(1, inputs.shape[:2])
+    h = inputs.new_zeros(2, len(inputs), layers[0].hidden.shape[1])
+    c = h.flatten(0, 1).to(accumulate_dtype(h.dtype))
+    outputs = []
+    for x in given.unbind(2):
+        made, c = cell.forward(torch.baddbmm(x, h, recurrents).flatten(0, 1), c)
+        h = made.view_as(h)
+        outputs.append(h)
+    ahead, back = torch.stack(outputs, 2)
+    return torch.cat([ahead, back.flip(1)], 2)
+
+
+def _own(layout: str = "packed", backend: str = "eager") -> Stack:
+    """`econmt_ops.lstm` with its own backward pass, all gates kept."""
+
     def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
         h = inputs.new_zeros(inputs.shape[0], layers[0].hidden.shape[1])
         zero = (h, h.to(accumulate_dtype(h.dtype)))
@@ -124,7 +176,8 @@ def _scheduled(schedule: Schedule) -> Stack:
             variational=False,
             from_zero=True,
             stash="gates",
-            schedule=schedule,
+            layout=layout,
+            backend=backend,
         )
         return outputs
 
@@ -147,62 +200,52 @@ def stages(compile_loop: bool) -> list[Stage]:
     Args:
         compile_loop: also one layer's loop under torch.compile, which unrolls it and takes minutes to compile.
     """
+    fused = has_compiler()
     found = [
-        Stage(
-            "eight products a cell",
-            "1x",
-            _plain(plain_layer, combined=False, at_once=False, transposed=False),
-        ),
-        Stage(
-            "four gates in one product",
-            "2x",
-            _plain(plain_layer, combined=True, at_once=False, transposed=False),
-        ),
-        Stage(
-            "input products of all steps in one",
-            "",
-            _plain(plain_layer, combined=True, at_once=True, transposed=False),
-        ),
-        Stage(
-            "weights transposed", "1.06x", _plain(plain_layer, combined=True, at_once=True, transposed=True)
-        ),
-        Stage("own backward pass, in place", "", _scheduled(Schedule("in-place", "transposed", "layers"))),
-        Stage("weights packed", "", _scheduled(Schedule("in-place", "packed", "layers"))),
+        Stage("eight products a cell", "1x", _plain()),
+        Stage("four gates in one product", "2x", _plain(combined=True)),
+        Stage("input products of all steps in one", "", _plain(at_once=True)),
+        Stage("weights transposed", "1.06x", _plain(at_once=True, transposed=True)),
+        Stage("layer wavefront", "1.3x", wavefront),
+        Stage("own backward pass, in place", "", _own("transposed")),
+        Stage("weights packed", "", _own("packed")),
     ]
-    if has_compiler():
-        found.append(
-            Stage("pointwise fused (compiled)", "1.2x", _scheduled(Schedule("compiled", "packed", "layers")))
-        )
-        found.append(
-            Stage(
-                "layer wavefront, compiled", "1.3x", _scheduled(Schedule("compiled", "packed", "wavefront"))
-            )
-        )
-    found.append(
-        Stage("layer wavefront, in place", "1.3x", _scheduled(Schedule("in-place", "packed", "wavefront")))
-    )
+    if fused:
+        found.append(Stage("pointwise fused (compiled)", "1.2x", _own("packed", "compiled")))
     found.append(Stage("torch.nn.LSTM", "", by_torch))
-    if compile_loop and has_compiler():
+    if compile_loop and fused:
         compiled = torch.compile(plain_layer, dynamic=False)
-        found.append(
-            Stage(
-                "torch.compile of the loop",
-                "",
-                _plain(compiled, combined=True, at_once=True, transposed=False),
-            )
-        )
+        found.append(Stage("torch.compile of the loop", "", _plain(compiled, at_once=True)))
     return found
 
 
-def _both_ways(directions: str, pointwise: str) -> Stack:
+def _both_ways(backend: str) -> Stack:
     def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-        schedule = Schedule(pointwise, directions=directions)
         outputs, _ = recompute.bidirectional_lstm(
-            inputs, *layers, lengths=None, stash="gates", schedule=schedule
+            inputs, *layers, lengths=None, stash="gates", backend=backend
         )
         return outputs
 
     return run
+
+
+def _directions_apart(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """The loop of plain operations, one direction after the other."""
+    ahead = plain_layer(inputs, layers[0], at_once=True)
+    back = plain_layer(inputs.flip(1), layers[1], at_once=True).flip(1)
+    return torch.cat([ahead, back], 2)
+
+
+def _directions_on_streams(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """The same on a GPU, each direction on a stream of its own, also in the backward pass."""
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        back = plain_layer(inputs.flip(1), layers[1], at_once=True).flip(1)
+    ahead = plain_layer(inputs, layers[0], at_once=True)
+    main.wait_stream(side)
+    back.record_stream(main)
+    return torch.cat([ahead, back], 2)
 
 
 def both_ways_by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
@@ -214,18 +257,21 @@ def both_ways_by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
 
 def stages_of_directions(device: torch.device) -> list[Stage]:
     """One layer in both directions: the first and the second weights are those of the two directions."""
-    found = []
-    for pointwise in ("in-place", "compiled") if has_compiler() else ("in-place",):
-        found.append(Stage(f"directions apart, {pointwise}", "1x", _both_ways("apart", pointwise)))
-        found.append(Stage(f"directions together, {pointwise}", "", _both_ways("together", pointwise)))
-        if device.type == "cuda":
-            found.append(
-                Stage(f"directions on streams, {pointwise}", "1.82x", _both_ways("streams", pointwise))
-            )
+    found = [
+        Stage("directions apart", "1x", _directions_apart),
+        Stage("directions together", "", directions_together),
+    ]
+    if device.type == "cuda":
+        found.append(Stage("directions on streams", "1.82x", _directions_on_streams))
+    found.append(Stage("own backward pass, in place", "", _both_ways("eager")))
+    if has_compiler():
+        found.append(Stage("pointwise fused (compiled)", "", _both_ways("compiled")))
     return [*found, Stage("torch.nn.LSTM", "", both_ways_by_torch)]
 
 
-def arguments(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, list[LSTMWeights]]:
+def arguments(
+    shape: StackShape, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, list[LSTMWeights]]:
     """Random inputs (B, T, H) and layers, all of which want gradients."""
     torch.manual_seed(1)
 
@@ -257,7 +303,7 @@ def passes(
 
 
 def ablation(
-    shape: Shape,
+    shape: StackShape,
     dtypes: Sequence[torch.dtype],
     device: torch.device,
     say: Say,
@@ -294,9 +340,9 @@ def ablation(
         inputs, layers = arguments(shape, dtype, device)
         slowest: dict[str, float] = {}
         for stage in found:
-            say(f"lstm: {stage.name}, {_name(dtype)}")
+            say(f"lstm: {stage.name}, {dtype_name(dtype)}")
             forward, both = passes(stage.run, inputs, layers)
-            row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": _name(dtype), **_sizes(shape)}
+            row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": dtype_name(dtype), **_sizes(shape)}
             row |= _timed(forward, both, shape, device, samples)
             for what in ("forward", "forward and backward"):
                 slowest.setdefault(what, float(row[f"{what}, ms"]))
@@ -305,7 +351,7 @@ def ablation(
 
 
 def rates(
-    shape: Shape,
+    shape: StackShape,
     dtypes: Sequence[torch.dtype],
     device: torch.device,
     say: Say,
@@ -328,10 +374,10 @@ def rates(
         One row a batch, type and way.
     """
     end = time.monotonic() + limit
-    pointwise = "compiled" if has_compiler() else "in-place"
-    ways = {"econmt_ops": _scheduled(Schedule(pointwise)), "torch.nn.LSTM": by_torch}
+    best = _own(backend="compiled" if has_compiler() else "eager")
+    ways = {"econmt_ops": best, "torch.nn.LSTM": by_torch}
     for dtype in dtypes:
-        left = [batch for batch in batches or BATCHES if (_name(dtype), batch) not in done]
+        left = [batch for batch in batches or BATCHES if (dtype_name(dtype), batch) not in done]
         peak = _peak_rate(shape.hidden, dtype, device) if left else 0.0
         for batch in left:
             if time.monotonic() > end:
@@ -340,46 +386,47 @@ def rates(
             inputs, layers = arguments(sized, dtype, device)
             rows: list[Row] = []
             for name, stack in ways.items():
-                say(f"lstm: batch {batch}, {name}, {_name(dtype)}")
-                row: Row = {"bench": "lstm-rates", "schedule": name, "dtype": _name(dtype), **_sizes(sized)}
+                say(f"lstm: batch {batch}, {name}, {dtype_name(dtype)}")
+                row: Row = {
+                    "bench": "lstm-rates",
+                    "schedule": name,
+                    "dtype": dtype_name(dtype),
+                    **_sizes(sized),
+                }
                 row |= _timed(*passes(stack, inputs, layers), sized, device, samples)
                 rows.append({**row, "peak GFLOP/s": peak})
             yield from rows
 
 
-def _sizes(shape: Shape) -> Row:
+def _sizes(shape: StackShape) -> Row:
     return {name: int(value) for name, value in shape._asdict().items()}
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _timed(
     forward: Callable[[], object],
     both: Callable[[], object],
-    shape: Shape,
+    shape: StackShape,
     device: torch.device,
     samples: int,
 ) -> Row:
     """The figures of one stack: the first call, the quickest and the median of the others, and memory."""
-    synchronize = synchronizer(device)
-
-    def seconds(function: Callable[[], object]) -> float:
-        synchronize()
-        began = time.perf_counter()
-        function()
-        synchronize()
-        return time.perf_counter() - began
-
-    first = seconds(both)
-    row: Row = {"first call, s": first}
+    row: Row = {"first call, s": _seconds(both, device)}
     for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
-        times = [seconds(function) for _ in range(samples)]
+        times = [_seconds(function, device) for _ in range(samples)]
         row[f"{what}, ms"] = 1e3 * min(times)
         row[f"{what}, median ms"] = 1e3 * quantile(times, 0.5)
         row[f"{what}, GFLOP/s"] = passes_made * shape.operations / min(times) / 1e9
     return {**row, "peak bytes": _peak_bytes(both, device)}
+
+
+def _seconds(function: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call."""
+    synchronize = synchronizer(device)
+    synchronize()
+    began = time.perf_counter()
+    function()
+    synchronize()
+    return time.perf_counter() - began
 
 
 def _peak_bytes(function: Callable[[], object], device: torch.device) -> int:
@@ -406,15 +453,8 @@ def _peak_rate(hidden: int, dtype: torch.dtype, device: torch.device) -> float:
     rows = 8192
     left = torch.randn(rows, hidden, device=device).to(dtype)
     right = torch.randn(hidden, 4 * hidden, device=device).to(dtype)
-    synchronize = synchronizer(device)
-    times = []
-    for _ in range(8):
-        synchronize()
-        began = time.perf_counter()
-        torch.mm(left, right)
-        synchronize()
-        times.append(time.perf_counter() - began)
-    return 2 * rows * hidden * 4 * hidden / min(times) / 1e9
+    fastest = min(_seconds(lambda: torch.mm(left, right), device) for _ in range(8))
+    return 2 * rows * hidden * 4 * hidden / fastest / 1e9
 
 
 def draw_rates(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
@@ -423,12 +463,10 @@ def draw_rates(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> N
     Raises:
         InputError: the file cannot be written.
     """
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
     dtypes = sorted({str(row["dtype"]) for row in rows})
     for dtype, colour in zip(dtypes, ("#33658a", "#c0582b"), strict=False):
         mine = [row for row in rows if row["dtype"] == dtype]
@@ -439,12 +477,8 @@ def draw_rates(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> N
                 if row["schedule"] == name
             )
             axes.plot(*zip(*points, strict=True), style, color=colour, label=f"{name}, {dtype}")
-        axes.axhline(
-            max(float(row["peak GFLOP/s"]) for row in mine),
-            color=colour,
-            linestyle=":",
-            label=f"one large product, {dtype}",
-        )
+        peak = max(float(row["peak GFLOP/s"]) for row in mine)
+        axes.axhline(peak, color=colour, linestyle=":", label=f"one large product, {dtype}")
     batches = sorted({int(row["batch"]) for row in rows})
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, [str(batch) for batch in batches])
@@ -452,9 +486,4 @@ def draw_rates(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> N
     axes.set_ylabel("GFLOP/s, forward and backward")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    finally:
-        plt.close(figure)
+    save_figure(figure, path)

@@ -6,16 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.sheet import Row, Say
-from econmt_ops.backends.steps import cell_forward
+from econmt.bench.rows import Row, Say, dtype_name, time_in_turns
+from econmt_ops.cells.lstm import forward as cell_forward
 from econmt_ops.core.packed import is_available
-from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 from econmt_ops.linear import LAYOUTS
 
 PAPER = (64, 512, 2048)
@@ -40,51 +38,58 @@ _Functions = dict[tuple[str, str, str], Callable[[], object]]
 """By what is computed, library and layout."""
 
 
-class Setting(NamedTuple):
-    """Where and how long to measure.
-
-    Attributes:
-        device: of the tensors.
-        seconds: for the candidates of one product.
-    """
-
-    device: torch.device
-    seconds: float
-
-
 def products(
-    shapes: Sequence[tuple[int, int, int]], dtypes: Sequence[torch.dtype], setting: Setting, say: Say
+    shapes: Sequence[tuple[int, int, int]],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    seconds: float,
+    say: Say,
 ) -> Iterator[Row]:
     """Times a product and the two of its backward pass, in each layout; and `econmt_ops.linear` with both passes.
 
     Args:
         shapes: (N, I, O) each.
         dtypes: of all operands.
-        setting: where and how long.
+        device: of the operands.
+        seconds: for the candidates of one product.
         say: told what is being measured.
 
     Yields:
         One row a layout, library and product.
     """
     for dtype in dtypes:
-        for rows, inputs, outputs in shapes:
-            say(f"layout: {rows} x {inputs}, {outputs} x {inputs}, {_name(dtype)}")
-            operations = 2 * rows * inputs * outputs
-            for functions in _groups(rows, inputs, outputs, dtype, setting.device):
-                for (what, library, layout), timing in _times(functions, setting).items():
-                    times = 3 if what == "forward and backward" else 1
-                    yield {
-                        "bench": "layout",
-                        "what": what,
-                        "dtype": _name(dtype),
-                        "rows": rows,
-                        "inputs": inputs,
-                        "outputs": outputs,
-                        "library": library,
-                        "layout": layout,
-                        **figures(timing),
-                        "GFLOP/s": times * operations / timing.median / 1e9,
-                    }
+        for shape in shapes:
+            rows, inputs, outputs = shape
+            say(f"layout: {rows} x {inputs}, {outputs} x {inputs}, {dtype_name(dtype)}")
+            for functions in _groups(rows, inputs, outputs, dtype, device):
+                yield from _rows(functions, shape, dtype, device, seconds)
+
+
+def _rows(
+    functions: _Functions,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    seconds: float,
+    steps: int = 1,
+) -> Iterator[Row]:
+    """One row a candidate; the times are those of one of its ``steps``."""
+    rows, inputs, outputs = shape
+    for (what, library, layout), timing in time_in_turns(functions, seconds, device).items():
+        passes = 3 if what == "forward and backward" else 1
+        row: Row = {"bench": "layout", "what": what, "dtype": dtype_name(dtype)}
+        row |= {"rows": rows, "inputs": inputs, "outputs": outputs}
+        yield {
+            **row,
+            **({"steps": steps} if steps > 1 else {}),
+            "library": library,
+            "layout": layout,
+            "milliseconds": 1e3 * timing.median / steps,
+            "lowest decile": 1e3 * timing.low / steps,
+            "highest decile": 1e3 * timing.high / steps,
+            "samples": len(timing.samples),
+            "GFLOP/s": passes * 2 * rows * inputs * outputs * steps / timing.median / 1e9,
+        }
 
 
 def _groups(
@@ -143,40 +148,26 @@ def _both_ways(x: Tensor, weight: Tensor, y: Tensor, layout: str) -> Callable[[]
 
 
 def recurrence(
-    shapes: Sequence[tuple[int, int]], dtypes: Sequence[torch.dtype], setting: Setting, say: Say
+    shapes: Sequence[tuple[int, int]],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    seconds: float,
+    say: Say,
 ) -> Iterator[Row]:
     """Times loops of :data:`STEPS` products of an LSTM's recurrence in each layout, alone and with the cell between.
 
     Args:
         shapes: batch and hidden size of each loop.
-        dtypes: of all operands.
-        setting: where and how long.
-        say: told what is being measured.
+        dtypes, device, seconds, say: as for :func:`products`.
 
     Yields:
         One row a loop; times are those of one step.
     """
     for dtype in dtypes:
         for batch, hidden in shapes:
-            say(f"layout: {STEPS} steps, batch {batch}, hidden {hidden}, {_name(dtype)}")
-            for functions in _loops(batch, hidden, dtype, setting.device):
-                for (what, library, layout), timing in _times(functions, setting).items():
-                    step = timing._replace(
-                        median=timing.median / STEPS, low=timing.low / STEPS, high=timing.high / STEPS
-                    )
-                    yield {
-                        "bench": "layout",
-                        "what": what,
-                        "dtype": _name(dtype),
-                        "rows": batch,
-                        "inputs": hidden,
-                        "outputs": 4 * hidden,
-                        "steps": STEPS,
-                        "library": library,
-                        "layout": layout,
-                        **figures(step),
-                        "GFLOP/s": 8 * batch * hidden * hidden / step.median / 1e9,
-                    }
+            say(f"layout: {STEPS} steps, batch {batch}, hidden {hidden}, {dtype_name(dtype)}")
+            for functions in _loops(batch, hidden, dtype, device):
+                yield from _rows(functions, (batch, hidden, 4 * hidden), dtype, device, seconds, STEPS)
 
 
 def _loops(batch: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Iterator[_Functions]:
@@ -247,7 +238,7 @@ def _packed_loop(turned: Tensor, given: Tensor, batch: int) -> None:
 
 
 def _cell_by_columns(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """`econmt_ops.backends.steps.cell_forward` of gates (4H, B) and c (H, B)."""
+    """`econmt_ops.cells.lstm.forward` of gates (4H, B) and c (H, B)."""
     i, f, g, o = gates.to(c.dtype).chunk(4, 0)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return (torch.sigmoid(o) * torch.tanh(c)).to(gates.dtype), c
@@ -265,28 +256,6 @@ def by_onednn(x: Tensor, weight: Tensor) -> Tensor:
     return product
 
 
-def figures(timing: Timing) -> Row:
-    """A timing as columns."""
-    return {
-        "milliseconds": 1e3 * timing.median,
-        "lowest decile": 1e3 * timing.low,
-        "highest decile": 1e3 * timing.high,
-        "samples": len(timing.samples),
-    }
-
-
-def _times(functions: _Functions, setting: Setting) -> dict[tuple[str, str, str], Timing]:
-    """Times candidates against each other; each is called once before."""
-    names = {" ".join(key): key for key in functions}
-    by_name = {name: functions[key] for name, key in names.items()}
-    seconds = setting.seconds
-    while True:
-        found = alternate(by_name, seconds, synchronize=synchronizer(setting.device), drop=False)
-        if found is not None:
-            return {names[name]: timing for name, timing in found.items()}
-        seconds *= 2
-
-
 def _random(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.randn(size, device=device).to(dtype)
 
@@ -302,7 +271,3 @@ def _library(dtype: torch.dtype, device: torch.device) -> str:
     if dtype == torch.bfloat16 and torch._C._has_mkldnn:
         return "oneDNN"
     return "MKL" if torch._C.has_mkl else "BLAS"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
