@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton import interpreted, is_available
+from econmt_ops.backends.triton import interpreted, is_available, serves
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.dropout import dropout as drop_units
@@ -268,15 +268,17 @@ def _gradients_of_recurrents(layer: _Layer, outputs: Tensor, dsums: Tensor, dlas
 def _gradients_of_inputs(layer: _Layer, rows: Tensor, dsums: Tensor) -> Gradients:
     """Those of inputs and input matrices."""
     weights = []
-    dinputs = torch.zeros_like(rows)
+    dinputs = torch.empty_like(rows)
     for number, (own, weight) in enumerate(zip(dsums.flatten(1, 2).unbind(0), layer.weights, strict=True)):
         if layer.places is not None:
             total = own.new_zeros(len(rows), own.shape[1], dtype=torch.float32)
             add_repeated(total, layer.places, dsums[number])
             own = total.to(own.dtype)
         weights.append(_outer(own, rows, weight.dtype))
-        matrix = weight.to(own.dtype)
-        torch.addmm(dinputs, own, matrix, beta=1 if number else 0, out=dinputs)
+        if number == 0:
+            torch.mm(own, weight.to(own.dtype), out=dinputs)
+        else:
+            dinputs.addmm_(own, weight.to(own.dtype))
     return {"inputs": dinputs.view(layer.inputs.shape), "weights": weights}
 
 
@@ -331,6 +333,11 @@ def _products(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype |
     limits = limits_of(values.device)
     fits = (plan(batch, layers[0].hidden.shape[1], products, limits, back=back) for back in (False, True))
     return products if all(partition is not None for partition in fits) else None
+
+
+def _steps(inputs: Inputs) -> str:
+    """The backend of layers that take their steps one by one."""
+    return "triton" if serves(values_of(inputs)) else "eager"
 
 
 def _run_layer(
@@ -398,7 +405,7 @@ def lstm(
             variational=variational,
             from_zero=from_zero,
             stash=stash,
-            backend="triton",
+            backend=_steps(inputs),
         )
     read = inputs
     last: list[tuple[Tensor, Tensor]] = []
@@ -435,7 +442,7 @@ def bidirectional_lstm(
     products = _products(inputs, layers)
     if products is None:
         return recompute.bidirectional_lstm(
-            inputs, forward, backward, lengths=lengths, stash=stash, backend="triton"
+            inputs, forward, backward, lengths=lengths, stash=stash, backend=_steps(inputs)
         )
     outputs, h, c = _run_layer(inputs, layers, [], lengths, [False, True], stash, products, together)
     return outputs, ((h[0], c[0]), (h[1], c[1]))

@@ -29,6 +29,8 @@ POINTERS = {
     "state_c": "fp32",
     "state_dc": "fp32",
     "scale": "fp32",
+    "partials": "fp32",
+    "team_counters": "i32",
     "counters": "i32",
     "lengths": "i64",
 }
@@ -51,7 +53,9 @@ def constants(
         "PRECISION": "ieee",
     }
     values |= {"UP": False, "WAIT": True}
-    return values | ({} if back else {"D": 1, "KEEP_CELLS": True, "KEEP_SUMS": True}), found.warps
+    if back:
+        return values | {"TEAM": found.team, "MULTIPLIES": True, "ENDS": True}, found.warps
+    return values | {"KEEP_CELLS": True, "KEEP_SUMS": True, "D": 1}, found.warps
 
 
 def compile_walk(
