@@ -10,6 +10,7 @@ import typer
 
 from econmt.cli.options import DataDirOption, OverridesArgument, RecipeArgument
 from econmt.data.batches import bucket_rule, training_batches
+from econmt.data.bucket_shapes import Counts, Derived
 from econmt.data.buckets import bucket_table, count_lengths
 from econmt.data.corpus import search_path
 from econmt.data.padding import (
@@ -19,10 +20,10 @@ from econmt.data.padding import (
     random_batches,
     real_work,
 )
-from econmt.data.shapes import Counts, Derived
+from econmt.data.pair_flops import PairFlops, pair_flops
 from econmt.data.store import PreparedData, length_quantiles, store_folder
 from econmt.data.store import prepare as prepare_data
-from econmt.data.work import Work, work_of
+from econmt.memory.report.tables import format_bytes
 from econmt.recipe import Recipe, find_recipe, load_recipe
 
 COMPARED_WIDTHS = (2, 4, 8, 10)
@@ -57,8 +58,9 @@ def prepare(
 def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
     """Lines that say what a store holds."""
     statistics = prepared.statistics
+    size = sum(path.stat().st_size for path in prepared.folder.iterdir() if path.is_file())
     lines = [
-        f"store       {prepared.folder} ({_bytes(_size(prepared.folder))}, made in {statistics['seconds']} s)",
+        f"store       {prepared.folder} ({format_bytes(size)}, made in {statistics['seconds']} s)",
         f"vocabulary  source {statistics['source_vocabulary']:,}, target {statistics['target_vocabulary']:,}"
         + (" (joint)" if prepared.vocabularies.source is prepared.vocabularies.target else ""),
         "",
@@ -89,7 +91,7 @@ def _split_line(split: str, counts: dict[str, int]) -> str:
 def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:
     target_vocabulary = prepared.vocabularies.target.size
     rule = bucket_rule(recipe, target_vocabulary)
-    work = work_of(recipe.model, target_vocabulary)
+    work = pair_flops(recipe.model, target_vocabulary)
     store = prepared.train
     counts = count_lengths(store.source_lengths, store.target_lengths, None, store.release)
     table = bucket_table(counts, rule)
@@ -106,7 +108,7 @@ def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:
 
 
 def _work_lines(
-    recipe: Recipe, prepared: PreparedData, counts: Counts, rule: int | Derived, work: Work
+    recipe: Recipe, prepared: PreparedData, counts: Counts, rule: int | Derived, work: PairFlops
 ) -> list[str]:
     """What padding costs with the recipe's buckets, with others and with none."""
     batch, store = recipe.training.batch, prepared.train
@@ -142,16 +144,3 @@ def _padding_line(name: str, shapes: int, padded: float, trimmed: float | None) 
 def _bucket_cells(pairs: int, all_pairs: int, tokens: int, padded: int) -> list[str]:
     share, real = f"{100 * pairs / all_pairs:.1f} %", f"{100 * tokens / padded:.1f} %"
     return [f"{pairs:,}", share, f"{tokens:,}", f"{padded:,}", real]
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-
-
-def _bytes(count: int) -> str:
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -15,7 +15,7 @@ import typer
 from econmt.api import load
 from econmt.cli import options
 from econmt.cli.options import AveragingMode, ProductPrecision
-from econmt.data.corpus import Corpus, read_pairs
+from econmt.data.corpus import Corpus, read_pairs, split_pair
 from econmt.decoding.search import SearchOptions, length_penalty
 from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE
@@ -121,19 +121,10 @@ def _pairs(source: Path | None, target: Path | None) -> Iterator[list[tuple[str,
         while chunk := list(islice(pairs, CHUNK_SIZE)):
             yield chunk
         return
-    number = 0
+    first = 1
     for lines in read_chunks(standard_input(), CHUNK_SIZE):
-        chunk = []
-        for line in lines:
-            number += 1
-            columns = line.split("\t")
-            if len(columns) != 2:
-                raise InputError(
-                    f"{STANDARD_INPUT}:{number}: {len(columns)} tab-separated columns; expected two, the source and "
-                    "its translation"
-                )
-            chunk.append((columns[0], columns[1]))
-        yield chunk
+        yield [split_pair(line, STANDARD_INPUT, number) for number, line in enumerate(lines, first)]
+        first += len(lines)
 
 
 def _formatter(score_type: ScoreType, options: SearchOptions) -> Callable[[ScoredPair], str]:

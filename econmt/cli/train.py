@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,15 +14,15 @@ from econmt.cli.options import DataDirOption, OverridesArgument, RecipeArgument,
 from econmt.data.batches import bucket_rule, training_batches
 from econmt.data.buckets import assign_buckets
 from econmt.data.corpus import search_path
-from econmt.data.store import PreparedData, prepare
+from econmt.data.store import PreparedData, prepare, store_folder
+from econmt.engine.devices import resolve_device
+from econmt.engine.precision import precision_of_run
 from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
 from econmt.recipe import Recipe, find_recipe, load_recipe
 from econmt.training.budget import first_plan
-from econmt.training.devices import resolve_device
 from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupted
-from econmt.training.precision import precision_of_run
 from econmt.training.results import Results
 from econmt.training.run import first_model, run_recipe
 from econmt.training.state import seed_everything
@@ -62,7 +61,9 @@ def train(
     talk = Console(stderr=True, highlight=False)
     results = table_console()
     if dry_run:
-        _describe(loaded, _prepare(loaded, search, talk), results)
+        ModelFolder(loaded.output).create()
+        prepared = prepare(loaded, store_folder(loaded), search, show_progress=talk.is_terminal)
+        _describe(loaded, prepared, results)
         return
     try:
         outcome = run_recipe(
@@ -96,13 +97,6 @@ def _print_results(found: Results, console: Console) -> None:
         print(f"picture: {picture}")
     if not math.isnan(found.bleu):
         print(f"{found.corpus} BLEU {found.bleu:.2f} of checkpoint {found.best_update} ({found.signature})")
-
-
-def _prepare(recipe: Recipe, search: list[Path], console: Console) -> PreparedData:
-    folder = ModelFolder(recipe.output)
-    folder.create()
-    store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
-    return prepare(recipe, store, search, show_progress=console.is_terminal)
 
 
 def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:

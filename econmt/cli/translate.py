@@ -17,8 +17,8 @@ from econmt.cli import options
 from econmt.cli.options import AveragingMode, ProductPrecision
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
+from econmt.decoding.attention_picture import draw_attention
 from econmt.decoding.formats import format_translation
-from econmt.decoding.pictures import draw_attention
 from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 from econmt.errors import InputError

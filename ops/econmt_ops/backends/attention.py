@@ -174,15 +174,10 @@ class EagerAttention:
             scaled = (de * self._scale).to(self._keys.dtype).unsqueeze(1)
             dquery.copy_(torch.bmm(scaled, self._keys).squeeze(1))
             return
+        dscore = self._sums.score
+        assert dscore is not None
         for rows in self._parts:
-            given = (
-                query[rows],
-                self._keys[rows],
-                self._score,
-                de[rows],
-                self._sums.keys[rows],
-                self._sums.score,
-            )
+            given = (query[rows], self._keys[rows], self._score, de[rows], self._sums.keys[rows], dscore)
             dquery[rows] = self._backward(*given) if self._norm is None else self._normalised_backward(*given)
 
     def _normalised_backward(

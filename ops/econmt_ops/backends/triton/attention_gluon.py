@@ -63,6 +63,12 @@ def _vector(pointer: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: 
 
 
 @gluon.jit
+def _store(pointer: tl.tensor, index: tl.tensor, values: tl.tensor, end: tl.tensor) -> None:
+    """Writes the values of indices below ``end``, in the type that is there."""
+    gl.store(pointer + index, values.to(pointer.dtype.element_ty), mask=index < end)
+
+
+@gluon.jit
 def _length(lengths: tl.tensor, sentence: tl.tensor, positions: tl.tensor) -> tl.tensor:
     """How many positions a sentence has."""
     if lengths is None:
@@ -107,6 +113,21 @@ def _scores(
         return gl.sum(tanh_of(x, FAST) * w, 1)
 
 
+@gluon.jit
+def _advance(
+    top: tl.tensor, total: tl.tensor, scores: tl.tensor, there: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """A step of the softmax of each place in a tile, all (ROWS,).
+
+    Returns:
+        The highest score, the sum of exponentials less it, the last term of that, and what shrank the terms before.
+    """
+    higher = gl.maximum(top, scores)
+    shrink = gl.exp2(top - higher)
+    part = gl.where(there, gl.exp2(scores - higher), 0.0)
+    return higher, total * shrink + part, part, shrink
+
+
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row"])
 def forward_kernel(
     query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, score: tl.tensor, gain: tl.tensor,
@@ -119,8 +140,8 @@ def forward_kernel(
 ) -> None:  # fmt: skip
     """The weights (R, S) and, with ``values``, the contexts or, with ``share``, tanh(share + context), (R, H).
 
-    ``score`` and ``gain`` are there as KIND ("additive", "norm", "dot") needs them. ``lengths`` None: all sentences have
-    S positions. ``second`` may be None. ``scratch`` (R, S) float32 holds the scores if not SHARED.
+    ``score`` and ``gain`` are there as KIND ("additive", "norm", "dot") needs them. ``lengths`` None: all sentences
+    have S positions. ``second`` may be None. ``scratch`` (R, S) float32 holds the scores if not SHARED.
     """
     row = gl.program_id(0).to(gl.int64)
     sentence = row // group % batch
@@ -147,7 +168,6 @@ def forward_kernel(
         v_later = _load_tile(pane, ROWS, positions, spot, unit, H, HIDDEN)
         context = gl.full([ROWS, HIDDEN], 0.0, gl.float32, layout=VALUES)
     flat = gl.arange(0, HIDDEN, layout=gl.SliceLayout(0, FLAT))
-    added = flat.to(gl.float32)
     if share is not None:
         added = gl.load(share + row * query_row + flat, mask=flat < H, other=0.0).to(gl.float32)
     if SHARED:
@@ -167,11 +187,7 @@ def forward_kernel(
             kept.index(begin // ROWS).store(scores)
         else:
             gl.store(scratch + row * positions + begin + place, scores, mask=there)
-        higher = gl.maximum(top, scores)
-        shrink = gl.exp2(top - higher)
-        part = gl.where(there, gl.exp2(scores - higher), 0.0)
-        total = total * shrink + part
-        top = higher
+        top, total, part, shrink = _advance(top, total, scores, there)
         if values is not None:
             part = gl.expand_dims(gl.convert_layout(part, gl.SliceLayout(1, VALUES)), 1)
             shrink = gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, VALUES)), 1)
@@ -184,9 +200,9 @@ def forward_kernel(
         result = gl.sum(gl.convert_layout(context * rest, FLAT), 0)
         if share is not None:
             result = tanh(result + added)
-        gl.store(first + row * first_row + flat, result.to(first.dtype.element_ty), mask=flat < H)
+        _store(first + row * first_row, flat, result, H)
         if second is not None:
-            gl.store(second + row * second_row + flat, result.to(first.dtype.element_ty), mask=flat < H)
+            _store(second + row * second_row, flat, result, H)
     position = gl.arange(0, TILES * ROWS, layout=WIDE)
     if SHARED:
         flat_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
@@ -195,8 +211,7 @@ def forward_kernel(
         gl.thread_barrier()
         scores = gl.load(scratch + row * positions + position, mask=position < length, other=_LOWEST)
     weight = gl.where(position < length, gl.exp2(scores - highest) * inverse, 0.0)
-    made = weights + row * weights_row + position
-    gl.store(made, weight.to(weights.dtype.element_ty), mask=position < positions)
+    _store(weights + row * weights_row, position, weight, positions)
 
 
 @gluon.jit
@@ -284,8 +299,7 @@ def backward_kernel(
         if output is not None:
             o = _vector(output + row * output_row, unit, H, HIDDEN)
             da *= 1.0 - o * o
-            made = dshare + row * dquery_row + gl.expand_dims(unit, 0)
-            gl.store(made, da.to(dshare.dtype.element_ty), mask=gl.expand_dims(unit < H, 0))
+            _store(dshare + row * dquery_row, gl.expand_dims(unit, 0), da, H)
         delta = gl.sum(gl.sum(da * _vector(context + row * context_row, unit, H, HIDDEN), 1), 0)
         v_later = _load_tile(pane, ROWS, positions, spot, unit, H, HIDDEN)
     k_later = _load_tile(tile, ROWS, positions, place, column, A, SIZE)
@@ -323,7 +337,7 @@ def backward_kernel(
         total *= scale
     if KIND == "additive":
         total *= gl.load(score + feature, mask=feature < A, other=0.0).to(gl.float32)
-    gl.store(dquery + row * dquery_row + feature, total.to(dquery.dtype.element_ty), mask=feature < A)
+    _store(dquery + row * dquery_row, feature, total, A)
     beyond = (position >= length) & (position < positions)
     nothing = gl.full([TILES * ROWS], 0.0, gl.float32, layout=WIDE)
     gl.store(dscores + row * dscores_row + position, nothing, mask=beyond)
@@ -332,7 +346,8 @@ def backward_kernel(
 def _plain() -> tuple[Any, Any]:
     """The kernels in plain Triton."""
     names: dict[str, Any] = {"gl": portable}
-    for helper in (_inside, _load_tile, _vector, _length, _normalise, _scores, _weighted, _query_gradient):
+    helpers = (_inside, _load_tile, _vector, _store, _length, _normalise, _scores, _advance, _weighted)
+    for helper in (*helpers, _query_gradient):
         names[helper.fn.__name__] = portable.twin(helper, names)
     return portable.twin(forward_kernel, names), portable.twin(backward_kernel, names)
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from econmt.data.pair_flops import PairFlops
 from econmt.data.token_store import IntArray
-from econmt.data.work import Work
 
 _MOST_LENGTHS = 100
 """Different lengths of a side that are looked at: of more, half of them evenly by pairs and half evenly by length."""
@@ -35,7 +35,7 @@ class Derived(NamedTuple):
     """A rule for buckets: at most ``most`` shapes, those that pad the least work."""
 
     most: int
-    work: Work
+    work: PairFlops
 
 
 def derive_shapes(counts: Counts, rule: Derived) -> npt.NDArray[np.int64]:
@@ -123,7 +123,7 @@ def _candidates(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.unique(np.concatenate([np.minimum(even_in_pairs, lengths[-1]), even_in_length]))
 
 
-def choose(shape: tuple[int, int], shapes: npt.NDArray[np.int64], work: Work) -> npt.NDArray[np.int32]:
+def choose(shape: tuple[int, int], shapes: npt.NDArray[np.int64], work: PairFlops) -> npt.NDArray[np.int32]:
     """For every pair of lengths the shape that holds it with the least work.
 
     Args:
@@ -142,7 +142,7 @@ def choose(shape: tuple[int, int], shapes: npt.NDArray[np.int64], work: Work) ->
     return found
 
 
-def padded_work(counts: Counts, shapes: npt.NDArray[np.int64], work: Work) -> float:
+def padded_work(counts: Counts, shapes: npt.NDArray[np.int64], work: PairFlops) -> float:
     """Work of all pairs, each padded to the cheapest shape that holds it."""
     prices = work.of(shapes[:, 0], shapes[:, 1]).astype(np.float64)
     chosen = choose(counts.shape, shapes, work)

@@ -38,14 +38,12 @@ def draw_attention(
             raise ValueError(f"attention {tuple(attention.shape)} does not fit {len(tokens)} {side} tokens")
         labels.append([token_label(token) for token in tokens] + ["</s>"] * (size - len(tokens)))
     rows, columns = labels
-    # The canvas is used instead of pyplot: no global state, and no display is needed.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    # No pyplot: it has global state and may want a display.
     from matplotlib.figure import Figure
 
     width = min(40.0, 2.6 + 0.42 * max(len(columns), 4))
     height = min(40.0, 1.8 + 0.34 * max(len(rows), 4))
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     image = axes.imshow(attention.float().cpu().numpy(), cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
     axes.set_xticks(range(len(columns)), columns, rotation=60, ha="left", rotation_mode="anchor", fontsize=11)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from econmt.data.work import Work, work_of
+from econmt.data.pair_flops import PairFlops, pair_flops
 from econmt.memory.measure.flops import count_flops
 from econmt.model import Implementations, build_model
 from econmt.recipe import load_recipe
@@ -49,7 +49,7 @@ def test_the_formula_is_what_is_counted(name: str) -> None:
     model.implementations = REFERENCE
     model.train()
     rows = 3
-    work = work_of(recipe.model, VOCABULARY)
+    work = pair_flops(recipe.model, VOCABULARY)
 
     def counted(source: int, target: int) -> float:
         ids = torch.ones(rows, source, dtype=torch.int64)
@@ -75,15 +75,15 @@ def test_the_formula_is_what_is_counted(name: str) -> None:
 
 
 def test_work_of_pairs() -> None:
-    found = Work(2, 3, 5).of(np.array([[1], [4]]), np.array([1, 10]))
+    found = PairFlops(2, 3, 5).of(np.array([[1], [4]]), np.array([1, 10]))
     assert found.tolist() == [[10, 82], [31, 238]]
     assert found.dtype == np.int64
 
 
 def test_scaled_numbers_have_the_same_ratios() -> None:
-    work = Work(7_864_320, 200_250_624, 2048)
+    work = PairFlops(7_864_320, 200_250_624, 2048)
     small = work.scaled()
     assert sum(small) < 1 << 21
     assert small.target / small.source == pytest.approx(work.target / work.source, rel=1e-3)
     assert small.pair / small.source == pytest.approx(work.pair / work.source, rel=0.1)
-    assert Work(3, 4, 0).scaled() == Work(3, 4, 0)
+    assert PairFlops(3, 4, 0).scaled() == PairFlops(3, 4, 0)

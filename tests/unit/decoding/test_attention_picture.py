@@ -9,7 +9,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from econmt.decoding.pictures import draw_attention, token_label
+from econmt.decoding.attention_picture import draw_attention, token_label
 
 SOURCE = ["\u2581ein", "\u2581und", "\u2581zwanzig"]
 TARGET = ["\u2581twenty", "-", "one"]

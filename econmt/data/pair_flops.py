@@ -7,7 +7,7 @@ position, with its row of the output layer, costs several times what a padded so
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from econmt.recipe_model import LSTMShape, Model, lstm_shapes
 
 
-class Work(NamedTuple):
+class PairFlops(NamedTuple):
     """Coefficients of the work of a pair of S source and T target positions, ``</s>`` counted."""
 
     source: int
@@ -25,18 +25,18 @@ class Work(NamedTuple):
     pair: int
     """Operations a source and target position."""
 
-    def of(self, source: npt.NDArray[Any], target: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    def of(self, source: npt.ArrayLike, target: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Work of pairs: source S + target T + pair S T; the two arrays are broadcast against each other."""
-        s, t = source.astype(np.int64), target.astype(np.int64)
+        s, t = np.asarray(source, np.int64), np.asarray(target, np.int64)
         return self.source * s + self.target * t + self.pair * s * t
 
-    def scaled(self) -> Work:
+    def scaled(self) -> PairFlops:
         """The same ratios in small numbers, so that sums over many millions of pairs are exact in float64."""
         unit = max(1, sum(self) >> 20)
-        return Work(*(-(-value // unit) for value in self))
+        return PairFlops(*(-(-value // unit) for value in self))
 
 
-def work_of(model: Model, target_vocabulary: int) -> Work:
+def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
     """Operations of a model's forward pass: those of matrix products, a multiplication and an addition counting two.
 
     The backward pass does twice as many of each kind, so that the ratios are those of training.
@@ -59,7 +59,7 @@ def work_of(model: Model, target_vocabulary: int) -> Work:
     if tied and decoder.size != model.embedding:
         target += 2 * decoder.size * model.embedding
     target += 2 * (model.embedding if tied else decoder.size) * target_vocabulary
-    return Work(source, target, pair=2 * comparison + 2 * encoder.size)
+    return PairFlops(source, target, pair=2 * comparison + 2 * encoder.size)
 
 
 def _lstm(shape: LSTMShape, rank: int | None) -> int:

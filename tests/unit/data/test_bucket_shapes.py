@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from econmt.data import shapes as module
-from econmt.data.shapes import (
+from econmt.data import bucket_shapes as module
+from econmt.data.bucket_shapes import (
     Derived,
     choose,
     derive_shapes,
@@ -18,9 +18,9 @@ from econmt.data.shapes import (
     nested_shapes,
     padded_work,
 )
-from econmt.data.work import Work
+from econmt.data.pair_flops import PairFlops
 
-works = st.builds(Work, st.integers(0, 9), st.integers(1, 9), st.integers(0, 3))
+works = st.builds(PairFlops, st.integers(0, 9), st.integers(1, 9), st.integers(0, 3))
 
 
 @st.composite
@@ -38,8 +38,8 @@ def histograms(draw: st.DrawFn, longest: int = 4) -> np.ndarray:
     return counts[: filled[0] + 1, : filled[1] + 1]
 
 
-def cost_of(counts: np.ndarray, shapes: list[tuple[int, int]], work: Work) -> float:
-    """Work when each pair goes into the cheapest shape that holds it, pair by pair; infinite if one fits none."""
+def cost_of(counts: np.ndarray, shapes: list[tuple[int, int]], work: PairFlops) -> float:
+    """PairFlops when each pair goes into the cheapest shape that holds it, pair by pair; infinite if one fits none."""
     total = 0.0
     for source, target in np.argwhere(counts).tolist():
         prices = [
@@ -57,7 +57,7 @@ def cells_of(counts: np.ndarray) -> list[tuple[int, int]]:
 
 @settings(max_examples=150, deadline=None)
 @given(histograms(), works, st.integers(1, 4))
-def test_no_nested_shapes_cost_less(counts: np.ndarray, work: Work, most: int) -> None:
+def test_no_nested_shapes_cost_less(counts: np.ndarray, work: PairFlops, most: int) -> None:
     found = [tuple(shape) for shape in nested_shapes(counts, Derived(most, work)).tolist()]
     assert 1 <= len(found) <= most
     for smaller, larger in itertools.pairwise(found):
@@ -78,7 +78,7 @@ def test_no_nested_shapes_cost_less(counts: np.ndarray, work: Work, most: int) -
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=40), works, st.integers(1, 3))
 def test_where_both_sides_are_as_long_no_shapes_at_all_cost_less(
-    lengths: list[int], work: Work, most: int
+    lengths: list[int], work: PairFlops, most: int
 ) -> None:
     counts = np.diag(np.bincount(lengths)).astype(np.int64)
     found = [tuple(shape) for shape in nested_shapes(counts, Derived(most, work)).tolist()]
@@ -92,7 +92,7 @@ def test_where_both_sides_are_as_long_no_shapes_at_all_cost_less(
 @settings(max_examples=80, deadline=None)
 @given(histograms(longest=12), works, st.integers(1, 6))
 def test_never_more_work_than_fixed_buckets_of_as_many_shapes(
-    counts: np.ndarray, work: Work, width: int
+    counts: np.ndarray, work: PairFlops, width: int
 ) -> None:
     fixed = grid_shapes(counts, width)
     found = derive_shapes(counts, Derived(len(fixed), work))
@@ -103,7 +103,7 @@ def test_never_more_work_than_fixed_buckets_of_as_many_shapes(
 def test_lengths_that_have_nothing_to_do_with_each_other_get_a_grid() -> None:
     counts = np.zeros((11, 11), dtype=np.int64)
     counts[np.ix_([5, 10], [5, 10])] = 7
-    work = Work(1, 1, 0)
+    work = PairFlops(1, 1, 0)
     assert derive_shapes(counts, Derived(4, work)).tolist() == [[5, 5], [10, 5], [5, 10], [10, 10]]
     assert padded_work(counts, nested_shapes(counts, Derived(4, work)), work) > 7 * (10 + 15 + 15 + 20)
 
@@ -114,7 +114,7 @@ def test_more_shapes_never_cost_more() -> None:
     target = np.clip(source + draw.integers(-4, 5, 5000), 1, 40)
     counts = np.zeros((41, 41), dtype=np.int64)
     np.add.at(counts, (source, target), 1)
-    work = Work(2, 9, 1)
+    work = PairFlops(2, 9, 1)
     costs = [padded_work(counts, derive_shapes(counts, Derived(most, work)), work) for most in range(1, 14)]
     assert all(before > after for before, after in itertools.pairwise(costs))
 
@@ -123,7 +123,7 @@ def test_a_costlier_side_is_padded_less() -> None:
     counts = np.zeros((9, 9), dtype=np.int64)
     for source, target in ((2, 8), (8, 2), (2, 2), (8, 8)):
         counts[source, target] = 10
-    for work, expected in ((Work(1, 9, 0), [8, 2]), (Work(9, 1, 0), [2, 8])):
+    for work, expected in ((PairFlops(1, 9, 0), [8, 2]), (PairFlops(9, 1, 0), [2, 8])):
         assert nested_shapes(counts, Derived(2, work)).tolist() == [expected, [8, 8]]
 
 
@@ -134,7 +134,7 @@ def test_many_lengths_are_thinned_and_still_all_fit(monkeypatch: pytest.MonkeyPa
     np.add.at(counts, (np.minimum(lengths[:, 0], 300), np.minimum(lengths[:, 1], 260)), 1)
     counts[300, 260] += 1
     monkeypatch.setattr(module, "_MOST_LENGTHS", 20)
-    rule = Derived(5, Work(1, 3, 0))
+    rule = Derived(5, PairFlops(1, 3, 0))
     few = nested_shapes(counts, rule)
     monkeypatch.setattr(module, "_MOST_LENGTHS", 60)
     more = nested_shapes(counts, rule)
@@ -151,7 +151,7 @@ def test_grid_shapes_are_those_that_hold_a_pair() -> None:
 
 def test_each_length_goes_to_the_cheapest_shape_that_holds_it() -> None:
     shapes = np.array([[4, 2], [2, 4], [5, 5]])
-    found = choose((7, 6), shapes, Work(1, 2, 0))
+    found = choose((7, 6), shapes, PairFlops(1, 2, 0))
     assert found[2, 2] == 0
     assert found[2, 3] == 1
     assert found[3, 3] == 2
