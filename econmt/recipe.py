@@ -9,11 +9,13 @@ the key and, for an unknown key, the nearest valid one. Field descriptions here 
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic_core import PydanticKnownError
 
 from econmt.errors import InputError
 from econmt.recipe_model import Attention as Attention
@@ -100,18 +102,46 @@ class Data(Section):
     )
 
 
-Implementation = Literal["auto", "reference", "recompute", "compiled"]
+OPS = {
+    "encoder": ("lstm", "bidirectional_lstm"),
+    "decoder": ("attentional_lstm",),
+    "attention": ("additive_attention",),
+    "output": ("linear_cross_entropy",),
+}
+"""By key of the section ``ops`` the functions of ``econmt_ops`` whose implementation it names."""
+
+
+def implementation_names(key: str) -> list[str]:
+    """The names that a key of :data:`OPS` may have: "auto", and those of its functions' implementations."""
+    from econmt_ops.dispatch.traits import names_of  # PyTorch with it, which not every recipe needs
+
+    return ["auto", *names_of(*OPS[key])]
+
+
+def _check_implementation(name: str, info: ValidationInfo) -> str:
+    if name != "auto":
+        known = implementation_names(str(info.field_name))
+        if name not in known:
+            raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, known))})
+    return name
+
+
+Implementation = Annotated[str, AfterValidator(_check_implementation)]
 
 
 class Ops(Section):
     """How the large operations treat their feature maps: memory and time change, not what is learnt.
 
     reference: as plain autograd. recompute: small inputs are kept, the rest is made again in the backward pass.
-    compiled: the same with its inner steps compiled, which needs a C++ compiler.
+    compiled: the same with its inner steps compiled, which needs a C++ compiler. triton: kernels for a GPU.
     """
 
-    attention: Implementation = Field("auto", description="attention; with input feeding, the decoder's loop")
-    lstm: Implementation = Field("auto", description="LSTM layers of encoder and decoder")
+    encoder: Implementation = Field("auto", description="LSTM layers of the encoder")
+    decoder: Implementation = Field(
+        "auto",
+        description="the decoder: with input feeding its whole loop, attention included; without, its LSTM layers",
+    )
+    attention: Implementation = Field("auto", description="attention of a decoder without input feeding")
     output: Implementation = Field("auto", description="output layer and loss")
     stash: Literal["auto", "outputs", "attention", "cells", "gates"] = Field(
         "auto",
@@ -300,6 +330,44 @@ class Recipe(Section):
         return self
 
 
+def rename_ops(ops: dict[str, Any], input_feeding: bool) -> list[tuple[str, list[str]]]:
+    """Puts what older recipes say in their section ``ops`` under the keys of today; the values are not checked.
+
+    There ``lstm`` named the LSTM layers of the encoder and of a decoder without input feeding; a decoder with input
+    feeding was named by ``attention``, and kept its gates where ``lstm`` was reference.
+
+    Args:
+        ops: the section, which is changed.
+        input_feeding: whether the decoder has it.
+
+    Returns:
+        The old keys that were found, each with the new ones that have its value.
+    """
+    moved = []
+    if "lstm" in ops:
+        value = ops.pop("lstm")
+        keys = ["encoder"] if input_feeding else ["encoder", "decoder"]
+        ops.update(dict.fromkeys(keys, value))
+        if input_feeding and value == "reference":
+            ops["stash"] = "gates"
+        moved.append(("lstm", keys))
+    value = ops.get("attention", "auto")
+    if input_feeding and value != "auto" and ops.get("decoder", "auto") == "auto":
+        ops["decoder"] = value
+        moved.append(("attention", ["decoder"]))
+    return moved
+
+
+def _rename(tree: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """:func:`rename_ops` for a whole recipe that is not checked yet, with dotted keys."""
+    section: Any = tree
+    for key in ("model", "decoder", "input_feeding"):
+        section = section.get(key) if isinstance(section, dict) else None
+    ops = tree.get("ops")
+    moved = rename_ops(ops, section is not False) if isinstance(ops, dict) else []
+    return [(f"ops.{old}", [f"ops.{key}" for key in new]) for old, new in moved]
+
+
 def model_folder(recipe: Recipe) -> Path:
     """The folder of the recipe's run, relative to the working directory."""
     return Path(recipe.output)
@@ -348,12 +416,14 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         raise InputError(f"{file}:{line}: not valid UTF-8; save the recipe as UTF-8 text") from None
     except OSError as error:
         raise InputError(f"{file}: {error.strerror}") from None
-    return load_section(Recipe, text, str(file), overrides)
+    return load_section(
+        Recipe, text, str(file), overrides, rename=_rename, note=lambda text: print(text, file=sys.stderr)
+    )
 
 
 def parse_recipe(text: str, where: str) -> Recipe:
     """Reads a recipe from text, for example a model folder's ``recipe.yaml``; ``where`` is what errors call it."""
-    return load_section(Recipe, text, where)
+    return load_section(Recipe, text, where, rename=_rename)
 
 
 def recipe_text(recipe: Recipe, *, changed_only: bool = False) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -78,7 +78,13 @@ def dump_yaml(value: Any) -> str:
 
 
 def load_section(
-    kind: type[SectionType], text: str, where: str, overrides: Sequence[str] = ()
+    kind: type[SectionType],
+    text: str,
+    where: str,
+    overrides: Sequence[str] = (),
+    *,
+    rename: Callable[[dict[str, Any]], list[tuple[str, list[str]]]] = lambda _: [],
+    note: Callable[[str], object] = lambda _: None,
 ) -> SectionType:
     """Reads ``text``, applies ``key.sub=value`` overrides and checks the result against ``kind``.
 
@@ -87,6 +93,8 @@ def load_section(
         text: YAML with a mapping on top.
         where: what to call the text in errors, usually its file.
         overrides: command-line arguments, applied in order; a value is read as YAML.
+        rename: changes the tree where it has keys of earlier versions; returns these keys, each with the new ones.
+        note: is told of each of them, with its place.
 
     Raises:
         InputError: one line for each thing that is wrong, each with its place and key.
@@ -97,6 +105,10 @@ def load_section(
         raise InputError(f"{where}:1: expected keys and values ({', '.join(kind.model_fields)}), {found}")
     for argument in overrides:
         _override(tree, places, argument)
+    for old, new in rename(tree):
+        place = places[tuple(old.split("."))]
+        places.update({tuple(key.split(".")): place for key in new})
+        note(f"note: {place}: {old} is {' and '.join(new)} now")
     try:
         return kind.model_validate(tree)
     except ValidationError as failure:

@@ -26,7 +26,7 @@ FILE = Path(__file__).resolve().parent.parent / "tests" / "system" / "golden_los
 UPDATES = 200
 VOCABULARY = 23
 PAD, BOS, EOS = 0, 2, 3
-REFERENCE = Implementations("reference", "reference", "reference")
+REFERENCE = Implementations.everywhere("reference")
 MODEL = (
     "model.embedding=6",
     "model.encoder.size=8",
@@ -106,11 +106,15 @@ def variants(kind: str, name: str) -> list[Implementations]:
 
     Compiled ops run the steps of the recomputing ones, and compiling takes long: one run with all of them is enough.
     """
-    everything = [Implementations(name, name, name, level) for level in STASHES]
-    alone = [REFERENCE._replace(**{op: name}) for op in ("attention", "lstm", "output")]
+    everything = [Implementations.everywhere(name, level) for level in STASHES]
+    alone = [REFERENCE._replace(**{op: name}) for op in ("decoder", "encoder", "output")]
     if name == "compiled":
         return everything[:1] if kind == "input feeding" else []
-    return [*alone, *everything] if kind == "input feeding" else [alone[0], everything[0]]
+    return (
+        [*alone, *everything]
+        if kind == "input feeding"
+        else [REFERENCE._replace(attention=name), everything[0]]
+    )
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -58,7 +58,7 @@ QUICK = [
     "model.attention.size=8",
     "training.batch.size=3",
 ]
-REFERENCE = Implementations("reference", "reference", "reference")
+REFERENCE = Implementations.everywhere("reference")
 
 
 class Variant(NamedTuple):
@@ -82,16 +82,16 @@ def step_variants() -> list[Variant]:
     rows = [
         Variant("reference", REFERENCE),
         Variant("+ output", REFERENCE._replace(output="recompute")),
-        Variant("+ attention", REFERENCE._replace(attention="recompute")),
+        Variant("+ decoder", REFERENCE._replace(decoder="recompute", attention="recompute", stash="gates")),
     ]
     for stash in ("gates", "cells", "attention", "outputs"):
-        everything = Implementations("recompute", "recompute", "recompute", stash)
+        everything = Implementations.everywhere("recompute", stash)
         rows.append(Variant(f"all, {stash}", everything))
     if has_compiler():
-        mixed = Implementations("compiled", "reference", "compiled")
+        mixed = Implementations("reference", "compiled", "compiled", "compiled", "gates")
         rows.append(Variant("attention and output, compiled", mixed))
         for stash in ("gates", "outputs"):
-            everything = Implementations("compiled", "compiled", "compiled", stash)
+            everything = Implementations.everywhere("compiled", stash)
             rows.append(Variant(f"all, {stash}, compiled", everything))
     best = ("reference", "all, outputs", "attention and output, compiled", "all, gates, compiled")
     return rows + [row._replace(precision=torch.bfloat16) for row in rows if row.name in best]

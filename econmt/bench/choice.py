@@ -20,7 +20,7 @@ from econmt.recipe import Recipe
 from econmt.training.choice import POSITIONS, Shape, measure, settle
 from econmt_ops import AttentionalLSTMWeights, LSTMWeights
 from econmt_ops.dispatch.measurements import MARGIN, Measurement
-from econmt_ops.dispatch.select import measuring
+from econmt_ops.dispatch.session import measuring
 from econmt_ops.dispatch.timing import quantile
 
 MOST_OPERATIONS = 40e9

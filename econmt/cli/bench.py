@@ -250,7 +250,7 @@ def training_command(
     \b
     Example:
       econmt bench training multi30k --length 16
-      econmt bench training iwslt --length 50 --precision float32 --set ops.attention=reference --csv training.csv
+      econmt bench training iwslt --length 50 --precision float32 --set ops.decoder=reference --csv training.csv
     """
     loaded = {name: load_recipe(name, changes or []) for name in recipes}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -29,6 +29,7 @@ from econmt.tasks.protocol import Shape
 from econmt.training.files import write_text
 from econmt.typed_yaml import parse_size
 from econmt_ops.backends.steps import has_compiler
+from econmt_ops.dispatch.rule import rules_only
 
 FITTED = ("reference", "all", "all, bfloat16")
 """The techniques whose largest batches --fit --compare tells."""
@@ -40,7 +41,7 @@ def profile(
     overrides: Annotated[
         Optional[list[str]],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
         typer.Argument(
-            metavar="[KEY=VALUE]...", help="Keys to change, e.g. ops.lstm=recompute.", show_default=False
+            metavar="[KEY=VALUE]...", help="Keys to change, e.g. ops.encoder=recompute.", show_default=False
         ),
     ] = None,
     bucket: Annotated[
@@ -125,7 +126,8 @@ class _Run:
         self.recipe = found.task.recipe
         precision = _precision(self.recipe, where, predicted)
         self.own = Technique("as in the recipe", Implementations.of(self.recipe.ops), precision)
-        self.compared = techniques(self.recipe.ops.stash, has_compiler() and not predicted)
+        with rules_only(where.type) if predicted else nullcontext():
+            self.compared = techniques(self.recipe.ops.stash, where.type, has_compiler() and not predicted)
         self.console = Console(highlight=False)
         if not self.console.is_terminal:
             self.console = Console(highlight=False, width=140)

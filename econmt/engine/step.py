@@ -49,6 +49,7 @@ class TrainingStep:
         implementations: of the ops; None: those of the recipe.
         optimizer: over the model's parameters; None: a new one, as the recipe says.
         world: the processes that train together.
+        stands_for: the type of device that fake tensors are meant to be on; None: where the model is.
 
     Attributes:
         keeps_gradients: fill gradients with zeros from one step to the next instead of giving them back, so that they
@@ -65,6 +66,7 @@ class TrainingStep:
         implementations: Implementations | None = None,
         optimizer: FusedOptimizer | None = None,
         world: World | None = None,
+        stands_for: str | None = None,
     ) -> None:
         training = task.recipe.training
         self.task = task
@@ -84,7 +86,7 @@ class TrainingStep:
         )
         self.keeps_gradients = False
         self.number: int | None = None
-        if self.device.type == "cpu":
+        if (stands_for or self.device.type) == "cpu":
             give_sparse_gradients(model)
 
     def __call__(self, batches: Sequence[Batch]) -> StepResult:

@@ -88,7 +88,7 @@ class Attention(nn.Module):
                 self.score,
                 lengths=lengths,
                 layer_norm=self.layer_norm,
-                implementation=self.implementations.attention,
+                **self.implementations.for_attention(),
             )
         scores = torch.matmul(states, keys.transpose(1, 2))
         scores = scores.to(accumulate_dtype(scores.dtype)) * self.scale

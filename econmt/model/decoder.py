@@ -137,7 +137,7 @@ class InputFeedingDecoder(Decoder):
             layer_norm=attention.layer_norm,
             scale=attention.scale,
             clean=True,  # the encoder leaves zeros there
-            **self.implementations.for_loop(),
+            **self.implementations.for_decoder(),
         )
         return outputs, alignment, Recurrent(after.layers, after.output)
 
@@ -154,7 +154,7 @@ class ParallelDecoder(Decoder):
     def forward(self, inputs: Inputs, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
         """See :meth:`Decoder.forward`."""
         weights = weights_of(self.layers)
-        how = self.implementations.for_lstm()
+        how = self.implementations.for_decoder()
         outputs, (after,) = lstm(inputs, weights[:1], state=state.layers[:1], **how)
         states = [after]
         with account("attention"):

@@ -79,7 +79,7 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """A layer of two directions: outputs (B, S, E) and both last hidden states (B, E)."""
         outputs, states = bidirectional_lstm(
-            inputs, *pair, lengths=lengths, **self.implementations.for_lstm()
+            inputs, *pair, lengths=lengths, **self.implementations.for_encoder()
         )
         return outputs, torch.cat([states[0][0], states[1][0]], dim=-1)
 
@@ -97,7 +97,7 @@ class Encoder(nn.Module):
             dropout=probability,
             dropout_seed=draw_seed() if probability > 0.0 else None,
             variational=self.dropout.variational,
-            **self.implementations.for_lstm(),
+            **self.implementations.for_encoder(),
         )
         return outputs, states[-1][0]
 

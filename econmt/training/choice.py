@@ -11,23 +11,13 @@ from typing import NamedTuple
 
 import torch
 
-import econmt_ops.dispatch.select
 from econmt.engine.precision import Precision
 from econmt.model import Implementations, TranslationModel
-from econmt.recipe import Recipe, Training
+from econmt.recipe import OPS, Recipe, Training, rename_ops
 from econmt_ops.dispatch.measurements import Measurement, Record, decide
-
-OPS = {
-    "attentional_lstm": "attention",
-    "additive_attention": "attention",
-    "lstm": "lstm",
-    "bidirectional_lstm": "lstm",
-    "linear_cross_entropy": "output",
-}
-"""The key of a recipe's section ``ops`` that each op belongs to."""
-
-_RULED_BY = {"attention": "attentional_lstm", "lstm": "lstm", "output": "linear_cross_entropy"}
-"""The op whose rule holds for a key where nothing was measured."""
+from econmt_ops.dispatch.rule import rule
+from econmt_ops.dispatch.session import Session, measuring
+from econmt_ops.dispatch.traits import implementations_of
 
 POSITIONS = 6
 """Positions of the batch that is measured: a step of a long sentence takes as long as one of a short one."""
@@ -37,9 +27,6 @@ SECONDS = 1.6
 
 SHARE = 0.5
 """Of the time that is left, what one op may take: later ones, of which the decoder is the slowest, need some too."""
-
-_STASH = "gates"
-"""What recomputing LSTMs keep where nothing else is said."""
 
 _WORTH_ITS_MEMORY = 0.15
 """By which share the reference must be faster: it keeps several times as much, and so few positions flatter it."""
@@ -76,14 +63,14 @@ def measure(
     compiled: bool = False,
     byte_limit: int | None = None,
     remember: bool = True,
-) -> econmt_ops.dispatch.select.Session:
+) -> Session:
     """Times the candidates of every op that the model leaves at auto, on random ids of at most `POSITIONS` positions.
 
     Args:
         model: in training mode, with the implementations that the recipe names.
         shape: of the batches that are most frequent.
         device, precision: where and how products are computed.
-        seconds, compiled, byte_limit, remember: see `econmt_ops.dispatch.select.measuring`.
+        seconds, compiled, byte_limit, remember: see `econmt_ops.dispatch.session.measuring`.
     """
     source, target = min(shape.source, POSITIONS), min(shape.target, POSITIONS)
     devices = [device] if device.type == "cuda" else []
@@ -92,7 +79,7 @@ def measure(
         words = torch.randint(_FIRST_ID, max(_FIRST_ID + 1, model.target_size), (shape.rows, target))
         ids, words = ids.to(device), words.to(device)
         lengths = torch.full((shape.rows,), source, device=device)
-        with econmt_ops.dispatch.select.measuring(
+        with measuring(
             seconds, byte_limit=byte_limit, compiled=compiled, remember=remember, share=SHARE
         ) as session:
             model.loss(ids, lengths, words, words)
@@ -118,16 +105,21 @@ def settle(
     """
     found = list(measurements)
     chosen = {}
-    for field in ("attention", "lstm", "output"):
-        if getattr(given, field) == "auto":
-            mine = [measurement for measurement in found if OPS.get(measurement.op) == field]
-            chosen[field] = _fastest(mine, updates * positions, device) or econmt_ops.dispatch.select.rule(
-                _RULED_BY[field], device
-            )
+    for key, functions in OPS.items():
+        if getattr(given, key) == "auto":
+            mine = [measurement for measurement in found if measurement.op in functions]
+            if (
+                key == "decoder" and not mine
+            ):  # without input feeding its layers are to an op what the encoder's are
+                mine = [measurement for measurement in found if measurement.op in OPS["encoder"]]
+            chosen[key] = _fastest(mine, updates * positions, device) or rule(functions[0], device)
+    settled = given._replace(**chosen)
     # An implementation that is named keeps what it keeps by itself, and there is one level for all.
-    free = {given.attention, given.lstm} <= {"auto", "reference"}
-    stash = _STASH if given.stash == "auto" and free else given.stash
-    return given._replace(**chosen, stash=stash)
+    named = filter(None, map(given.traits, ("encoder", "decoder")))
+    decoder = settled.traits("decoder")
+    if given.stash == "auto" and not any(traits.takes_stash for traits in named) and decoder is not None:
+        settled = settled._replace(stash=decoder.fastest_stash)
+    return settled
 
 
 def _fastest(measurements: list[Measurement], times: float, device: str) -> str | None:
@@ -151,20 +143,19 @@ def _fastest(measurements: list[Measurement], times: float, device: str) -> str 
     if not totals:
         return None
     # Not the rule of the measured shape, which is smaller than those of the run.
-    rule = econmt_ops.dispatch.select.rule(measurements[0].op, device)
-    if rule not in totals:
+    default = rule(measurements[0].op, device)
+    if default not in totals:
         return None
-    compiled = totals.get("compiled")
-    if compiled is not None:
-        others = min(record.milliseconds for name, record in totals.items() if name != "compiled")
-        if (others - compiled.milliseconds) * 1e-3 * times <= compiled.first_seconds:
-            del totals["compiled"]
-    best = decide(totals, rule)
-    if (
-        best == "reference"
-        and totals[best].milliseconds > (1 - _WORTH_ITS_MEMORY) * totals[rule].milliseconds
-    ):
-        return rule
+    known = implementations_of(measurements[0].op)
+    ready = [record.milliseconds for name, record in totals.items() if not known[name].traits.warms_up]
+    for name in [name for name in totals if known[name].traits.warms_up]:
+        gained = (min(ready) - totals[name].milliseconds) * 1e-3 * times
+        if gained <= totals[name].first_seconds:
+            del totals[name]
+    best = decide(totals, default)
+    keeps_more = known[default].traits.recomputes and not known[best].traits.recomputes
+    if keeps_more and totals[best].milliseconds > (1 - _WORTH_ITS_MEMORY) * totals[default].milliseconds:
+        return default
     return best
 
 
@@ -200,10 +191,14 @@ def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device)
         device: on which it goes on.
     """
     given = Implementations.of(recipe.ops)
-    if saved.get("device") != device.type or set(saved) != {"device", *Implementations._fields}:
+    names = dict(saved)
+    if "lstm" in names:  # of a run that an older version began
+        names.setdefault("decoder", names.get("attention", "auto"))
+        rename_ops(names, recipe.model.decoder.input_feeding)
+    if names.pop("device", None) != device.type or names.keys() != set(Implementations._fields):
         return None
     return given._replace(
-        **{field: saved[field] for field, name in given._asdict().items() if name == "auto"}
+        **{field: names[field] for field, name in given._asdict().items() if name == "auto"}
     )
 
 

@@ -42,7 +42,7 @@ from econmt.training.results import Results, are_complete, make_results
 from econmt.training.resume import Start, find_start
 from econmt.training.state import TrainingState, seed_everything
 from econmt.training.trainer import Trainer, TrainingResult
-from econmt_ops.dispatch.select import rules_only
+from econmt_ops.dispatch.rule import rules_only
 
 
 class Outcome(NamedTuple):

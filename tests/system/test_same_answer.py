@@ -42,9 +42,9 @@ def test_every_implementation_learns_what_the_reference_learns(kind: str, settin
 
 def test_every_op_and_every_level_is_among_them() -> None:
     settings = {setting for _, setting in CASES}
-    for op in ("attention", "lstm", "output"):
+    for op in ("encoder", "decoder", "output"):
         assert REFERENCE._replace(**{op: "recompute"}) in settings
     for level in ("outputs", "attention", "cells", "gates"):
-        assert Implementations("recompute", "recompute", "recompute", level) in settings
+        assert Implementations.everywhere("recompute", level) in settings
     for name in NAMES:
-        assert any(setting[:3] == (name, name, name) for setting in settings)
+        assert any(setting[:4] == (name,) * 4 for setting in settings)

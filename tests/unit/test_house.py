@@ -18,7 +18,7 @@ LONGEST_MODULE = 500
 
 ROOMS = {
     "econmt_ops": set[str](),
-    "base": set[str](),
+    "base": {"econmt_ops"},
     "model": {"base", "econmt_ops"},
     "data": {"base", "econmt_ops"},
     "tasks": {"base", "econmt_ops", "model", "data"},

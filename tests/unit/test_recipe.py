@@ -333,9 +333,50 @@ def test_memory_budget_that_is_no_size(size: str) -> None:
 
 def test_ops_are_auto_until_told_otherwise() -> None:
     ops = load_recipe("quickstart").ops
-    assert {ops.attention, ops.lstm, ops.output, ops.stash} == {"auto"}
+    assert {ops.encoder, ops.decoder, ops.attention, ops.output, ops.stash} == {"auto"}
     with pytest.raises(InputError, match="did you mean recompute"):
-        load_recipe("quickstart", ["ops.attention=recomputed"])
+        load_recipe("quickstart", ["ops.encoder=recomputed"])
+
+
+@pytest.mark.parametrize(
+    ("feeding", "old", "new", "moved"),
+    [
+        (True, "lstm: recompute", "encoder: recompute", "lstm is ops.encoder"),
+        (True, "lstm: reference, stash: cells", "encoder: reference, stash: gates", "lstm is ops.encoder"),
+        (
+            True,
+            "attention: recompute",
+            "attention: recompute, decoder: recompute",
+            "attention is ops.decoder",
+        ),
+        (True, "attention: reference, decoder: recompute", "attention: reference, decoder: recompute", None),
+        (False, "attention: recompute", "attention: recompute", None),
+        (
+            False,
+            "lstm: reference",
+            "encoder: reference, decoder: reference",
+            "lstm is ops.encoder and ops.decoder",
+        ),
+    ],
+)
+def test_keys_of_older_recipes_are_read(
+    feeding: bool, old: str, new: str, moved: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    feeds = f"model.decoder.input_feeding={str(feeding).lower()}"
+    recipe = load_recipe("quickstart", [feeds, f"ops={{{old}}}"])
+    told = capsys.readouterr().err
+    assert recipe == load_recipe("quickstart", [feeds, f"ops={{{new}}}"])
+    assert told == ("" if moved is None else f"note: override 'ops={{{old}}}': ops.{moved} now\n")
+    assert parse_recipe(recipe_text(recipe), "again") == recipe
+
+
+def test_old_keys_count_beside_new_ones_that_leave_it_to_auto() -> None:
+    ops = load_recipe("iwslt", ["ops.lstm=recompute", "ops.attention=compiled"]).ops
+    assert (ops.encoder, ops.decoder) == ("recompute", "compiled")
+    with pytest.raises(
+        InputError, match=r"override 'ops.lstm=recomputed': ops.encoder: .*did you mean recompute"
+    ):
+        load_recipe("iwslt", ["ops.lstm=recomputed"])
 
 
 def test_the_largest_rank_is_the_last_that_saves() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
@@ -196,6 +198,22 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._cudnn_rnn_backward.default: _cudnn_lstm_backward,
 }
 """By operator: called with its arguments, gives its results; what it makes besides is workspace."""
+
+
+@contextmanager
+def launching_nothing() -> Iterator[None]:
+    """Within it, launches of Triton kernels do nothing: what is around them can be followed without values."""
+    if importlib.util.find_spec("triton") is None:
+        yield
+        return
+    kernel: Any = importlib.import_module("triton.runtime.jit").JITFunction
+    launch = kernel.run
+    kernel.run = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        kernel.run = launch
+
 
 ON_GPU = {**REPLACEMENTS, aten._unique2.default: _all_different}
 """The same for what stands for a GPU, where the model asks for no distinct words: nobody may wait for their number."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from econmt.engine.precision import Precision
+from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, CuDNN
@@ -26,7 +26,7 @@ from econmt.memory.measure.ledger import Ledger, give_state, track_step
 from econmt.memory.measure.tracker import Storage, Tracker
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
-from econmt_ops.dispatch.select import rules_only
+from econmt_ops.dispatch.rule import rules_only
 
 CUBLAS_WORKSPACE = 2 * (32 << 20)
 """Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0; others get 8.1 MiB for each 32.
@@ -53,7 +53,7 @@ def estimate_step(
         task: what is trained, by the training section of its recipe.
         shape: (B, S, T): sentence pairs, source positions, target positions.
         device: "cpu" or "cuda".
-        precision: of products and feature maps; None: as the recipe says, "auto" being float32.
+        precision: of products and feature maps; None: as the recipe says, "auto" being float32 on a CPU.
         implementations: instead of those that the recipe asks for.
         accumulating: whether the step finds gradients to add to; None: if an update has several batches.
 
@@ -63,12 +63,17 @@ def estimate_step(
     cuda = device == "cuda"
     training = task.recipe.training
     if precision is None:
-        precision = torch.bfloat16 if training.precision == "bfloat16" else torch.float32
+        # What is faster on a CPU is not measured on the one where it is asked.
+        precision = precision_of(
+            training.precision, torch.device(device), saved="" if cuda else "float32"
+        ).dtype
     if accumulating is None:
         accumulating = training.update_interval > 1
     with FakeTensorMode(), CuDNN() if cuda else nullcontext(), rules_only(device):
         model = task.build_model().train()
-        step = TrainingStep(task, model, Precision(precision), implementations=implementations)
+        step = TrainingStep(
+            task, model, Precision(precision), implementations=implementations, stands_for=device
+        )
         give_state(step)
         batch = task.example(Shape(*shape))
         tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)

@@ -305,14 +305,12 @@ def estimator(task: Task, device: str, precision: torch.dtype) -> PeakOf:
 
 @cache
 def _peak(run: _Run, setting: Implementations, shape: Shape, accumulating: bool) -> int:
-    # The steps that torch.compile makes allocate what the plain ones do.
-    names = ["recompute" if name == "compiled" else name for name in setting]
     ledger = estimate_step(
         run.task,
         shape,
         run.device,
         precision=run.precision,
-        implementations=Implementations(*names),
+        implementations=setting.followed(),
         accumulating=accumulating,
     )
     return demand(ledger)

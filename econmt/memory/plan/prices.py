@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from econmt.model import Implementations
+from econmt.recipe import OPS
 from econmt_ops.core.chunks import STASHES
 
 PRICES = {
-    "cpu": {"attention": 160.0, "output": 0.0, "lstm": 2000.0},
-    "cuda": {"attention": 30.0, "output": 0.0, "lstm": 350.0},
+    "cpu": {"decoder": 160.0, "output": 0.0, "stash": 2000.0},
+    "cuda": {"decoder": 30.0, "output": 0.0, "stash": 350.0},
 }
-"""By device and op: milliseconds that a training step takes longer for each GiB that it does not keep.
+"""By device and key of a recipe's section ``ops``: milliseconds that each GiB costs that is not kept.
 
 Those of the CPU are measured (scripts/measure_prices.py): the multi30k recipe, 64 sentence pairs of 16 x 16 positions,
 float32, one thread of an AMD EPYC (Zen 4); recomputing the output layer made a step quicker. Those of CUDA are measured
@@ -38,19 +39,23 @@ def settings(given: Implementations, device: str) -> list[Implementations]:
         given: the recipe's.
         device: "cpu" or "cuda", whose prices count.
     """
-    prices = PRICES[device]
+    prices, leanest = PRICES[device], Implementations.leanest(device)
+    free = {key: getattr(leanest, key) for key in OPS if getattr(given, key) == "auto"}
     savings = []
     free_stash = given.stash == "auto"
-    if given.attention == "auto":
-        # With input feeding the decoder's layers are part of the loop: at first they go on keeping their gates.
-        keep = {"stash": "gates"} if given.lstm == "auto" and free_stash else {}
-        savings.append(_Saving(prices["attention"], [{"attention": "recompute", **keep}]))
-    if given.output == "auto":
-        savings.append(_Saving(prices["output"], [{"output": "recompute"}]))
-    chosen = {"lstm": "recompute"} if given.lstm == "auto" else {}
+    decoder: dict[str, str] = {key: free[key] for key in ("decoder", "attention") if key in free}
+    if decoder:
+        # The decoder's layers at first go on keeping their gates, which takes the least time.
+        keep = {"stash": STASHES[-1]} if "encoder" in free and free_stash else {}
+        savings.append(_Saving(prices["decoder"], [{**decoder, **keep}]))
+    if "output" in free:
+        savings.append(_Saving(prices["output"], [{"output": free["output"]}]))
+    chosen = {"encoder": free["encoder"]} if "encoder" in free else {}
+    recurrent = map(given.traits, ("encoder", "decoder"))
+    free_stash = free_stash and any(traits is None or traits.takes_stash for traits in recurrent)
     levels = [{"stash": level} for level in reversed(STASHES)] if free_stash else [{}]
-    steps = [{**chosen, **level} for level in levels] if given.lstm != "reference" else []
-    savings.append(_Saving(prices["lstm"], [step for step in steps if step]))
+    steps = [{**chosen, **level} for level in levels]
+    savings.append(_Saving(prices["stash"], [step for step in steps if step]))
     found = [given]
     for saving in sorted(savings, key=lambda saving: saving.price):
         for step in saving.steps:

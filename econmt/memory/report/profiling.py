@@ -21,7 +21,10 @@ from econmt.memory.estimate.step import estimate_step
 from econmt.memory.measure.ledger import Ledger, give_state, measure_step
 from econmt.memory.plan.limits import budget_bytes
 from econmt.model import Implementations
+from econmt.recipe import OPS
 from econmt.tasks.protocol import Shape, Task
+from econmt_ops.dispatch.rule import can_run
+from econmt_ops.dispatch.traits import definition, implementations_of
 
 ROUNDS = 3
 """How many steps of each technique are timed, in turns; the quickest counts."""
@@ -69,29 +72,37 @@ class Profile:
         return None if self.times is None else self.times.tokens_per_second
 
 
-def techniques(stash: str, compiled: bool) -> list[Technique]:
-    """The rows of a comparison, the reference first.
+def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
+    """The rows of a comparison: the reference, what saves most op by op and in all of them, then every other way.
 
     Args:
         stash: what recomputing LSTMs keep, as a recipe says it.
-        compiled: there is a compiler, so that "compiled" is no other name of "recompute".
+        device: the type of device whose implementations count.
+        warming: also those that must warm up.
     """
-    plain, other = "reference", "recompute"
-    everything = Implementations(other, other, other, stash)
+    reference = Implementations(*(definition(functions[0]).name for functions in OPS.values()))
+    lean = Implementations.leanest(device, stash)
+    # By itself the decoder's loop keeps its gates, as autograd would: what it saves is the attention's.
+    decoder = reference._replace(decoder=lean.decoder, attention=lean.attention, stash="gates")
     rows = [
-        Technique("reference", Implementations(plain, plain, plain), torch.float32),
-        Technique("+ attention", Implementations(other, plain, plain, stash), torch.float32),
-        Technique("+ LSTM", Implementations(plain, other, plain, stash), torch.float32),
-        Technique("+ output", Implementations(plain, plain, other, stash), torch.float32),
-        Technique("all", everything, torch.float32),
-        Technique("all, bfloat16", everything, torch.bfloat16),
+        Technique("reference", reference, torch.float32),
+        Technique("+ decoder", decoder, torch.float32),
+        Technique("+ encoder", reference._replace(encoder=lean.encoder, stash=stash), torch.float32),
+        Technique("+ output", reference._replace(output=lean.output), torch.float32),
+        Technique("all", lean, torch.float32),
+        Technique("all, bfloat16", lean, torch.bfloat16),
     ]
-    if compiled:
-        chosen = Implementations("compiled", "compiled", "compiled", stash)
-        rows += [
-            Technique("all, compiled", chosen, torch.float32),
-            Technique("all, compiled, bfloat16", chosen, torch.bfloat16),
-        ]
+    others: dict[str, dict[str, str]] = {}
+    for key, functions in OPS.items():
+        for name, found in implementations_of(functions[0]).items():
+            traits = found.traits
+            runs = can_run(traits, device, torch.float32) and (warming or not traits.warms_up)
+            if runs and traits.recomputes and name != getattr(lean, key):
+                others.setdefault(name, {})[key] = name
+    for name, keys in others.items():
+        chosen = lean._replace(**keys)
+        rows += [Technique(f"all, {name}", chosen, torch.float32)]
+        rows += [Technique(f"all, {name}, bfloat16", chosen, torch.bfloat16)]
     return rows
 
 
@@ -102,7 +113,7 @@ def estimate(task: Task, technique: Technique, shape: Shape, device: str) -> Led
         shape,
         device,
         precision=technique.precision,
-        implementations=_eager(technique).implementations,
+        implementations=_followed(technique).implementations,
     )
 
 
@@ -110,17 +121,16 @@ def estimates(task: Task, rows: Sequence[Technique], shape: Shape, device: str, 
     """The ledgers of several techniques; those that keep the same are estimated once."""
     found: dict[Technique, Ledger] = {}
     for technique in rows:
-        key = _eager(technique)
+        key = _followed(technique)
         if key not in found:
             say(f"predicting {shape}: {technique.name}")
             found[key] = estimate(task, technique, shape, device)
-    return [found[_eager(technique)] for technique in rows]
+    return [found[_followed(technique)] for technique in rows]
 
 
-def _eager(technique: Technique) -> Technique:
-    """The technique, without a name, that allocates the same bytes: what torch.compile makes allocates no others."""
-    names = ["recompute" if name == "compiled" else name for name in technique.implementations]
-    return Technique("", Implementations(*names), technique.precision)
+def _followed(technique: Technique) -> Technique:
+    """The technique, without a name, that allocates the same bytes."""
+    return Technique("", technique.implementations.followed(), technique.precision)
 
 
 class Step:

@@ -17,6 +17,9 @@ from econmt_ops.backends import steps as step_functions
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import explicit_casts
 from econmt_ops.dispatch.registration import custom_op
+from econmt_ops.dispatch.traits import Traits
+
+TRAITS = Traits(recomputes=True)
 
 _ARGUMENTS = (
     "Tensor query, Tensor keys, Tensor values, Tensor score_weight, Tensor? gain, Tensor? shift, Tensor? lengths, "

@@ -29,7 +29,10 @@ from econmt_ops.core.repeated import Inputs, Repeated, values_of
 from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import custom_op
+from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.recompute import lstm
+
+TRAITS = Traits(recomputes=True, takes_stash=True, casts=True)
 
 _ARGUMENTS = (
     "Tensor inputs, Tensor keys, Tensor values, Tensor[] input_weights, Tensor[] hidden_weights, Tensor[] biases, "

@@ -22,7 +22,11 @@ from econmt_ops.core.weights import (
     LowRank,
     LowRankLSTMWeights,
 )
+from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.reference import lstm, lstm_cell
+
+TRAITS = Traits()
+"""Plain PyTorch under autograd."""
 
 
 class _Attention:

@@ -27,11 +27,14 @@ from econmt_ops.core.precision import accumulate_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, Repeated, expanded, values_of
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.registration import custom_op
+from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.direction import Direction
 from econmt_ops.lstm.reference import last_outputs
 from econmt_ops.lstm.schedule import Schedule, default_schedule
 from econmt_ops.lstm.together import run_all, walk_both, walk_both_back, walks_together
 from econmt_ops.lstm.wavefront import run_stack
+
+TRAITS = Traits(recomputes=True, takes_stash=True, casts=True)
 
 _ARGUMENTS = (
     "Tensor inputs, Tensor[] weights, Tensor[] recurrents, Tensor[] biases, Tensor[] first_h, Tensor[] first_c, "

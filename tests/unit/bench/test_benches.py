@@ -17,7 +17,7 @@ from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 from econmt.training.choice import Shape
-from econmt_ops.dispatch import select
+from econmt_ops.dispatch import session
 from econmt_ops.dispatch.timing import Timing
 
 CPU = torch.device("cpu")
@@ -60,10 +60,10 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Clock]:
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     found = Clock()
     monkeypatch.setattr(layout, "alternate", found)
-    monkeypatch.setattr(select, "alternate", found)
-    select.forget()
+    monkeypatch.setattr(session, "alternate", found)
+    session.forget()
     yield found
-    select.forget()
+    session.forget()
 
 
 def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:
@@ -212,7 +212,9 @@ def test_the_choice_for_a_recipe(clock: Clock) -> None:
         byte_limit=None,
         updates=1.0,
     )
-    assert found.implementations == Implementations("reference", "reference", "recompute", "gates")
+    assert found.implementations == Implementations(
+        "reference", "reference", "recompute", "recompute", "gates"
+    )
     rows = choice.rows_of(found.measurements)
     assert by(
         [row for row in rows if str(row["problem"]).startswith("attentional_lstm")], "candidate", "chosen"

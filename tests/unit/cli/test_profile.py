@@ -44,20 +44,18 @@ def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
 
 
 def test_json_holds_everything(call: Call, recipe: Path) -> None:
-    ended = call("profile", recipe, "ops.attention=recompute", *BUCKET, "--json")
+    ended = call("profile", recipe, "ops.decoder=recompute", *BUCKET, "--json")
     assert (ended.code, ended.err) == (0, "")
     found = json.loads(ended.out)
     assert found["shape"] == {"rows": 8, "source": 6, "target": 5}
-    assert (
-        found["command"] == f"econmt profile {recipe} ops.attention=recompute --bucket 6x5 --batch 8 --json"
-    )
+    assert found["command"] == f"econmt profile {recipe} ops.decoder=recompute --bucket 6x5 --batch 8 --json"
     (only,) = found["profiles"]
     assert (only["technique"], only["bytes"], only["precision"]) == (
         "as in the recipe",
         "measured",
         "float32",
     )
-    assert only["ops"]["attention"] == "recompute"
+    assert only["ops"]["decoder"] == "recompute"
     assert sum(entry["bytes"] for entry in only["ledger"]["entries"]) == only["ledger"]["peak_bytes"]
     assert only["times"]["target_tokens_per_second"] > 0
     assert found["machine"]["torch"] == torch.__version__
@@ -69,7 +67,7 @@ def test_compares_and_draws(call: Call, recipe: Path, tmp_path: Path, no_compile
     assert (ended.code, ended.err) == (0, "")
     rows = [line for line in ended.lines if line.startswith("│")]
     names = [line.split("│")[1].strip() for line in rows]
-    techniques = ["reference", "+ attention", "+ LSTM", "+ output", "all", "all, bfloat16"]
+    techniques = ["reference", "+ decoder", "+ encoder", "+ output", "all", "all, bfloat16"]
     assert names == techniques * 2
     for line in rows[1:5]:
         assert " less " in line or " more " in line or "the same" in line

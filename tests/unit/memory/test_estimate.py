@@ -17,7 +17,7 @@ from econmt.model import Implementations, translation
 from econmt.recipe import Recipe, load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt_ops.dispatch.select import rules_only
+from econmt_ops.dispatch.rule import rules_only
 
 VOCABULARY = 97
 SMALL = ("model.embedding=16", "model.encoder.size=32", "model.decoder.size=32", "model.attention.size=48")
@@ -152,7 +152,7 @@ def test_implementations_replace_those_of_the_recipe() -> None:
     asked = small("quickstart", *RECOMPUTE)
     other = estimate_step(TranslationTask(asked, VOCABULARY, VOCABULARY), shape)
     assert other.stashed < 0.5 * plain.stashed
-    reference = Implementations("reference", "reference", "reference")
+    reference = Implementations.everywhere("reference")
     back = estimate_step(TranslationTask(asked, VOCABULARY, VOCABULARY), shape, implementations=reference)
     assert (back.peak, back.stash) == (plain.peak, plain.stash)
 
@@ -175,8 +175,8 @@ def test_on_cuda_sizes_are_whole_blocks_and_segments() -> None:
     assert cpu.device == "cpu"
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_auto_is_float32(device: str) -> None:
+@pytest.mark.parametrize(("device", "auto"), [("cuda", torch.bfloat16), ("cpu", torch.float32)])
+def test_auto_is_bfloat16_on_a_gpu(device: str, auto: torch.dtype) -> None:
     recipe, shape = small("quickstart", *REFERENCE, "training.precision=auto"), (16, 4, 1)
     stashed = {
         given: estimate_step(
@@ -184,7 +184,7 @@ def test_auto_is_float32(device: str) -> None:
         ).stashed
         for given in (None, torch.bfloat16, torch.float32)
     }
-    assert stashed[None] == stashed[torch.float32]
+    assert stashed[None] == stashed[auto]
     assert stashed[torch.bfloat16] < stashed[torch.float32]
 
 

@@ -85,7 +85,7 @@ def test_on_cuda_the_segments_count() -> None:
 
 def test_a_batch_of_the_estimator() -> None:
     task = TranslationTask(load_recipe("quickstart", SMALL), 40, 50)
-    technique = Technique("reference", Implementations(*["reference"] * 3), torch.float32)
+    technique = Technique("reference", Implementations.everywhere("reference"), torch.float32)
 
     def needed(rows: int) -> int:
         return demand(estimate(task, technique, Shape(rows, 3, 2), "cpu"))

@@ -187,7 +187,7 @@ def test_what_only_an_allocator_sees_is_in_the_account() -> None:
 def test_the_peak_is_what_the_process_takes(model: TranslationModel, implementation: str) -> None:
     """Against the profiler, which hears of every allocation and not of what it is for."""
     task = TranslationTask(tiny_recipe(ADAM, "training.gradient_clipping={type: none}"), 11, 11)
-    step = TrainingStep(task, model, implementations=Implementations(*3 * [implementation]))
+    step = TrainingStep(task, model, implementations=Implementations.everywhere(implementation))
     batch = task.example(Shape(64, 5, 5))
     tokens = step.tokens([batch])
     ledger = measure_step(step, batch, timed=False)

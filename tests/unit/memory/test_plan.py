@@ -41,11 +41,11 @@ from econmt.recipe import Recipe, load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt.typed_yaml import parse_size
-from econmt_ops.dispatch.select import rules_only
+from econmt_ops.dispatch.rule import rules_only
 
 AUTO = Implementations()
-LEAN = Implementations("recompute", "recompute", "recompute", "outputs")
-LADDER = [AUTO, Implementations(attention="recompute"), LEAN]
+LEAN = Implementations.everywhere("recompute", "outputs")
+LADDER = [AUTO, Implementations(decoder="recompute"), LEAN]
 CPU = torch.device("cpu")
 
 
@@ -305,7 +305,7 @@ def test_the_table_has_a_row_for_each_treatment() -> None:
     cells = cells_of(Plan(4_500_000, allot(4_500_000).values(), 7))
     assert cells == [
         ("3", "40 x 40", "89", "100", "1", "auto", "3.91 MiB"),
-        ("1", "80 x 80", "2", "100", "1", "recompute attention", "3.91 MiB"),
+        ("1", "80 x 80", "2", "100", "1", "recompute decoder", "3.91 MiB"),
     ]
     divided = cells_of(Plan(1_000_000, allot(1_000_000).values(), 7))
     assert ("1", "80 x 80", "2", "100", "3 of 34") in [row[:5] for row in divided]
@@ -323,8 +323,8 @@ def cells_of(plan: Plan) -> list[tuple[object, ...]]:
 
 def test_describe() -> None:
     assert describe(AUTO) == "auto"
-    assert describe(Implementations("recompute", "compiled", "recompute", "cells")) == (
-        "recompute attention, output; compiled lstm; stash cells"
+    assert describe(Implementations("compiled", "recompute", "auto", "recompute", "cells")) == (
+        "compiled encoder; recompute decoder, output; stash cells"
     )
 
 
@@ -339,8 +339,8 @@ def test_settings_begin_with_the_given_one_and_end_with_the_leanest(device: str)
     assert len(set(found)) == len(found) == 7
     # The cheapest first; gates are kept until it is the LSTM's turn.
     assert found[1] == Implementations(output="recompute")
-    assert found[2] == Implementations("recompute", "auto", "recompute", "gates")
-    assert PRICES[device]["lstm"] == max(PRICES[device].values())
+    assert found[2] == Implementations("auto", "recompute", "recompute", "recompute", "gates")
+    assert PRICES[device]["stash"] == max(PRICES[device].values())
     assert [setting.stash for setting in found[3:]] == ["gates", "cells", "attention", "outputs"]
 
 
@@ -348,18 +348,22 @@ def test_on_a_gpu_auto_keeps_what_autograd_keeps() -> None:
     peak = estimator(TranslationTask(small(), VOCABULARY, VOCABULARY), "cuda", torch.float32)
     shape = Shape(2048, 40, 40)
     plain, output, attention, lstm, *others = (peak(each, shape, False) for each in settings(AUTO, "cuda"))
-    assert plain == output == peak(Implementations("reference", "reference", "recompute"), shape, False)
+    assert (
+        plain == output == peak(Implementations("reference", "reference", "auto", "recompute"), shape, False)
+    )
     assert output > attention > lstm > others[-1]
 
 
 def test_what_a_recipe_names_stays() -> None:
-    named = Implementations("reference", "recompute", "compiled", "cells")
+    named = Implementations("recompute", "reference", "recompute", "compiled", "cells")
     assert settings(named, "cpu") == [named]
-    some = Implementations(lstm="reference")
-    assert settings(some, "cpu")[-1] == Implementations("recompute", "reference", "recompute", "auto")
+    plain = Implementations("reference", "reference")
+    assert settings(plain, "cpu")[-1] == Implementations("reference", "reference", "recompute", "recompute")
+    some = Implementations("reference")
+    assert settings(some, "cpu")[-1] == LEAN._replace(encoder="reference")
     level = Implementations(stash="cells")
-    assert settings(level, "cpu")[-1] == Implementations("recompute", "recompute", "recompute", "cells")
-    recomputing = Implementations("compiled", "recompute", "compiled")
+    assert settings(level, "cpu")[-1] == Implementations.everywhere("recompute", "cells")
+    recomputing = Implementations("recompute", "compiled", "recompute", "compiled")
     assert settings(recomputing, "cpu")[-1] == recomputing._replace(stash="outputs")
 
 
@@ -411,7 +415,7 @@ def test_estimates_are_made_once() -> None:
     assert first(AUTO, shape, False) == again(AUTO, shape, False)
     assert first(AUTO, shape, False) < first(AUTO, shape, True)
     assert other(AUTO, shape, False) > first(AUTO, shape, False)
-    compiled = Implementations("compiled", "compiled", "compiled", "outputs")
+    compiled = Implementations.everywhere("compiled", "outputs")
     assert first(compiled, shape, False) == first(LEAN, shape, False)
     assert (
         estimator(TranslationTask(small(), VOCABULARY, VOCABULARY), "cuda", torch.bfloat16)(

@@ -36,7 +36,7 @@ SMALL = (
 )
 SHAPE = Shape(32, 6, 5)
 CPU = torch.device("cpu")
-ROWS = [techniques("auto", False)[index] for index in (0, 4, 5)]
+ROWS = [techniques("auto", "cpu", False)[index] for index in (0, 4, 5)]
 
 
 @pytest.fixture
@@ -45,30 +45,32 @@ def task() -> TranslationTask:
 
 
 def test_rows_of_a_comparison() -> None:
-    rows = {row.name: row for row in techniques("cells", True)}
+    rows = {row.name: row for row in techniques("cells", "cpu", True)}
     assert list(rows) == [
         "reference",
-        "+ attention",
-        "+ LSTM",
+        "+ decoder",
+        "+ encoder",
         "+ output",
         "all",
         "all, bfloat16",
         "all, compiled",
         "all, compiled, bfloat16",
     ]
-    assert set(rows["reference"].implementations[:3]) == {"reference"}
-    for name, place in (("+ attention", 0), ("+ LSTM", 1), ("+ output", 2)):
-        changed = ["reference"] * 3
-        changed[place] = "recompute"
-        assert list(rows[name].implementations[:3]) == changed
-        assert rows[name].precision == torch.float32
-    assert rows["all"].implementations == ("recompute", "recompute", "recompute", "cells")
-    assert rows["all, compiled, bfloat16"].implementations == ("compiled", "compiled", "compiled", "cells")
+    plain = Implementations.everywhere("reference")
+    assert rows["reference"].implementations == plain
+    assert rows["+ decoder"].implementations == Implementations(
+        "reference", "recompute", "recompute", "reference", "gates"
+    )
+    assert rows["+ encoder"].implementations == plain._replace(encoder="recompute", stash="cells")
+    assert rows["+ output"].implementations == plain._replace(output="recompute")
+    assert {rows[name].precision for name in list(rows)[:5]} == {torch.float32}
+    assert rows["all"].implementations == Implementations.everywhere("recompute", "cells")
+    assert rows["all, compiled, bfloat16"].implementations == Implementations.everywhere("compiled", "cells")
     assert [name for name in rows if rows[name].precision == torch.bfloat16] == [
         "all, bfloat16",
         "all, compiled, bfloat16",
     ]
-    assert list(rows)[:6] == [row.name for row in techniques("cells", False)]
+    assert list(rows)[:6] == [row.name for row in techniques("cells", "cpu", False)]
 
 
 def test_measured_whole_where_memory_and_time_allow(task: TranslationTask) -> None:
@@ -250,7 +252,7 @@ def test_a_step_trains_and_can_be_traced(task: TranslationTask, tmp_path: Path) 
     state = torch.get_rng_state()
     step = Step(task, Shape(2, 3, 2), CPU)
     assert torch.equal(torch.get_rng_state(), state)
-    step.use(Technique("all", Implementations(*["recompute"] * 3), torch.float32))
+    step.use(Technique("all", Implementations.everywhere("recompute"), torch.float32))
     before = float(step.run().loss)
     for _ in range(5):
         after = float(step.run().loss)
@@ -286,10 +288,12 @@ def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 # Not the output layer's: it keeps a gradient as large as its weight, which pays with more tokens than these.
 @pytest.mark.parametrize(
-    "row", [row for row in techniques("auto", False)[1:] if row.name != "+ output"], ids=lambda row: row.name
+    "row",
+    [row for row in techniques("auto", "cpu", False)[1:] if row.name != "+ output"],
+    ids=lambda row: row.name,
 )
 def test_each_technique_alone_keeps_less_than_the_reference(row: Technique) -> None:
     # Layouts in memory differ between the techniques: where they meet, a copy may be made and kept.
     larger, shape = TranslationTask(load_recipe("iwslt", []), 90, 70), Shape(8, 24, 24)
-    reference = estimate(larger, techniques("auto", False)[0], shape, "cpu")
+    reference = estimate(larger, techniques("auto", "cpu", False)[0], shape, "cpu")
     assert estimate(larger, row, shape, "cpu").stashed < reference.stashed

@@ -206,8 +206,9 @@ def test_data_is_json_and_adds_up() -> None:
     assert [(entry["shape"], entry["count"]) for entry in ledger["largest"]] == [([4, 30, 128], 4), ([], 1)]
     assert first["bytes"] == "estimated"
     assert first["ops"] == {
-        "attention": "reference",
-        "lstm": "recompute",
+        "encoder": "recompute",
+        "decoder": "reference",
+        "attention": "auto",
         "output": "auto",
         "stash": "auto",
     }

@@ -23,7 +23,7 @@ from econmt.model import (
 from econmt.recipe import load_recipe
 from econmt_ops import linear_cross_entropy
 
-RECOMPUTE = Implementations("recompute", "recompute", "recompute")
+RECOMPUTE = Implementations.everywhere("recompute")
 SOURCE, LENGTHS = torch.tensor([[4, 5, 6, 7, 3], [8, 3, 0, 0, 0]]), torch.tensor([5, 2])
 TARGET = torch.tensor([[4, 9, 7, 3], [8, 3, 0, 0]])
 
@@ -73,7 +73,7 @@ def test_every_op_is_told(monkeypatch: pytest.MonkeyPatch, input_feeding: bool) 
     model.loss(SOURCE, LENGTHS, TARGET, TARGET)
     assert {(name, stash) for _, name, stash in calls} == {("auto", "")}
     calls.clear()
-    model.implementations = Implementations("recompute", "compiled", "reference", "cells")
+    model.implementations = Implementations("compiled", "recompute", "auto", "reference", "cells")
     model.loss(SOURCE, LENGTHS, TARGET, TARGET)
     told = {
         ("bidirectional_lstm", "compiled", "cells"),
@@ -83,30 +83,29 @@ def test_every_op_is_told(monkeypatch: pytest.MonkeyPatch, input_feeding: bool) 
     if input_feeding:
         assert set(calls) == told | {("attentional_lstm", "recompute", "cells")}
     else:
-        assert set(calls) == told | {("additive_attention", "recompute", "")}
+        assert set(calls) == told | {("lstm", "recompute", "cells"), ("additive_attention", "auto", "")}
 
 
 @pytest.mark.parametrize(
-    ("attention", "lstm", "stash", "expected"),
+    ("encoder", "decoder", "stash", "expected"),
     [
         ("auto", "auto", "auto", ("auto", None)),
-        ("reference", "recompute", "cells", ("reference", None)),
-        ("recompute", "reference", "outputs", ("recompute", "gates")),
-        ("recompute", "recompute", "outputs", ("recompute", "outputs")),
-        ("compiled", "recompute", "auto", ("compiled", None)),
+        ("recompute", "reference", "cells", ("reference", None)),
+        ("reference", "recompute", "outputs", ("recompute", "outputs")),
+        ("recompute", "compiled", "auto", ("compiled", None)),
     ],
 )
-def test_the_loop_keeps_gates_where_lstms_are_left_to_autograd(
-    attention: str, lstm: str, stash: str, expected: tuple[str, str | None]
+def test_the_reference_is_told_no_stash_level(
+    encoder: str, decoder: str, stash: str, expected: tuple[str, str | None]
 ) -> None:
-    arguments = Implementations(attention, lstm, "auto", stash).for_loop()
+    arguments = Implementations(encoder, decoder, stash=stash).for_decoder()
     assert (arguments["implementation"], arguments.get("stash")) == expected
 
 
 def test_a_recipe_says_which() -> None:
-    changes = ["ops={attention: recompute, lstm: reference, output: compiled, stash: cells}"]
+    changes = ["ops={decoder: recompute, encoder: reference, output: compiled, stash: cells}"]
     model = build_model(load_recipe("quickstart", changes), 20, 20)
-    assert model.implementations == Implementations("recompute", "reference", "compiled", "cells")
+    assert model.implementations == Implementations("reference", "recompute", "auto", "compiled", "cells")
     assert build_model(load_recipe("quickstart"), 20, 20).implementations == Implementations()
 
 

@@ -97,7 +97,7 @@ def test_quick_run_measures_everything(
         assert row["quartiles"][0] <= row["milliseconds"] <= row["quartiles"][1]
         assert row["tokens_per_second"] == pytest.approx(1000 * 15 / row["milliseconds"])
     stash = {row["name"]: row["stash_bytes"] for row in rows if row["precision"] == "float32"}
-    assert stash["reference"] > stash["+ attention"] > stash["all, gates"] > stash["all, outputs"]
+    assert stash["reference"] > stash["+ decoder"] > stash["all, gates"] > stash["all, outputs"]
     first, second = found["output"][0]["rows"]
     assert first["peak_bytes"] > second["peak_bytes"] > 0
     before, after = found["batch"][0]["rows"]

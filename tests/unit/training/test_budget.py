@@ -30,7 +30,7 @@ from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
 
 MakeRun = Callable[..., Run]
 Use = Callable[..., None]
-LEAN = Implementations("recompute", "recompute", "recompute", "outputs")
+LEAN = Implementations.everywhere("recompute", "outputs")
 BUDGET = "training.memory_budget=1GiB"
 EXACT = ("model.dropout=0.0", "training.gradient_clipping.type=none")
 # Plans from the real estimator: the same model in all tests, so that what one has estimated another knows.
@@ -129,13 +129,13 @@ def test_a_run_with_a_budget_learns_the_same(make_run: MakeRun, use_rows: Use) -
 
 def test_without_a_budget_there_is_no_plan(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Planner, "allot")
-    run = make_run("training.max_updates=2", "ops.lstm=recompute")
+    run = make_run("training.max_updates=2", "ops.encoder=recompute")
     run.train()
     assert "plan" not in run.said()
     trainer = run.trainer()
     assert trainer.budget.plan is None
     assert trainer.state.plan == {}
-    assert trainer.step.implementations == Implementations("recompute", "recompute", "recompute")
+    assert trainer.step.implementations == Implementations.everywhere("recompute")
 
 
 def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
@@ -146,7 +146,7 @@ def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
     for text in (run.said(), log):
         assert "plan for a memory budget of 1 GiB" in text
         assert "2 of 3" in text
-        assert "recompute attention, lstm, output; stash outputs" in text
+        assert "recompute encoder, decoder, attention, output; stash outputs" in text
         assert "predicted peak" in text
     assert all(line[:2] == "20" for line in log.splitlines())
 

@@ -22,13 +22,13 @@ from econmt.training.choice import (
     saved_choice,
     settle,
 )
-from econmt_ops.dispatch import select
+from econmt_ops.dispatch import session
 from econmt_ops.dispatch.measurements import Measurement, Record
 from tests.unit.training.tiny import Run
 
 CPU = torch.device("cpu")
 AUTO = Implementations()
-RULE = Implementations("recompute", "recompute", "recompute", "gates")
+RULE = Implementations.everywhere("recompute", "gates")
 
 
 def measurement(op: str, calls: int = 1, first: float = 0.0, **milliseconds: float) -> Measurement:
@@ -45,9 +45,11 @@ def test_nothing_measured_is_the_rule() -> None:
     assert settle(Implementations(output="reference"), []) == RULE._replace(output="reference")
     assert settle(Implementations(stash="cells"), []) == RULE._replace(stash="cells")
     # What is named keeps what it keeps by itself.
-    assert settle(Implementations(lstm="recompute"), []).stash == "auto"
-    assert settle(Implementations(lstm="reference"), []).stash == "gates"
-    assert settle(AUTO, [], device="cuda") == Implementations("reference", "reference", "recompute", "gates")
+    assert settle(Implementations(encoder="recompute"), []).stash == "auto"
+    assert settle(Implementations(encoder="reference"), []).stash == "gates"
+    assert settle(AUTO, [], device="cuda") == Implementations(
+        "reference", "reference", "recompute", "recompute", "gates"
+    )
 
 
 def test_each_kind_of_op_for_itself() -> None:
@@ -56,26 +58,26 @@ def test_each_kind_of_op_for_itself() -> None:
         measurement("linear_cross_entropy", reference=2.0, recompute=1.0),
         measurement("linear", reference=2.0, recompute=1.0),
     ]
-    assert settle(AUTO, found) == Implementations("reference", "recompute", "recompute", "gates")
-    assert settle(Implementations(attention="recompute"), found).attention == "recompute"
+    assert settle(AUTO, found) == Implementations("recompute", "reference", "recompute", "recompute", "gates")
+    assert settle(Implementations(decoder="recompute"), found).decoder == "recompute"
 
 
 def test_all_calls_of_a_kind_count() -> None:
     both = measurement("bidirectional_lstm", reference=1.0, recompute=2.5)
     stack = measurement("lstm", reference=2.0, recompute=1.5)
-    assert settle(AUTO, [both, stack]).lstm == "reference"
-    assert settle(AUTO, [both, stack._replace(calls=3)]).lstm == "recompute"
+    assert settle(AUTO, [both, stack]).encoder == "reference"
+    assert settle(AUTO, [both, stack._replace(calls=3)]).encoder == "recompute"
 
 
 def test_the_reference_must_be_worth_its_memory() -> None:
-    assert settle(AUTO, [measurement("lstm", reference=0.9, recompute=1.0)]).lstm == "recompute"
-    assert settle(AUTO, [measurement("lstm", reference=0.8, recompute=1.0)]).lstm == "reference"
+    assert settle(AUTO, [measurement("lstm", reference=0.9, recompute=1.0)]).encoder == "recompute"
+    assert settle(AUTO, [measurement("lstm", reference=0.8, recompute=1.0)]).encoder == "reference"
 
 
 @pytest.mark.parametrize(("updates", "expected"), [(99.0, "recompute"), (101.0, "compiled")])
 def test_compiling_must_pay(updates: float, expected: str) -> None:
     found = [measurement("attentional_lstm", first=20.0, reference=300.0, recompute=200.0, compiled=100.0)]
-    assert settle(AUTO, found, updates=updates, positions=2.0).attention == expected
+    assert settle(AUTO, found, updates=updates, positions=2.0).decoder == expected
 
 
 def test_a_run_is_as_long_as_its_first_limit() -> None:
@@ -105,8 +107,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Tiny models are measured too, each op is called once, and the reference is always the quickest."""
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choice, "_LEAST_OPERATIONS", 0.0)
-    select.forget()
-    real = select.alternate
+    session.forget()
+    real = session.alternate
 
     def quick(functions: Any, *_: Any, **__: Any) -> Any:
         found = real(functions, 60.0, least=1, most=1, drop=False)
@@ -116,9 +118,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
             for name, timing in found.items()
         }
 
-    monkeypatch.setattr(select, "alternate", quick)
+    monkeypatch.setattr(session, "alternate", quick)
     yield
-    select.forget()
+    session.forget()
 
 
 @pytest.mark.parametrize("input_feeding", [True, False])
@@ -148,11 +150,12 @@ def test_a_run_is_measured_at_its_start_and_keeps_the_choice(
 ) -> None:
     one = Run(text, tmp_path / "one", ("training.max_updates=2",))
     one.train()
-    chosen = Implementations("reference", "reference", "reference", "gates")
+    chosen = RULE._replace(encoder="reference", decoder="reference", output="reference")
     assert (
-        "ops: attention reference, lstm reference, output reference, stash gates (measured in" in one.said()
+        "ops: encoder reference, decoder reference, attention recompute, output reference, stash gates (measured in"
+        in one.said()
     )
-    assert "ops: attention reference" in one.folder.log.read_text()
+    assert "ops: encoder reference" in one.folder.log.read_text()
     # It goes on as it began, although the rule says otherwise now.
     monkeypatch.setattr(run, "measure", None)
     later = Run(text, tmp_path / "one", ("training.max_updates=4",))
@@ -160,8 +163,8 @@ def test_a_run_is_measured_at_its_start_and_keeps_the_choice(
     assert trainer.step.implementations == chosen
     assert trainer.state.choices == as_saved(chosen, CPU)
     # A recipe pins what it names.
-    pinned = Run(text, tmp_path / "one", ("training.max_updates=4", "ops.lstm=recompute"))
-    assert pinned.trainer().step.implementations == chosen._replace(lstm="recompute")
+    pinned = Run(text, tmp_path / "one", ("training.max_updates=4", "ops.encoder=recompute"))
+    assert pinned.trainer().step.implementations == chosen._replace(encoder="recompute")
 
 
 @pytest.mark.usefixtures("measured")
@@ -169,10 +172,10 @@ def test_a_second_run_finds_what_the_first_has_measured(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Run(text, tmp_path / "one", ("training.max_updates=2",)).trainer()
-    monkeypatch.setattr(select, "alternate", None)
-    select.forget()
+    monkeypatch.setattr(session, "alternate", None)
+    session.forget()
     second = Run(text, tmp_path / "two", ("training.max_updates=2",))
-    assert second.trainer().step.implementations[:3] == ("reference",) * 3
+    assert second.trainer().step.implementations[:2] == ("reference",) * 2
 
 
 def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +183,10 @@ def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pyte
     tiny = Run(text, tmp_path / "tiny", ("training.max_updates=2",))
     tiny.train()
     assert "stash gates (by the rule: too small to measure)" in tiny.said()
-    named = Run(text, tmp_path / "named", ("ops={attention: reference, lstm: reference, output: reference}",))
-    assert named.trainer().step.implementations[:3] == ("reference",) * 3
+    named = Run(
+        text, tmp_path / "named", ("ops={encoder: reference, decoder: reference, output: reference}",)
+    )
+    assert named.trainer().step.implementations[:2] == ("reference",) * 2
 
 
 def test_a_choice_for_another_device_is_made_anew() -> None:
@@ -190,4 +195,14 @@ def test_a_choice_for_another_device_is_made_anew() -> None:
     assert saved_choice(recipe, saved, CPU) == RULE._replace(output="reference")
     assert saved_choice(recipe, saved, torch.device("cuda")) is None
     assert saved_choice(recipe, {}, CPU) is None
+    older = {
+        "device": "cpu",
+        "attention": "recompute",
+        "lstm": "reference",
+        "output": "recompute",
+        "stash": "cells",
+    }
+    assert saved_choice(recipe, older, CPU) == Implementations(
+        "reference", "recompute", "recompute", "reference", "gates"
+    )
     assert saved_choice(recipe, {"device": "cpu"}, CPU) is None

@@ -13,7 +13,7 @@ import torch
 from econmt.data.batches import pad_batch
 from econmt.errors import TrainingError
 from econmt.training.progress import Progress
-from econmt_ops.dispatch.select import rules_only
+from econmt_ops.dispatch.rule import rules_only
 from tests.unit.training.tiny import Run, metrics, write_text
 
 pytestmark = pytest.mark.cuda
@@ -64,7 +64,7 @@ def test_loss_that_is_not_finite_is_found_one_update_late(make_run: MakeRun) -> 
 
 
 def named(implementation: str) -> tuple[str, ...]:
-    return tuple(f"ops.{op}={implementation}" for op in ("attention", "lstm", "output"))
+    return tuple(f"ops.{op}={implementation}" for op in ("encoder", "decoder", "attention", "output"))
 
 
 ROUND_THE_ATTENTION = (
