@@ -70,9 +70,13 @@ class TranslationTask:
     ) -> Tensor:
         """See :meth:`econmt.tasks.protocol.Task.loss`; the end of a sentence is a target token too."""
         assert isinstance(model, TranslationModel)
-        model.implementations = implementations
         return model.loss(
-            batch.source, batch.source_lengths, batch.target_input, batch.target_output, label_smoothing
+            batch.source,
+            batch.source_lengths,
+            batch.target_input,
+            batch.target_output,
+            label_smoothing,
+            implementations,
         )
 
     def layers(self, model: nn.Module) -> dict[str, str]:

@@ -59,9 +59,6 @@ def validate(
     Raises:
         Abandoned: if ``stop`` said so.
     """
-    chosen = model.implementations
-    # Those of econmt translate, not those that training has chosen or whatever batch came last.
-    model.implementations = Implementations.of(recipe.ops)
     model.eval()
     try:
         value = perplexity(
@@ -83,7 +80,6 @@ def validate(
         return Validation(value, score.value, score.signature, hypotheses)
     finally:
         model.train()
-        model.implementations = chosen
 
 
 def perplexity(
@@ -124,9 +120,6 @@ def translate(
     In float32, as those of the test text are when a run ends: the precision that ``econmt translate`` takes by itself
     comes from a measurement, and a run that goes on elsewhere must find the BLEU that it would have found here.
     """
-    if plan is not None:
-        # Not those of whatever batch came last: the same after an interruption.
-        model.implementations = Implementations.of(recipe.ops)
     translator = Translator(
         [_Stoppable(IncrementalModel(model), stop)],
         prepared.vocabularies,

@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt.bench.choice import choose, rows_of
+from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.memory.estimate.step import estimate_step
 from econmt.memory.plan.prices import settings
 from econmt.memory.report.profiling import techniques
 from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe, implementation_names, load_recipe
+from econmt.tasks.translation import TranslationTask
 from econmt.training.choice import Shape, settle
 from econmt_ops.dispatch import session, traits
 from econmt_ops.dispatch.rule import rule
@@ -99,8 +101,8 @@ def test_the_model_runs_it() -> None:
     torch.manual_seed(1)
     model, words = build_model(small(), 11, 11), torch.tensor([[4, 5, 3], [6, 3, 0]])
     found = [
-        model.loss(words, torch.tensor([3, 2]), words, words).item()
-        for model.implementations in (Implementations(output="reference"), Implementations())
+        model.loss(words, torch.tensor([3, 2]), words, words, implementations=how).item()
+        for how in (Implementations(output="reference"), Implementations())
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
@@ -108,8 +110,8 @@ def test_the_model_runs_it() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_estimates_take_what_it_declares(device: str) -> None:
     shape = 3, 5, 4
-    plain = estimate_step(small("ops.output=reference"), 90, 70, shape, device)
-    found = estimate_step(small(), 90, 70, shape, device)
+    plain = estimate_step(TranslationTask(small("ops.output=reference"), 90, 70), shape, device)
+    found = estimate_step(TranslationTask(small(), 90, 70), shape, device)
     assert found.entries["workspace", "output"] >= WORKSPACE > plain.entries["workspace", "output"]
     declared = 2 * (3 * 4) * 8 * 70
     backward = 2 * declared
@@ -123,7 +125,7 @@ def test_benches_and_runs_measure_it() -> None:
         (20, 30),
         Shape(3, 4, 5),
         CPU,
-        torch.float32,
+        Precision(),
         seconds=5.0,
         compiled=False,
         byte_limit=None,
