@@ -245,11 +245,14 @@ class Training(Section):
         default_factory=GradientClipping, description="bound on the gradient"
     )
     label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
         "auto",
         description="of products and feature maps; weights, optimizer, cell state and softmax stay float32. auto: "
-        "bfloat16 on a CPU that multiplies it clearly faster, measured when the run begins and kept, else float32; on "
-        "a GPU training lets cuDNN compute float32 LSTMs in TF32",
+        "bfloat16 on a GPU that has it, and on a CPU that multiplies it clearly faster, measured when the run begins and "
+        "kept; else float32. On a GPU float32 means IEEE products everywhere, tf32 allows TF32 everywhere",
+    )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto", description="auto: on a GPU each shape's training step is captured in a CUDA graph and replayed"
     )
     max_updates: Positive | None = Field(None, description="stop after this many updates")
     max_epochs: Positive | None = Field(None, description="stop after this many passes over the data")
