@@ -252,7 +252,8 @@ class Training(Section):
         "kept; else float32. On a GPU float32 means IEEE products everywhere, tf32 allows TF32 everywhere",
     )
     cuda_graphs: Literal["auto", "off"] = Field(
-        "auto", description="auto: on a GPU each shape's training step is captured in a CUDA graph and replayed"
+        "auto",
+        description="auto: on a GPU each shape's training step is captured in a CUDA graph and replayed",
     )
     max_updates: Positive | None = Field(None, description="stop after this many updates")
     max_epochs: Positive | None = Field(None, description="stop after this many passes over the data")

@@ -38,9 +38,9 @@ from econmt.recipe import Recipe, WordSubwords, find_recipe, load_recipe
 from econmt.tasks.translation import TranslationTask
 from econmt.training.interrupts import Interrupts
 from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON
-from econmt_ops.backends.steps import has_compiler
+from econmt_ops.backends.compiled import has_compiler
+from econmt_ops.cells.lstm import forward as lstm_cell
 from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
-from econmt_ops.lstm.reference import lstm_cell
 
 TEXT_BATCHES = 3
 """How many batches of real lengths a turn has."""

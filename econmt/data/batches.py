@@ -32,13 +32,13 @@ import numpy.typing as npt
 import torch
 
 from econmt.data.bpe_dropout import BpeDropout, dropout_capacity
+from econmt.data.bucket_shapes import Derived
 from econmt.data.buckets import assign_buckets, round_up
 from econmt.data.epochs import mix, plan_epoch
-from econmt.data.shapes import Derived
+from econmt.data.pair_flops import pair_flops
 from econmt.data.store import PreparedData
 from econmt.data.subwords import BOS, EOS, PAD
 from econmt.data.token_store import IntArray, TokenStore
-from econmt.data.work import work_of
 from econmt.recipe import BatchSize, Recipe
 
 
@@ -73,16 +73,10 @@ class Batch:
                 tensor = tensor.pin_memory()
             return tensor.to(device, non_blocking=True)
 
-        return Batch(
-            source=there(self.source),
-            source_lengths=there(self.source_lengths),
-            target_input=there(self.target_input),
-            target_output=there(self.target_output),
-            target_lengths=there(self.target_lengths),
-            indices=there(self.indices),
-            source_tokens=self.source_tokens,
-            target_tokens=self.target_tokens,
-        )
+        tensors = {
+            name: there(value) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
+        }
+        return replace(self, **tensors)
 
     def split(self, rows: int) -> list[Batch]:
         """The same pairs in the fewest parts of at most ``rows`` rows, as even as can be, padded as before."""
@@ -105,16 +99,12 @@ class Batch:
         )
 
     def _part(self, rows: slice) -> Batch:
-        real = self.indices[rows] >= 0
+        tensors = {name: value[rows] for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        real = tensors["indices"] >= 0
         return Batch(
-            source=self.source[rows],
-            source_lengths=self.source_lengths[rows],
-            target_input=self.target_input[rows],
-            target_output=self.target_output[rows],
-            target_lengths=self.target_lengths[rows],
-            indices=self.indices[rows],
-            source_tokens=int(self.source_lengths[rows][real].sum()),
-            target_tokens=int(self.target_lengths[rows].sum()),
+            **tensors,
+            source_tokens=int(tensors["source_lengths"][real].sum()),
+            target_tokens=int(tensors["target_lengths"].sum()),
         )
 
 
@@ -172,22 +162,11 @@ def _with_end(ids: IntArray, lengths: IntArray, width: int) -> npt.NDArray[np.in
 
 def _stand_in(shape: tuple[int, int]) -> Batch:
     """One row without a pair, for a rank to which a short batch gives none: its loss counts no token."""
-    nothing = np.zeros(1, dtype=np.int64)
-    batch = pad_batch(
-        nothing - 1, np.zeros((1, 0), np.int64), nothing, np.zeros((1, 0), np.int64), nothing, shape
-    )
+    none, empty = np.zeros(1, np.int64), np.zeros((1, 0), np.int64)
+    batch = pad_batch(none - 1, empty, none, empty, none, shape)
     batch.target_output.fill_(PAD)
     batch.target_lengths.zero_()
-    return Batch(
-        source=batch.source,
-        source_lengths=batch.source_lengths,
-        target_input=batch.target_input,
-        target_output=batch.target_output,
-        target_lengths=batch.target_lengths,
-        indices=batch.indices,
-        source_tokens=0,
-        target_tokens=0,
-    )
+    return replace(batch, source_tokens=0, target_tokens=0)
 
 
 class BatchShape(NamedTuple):
@@ -394,7 +373,7 @@ def bucket_rule(recipe: Recipe, target_vocabulary: int) -> int | Derived:
     training = recipe.training
     if training.bucket_width is not None:
         return training.bucket_width
-    return Derived(training.max_buckets, work_of(recipe.model, target_vocabulary))
+    return Derived(training.max_buckets, pair_flops(recipe.model, target_vocabulary))
 
 
 def training_batches(

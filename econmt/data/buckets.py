@@ -1,9 +1,9 @@
 """Buckets: pairs of like shape, so that batches hold little padding and few different shapes.
 
 There are two rules. Fixed buckets round each side, ``</s>`` counted, up to a multiple of a width. Derived buckets are
-the few shapes that :mod:`econmt.data.shapes` finds for the lengths of a text. Pairs are put in the order of their
-buckets by a counting sort in chunks: 10 million pairs need 40 MB for the order and little else, where one ``argsort``
-over all would need several times that.
+the few shapes that :mod:`econmt.data.bucket_shapes` finds for the lengths of a text. Pairs are put in the order of
+their buckets by a counting sort in chunks: 10 million pairs need 40 MB for the order and little else, where one
+``argsort`` over all would need several times that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from econmt.data.shapes import Counts, Derived, choose, derive_shapes, grid_shapes
+from econmt.data.bucket_shapes import Counts, Derived, choose, derive_shapes, grid_shapes
 from econmt.data.token_store import IntArray
 
 _CHUNK = 1 << 18

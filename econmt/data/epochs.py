@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from econmt.data.shapes import Derived
+from econmt.data.bucket_shapes import Derived
 
 
 class EpochTable(NamedTuple):

@@ -12,34 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+from econmt.data.corpus import decode_line
 from econmt.data.files import sync_folder, writing
 from econmt.errors import InputError
 
 PAUSE_SECONDS = 0.1
 BLOCK_BYTES = 1 << 16
-BYTE_ORDER_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"
 STANDARD_INPUT = "standard input"
-
-
-def decode_line(raw: bytes, where: str, number: int) -> str:
-    """A line without its end (\\n or \\r\\n) as text; the first line loses a byte order mark.
-
-    Raises:
-        InputError: if the line is not UTF-8 or holds a NUL byte.
-    """
-    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
-    try:
-        line = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{where}:{number}: not valid UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}); "
-            "convert the text to UTF-8"
-        ) from None
-    if "\0" in line:
-        raise InputError(
-            f"{where}:{number}: NUL byte at column {line.index(chr(0)) + 1}; is this a text file?"
-        )
-    return line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
 
 
 def standard_input() -> int:

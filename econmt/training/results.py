@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from econmt.data.store import PreparedData
-from econmt.decoding.pictures import draw_attention
+from econmt.decoding.attention_picture import draw_attention
 from econmt.decoding.translator import Translation, Translator
 from econmt.engine.optimizers import load_optimizer_tensors
 from econmt.engine.precision import Precision

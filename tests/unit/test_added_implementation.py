@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt.bench.choice import choose, rows_of
+from econmt.bench.selection import choose, rows_of
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.memory.estimate.step import estimate_step
@@ -18,8 +18,9 @@ from econmt.memory.plan.prices import settings
 from econmt.memory.report.profiling import techniques
 from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe, implementation_names, load_recipe
+from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt.training.choice import Shape, settle
+from econmt.training.choice import settle
 from econmt_ops.dispatch import session, traits
 from econmt_ops.dispatch.rule import rule
 from econmt_ops.dispatch.traits import Cost, Traits
@@ -109,7 +110,7 @@ def test_the_model_runs_it() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_estimates_take_what_it_declares(device: str) -> None:
-    shape = 3, 5, 4
+    shape = Shape(3, 5, 4)
     plain = estimate_step(TranslationTask(small("ops.output=reference"), 90, 70), shape, device)
     found = estimate_step(TranslationTask(small(), 90, 70), shape, device)
     assert found.entries["workspace", "output"] >= WORKSPACE > plain.entries["workspace", "output"]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from econmt.memory.estimate.allocator import round_up
 from econmt.model import translation
+from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.lstm.cudnn import cudnn_lstm
 
 aten = torch.ops.aten
@@ -198,6 +200,18 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._cudnn_rnn_backward.default: _cudnn_lstm_backward,
 }
 """By operator: called with its arguments, gives its results; what it makes besides is workspace."""
+
+
+@contextmanager
+def standing_in(device: str) -> Iterator[None]:
+    """Within it, tensors of the CPU have shapes and no values, and stand for those of a device, "cpu" or "cuda"."""
+    with ExitStack() as stack:
+        stack.enter_context(FakeTensorMode())
+        stack.enter_context(rules_only(device))
+        if device == "cuda":
+            stack.enter_context(CuDNN())
+            stack.enter_context(launching_nothing())
+        yield
 
 
 @contextmanager

@@ -12,21 +12,17 @@ outputs of every step and to work in the gates of one layer.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
-from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, CuDNN
+from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
 from econmt.memory.measure.ledger import Ledger, give_state, track_step
 from econmt.memory.measure.tracker import Storage, Tracker
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
-from econmt_ops.dispatch.rule import rules_only
 
 CUBLAS_WORKSPACE = 2 * (32 << 20)
 """Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0; others get 8.1 MiB for each 32.
@@ -69,7 +65,7 @@ def estimate_step(
         ).dtype
     if accumulating is None:
         accumulating = training.update_interval > 1
-    with FakeTensorMode(), CuDNN() if cuda else nullcontext(), rules_only(device):
+    with standing_in(device):
         model = task.build_model().train()
         step = TrainingStep(
             task, model, Precision(precision), implementations=implementations, stands_for=device

@@ -11,6 +11,7 @@ dl = p - (1 - s) 1_y - s / V. N rows, H hidden, V vocabulary.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
 from econmt_ops.backends import c as native
+from econmt_ops.backends import triton
 from econmt_ops.backends.steps import EAGER, Steps, steps
 from econmt_ops.core.chunks import add_outer
 from econmt_ops.core.gemm import Product
@@ -81,6 +83,11 @@ class _Sums:
         self._fresh = True
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=accumulate)
 
+    def take(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The tensors, for somebody who writes all of them."""
+        self._fresh = False
+        return self.hidden, self.weight, self.bias
+
     def add_bias(self, gradient: Tensor) -> None:
         """Adds the share of some rows whose logits have this gradient (R, V), in the accumulate type."""
         if self.bias is not None:
@@ -138,10 +145,45 @@ def _walk(
     return losses
 
 
+def _walk_chunks(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    smoothing: float,
+    ignore_index: int,
+    backend: str,
+    factors: Tensor | None,
+    sums: _Sums | None,
+) -> Tensor:
+    """The losses (N,) in the accumulate type; ``sums`` gets the gradients of their sum, each row's times its factor."""
+    if backend == "triton" and triton.serves(hidden):
+        kernels = importlib.import_module("econmt_ops.backends.triton.cross_entropy")
+        gradients = None if sums is None else sums.take()
+        of_rows: Tensor = kernels.walk(
+            hidden, weight, targets, bias, smoothing, ignore_index, factors, gradients
+        )
+        return of_rows
+    run = steps(backend == "compiled")
+    losses = hidden.new_zeros(len(targets), dtype=accumulate_dtype(hidden.dtype))
+    layer = _Layer(hidden, weight, bias)
+    for rows, part, wanted, counts in _chunks(hidden, targets, ignore_index, len(weight)):
+        logits = layer.logits(part)
+        scales = counts if factors is None else factors[rows]
+        if factors is not None and counts is not None:
+            scales = factors[rows] * counts
+        loss = _walk(run, logits, wanted, smoothing, scales, sums)
+        losses[rows] = loss if counts is None else loss * counts
+        if sums is not None:
+            sums.add(rows, part, layer, logits)
+        del logits  # or the next chunk's would be made beside them
+    return losses
+
+
 @custom_op(
     "econmt_ops::linear_cross_entropy",
     schema="(Tensor hidden, Tensor weight, Tensor targets, Tensor? bias, float smoothing, int ignore_index, "
-    "bool compiled, str reduction, bool keep, bool alone=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "str backend, str reduction, bool keep, bool alone=False) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _forward(
     hidden: Tensor,
@@ -150,24 +192,14 @@ def _forward(
     bias: Tensor | None,
     smoothing: float,
     ignore_index: int,
-    compiled: bool,
+    backend: str,
     reduction: str,
     keep: bool,
     alone: bool = False,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    run, accumulate = steps(compiled), accumulate_dtype(hidden.dtype)
-    losses = hidden.new_zeros(len(targets), dtype=accumulate)
-    gradients_too = keep and reduction != "none"
-    sums = _Sums(hidden, weight, bias) if gradients_too else None
-    layer = _Layer(hidden, weight, bias)
-    for rows, part, wanted, counts in _chunks(hidden, targets, ignore_index, len(weight)):
-        logits = layer.logits(part)
-        loss = _walk(run, logits, wanted, smoothing, counts, sums)
-        losses[rows] = loss if counts is None else loss * counts
-        if sums is not None:
-            sums.add(rows, part, layer, logits)
-        del logits  # or the next chunk's would be made beside them
-    count = (targets != ignore_index).sum().to(accumulate)
+    sums = _Sums(hidden, weight, bias) if keep and reduction != "none" else None
+    losses = _walk_chunks(hidden, weight, targets, bias, smoothing, ignore_index, backend, None, sums)
+    count = (targets != ignore_index).sum().to(losses.dtype)
     if reduction == "none":
         loss = losses
     else:
@@ -193,7 +225,7 @@ def _(
     bias: Tensor | None,
     smoothing: float,  # noqa: ARG001
     ignore_index: int,  # noqa: ARG001
-    compiled: bool,  # noqa: ARG001
+    backend: str,  # noqa: ARG001
     reduction: str,
     keep: bool,
     alone: bool = False,  # noqa: ARG001
@@ -209,7 +241,7 @@ def _(
 @custom_op(
     "econmt_ops::linear_cross_entropy_backward",
     schema="(Tensor dlosses, Tensor hidden, Tensor weight, Tensor targets, Tensor? bias, float smoothing, "
-    "int ignore_index, bool compiled) -> (Tensor, Tensor, Tensor)",
+    "int ignore_index, str backend) -> (Tensor, Tensor, Tensor)",
 )
 def _backward_by_row(
     dlosses: Tensor,
@@ -219,17 +251,10 @@ def _backward_by_row(
     bias: Tensor | None,
     smoothing: float,
     ignore_index: int,
-    compiled: bool,
+    backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    run = steps(compiled)
-    sums, layer = _Sums(hidden, weight, bias), _Layer(hidden, weight, bias)
-    for rows, part, wanted, counts in _chunks(hidden, targets, ignore_index, len(weight)):
-        logits = layer.logits(part)
-        _walk(
-            run, logits, wanted, smoothing, dlosses[rows] if counts is None else dlosses[rows] * counts, sums
-        )
-        sums.add(rows, part, layer, logits)
-        del logits  # or the next chunk's would be made beside them
+    sums = _Sums(hidden, weight, bias)
+    _walk_chunks(hidden, weight, targets, bias, smoothing, ignore_index, backend, dlosses, sums)
     return sums.results(hidden)
 
 
@@ -242,15 +267,15 @@ def _(
     bias: Tensor | None,
     smoothing: float,  # noqa: ARG001
     ignore_index: int,  # noqa: ARG001
-    compiled: bool,  # noqa: ARG001
+    backend: str,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _Sums(hidden, weight, bias).results(hidden)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, targets, bias, smoothing, ignore_index, compiled, reduction, _, alone = inputs
+    hidden, weight, targets, bias, smoothing, ignore_index, backend, reduction, _, alone = inputs
     ctx.set_materialize_grads(False)
-    ctx.options = (smoothing, ignore_index, compiled)
+    ctx.options = (smoothing, ignore_index, backend)
     ctx.reduction, ctx.alone = reduction, alone
     ctx.types = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
     if reduction == "none":
@@ -298,7 +323,7 @@ def linear_cross_entropy(
     label_smoothing: float,
     ignore_index: int,
     reduction: str,
-    compiled: bool = False,
+    backend: str = "eager",
 ) -> Tensor:
     """See `econmt_ops.linear_cross_entropy`; all arguments are given and checked, and ``hidden`` is cast.
 
@@ -308,6 +333,6 @@ def linear_cross_entropy(
     tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
     keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     loss: Tensor = _forward(
-        hidden, weight, targets, bias, label_smoothing, ignore_index, compiled, reduction, keep, True
+        hidden, weight, targets, bias, label_smoothing, ignore_index, backend, reduction, keep, True
     )[0]
     return loss

@@ -175,7 +175,7 @@ def test_each_batch_may_have_its_own_implementations(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(TranslationTask, "loss", noted)
     step = make_step(task)
     batches = some_batches(task)[:2]
-    some = [Implementations(*4 * ["auto"])._replace(output=name) for name in ("reference", "recompute")]
+    some = [Implementations()._replace(output=name) for name in ("reference", "recompute")]
     step.gradient(batches, step.tokens(batches), some)
     step.gradient(batches, step.tokens(batches))
     assert used == [*some, step.implementations, step.implementations]
@@ -246,7 +246,7 @@ def test_ranks_add_up_what_they_have() -> None:
 @pytest.mark.parametrize("implementation", ["reference", "recompute"])
 def test_what_is_measured_is_what_is_trained(monkeypatch: pytest.MonkeyPatch, implementation: str) -> None:
     """The ledger's step leaves the bits that a trainer's leaves: gradients, clipping and rows of few words included."""
-    task = make_task(CLIPPED, *(f"ops.{op}=reference" for op in ("attention", "lstm", "output")))
+    task = make_task(CLIPPED, *(f"ops.{op}=reference" for op in ("encoder", "decoder", "output")))
     (batch,) = some_batches(task)[-1:]
     step = make_step(task)
     torch.manual_seed(7)

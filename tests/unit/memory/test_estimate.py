@@ -21,8 +21,8 @@ from econmt_ops.dispatch.rule import rules_only
 
 VOCABULARY = 97
 SMALL = ("model.embedding=16", "model.encoder.size=32", "model.decoder.size=32", "model.attention.size=48")
-RECOMPUTE = ("ops.attention=recompute", "ops.lstm=recompute", "ops.output=recompute")
-REFERENCE = ("ops.attention=reference", "ops.lstm=reference", "ops.output=reference")
+RECOMPUTE = tuple(f"ops.{key}=recompute" for key in recipe.OPS)
+REFERENCE = tuple(f"ops.{key}=reference" for key in recipe.OPS)
 
 
 def small(name: str, *overrides: str) -> Recipe:
@@ -73,7 +73,7 @@ CASES = [
     Case("best", (), (48, 6, 3)),
     Case("best", (*RECOMPUTE, "ops.stash=gates", "training.precision=bfloat16"), (32, 4, 3)),
     Case("best", ("training.precision=bfloat16", "model.decoder.input_feeding=false"), (32, 5, 3)),
-    Case("multi30k", ("ops.attention=compiled", "ops.lstm=reference"), (64, 12, 3)),
+    Case("multi30k", ("ops.decoder=compiled", "ops.encoder=reference", "ops.stash=gates"), (64, 12, 3)),
     Case("multi30k", ("model.attention.type=dot", "training.label_smoothing=0.1"), (50, 4, 4)),
     Case("tatoeba", ("model.decoder.input_feeding=false", "model.attention.type=bilinear"), (64, 8, 4)),
     Case("tatoeba", ("training.precision=bfloat16", "ops.output=recompute"), (48, 4, 5)),

@@ -1,0 +1,51 @@
+"""Kernels in Triton: what a step computes on a GPU between its matrix products.
+
+The modules of this package import triton, so import them only where `is_available` says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+
+import torch
+
+_RELEASE = (3, 6)
+"""The first of Triton that the kernels are tested with."""
+
+_CAPABILITY = (8, 0)
+"""The lowest that the kernels are compiled for: Ampere, the first with bfloat16."""
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, on the CPU: TRITON_INTERPRET=1, set before triton is imported."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def _is_installed() -> bool:
+    """Whether there is a triton that has what the kernels use; told without importing it."""
+    try:
+        release = importlib.metadata.version("triton").split(".")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return (int(release[0]), int(release[1])) >= _RELEASE
+
+
+def is_available() -> bool:
+    """Whether the kernels can run: with triton, on a CUDA device of capability 8.0 or in the interpreter."""
+    if not _is_installed():
+        return False
+    if interpreted():
+        return True
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability() >= _CAPABILITY
+
+
+def serves(tensor: torch.Tensor) -> bool:
+    """Whether the kernels can take this tensor: it is where they run, and of a type that they compute in."""
+    where = "cpu" if interpreted() else "cuda"
+    types = (torch.bfloat16, torch.float16, torch.float32)
+    return tensor.device.type == where and tensor.dtype in types and is_available()
