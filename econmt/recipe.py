@@ -248,8 +248,8 @@ class Training(Section):
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
         "auto",
         description="of products and feature maps; weights, optimizer, cell state and softmax stay float32. auto: "
-        "bfloat16 on a GPU that has it, and on a CPU that multiplies it clearly faster, measured when the run begins and "
-        "kept; else float32. On a GPU float32 means IEEE products everywhere, tf32 allows TF32 everywhere",
+        "bfloat16 on a GPU that has it, and on a CPU that multiplies it clearly faster, measured when the run begins "
+        "and kept; else float32. On a GPU float32 means IEEE products everywhere, tf32 allows TF32 everywhere",
     )
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto",
