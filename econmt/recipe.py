@@ -315,6 +315,7 @@ class Recipe(Section):
     """One training run, whole."""
 
     name: str = Field(description="name of the run", min_length=1)
+    task: Literal["translation"] = Field("translation", description="what is learnt")
     output: str = Field(description="model folder; the same command again resumes from it", min_length=1)
     data: Data = Field(description="where the text is and how it becomes token ids")
     model: Model = Field(default_factory=Model, description="the translation model")

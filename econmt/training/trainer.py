@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from econmt.data.batches import Batch
 from econmt.data.store import PreparedData
@@ -18,28 +19,26 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.engine.world import World
 from econmt.errors import TrainingError
-from econmt.model import TranslationModel
-from econmt.recipe import Recipe
-from econmt.tasks.translation import TranslationTask
+from econmt.tasks.protocol import Task
 from econmt.training.budget import Budget, divide, is_out_of_memory
 from econmt.training.checkpoints import (
     Saved,
+    finish_commit,
     load_parameters,
     load_saved,
     named_parameters,
     save_checkpoint,
     save_interrupted,
     saving,
-    settle,
 )
 from econmt.training.files import read_tensors
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.limits import end_reason, seconds_left
 from econmt.training.progress import Figures, Progress
-from econmt.training.readings import Reading, Readings
 from econmt.training.schedules import Schedule
 from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
+from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
 from econmt.training.validation import Abandoned, Validation, validate
 
 _UPDATES_BETWEEN_TRIMS = 5
@@ -60,7 +59,7 @@ class Trainer:
     """One process of one run.
 
     Args:
-        recipe: the run.
+        task: what is learnt, with the recipe of the run.
         folder: its model folder, in order.
         prepared: its text as ids.
         model: with first parameters, on the device.
@@ -70,32 +69,30 @@ class Trainer:
 
     def __init__(
         self,
-        recipe: Recipe,
+        task: Task,
         folder: ModelFolder,
         prepared: PreparedData,
-        model: TranslationModel,
+        model: nn.Module,
         state: TrainingState,
         precision: Precision,
         world: World | None = None,
     ) -> None:
-        training = recipe.training
-        self.recipe = recipe
+        training = task.recipe.training
+        self.task = task
+        self.recipe = task.recipe
         self.folder = folder
         self.prepared = prepared
         self.model = model
         self.state = state
-        self.task = TranslationTask.of(recipe, prepared)
-        self.step = TrainingStep(self.task, model, precision, world=world)
+        self.step = TrainingStep(task, model, precision, world=world)
         self.device = device = self.step.device
         self.optimizer = self.step.optimizer
         self.parameters = named_parameters(model)
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate)
-        self.batches = self.task.batches(prepared, self.step.world.rank, self.step.world.size)
-        self.budget = Budget(
-            recipe, prepared, self.batches, device, precision.dtype, self.parameters.values()
-        )
+        self.batches = task.batches(prepared, self.step.world.rank, self.step.world.size)
+        self.budget = Budget(task, prepared, self.batches, device, precision.dtype, self.parameters.values())
         self._trims = trims_batches(training.trim_batches, device)
-        self._readings = Readings(device)
+        self._metrics = MetricsQueue(device)
         self._saved = state.update
         self._clock = time.monotonic()
 
@@ -188,8 +185,8 @@ class Trainer:
         loss, norm = self.gradient(batches, trim=self._trims)
         self._tell_of_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
-        for reading in self._readings.submit(update, loss, norm, tokens, indices):
-            self._count(reading)
+        for metrics in self._metrics.submit(update, loss, norm, tokens, indices):
+            self._count(metrics)
         self.step.update()
         self.state.update = update
         self.state.target_tokens += tokens
@@ -239,16 +236,16 @@ class Trainer:
             self.budget.shrink(origins[number], len(parts[number].indices))
             restore_random_states(before)
 
-    def _count(self, reading: Reading) -> None:
-        if not reading.finite:
-            raise TrainingError(self._not_finite(reading))
-        self.state.gradient_norm = reading.gradient_norm
-        self.state.since_log.loss += reading.loss
-        self.state.since_checkpoint.loss += reading.loss
+    def _count(self, metrics: UpdateMetrics) -> None:
+        if not metrics.finite:
+            raise TrainingError(self._not_finite(metrics))
+        self.state.gradient_norm = metrics.gradient_norm
+        self.state.since_log.loss += metrics.loss
+        self.state.since_checkpoint.loss += metrics.loss
 
     def _flush(self) -> None:
-        for reading in self._readings.flush():
-            self._count(reading)
+        for metrics in self._metrics.flush():
+            self._count(metrics)
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -264,9 +261,9 @@ class Trainer:
         try:
             with _random_states_kept():
                 result = validate(
+                    self.task,
                     self.model,
                     self.prepared,
-                    self.recipe,
                     self.device,
                     self.step.precision,
                     lambda: interrupts.pending,
@@ -295,12 +292,7 @@ class Trainer:
             best = self._best(tensors)
             tensors = best.optimizer
             state.parameters_from = state.best_update
-        self._remember()
-        with saving(self.folder, state.update, self._saved):
-            name = self.recipe.training.optimizer.name
-            save_checkpoint(self.folder, state, self.model, tensors, name, result.hypotheses)
-            settle(self.folder, state, self.recipe.training.keep_last_params, self.schedule.goes_back)
-        self._saved = state.update
+        self._save(tensors, result)
         if best is not None:
             load_parameters(self.model, best.parameters, self.folder.path)
             load_optimizer_tensors(self.optimizer, self.parameters, best.optimizer, str(self.folder.path))
@@ -308,7 +300,7 @@ class Trainer:
             progress.note(f"BLEU signature {result.signature}")
         self._tell(progress, result, improved, goes_back)
 
-    def _best(self, current: dict[str, torch.Tensor]) -> Saved:
+    def _best(self, current: dict[str, Tensor]) -> Saved:
         """The best checkpoint; with the ``current`` optimizer tensors if another schedule did not keep its own."""
         commit = Commit(self.state.best_update, True)
         if self.folder.state(commit).is_dir():
@@ -346,6 +338,21 @@ class Trainer:
             "gradient_norm": state.gradient_norm,
         }
 
+    def _save(self, optimizer: Mapping[str, Tensor], result: Validation | None) -> None:
+        """Writes a checkpoint with a validation's result or, without one, where training stands between two."""
+        state, training = self.state, self.recipe.training
+        self._remember()
+        if self.step.world.writes:
+            saved = Saved(state, self.parameters, optimizer, training.optimizer.name)
+            with saving(self.folder, state.update, self._saved):
+                if result is None:
+                    save_interrupted(self.folder, saved, self.task.description())
+                else:
+                    save_checkpoint(self.folder, saved, self.task.description(), result.hypotheses)
+                finish_commit(self.folder, state, training.keep_last_params, self.schedule.goes_back)
+        self.step.world.barrier()
+        self._saved = state.update
+
     def _remember(self) -> None:
         """Puts what lives outside of the state into it, before it is saved."""
         self.state.schedule = self.schedule.state_dict()
@@ -379,12 +386,7 @@ class Trainer:
         self._flush()
         self._tick()
         if state.update > self._saved:
-            self._remember()
-            with saving(self.folder, state.update, self._saved):
-                name = self.recipe.training.optimizer.name
-                tensors = optimizer_tensors(self.optimizer, self.parameters)
-                save_interrupted(self.folder, state, self.model, tensors, name)
-                settle(self.folder, state, self.recipe.training.keep_last_params, self.schedule.goes_back)
+            self._save(optimizer_tensors(self.optimizer, self.parameters), None)
         what = f"saved at update {state.update}" if state.update else "nothing was learnt yet"
         raise Interrupted(
             f"{interrupts.name}: {what} in {self.folder.path}; the same command again goes on",
@@ -412,12 +414,12 @@ class Trainer:
         epochs = update * self.recipe.training.update_interval / self.batches.batches_per_epoch
         return seconds_left(self.recipe.training, self.state, epochs, per_update)
 
-    def _not_finite(self, reading: Reading) -> str:
-        what = "loss" if reading.loss != reading.loss or abs(reading.loss) == float("inf") else "gradient"
-        lines = [self.prepared.train.location(int(i)) for indices in reading.indices for i in indices]
+    def _not_finite(self, metrics: UpdateMetrics) -> str:
+        what = "loss" if metrics.loss != metrics.loss or abs(metrics.loss) == float("inf") else "gradient"
+        lines = [self.prepared.train.location(int(i)) for indices in metrics.indices for i in indices]
         shown = ", ".join(lines[:8]) + (f" and {len(lines) - 8} more" if len(lines) > 8 else "")
         return (
-            f"the {what} is not finite at update {reading.update}, pairs {shown}; {self._last_good()}: lower "
+            f"the {what} is not finite at update {metrics.update}, pairs {shown}; {self._last_good()}: lower "
             "training.optimizer.learning_rate or training.gradient_clipping.threshold"
         )
 

@@ -20,7 +20,7 @@ from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe, implementation_names, load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt.training.choice import settle
+from econmt.training.choice import choose_implementations
 from econmt_ops.dispatch import session, traits
 from econmt_ops.dispatch.rule import rule
 from econmt_ops.dispatch.traits import Cost, Traits
@@ -91,7 +91,7 @@ def test_recipes_may_name_it() -> None:
 
 def test_the_rule_plans_and_profiles_choose_it() -> None:
     assert rule(OP, "cpu") == "toy"
-    assert settle(Implementations(), []).output == "toy"
+    assert choose_implementations(Implementations(), []).output == "toy"
     assert settings(Implementations(), "cpu")[-1].output == "toy"
     rows = {row.name: row.implementations for row in techniques("auto", "cpu", False)}
     assert rows["all"].output == rows["+ output"].output == "toy"
