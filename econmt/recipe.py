@@ -234,6 +234,10 @@ class Training(Section):
     trim_batches: Literal["auto", "always", "never"] = Field(
         "auto", description="cut batches to their own longest pair; never: few shapes; auto: on the CPU only"
     )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto",
+        description="on a GPU, capture a step for each shape of batches and replay it; off: launch every kernel",
+    )
     memory_budget: SizeOrAuto | None = Field(
         None,
         description="bytes training may take, as 4GiB, 512MiB or a number; auto: what the device has; null: any",
@@ -250,10 +254,6 @@ class Training(Section):
         description="of products and feature maps; weights, optimizer, cell state and softmax stay float32. auto: "
         "bfloat16 on a GPU that has it, and on a CPU that multiplies it clearly faster, measured when the run begins "
         "and kept; else float32. On a GPU float32 means IEEE products everywhere, tf32 allows TF32 everywhere",
-    )
-    cuda_graphs: Literal["auto", "off"] = Field(
-        "auto",
-        description="auto: on a GPU each shape's training step is captured in a CUDA graph and replayed",
     )
     max_updates: Positive | None = Field(None, description="stop after this many updates")
     max_epochs: Positive | None = Field(None, description="stop after this many passes over the data")

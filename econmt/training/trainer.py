@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from econmt.data.batches import Batch
 from econmt.data.store import PreparedData
-from econmt.engine.devices import give_back_memory, peak_memory, trims_batches
+from econmt.engine.devices import give_back_memory, is_out_of_memory, peak_memory, trims_batches
+from econmt.engine.graphs import GraphedStep
 from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.engine.world import World
 from econmt.errors import TrainingError
+from econmt.model import Implementations
 from econmt.tasks.protocol import Task
-from econmt.training.budget import Budget, divide, is_out_of_memory
+from econmt.training.budget import Budget, divide
 from econmt.training.checkpoints import (
     Saved,
     finish_commit,
@@ -92,6 +94,7 @@ class Trainer:
         self.batches = task.batches(prepared, self.step.world.rank, self.step.world.size)
         self.budget = Budget(task, prepared, self.batches, device, precision.dtype, self.parameters.values())
         self._trims = trims_batches(training.trim_batches, device)
+        self._graphed: GraphedStep | None = None
         self._metrics = MetricsQueue(device)
         self._saved = state.update
         self._clock = time.monotonic()
@@ -113,6 +116,8 @@ class Trainer:
         self.schedule.load_state_dict(saved.state.schedule)
         self.batches.load_state_dict(saved.state.data)
         restore_random_states(saved.state.random)
+        dropout = saved.state.random.get("dropout", [])
+        self.step.set_random_state(torch.tensor(dropout, dtype=torch.int64))
         return notes
 
     def make_plan(self) -> None:
@@ -138,6 +143,12 @@ class Trainer:
 
     def _run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
         self.model.train()
+        if self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
+            self.budget.room_for_optimizer(self.optimizer)
+            # What a byte budget divides further, or an update adds up, is captured batch by batch.
+            plan, interval = self.budget.plan, self.recipe.training.update_interval
+            several = interval > 1 or (plan is not None and plan.worst.parts > 1)
+            self._graphed = GraphedStep(self.step, several=several, note=progress.note)
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
         self._tell_of_plan(progress)
@@ -158,16 +169,30 @@ class Trainer:
     def rehearse(self) -> None:
         """Computes the gradient of the largest batch and forgets it: too little memory shows now and not hours later.
 
-        With a byte budget it is the micro-batch for which the plan predicts the most.
+        In CUDA graphs its step is captured, which takes the same memory. With a byte budget it is the micro-batch for
+        which the plan predicts the most.
 
         Raises:
             TrainingError: if memory does not suffice.
         """
-        with _random_states_kept():
+        with self._random_states_kept():
             room = self.budget.room_for_optimizer(self.optimizer)
-            self.gradient(self.budget.largest_batches())
+            largest = self.budget.largest_batches()
+            if self._graphed is None:
+                self.gradient(largest)
+            else:
+                for part, how in divide(largest[0], self.budget.plan, self.step.implementations):
+                    self._capture(self._graphed, part, how)
             del room
         self.step.clear()
+
+    def _capture(self, graphed: GraphedStep, batch: Batch, how: Implementations) -> None:
+        try:
+            graphed.capture(batch, how)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise TrainingError(self._out_of_memory(batch)) from error
+            raise
 
     def _checkpoint_due(self, reason: str | None) -> bool:
         state = self.state
@@ -187,7 +212,8 @@ class Trainer:
         indices = [batch.indices.numpy() for batch in batches]
         for metrics in self._metrics.submit(update, loss, norm, tokens, indices):
             self._count(metrics)
-        self.step.update()
+        if self._graphed is None:
+            self.step.update()
         self.state.update = update
         self.state.target_tokens += tokens
         for meter in (self.state.since_log, self.state.since_checkpoint):
@@ -206,6 +232,8 @@ class Trainer:
     def gradient(self, batches: Sequence[Batch], *, trim: bool = False) -> StepResult:
         """Leaves the gradient of the loss a token in the parameters, to be clipped by the step's update.
 
+        Graphs update the parameters, too.
+
         If memory is full and the budget's plan can divide batches further, they are computed again in smaller parts.
 
         Args:
@@ -216,13 +244,15 @@ class Trainer:
             TrainingError: if memory was full and there is no plan, or nothing left to divide.
         """
         tokens = self.step.tokens(batches)
-        before = None if self.budget.plan is None else random_states()
+        before = None if self.budget.plan is None else (random_states(), self.step.random_state())
         while True:
             found = [divide(batch, self.budget.plan, self.step.implementations) for batch in batches]
             origins = [batch for batch, parts in zip(batches, found, strict=True) for _ in parts]
             parts = [part.trimmed() if trim else part for parts in found for part, _ in parts]
             implementations = [how for parts in found for _, how in parts]
             try:
+                if self._graphed is not None:
+                    return self._graphed(parts, implementations)
                 moved = [part.to(self.device) for part in parts]
                 return self.step.gradient(moved, tokens, implementations)
             except (RuntimeError, MemoryError) as error:
@@ -234,7 +264,8 @@ class Trainer:
             # Only now, after the error, are the tensors of the step that failed gone.
             self.step.clear()
             self.budget.shrink(origins[number], len(parts[number].indices))
-            restore_random_states(before)
+            restore_random_states(before[0])
+            self.step.set_random_state(before[1])
 
     def _count(self, metrics: UpdateMetrics) -> None:
         if not metrics.finite:
@@ -259,7 +290,7 @@ class Trainer:
         self._flush()
         self.step.clear()
         try:
-            with _random_states_kept():
+            with self._random_states_kept():
                 result = validate(
                     self.task,
                     self.model,
@@ -287,12 +318,10 @@ class Trainer:
         state.since_checkpoint = Meter()
         goes_back = self.schedule.checkpoint(improved)
         tensors = optimizer_tensors(self.optimizer, self.parameters)
-        best = None
-        if goes_back:
-            best = self._best(tensors)
-            tensors = best.optimizer
+        best = self._best(tensors) if goes_back else None
+        if best is not None:
             state.parameters_from = state.best_update
-        self._save(tensors, result)
+        self._save(tensors if best is None else best.optimizer, result)
         if best is not None:
             load_parameters(self.model, best.parameters, self.folder.path)
             load_optimizer_tensors(self.optimizer, self.parameters, best.optimizer, str(self.folder.path))
@@ -357,7 +386,7 @@ class Trainer:
         """Puts what lives outside of the state into it, before it is saved."""
         self.state.schedule = self.schedule.state_dict()
         self.state.data = self.batches.state_dict()
-        self.state.random = random_states()
+        self.state.random = {**random_states(), "dropout": self.step.random_state().tolist()}
         self.budget.remember(self.state)
 
     def _tell_of_plan(self, progress: Progress) -> None:
@@ -392,6 +421,15 @@ class Trainer:
             f"{interrupts.name}: {what} in {self.folder.path}; the same command again goes on",
             interrupts.exit_code,
         )
+
+    @contextmanager
+    def _random_states_kept(self) -> Iterator[None]:
+        states, dropout = random_states(), self.step.random_state()
+        try:
+            yield
+        finally:
+            restore_random_states(states)
+            self.step.set_random_state(dropout)
 
     # ------------------------------------------------------------------ words
 
@@ -439,12 +477,3 @@ class Trainer:
             f"no memory left on {self.device} for a batch of {size} pairs, {batch.source.size(1)} source and {target} "
             f"target positions; {self._last_good()}: {advice}"
         )
-
-
-@contextmanager
-def _random_states_kept() -> Iterator[None]:
-    states = random_states()
-    try:
-        yield
-    finally:
-        restore_random_states(states)
