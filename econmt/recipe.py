@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic_core import PydanticKnownError
 
 from econmt.errors import InputError
 from econmt.recipe_model import Attention as Attention
@@ -101,14 +102,38 @@ class Data(Section):
     )
 
 
-Implementation = Literal["auto", "reference", "recompute", "compiled"]
+OPS = {
+    "encoder": ("lstm", "bidirectional_lstm"),
+    "decoder": ("attentional_lstm",),
+    "attention": ("additive_attention",),
+    "output": ("linear_cross_entropy",),
+}
+"""By key of the section ``ops`` the functions of ``econmt_ops`` whose implementation it names."""
+
+
+def implementation_names(key: str) -> list[str]:
+    """The names that a key of :data:`OPS` may have: "auto", and those of its functions' implementations."""
+    from econmt_ops.dispatch.traits import names_of  # PyTorch with it, which not every recipe needs
+
+    return ["auto", *names_of(*OPS[key])]
+
+
+def _check_implementation(name: str, info: ValidationInfo) -> str:
+    if name != "auto":
+        known = implementation_names(str(info.field_name))
+        if name not in known:
+            raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, known))})
+    return name
+
+
+Implementation = Annotated[str, AfterValidator(_check_implementation)]
 
 
 class Ops(Section):
     """How the large operations treat their feature maps: memory and time change, not what is learnt.
 
     reference: as plain autograd. recompute: small inputs are kept, the rest is made again in the backward pass.
-    compiled: the same with its inner steps compiled, which needs a C++ compiler.
+    compiled: the same with its inner steps compiled, which needs a C++ compiler. triton: kernels for a GPU.
     """
 
     encoder: Implementation = Field("auto", description="LSTM layers of the encoder")

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from econmt.engine.optimizers import make_optimizer
 from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe, load_recipe
-from econmt.training.optimizers import make_optimizer
 from econmt_ops.core.chunks import STASHES
 
 FILE = Path(__file__).resolve().parent.parent / "tests" / "system" / "golden_losses.json"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import econmt_ops
 from econmt.bench.rows import Row, Say, dtype_name, time_in_turns
-from econmt_ops.backends.steps import cell_forward
+from econmt_ops.cells.lstm import forward as cell_forward
 from econmt_ops.core.packed import is_available
 from econmt_ops.linear import LAYOUTS
 
@@ -239,7 +239,7 @@ def _packed_loop(turned: Tensor, given: Tensor, batch: int) -> None:
 
 
 def _cell_by_columns(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """`econmt_ops.backends.steps.cell_forward` of gates (4H, B) and c (H, B)."""
+    """`econmt_ops.cells.lstm.forward` of gates (4H, B) and c (H, B)."""
     i, f, g, o = gates.to(c.dtype).chunk(4, 0)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return (torch.sigmoid(o) * torch.tanh(c)).to(gates.dtype), c

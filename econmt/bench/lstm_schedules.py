@@ -1,7 +1,7 @@
 """What the schedule of an LSTM stack is worth: each decision as a step from eight products a cell to the op's best.
 
-The first steps are written here in plain PyTorch with autograd; from "own backward pass" on it is `econmt_ops.lstm`
-with a schedule. All compute the same function.
+Most steps are written here in plain PyTorch with autograd; from "own backward pass" on it is `econmt_ops.lstm`. All
+compute the same function.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.nn import functional
 from econmt.bench.rows import Row, Say, dtype_name, save_figure
 from econmt.errors import InputError
 from econmt_ops import LSTMWeights
-from econmt_ops.backends.steps import has_compiler
+from econmt_ops.backends.compiled import has_compiler
+from econmt_ops.cells import lstm as cell
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.timing import quantile, synchronizer
 from econmt_ops.lstm import recompute
 from econmt_ops.lstm.reference import torch_lstm
-from econmt_ops.lstm.schedule import Schedule
 
 PUBLISHED = (4, 100, 512, 64)
 """Layers, steps, hidden size and batch of the published comparison (Optim-LSTM)."""
@@ -113,8 +113,53 @@ def _plain(layer_function: Callable[..., Tensor] = plain_layer, **options: bool)
     return run
 
 
-def _scheduled(*decisions: str) -> Stack:
-    schedule = Schedule(*decisions)
+def wavefront(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """All cells (layer l, step t) with the same l + t in one batched product: L + T - 1 of them instead of L T.
+
+    Args:
+        inputs: (B, T, H).
+        layers: of one size.
+
+    Returns:
+        (B, T, H).
+    """
+    count, (batch, steps, hidden) = len(layers), inputs.shape
+    weights = torch.stack([torch.cat([layer.input, layer.hidden], 1).t() for layer in layers])
+    biases = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
+    h = [inputs.new_zeros(batch, hidden)] * count
+    c = [h[0].to(accumulate_dtype(h[0].dtype))] * count
+    outputs = []
+    for diagonal in range(steps + count - 1):
+        low, high = max(0, diagonal - steps + 1), min(count - 1, diagonal) + 1
+        given = [inputs[:, min(diagonal, steps - 1)], *h]
+        reads = torch.stack([torch.cat([given[layer], h[layer]], 1) for layer in range(low, high)])
+        sums = torch.baddbmm(biases[low:high], reads, weights[low:high])
+        made_h, made_c = cell.forward(sums.flatten(0, 1), torch.cat(c[low:high]))
+        h[low:high], c[low:high] = made_h.chunk(high - low), made_c.chunk(high - low)
+        outputs += [h[-1]] if high == count else []
+    return torch.stack(outputs, 1)
+
+
+def directions_together(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """A layer in both directions, whose n-th steps are one batched product: (B, T, I) to (B, T, 2H)."""
+    reads = torch.stack([inputs, inputs.flip(1)])
+    biases = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
+    weights = torch.stack([layer.input.t() for layer in layers])
+    recurrents = torch.stack([layer.hidden.t() for layer in layers])
+    given = torch.baddbmm(biases, reads.flatten(1, 2), weights).unflatten(1, inputs.shape[:2])
+    h = inputs.new_zeros(2, len(inputs), layers[0].hidden.shape[1])
+    c = h.flatten(0, 1).to(accumulate_dtype(h.dtype))
+    outputs = []
+    for x in given.unbind(2):
+        made, c = cell.forward(torch.baddbmm(x, h, recurrents).flatten(0, 1), c)
+        h = made.view_as(h)
+        outputs.append(h)
+    ahead, back = torch.stack(outputs, 2)
+    return torch.cat([ahead, back.flip(1)], 2)
+
+
+def _own(layout: str = "packed", backend: str = "eager") -> Stack:
+    """`econmt_ops.lstm` with its own backward pass, all gates kept."""
 
     def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
         h = inputs.new_zeros(inputs.shape[0], layers[0].hidden.shape[1])
@@ -131,7 +176,8 @@ def _scheduled(*decisions: str) -> Stack:
             variational=False,
             from_zero=True,
             stash="gates",
-            schedule=schedule,
+            layout=layout,
+            backend=backend,
         )
         return outputs
 
@@ -160,33 +206,46 @@ def stages(compile_loop: bool) -> list[Stage]:
         Stage("four gates in one product", "2x", _plain(combined=True)),
         Stage("input products of all steps in one", "", _plain(at_once=True)),
         Stage("weights transposed", "1.06x", _plain(at_once=True, transposed=True)),
-        Stage("own backward pass, in place", "", _scheduled("in-place", "transposed", "layers")),
-        Stage("weights packed", "", _scheduled("in-place", "packed", "layers")),
+        Stage("layer wavefront", "1.3x", wavefront),
+        Stage("own backward pass, in place", "", _own("transposed")),
+        Stage("weights packed", "", _own("packed")),
     ]
     if fused:
-        found += [
-            Stage("pointwise fused (compiled)", "1.2x", _scheduled("compiled", "packed", "layers")),
-            Stage("layer wavefront, compiled", "1.3x", _scheduled("compiled", "packed", "wavefront")),
-        ]
-    found += [
-        Stage("layer wavefront, in place", "1.3x", _scheduled("in-place", "packed", "wavefront")),
-        Stage("torch.nn.LSTM", "", by_torch),
-    ]
+        found.append(Stage("pointwise fused (compiled)", "1.2x", _own("packed", "compiled")))
+    found.append(Stage("torch.nn.LSTM", "", by_torch))
     if compile_loop and fused:
         compiled = torch.compile(plain_layer, dynamic=False)
         found.append(Stage("torch.compile of the loop", "", _plain(compiled, at_once=True)))
     return found
 
 
-def _both_ways(directions: str, pointwise: str) -> Stack:
+def _both_ways(backend: str) -> Stack:
     def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-        schedule = Schedule(pointwise, directions=directions)
         outputs, _ = recompute.bidirectional_lstm(
-            inputs, *layers, lengths=None, stash="gates", schedule=schedule
+            inputs, *layers, lengths=None, stash="gates", backend=backend
         )
         return outputs
 
     return run
+
+
+def _directions_apart(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """The loop of plain operations, one direction after the other."""
+    ahead = plain_layer(inputs, layers[0], at_once=True)
+    back = plain_layer(inputs.flip(1), layers[1], at_once=True).flip(1)
+    return torch.cat([ahead, back], 2)
+
+
+def _directions_on_streams(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """The same on a GPU, each direction on a stream of its own, also in the backward pass."""
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        back = plain_layer(inputs.flip(1), layers[1], at_once=True).flip(1)
+    ahead = plain_layer(inputs, layers[0], at_once=True)
+    main.wait_stream(side)
+    back.record_stream(main)
+    return torch.cat([ahead, back], 2)
 
 
 def both_ways_by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
@@ -198,14 +257,15 @@ def both_ways_by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
 
 def stages_of_directions(device: torch.device) -> list[Stage]:
     """One layer in both directions: the first and the second weights are those of the two directions."""
-    found = []
-    for pointwise in ("in-place", "compiled") if has_compiler() else ("in-place",):
-        found.append(Stage(f"directions apart, {pointwise}", "1x", _both_ways("apart", pointwise)))
-        found.append(Stage(f"directions together, {pointwise}", "", _both_ways("together", pointwise)))
-        if device.type == "cuda":
-            found.append(
-                Stage(f"directions on streams, {pointwise}", "1.82x", _both_ways("streams", pointwise))
-            )
+    found = [
+        Stage("directions apart", "1x", _directions_apart),
+        Stage("directions together", "", directions_together),
+    ]
+    if device.type == "cuda":
+        found.append(Stage("directions on streams", "1.82x", _directions_on_streams))
+    found.append(Stage("own backward pass, in place", "", _both_ways("eager")))
+    if has_compiler():
+        found.append(Stage("pointwise fused (compiled)", "", _both_ways("compiled")))
     return [*found, Stage("torch.nn.LSTM", "", both_ways_by_torch)]
 
 
@@ -314,8 +374,8 @@ def rates(
         One row a batch, type and way.
     """
     end = time.monotonic() + limit
-    pointwise = "compiled" if has_compiler() else "in-place"
-    ways = {"econmt_ops": _scheduled(pointwise), "torch.nn.LSTM": by_torch}
+    best = _own(backend="compiled" if has_compiler() else "eager")
+    ways = {"econmt_ops": best, "torch.nn.LSTM": by_torch}
     for dtype in dtypes:
         left = [batch for batch in batches or BATCHES if (dtype_name(dtype), batch) not in done]
         peak = _peak_rate(shape.hidden, dtype, device) if left else 0.0

@@ -13,13 +13,14 @@ from torch import Tensor
 
 import econmt_ops
 from econmt.bench.rows import Row, Say
+from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe
 from econmt.training.choice import POSITIONS, Shape, measure, settle
 from econmt_ops import AttentionalLSTMWeights, LSTMWeights
 from econmt_ops.dispatch.measurements import MARGIN, Measurement
-from econmt_ops.dispatch.select import measuring
+from econmt_ops.dispatch.session import measuring
 from econmt_ops.dispatch.timing import quantile
 
 MOST_OPERATIONS = 40e9
@@ -42,7 +43,7 @@ def choose(
     sizes: tuple[int, int],
     shape: Shape,
     device: torch.device,
-    precision: torch.dtype,
+    precision: Precision,
     *,
     seconds: float,
     compiled: bool,
@@ -55,7 +56,7 @@ def choose(
         recipe: the run.
         sizes: of source and target vocabulary.
         shape: of its batches.
-        device, precision: where and in which type products are computed.
+        device, precision: where and how products are computed.
         seconds: that measuring may take.
         compiled: also compiled candidates, which takes long.
         byte_limit: what an op may keep.

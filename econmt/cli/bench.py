@@ -14,10 +14,10 @@ from econmt.bench.rows import Row, Say, append_csv, read_csv
 from econmt.cli.measuring import CsvOption, Place, PlotOption, ThreadsOption, TypesOption, dtypes_of
 from econmt.cli.options import BucketOption, DeviceOption, OverridesArgument, PairsOption, bytes_of
 from econmt.cli.workload import find_workload
+from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.recipe import load_recipe
 from econmt.training.choice import Shape, expected_updates
-from econmt.training.precision import precision_of_run
 
 app = typer.Typer(
     help="Measure on this machine: layouts of matrix products, what auto chooses, training steps, LSTM schedules.",
@@ -143,10 +143,10 @@ def _select(
     found = find_workload(name, recipe, bucket, batch, None)
     chosen = selection.choose(
         recipe,
-        (found.workload.source_size, found.workload.target_size),
+        found.task.sizes,
         Shape(*found.shape),
         place.device,
-        precision_of_run(recipe, place.device).dtype,
+        precision_of_run(recipe, place.device),
         seconds=600.0 if compiled else seconds,
         compiled=compiled,
         byte_limit=byte_limit,

@@ -53,7 +53,7 @@ class _LookUp(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         ids, positions = ctx.saved_tensors[0].flatten().sort(stable=True)
         if ctx.padding is not None:
-            kept = ids != ctx.padding
+            kept = (ids != ctx.padding).nonzero().flatten()
             ids, positions = ids[kept], positions[kept]
         words, counts = ids.unique_consecutive(return_counts=True)
         begins = counts.cumsum(0) - counts

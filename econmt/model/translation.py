@@ -133,7 +133,7 @@ class TranslationModel(nn.Module):
     def encode(self, source: Tensor, lengths: Tensor) -> EncoderOutput:
         """Encode sentences. source (B, S) int64 ids, lengths (B,) int64, each at least 1."""
         with layer("embedding"):
-            embedded = self._look_up(self.source_embedding, source, self.implementations.encoder)
+            embedded = self._look_up(self.source_embedding, source, "encoder")
         with layer("encoder"):
             values, last = self.encoder(embedded, lengths)
             summary = mean_of_valid(values, lengths) if self.config.decoder.state_init == "avg" else last
@@ -152,7 +152,7 @@ class TranslationModel(nn.Module):
         """
         encoded = self.encode(source, source_lengths)
         with layer("embedding"):
-            embedded = self._look_up(self.target_embedding, target_input, self.implementations.decoder)
+            embedded = self._look_up(self.target_embedding, target_input, "decoder")
         with layer("decoder"):
             state = self.decoder.initial_state(encoded.summary)
             outputs, _, _ = self.decoder(embedded, encoded.memory, state)
@@ -188,19 +188,19 @@ class TranslationModel(nn.Module):
             )
         return loss.to(torch.float32)
 
-    def _look_up(self, embedding: nn.Embedding, ids: Tensor, implementation: str) -> Inputs:
+    def _look_up(self, embedding: nn.Embedding, ids: Tensor, reader: str) -> Inputs:
         """Embeddings of ids (B, T), after dropout: written out or, to be multiplied once each, of the distinct words.
 
-        Dropout makes every position another input, and a GPU would have to be waited for; what the reference is given
-        it writes out.
+        Dropout makes every position another input, and a GPU would have to be waited for.
 
         Args:
             embedding: of all words.
             ids: (B, T).
-            implementation: of the LSTM that will read them.
+            reader: the LSTM that will read them, "encoder" or "decoder".
         """
         drops = self.training and self.embedding_dropout.probability > 0.0
-        if not (drops or ids.is_cuda or implementation == "reference") and torch.is_grad_enabled():
+        rows_are_looked_up = self.implementations.looks_rows_up(reader)
+        if rows_are_looked_up and not (drops or ids.is_cuda) and torch.is_grad_enabled():
             words, places = torch.unique(ids, return_inverse=True)
             rows = -(-words.numel() // ROWS) * ROWS
             if rows <= DISTINCT * ids.numel():

@@ -17,8 +17,9 @@ from econmt.memory.estimate.search import estimate_search, search_rows
 from econmt.memory.plan.limits import budget_bytes, size_text, total_memory
 from econmt.memory.plan.planner import Plan, Planner, estimator, sufficient_budget, usable
 from econmt.memory.plan.prices import settings
-from econmt.model import Implementations, TranslationModel, build_model
+from econmt.model import Implementations
 from econmt.recipe import Recipe
+from econmt.tasks.translation import TranslationTask
 from econmt.training.state import TrainingState
 from econmt_ops.optimizer import FusedOptimizer
 
@@ -37,13 +38,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _ALLOCATION_FAILED)
 
 
-def divide(model: TranslationModel, batch: Batch, plan: Plan | None) -> list[Batch]:
-    """The micro-batches of a batch, whose ops the model is made to run as planned; the batch itself without a plan."""
+def divide(
+    batch: Batch, plan: Plan | None, implementations: Implementations
+) -> list[tuple[Batch, Implementations]]:
+    """The micro-batches of a batch and how their ops are run as planned.
+
+    Without a plan it is the batch itself, with the given ``implementations``.
+    """
     if plan is None:
-        return [batch]
+        return [(batch, implementations)]
     entry = plan.find(batch)
-    model.implementations = entry.implementations
-    return batch.split(entry.rows)
+    return [(part, entry.implementations) for part in batch.split(entry.rows)]
 
 
 def first_plan(
@@ -63,9 +68,8 @@ def first_plan(
     if recipe.training.memory_budget is None:
         return None
     batches = training_batches(recipe, prepared)
-    source, target = prepared.vocabularies
     with torch.device("meta"):
-        model = build_model(recipe, source.size, target.size)
+        model = TranslationTask.of(recipe, prepared).build_model()
     budget = Budget(recipe, prepared, batches, device, precision, model.parameters())
     budget.make(TrainingState(), 0)
     return budget.plan
@@ -226,7 +230,7 @@ class Budget:
             self._batches.shapes(),
             settings(Implementations.of(recipe.ops), kind),
             budget,
-            estimator(recipe, *self._sizes, kind, self._precision),
+            estimator(TranslationTask.of(recipe, self._prepared), kind, self._precision),
             accumulating=training.update_interval > 1,
             width=training.bucket_width or 1,
         )

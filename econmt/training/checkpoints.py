@@ -61,7 +61,7 @@ def parameters_metadata(model: TranslationModel, update: int, vocabulary: str) -
     return {"format": FORMAT, "update": str(update), "vocabulary": vocabulary, "model": description}
 
 
-def named_parameters(model: TranslationModel) -> dict[str, torch.nn.Parameter]:
+def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Parameters by name; a matrix shared between layers comes once."""
     return dict(model.named_parameters())
 
@@ -80,7 +80,7 @@ def save_checkpoint(
         folder: where.
         state: with the checkpoint's row of metrics in it.
         model: the parameters that were validated.
-        optimizer: the tensors to go on with, see :func:`~econmt.training.optimizers.optimizer_tensors`.
+        optimizer: the tensors to go on with, see :func:`~econmt.engine.optimizers.optimizer_tensors`.
         optimizer_name: whose tensors they are.
         hypotheses: translations of the validation text, if there are any.
 

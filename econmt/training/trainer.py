@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
-from econmt.data.batches import Batch, training_batches
+from econmt.data.batches import Batch
 from econmt.data.store import PreparedData
+from econmt.engine.devices import give_back_memory, peak_memory, trims_batches
+from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors
+from econmt.engine.precision import Precision
+from econmt.engine.step import StepResult, TrainingStep
+from econmt.engine.world import World
 from econmt.errors import TrainingError
 from econmt.model import TranslationModel
-from econmt.model.layers import give_sparse_gradients
 from econmt.recipe import Recipe
+from econmt.tasks.translation import TranslationTask
 from econmt.training.budget import Budget, divide, is_out_of_memory
 from econmt.training.checkpoints import (
     Saved,
@@ -27,18 +32,10 @@ from econmt.training.checkpoints import (
     saving,
     settle,
 )
-from econmt.training.devices import autocast, give_back_memory, peak_memory, trims_batches
 from econmt.training.files import read_tensors
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.limits import end_reason, seconds_left
-from econmt.training.objective import loss_of_batch
-from econmt.training.optimizers import (
-    load_optimizer_tensors,
-    make_optimizer,
-    optimizer_tensors,
-    set_learning_rate,
-)
 from econmt.training.progress import Figures, Progress
 from econmt.training.readings import Reading, Readings
 from econmt.training.schedules import Schedule
@@ -68,8 +65,7 @@ class Trainer:
         prepared: its text as ids.
         model: with first parameters, on the device.
         state: where it stands; a new one or a saved one's.
-        device: where it computes.
-        precision: dtype of products and feature maps.
+        precision: of products and feature maps.
     """
 
     def __init__(
@@ -79,8 +75,8 @@ class Trainer:
         prepared: PreparedData,
         model: TranslationModel,
         state: TrainingState,
-        device: torch.device,
-        precision: torch.dtype,
+        precision: Precision,
+        world: World | None = None,
     ) -> None:
         training = recipe.training
         self.recipe = recipe
@@ -88,15 +84,16 @@ class Trainer:
         self.prepared = prepared
         self.model = model
         self.state = state
-        self.device = device
-        self.precision = precision
+        self.task = TranslationTask.of(recipe, prepared)
+        self.step = TrainingStep(self.task, model, precision, world=world)
+        self.device = device = self.step.device
+        self.optimizer = self.step.optimizer
         self.parameters = named_parameters(model)
-        self.optimizer = make_optimizer(self.parameters, training.optimizer)
-        if device.type == "cpu":
-            give_sparse_gradients(model)
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate)
-        self.batches = training_batches(recipe, prepared)
-        self.budget = Budget(recipe, prepared, self.batches, device, precision, self.parameters.values())
+        self.batches = self.task.batches(prepared, self.step.world.rank, self.step.world.size)
+        self.budget = Budget(
+            recipe, prepared, self.batches, device, precision.dtype, self.parameters.values()
+        )
         self._trims = trims_batches(training.trim_batches, device)
         self._readings = Readings(device)
         self._saved = state.update
@@ -171,10 +168,9 @@ class Trainer:
         """
         with _random_states_kept():
             room = self.budget.room_for_optimizer(self.optimizer)
-            batches = self.budget.largest_batches()
-            self.gradient(batches, batches[0].target_tokens)
+            self.gradient(self.budget.largest_batches())
             del room
-        self.optimizer.zero_grad(set_to_none=True)
+        self.step.clear()
 
     def _checkpoint_due(self, reason: str | None) -> bool:
         state = self.state
@@ -188,13 +184,13 @@ class Trainer:
         update = self.state.update + 1
         batches = [next(self.batches) for _ in range(training.update_interval)]
         tokens = sum(batch.target_tokens for batch in batches)
-        set_learning_rate(self.optimizer, self.schedule.learning_rate(update))
-        loss, norm = self.gradient(batches, tokens, trim=self._trims)
+        self.step.set_learning_rate(self.schedule.learning_rate(update))
+        loss, norm = self.gradient(batches, trim=self._trims)
         self._tell_of_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
         for reading in self._readings.submit(update, loss, norm, tokens, indices):
             self._count(reading)
-        self.optimizer.step()
+        self.step.update()
         self.state.update = update
         self.state.target_tokens += tokens
         for meter in (self.state.since_log, self.state.since_checkpoint):
@@ -210,56 +206,38 @@ class Trainer:
         elif progress.is_live:
             progress.live(self._figures(update))
 
-    def gradient(
-        self, batches: list[Batch], tokens: int, *, trim: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Leaves the gradient of the loss a token in the parameters, to be clipped by the optimizer's step.
+    def gradient(self, batches: Sequence[Batch], *, trim: bool = False) -> StepResult:
+        """Leaves the gradient of the loss a token in the parameters, to be clipped by the step's update.
+
+        If memory is full and the budget's plan can divide batches further, they are computed again in smaller parts.
 
         Args:
             batches: whose losses are added up.
-            tokens: target tokens of all of them.
             trim: cut each part that is computed at once to its own longest pair.
-
-        Returns:
-            The summed loss and the norm of the gradient before clipping, scalars on the device.
-        """
-        before = None if self.budget.plan is None else random_states()
-        while (total := self._add_up(batches, tokens, trim)) is None:
-            assert before is not None
-            restore_random_states(before)
-        clipping = self.recipe.training.gradient_clipping
-        return total, self.optimizer.clip(clipping.type, clipping.threshold)
-
-    def _add_up(self, batches: list[Batch], tokens: int, trim: bool) -> torch.Tensor | None:
-        """The summed loss, its gradient left in the parameters; None if memory was full and less is tried at once.
 
         Raises:
             TrainingError: if memory was full and there is no plan, or nothing left to divide.
         """
-        self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.device)
-        for batch in batches:
-            for part in divide(self.model, batch, self.budget.plan):
-                self.optimizer.make_dense()  # what is there already, for this part to be added to in place
-                try:
-                    total = total + self._backward(part.trimmed() if trim else part, tokens)
-                    continue
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    if self.budget.plan is None or len(part.indices) == 1:
-                        raise TrainingError(self._out_of_memory(part)) from error
-                # Only now, after the error, are the tensors of the step that failed gone.
-                self.optimizer.zero_grad(set_to_none=True)
-                self.budget.shrink(batch, len(part.indices))
-                return None
-        return total
-
-    def _backward(self, batch: Batch, tokens: int) -> torch.Tensor:
-        with autocast(self.device, self.precision):
-            loss, _ = loss_of_batch(self.model, batch.to(self.device), self.recipe.training.label_smoothing)
-        (loss / tokens).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+        tokens = self.step.tokens(batches)
+        before = None if self.budget.plan is None else random_states()
+        while True:
+            found = [divide(batch, self.budget.plan, self.step.implementations) for batch in batches]
+            origins = [batch for batch, parts in zip(batches, found, strict=True) for _ in parts]
+            parts = [part.trimmed() if trim else part for parts in found for part, _ in parts]
+            implementations = [how for parts in found for _, how in parts]
+            try:
+                moved = [part.to(self.device) for part in parts]
+                return self.step.gradient(moved, tokens, implementations)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                number = self.step.number or 0
+                if before is None or len(parts[number].indices) == 1:
+                    raise TrainingError(self._out_of_memory(parts[number])) from error
+            # Only now, after the error, are the tensors of the step that failed gone.
+            self.step.clear()
+            self.budget.shrink(origins[number], len(parts[number].indices))
+            restore_random_states(before)
 
     def _count(self, reading: Reading) -> None:
         if not reading.finite:
@@ -282,7 +260,7 @@ class Trainer:
     def _checkpoint(self, progress: Progress, interrupts: Interrupts) -> None:
         """Validates and saves; nothing of it stays if an interruption cuts the validation short."""
         self._flush()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.step.clear()
         try:
             with _random_states_kept():
                 result = validate(
@@ -290,7 +268,7 @@ class Trainer:
                     self.prepared,
                     self.recipe,
                     self.device,
-                    self.precision,
+                    self.step.precision,
                     lambda: interrupts.pending,
                     self.budget.plan,
                 )

@@ -12,13 +12,14 @@ from econmt.data.batches import valid_batches
 from econmt.data.store import PreparedData
 from econmt.data.token_store import TokenStore
 from econmt.decoding.translator import Translator
+from econmt.engine.precision import Precision
 from econmt.evaluation.metrics import bleu
 from econmt.memory.plan.planner import Plan
 from econmt.model import Implementations, IncrementalModel, IncrementalState, TranslationModel
 from econmt.recipe import Recipe
+from econmt.tasks.protocol import Task
+from econmt.tasks.translation import TranslationTask
 from econmt.training.budget import divide
-from econmt.training.devices import autocast
-from econmt.training.objective import loss_of_batch
 from econmt.training.progress import perplexity as perplexity_of
 
 
@@ -40,7 +41,7 @@ def validate(
     prepared: PreparedData,
     recipe: Recipe,
     device: torch.device,
-    precision: torch.dtype,
+    precision: Precision,
     stop: Callable[[], bool],
     plan: Plan | None = None,
 ) -> Validation:
@@ -63,7 +64,16 @@ def validate(
     model.implementations = Implementations.of(recipe.ops)
     model.eval()
     try:
-        value = perplexity(model, prepared.valid, recipe.decoding.batch_size, device, precision, stop, plan)
+        value = perplexity(
+            TranslationTask.of(recipe, prepared),
+            model,
+            prepared.valid,
+            recipe.decoding.batch_size,
+            device,
+            precision,
+            stop,
+            plan,
+        )
         count = recipe.training.decode_and_evaluate
         if count == 0:
             return Validation(value, float("nan"), "", None)
@@ -77,23 +87,24 @@ def validate(
 
 
 def perplexity(
+    task: Task,
     model: TranslationModel,
     store: TokenStore,
     batch_size: int,
     device: torch.device,
-    precision: torch.dtype,
+    precision: Precision,
     stop: Callable[[], bool],
     plan: Plan | None = None,
 ) -> float:
     """Perplexity of a store's targets, end of sentence counted, without label smoothing."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     tokens = 0
-    with torch.no_grad(), autocast(device, precision):
+    with torch.no_grad(), precision.products(device), precision.autocast(device):
         for whole in valid_batches(store, batch_size):
-            for batch in divide(model, whole, plan):
+            for batch, how in divide(whole, plan, Implementations.of(task.recipe.ops)):
                 if stop():
                     raise Abandoned
-                loss, _ = loss_of_batch(model, batch.to(device), 0.0)
+                loss = task.loss(model, batch.to(device), how)
                 total += loss
                 tokens += batch.target_tokens
     return perplexity_of(total.item() / tokens)

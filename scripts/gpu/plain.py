@@ -80,7 +80,10 @@ class Plain(nn.Module):
             outputs.append(fed)
         logits = self.output(self.readout(before_output(torch.stack(outputs, 1))))
         return F.cross_entropy(
-            logits.flatten(0, 1), text.target_output.flatten(), ignore_index=PAD, label_smoothing=label_smoothing
+            logits.flatten(0, 1),
+            text.target_output.flatten(),
+            ignore_index=PAD,
+            label_smoothing=label_smoothing,
         )
 
 

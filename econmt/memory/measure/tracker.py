@@ -2,7 +2,8 @@
 
 A :class:`Tracker` follows every storage that an operator of PyTorch makes, resizes or lets go, on real tensors and on
 fake ones alike: views share a storage and count once. The body of an operator registered with
-``torch.library.custom_op`` is run with the tracker on, so that the workspace inside is seen. What the operators of
+``torch.library.custom_op`` is run with the tracker on, so that the workspace inside is seen; what it takes inside may
+be declared instead (`econmt_ops.dispatch.traits.Traits.costs`). What the operators of
 PyTorch themselves use and give back inside (a reordered weight in oneDNN, say) is seen only where an allocator
 counts: on a GPU.
 """
@@ -30,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt.memory.measure.flops import count_flops
 from econmt_ops.core import scopes as accounting
+from econmt_ops.dispatch.traits import Cost, cost_of
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -123,7 +125,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         device: tensors elsewhere do not count.
         block: sizes are rounded up to multiples of this, as an allocator does.
-        replacements: what to run instead of an operator, called with its arguments, the tracker on.
+        replacements: what to run instead of an operator, called with its arguments, the tracker on; NotImplemented
+            leaves it to the operator.
         meter: gives the bytes that the device's allocator has given out, and their peak since the last call.
 
     Attributes:
@@ -210,7 +213,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._find(tensor)
         name = str(func._schema.name)
         replacement = self._replacements.get(func)
-        body = replacement or _body(func, name)
+        cost = None if func.namespace == "aten" else cost_of(name)
+        body = replacement or (None if cost else _body(func, name))
         # What a replacement does inside stands for the operator alone.
         self._inside.append(name.replace("::", ".") if self._replacing is None else "")
         if replacement is not None and self._replacing is None:
@@ -223,13 +227,17 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 with self:
                     result = body(*args, **kwargs)
-            if read:
+                if result is NotImplemented:
+                    result = func(*args, **kwargs)
+            if cost is None and read:
                 self.flops[read[0].dtype] += count_flops(func, args, kwargs, result)
             for tensor in read:
                 self._update(tensor)
             for tensor in self._own((result,)):
                 if tensor.untyped_storage()._cdata not in self._known:
                     self._add(tensor)
+            if cost is not None:
+                self._charge(cost(*args, **kwargs), read[0].dtype)
             if body is None and self._meter is not None:
                 self._note_hidden(self._meter()[1])
         finally:
@@ -237,6 +245,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._replacing = None
             self._inside.pop()
         return result
+
+    def _charge(self, cost: Cost, dtype: torch.dtype) -> None:
+        """Account for what an operator declares to take inside, after its results have been made."""
+        self.flops[dtype] += cost.flops
+        if self._meter is None:  # else it is seen
+            self._add(torch.empty(cost.workspace, dtype=torch.uint8, device=self.device))
 
     def _own(self, values: Iterable[Any]) -> Iterator[Tensor]:
         """The dense tensors of the device in nested lists and tuples."""

@@ -18,6 +18,9 @@ from econmt_ops.core.chunks import split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.traits import Traits
+
+TRAITS = Traits(recomputes=True)
 
 
 class Arguments(NamedTuple):
@@ -81,32 +84,34 @@ def _empty(given: Arguments, keep: bool) -> Results:  # noqa: ARG001
     )
 
 
+def _block(values: Tensor, begin: int, end: int) -> Tensor:
+    """The steps begin to end of values (B, T, .), time first, contiguous."""
+    return values[:, begin:end].transpose(0, 1).contiguous()
+
+
 def _backward(given: Arguments, kept: Results, incoming: Incoming) -> Gradients:
     attention, values = _attention(given)
     (batch, steps, size), (_, positions, width) = given.query.shape, values.shape
     accumulate = accumulate_dtype(given.query.dtype)
     dcontext, dweights = incoming["context"], incoming["weights"]
-    # The kernels go on to o = tanh(share + context). Where o is zero, the gradient of the context is that of o.
-    nothing = values.new_zeros(batch, width)
-    dcontexts = [nothing] * steps if dcontext is None else dcontext.contiguous().unbind(1)
     dquery = torch.empty_like(given.query, memory_format=torch.contiguous_format)
-    for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), accumulate):
-        queries = given.query[:, begin:end].transpose(0, 1).contiguous()
-        weights = kept.weights[begin:end]
-        contexts = torch.bmm(weights.transpose(0, 1), values)
+    for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), accumulate, values.device.type):
+        queries, weights = _block(given.query, begin, end), kept.weights[begin:end]
+        contexts = torch.bmm(weights.transpose(0, 1), values).transpose(0, 1).contiguous()
         dboth = values.new_empty(end - begin, batch, size + width)
         dscores = values.new_empty(end - begin, batch, positions, dtype=accumulate)
-        for step in range(end - begin):
-            attention.backward(
-                queries[step],
-                contexts[:, step],
-                weights[step],
-                nothing,
-                (dcontexts[begin + step],),
-                None if dweights is None else dweights[begin + step].contiguous(),
-                dboth[step],
-                dscores[step],
-            )
+        # The kernels go on to o = tanh(share + context). Where o is zero, the gradient of the context is that of o.
+        nothing = torch.zeros_like(contexts)
+        attention.backward(
+            queries,
+            contexts,
+            weights,
+            nothing,
+            (nothing if dcontext is None else _block(dcontext, begin, end),),
+            None if dweights is None else dweights[begin:end].contiguous(),
+            dboth,
+            dscores,
+        )
         attention.sum_block(queries, weights, dboth, dscores)
         dquery[:, begin:end] = dboth[..., :size].transpose(0, 1)
     found = attention.gradients()
@@ -121,10 +126,6 @@ def _backward(given: Arguments, kept: Results, incoming: Incoming) -> Gradients:
     }
 
 
-def _saves(given: Arguments) -> list[str]:  # noqa: ARG001
-    return [*Arguments._fields, "weights"]
-
-
 _operator = Operator(
     "econmt_ops::additive_attention",
     Arguments,
@@ -132,7 +133,7 @@ _operator = Operator(
     forward=_forward,
     fake=_empty,
     backward=_backward,
-    saves=_saves,
+    saves=lambda _: (*Arguments._fields, "weights"),
 )
 
 
@@ -147,7 +148,7 @@ def additive_attention(
     backend: str = "eager",
 ) -> tuple[Tensor, Tensor]:
     """See `econmt_ops.additive_attention`; all arguments are given, checked and cast."""
-    norm = (None, None) if layer_norm is None else layer_norm
-    arguments = Arguments(query, clean_keys(keys, lengths), values, score_weight, *norm, lengths, backend)
-    context, weights = _operator(arguments)
+    gain, shift = (None, None) if layer_norm is None else layer_norm
+    keys = clean_keys(keys, lengths)
+    context, weights = _operator(Arguments(query, keys, values, score_weight, gain, shift, lengths, backend))
     return context, weights.transpose(0, 1)

@@ -163,16 +163,15 @@ def attentional_lstm(
         start: AttentionalLSTMState,
         norm: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-        by_reference = candidate.name == "reference"
-        # The recomputing ones clean inside their own steps, where it costs nothing.
-        promise = {"clean": clean} if by_reference else {}
+        casts = candidate.traits.casts
+        # Those that cast inside clean inside their own steps too, where it costs nothing.
+        promise = {} if casts else {"clean": clean}
         with explicit_casts(like):
             result: tuple[Tensor, Tensor, AttentionalLSTMState] = candidate.function(
-                (expanded(inputs) if by_reference else inputs).to(dtype),
+                (inputs if casts else expanded(inputs)).to(dtype),
                 keys.to(dtype),
                 values.to(dtype),
-                # The others cast matrices inside: no copies are kept from one pass to the other.
-                _cast(weights, dtype) if by_reference else _cast_score(weights, dtype),
+                _cast_score(weights, dtype) if casts else _cast(weights, dtype),
                 lengths=lengths,
                 state=start,
                 input_feeding=input_feeding,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from econmt_ops.attentional_lstm.problem import Arguments, Problem
 from econmt_ops.backends.protocol import Read
-from econmt_ops.core.chunks import reaches, split_blocks
+from econmt_ops.core.chunks import reaches
 from econmt_ops.core.precision import accumulate_dtype
 
 
@@ -48,8 +48,7 @@ def empty_result(given: Arguments, keep: bool) -> Result:
     batch, steps = (inputs if given.places is None else given.places).shape[:2]
     hidden = len(given.biases[0]) // 4
     accumulate = accumulate_dtype(inputs.dtype)
-    blocks = len(split_blocks(steps, batch, hidden, accumulate))
-    cells = (steps if reaches(given.stash, "cells") else blocks) if keep else 0
+    cells = (steps if reaches(given.stash, "cells") else len(given.blocks())) if keep else 0
     gates = steps if keep and reaches(given.stash, "gates") else 0
     return Result(
         inputs.new_empty(steps, batch, hidden),

@@ -26,7 +26,10 @@ from econmt_ops.core.repeated import Inputs, Repeated, values_of
 from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.recompute import lstm
+
+TRAITS = Traits(recomputes=True, takes_stash=True, casts=True)
 
 
 def _forward(given: Arguments, keep: bool) -> Result:
@@ -84,7 +87,7 @@ def attentional_lstm(
             dropout_seed=dropout_seed,
             variational=variational,
             stash=stash,
-            compiled=backend == "compiled",
+            backend=backend,
         )
         return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, backend)
     gain, shift = (None, None) if layer_norm is None else layer_norm

@@ -78,7 +78,7 @@ class EagerAttention:
     def backward(
         self,
         query: Tensor,
-        context: Tensor,  # noqa: ARG002 - for backends that make no products with all projected values twice
+        context: Tensor,
         weights: Tensor,
         output: Tensor,
         doutputs: Sequence[Tensor],
@@ -86,7 +86,14 @@ class EagerAttention:
         dboth: Tensor,
         dscores: Tensor,
     ) -> None:
-        """See `protocol.AttentionKernels.backward`."""
+        """See `protocol.AttentionKernels.backward`; a block a step at a time."""
+        if query.dim() == 3:
+            for step in range(len(query)):
+                given = None if dweights is None else dweights[step]
+                parts = [part[step] for part in doutputs]
+                inputs = (query[step], context[step], weights[step], output[step], parts, given)
+                self.backward(*inputs, dboth[step], dscores[step])
+            return
         dquery, da = dboth[:, : self._size], dboth[:, self._size :]
         do = doutputs[0] if len(doutputs) == 1 else doutputs[0] + doutputs[1]
         torch.addcmul(do, do * output, output, value=-1, out=da)
@@ -167,15 +174,10 @@ class EagerAttention:
             scaled = (de * self._scale).to(self._keys.dtype).unsqueeze(1)
             dquery.copy_(torch.bmm(scaled, self._keys).squeeze(1))
             return
+        dscore = self._sums.score
+        assert dscore is not None
         for rows in self._parts:
-            given = (
-                query[rows],
-                self._keys[rows],
-                self._score,
-                de[rows],
-                self._sums.keys[rows],
-                self._sums.score,
-            )
+            given = (query[rows], self._keys[rows], self._score, de[rows], self._sums.keys[rows], dscore)
             dquery[rows] = self._backward(*given) if self._norm is None else self._normalised_backward(*given)
 
     def _normalised_backward(

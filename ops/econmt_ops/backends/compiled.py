@@ -78,6 +78,12 @@ def tanh(values: Tensor) -> Tensor:
     return 2.0 * torch.sigmoid(2.0 * values) - 1.0
 
 
+def _fill(whole: Tensor, quarters: Sequence[Tensor]) -> None:
+    """Writes the quarters of (B, 4H); joined first, they would be written twice."""
+    for place, quarter in zip(whole.chunk(4, 1), quarters, strict=True):
+        place.copy_(quarter)
+
+
 def _advance(
     gates: Tensor, recurrent: Tensor | None, before: Tensor, after: Tensor, h: Tensor, keep: bool
 ) -> None:
@@ -87,7 +93,7 @@ def _advance(
     activated = lstm.activate(sums, tanh)
     made, c = lstm.advance(activated, before, tanh)
     if keep:
-        gates.copy_(torch.cat(activated, 1) if gates.dtype == before.dtype else sums)
+        _fill(gates, activated if gates.dtype == before.dtype else sums.chunk(4, 1))
     after.copy_(c)
     h.copy_(made)
 
@@ -104,8 +110,8 @@ def _advance_back(
     exact = dc.dtype
     activated = gates.chunk(4, 1) if gates.dtype == exact else lstm.activate(gates.to(exact), tanh)
     given = dh.to(exact) if other is None else dh.to(exact) + other.to(exact)
-    dsums, dbefore = lstm.advance_back(activated, before, after, given, dc, tanh)
-    dgates.copy_(dsums)
+    parts, dbefore = lstm.advance_back(activated, before, after, given, dc, tanh)
+    _fill(dgates, parts)
     dc.copy_(dbefore)
 
 

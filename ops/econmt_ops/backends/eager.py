@@ -36,6 +36,20 @@ def tanh_(values: Tensor) -> Tensor:
     return values.add_(values).sigmoid_().mul_(2).sub_(1)
 
 
+def advance_cell(sums: Tensor, c: Tensor, h: Tensor, after: Tensor) -> None:
+    """One step of an LSTM cell without a workspace.
+
+    Args:
+        sums: (B, 4H) in the accumulate type, overwritten.
+        c: (B, H), the cell state before.
+        h: (B, H), is written. after: (B, H), gets the cell state after the step; may be ``c``.
+    """
+    i, f, g, o = activate_(sums).chunk(4, 1)
+    torch.mul(f, c, out=after)
+    after.addcmul_(i, g)
+    torch.mul(tanh_(after.clone()), o, out=h)
+
+
 def give_read(h: Tensor, read: Read | None) -> None:
     """Writes what the layer above reads of a step's h (B, H)."""
     if read is None:

@@ -73,7 +73,7 @@ class AttentionKernels(Protocol):
         dboth: Tensor,
         dscores: Tensor,
     ) -> None:
-        """One step back.
+        """One step back; or, with an axis (K, ...) before all of them, the steps of a block, none of which waits.
 
         Args:
             query: (B, A). context: (B, H), sum_s weights_s projected_s. weights: (B, S). output: (B, H).

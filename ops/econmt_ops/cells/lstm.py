@@ -41,7 +41,7 @@ def advance_back(
     dh: Tensor,
     dc: Tensor,
     tanh: Pointwise = torch.tanh,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Backward of :func:`activate` and :func:`advance`.
 
     Args:
@@ -50,7 +50,7 @@ def advance_back(
         dh, dc: (B, H), the gradients of h and c after the step.
 
     Returns:
-        The gradients of the sums (B, 4H) and of ``before`` (B, H).
+        The gradients of the four quarters of the sums and of ``before``, (B, H) each.
     """
     i, f, g, o = gates
     squashed = tanh(after)
@@ -61,7 +61,7 @@ def advance_back(
         total * i * (1.0 - g * g),
         dh * squashed * o * (1.0 - o),
     )
-    return torch.cat(parts, -1), total * f
+    return parts, total * f
 
 
 def forward(sums: Tensor, c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tensor, Tensor]:
@@ -109,8 +109,8 @@ class LSTMCell:
         """See `Cell`; all of h's gradient flows through the recurrent product."""
         (_, before), (_, c), (dh, dc) = state, after, dafter
         gates = activate((read + recurrent).to(c.dtype))
-        dsums, dbefore = advance_back(gates, before, c, dh.to(c.dtype), dc)
-        dsums = dsums.to(read.dtype)
+        parts, dbefore = advance_back(gates, before, c, dh.to(c.dtype), dc)
+        dsums = torch.cat(parts, -1).to(read.dtype)
         return dsums, dsums, (torch.zeros_like(dh), dbefore)
 
 

@@ -89,7 +89,7 @@ class Product:
         start.addmm_(left, self._weight)
         return None
 
-    def __call__(self, left: Tensor) -> Tensor:
+    def __call__(self, left: Tensor, thin: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as of factors
         """The product of left (..., K): a new tensor (..., N)."""
         if self._by_onednn:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(

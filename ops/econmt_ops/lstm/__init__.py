@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, Repeated, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMState, cast_weights
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
-from econmt_ops.lstm.schedule import is_light
+from econmt_ops.lstm.reference import is_light
 
 _IMPLEMENTATIONS = implementations(__name__, "lstm")
 _BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")
@@ -121,10 +122,9 @@ def _prepared(
     candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype
 ) -> tuple[Inputs, tuple[AnyLSTMWeights, ...]]:
     """Inputs and weights as an implementation takes them."""
-    if candidate.name == "reference":
-        return expanded(inputs).to(dtype), cast_layers(layers, dtype)
-    # The recomputing ones look rows up, and cast weights, inside: no copies are kept from one pass to the other.
-    return inputs.to(dtype), layers
+    if candidate.traits.casts:
+        return inputs.to(dtype), layers
+    return expanded(inputs).to(dtype), cast_layers(layers, dtype)
 
 
 def _kind(inputs: Inputs, lengths: Tensor | None) -> str:
@@ -142,7 +142,7 @@ def lstm(
     reverse: bool = False,
     residual: bool = False,
     dropout: float = 0.0,
-    dropout_seed: int | None = None,
+    dropout_seed: Seed | None = None,
     variational: bool = False,
     stash: str = "auto",
     implementation: str = "auto",
@@ -166,7 +166,8 @@ def lstm(
             stays h.
         dropout: the probability with which values of what the upper layers read are dropped, before the
             residual sum is taken.
-        dropout_seed: the seed of the dropout masks, required when dropout is not 0.
+        dropout_seed: the seed of the dropout masks, required when dropout is not 0; an int, or an int64 scalar
+            tensor on the device.
         variational: one mask a row and layer for all time steps (Gal and Ghahramani 2016) instead of one mask
             a step.
         stash: what the recomputing implementations keep for the backward pass, each level beside what those
@@ -209,7 +210,7 @@ def lstm(
                 dropout_seed=dropout_seed,
                 variational=variational,
                 **candidate.options,
-                **({} if candidate.name == "reference" else {"from_zero": state is None}),
+                **({"from_zero": state is None} if candidate.traits.casts else {}),
             )
         return result
 

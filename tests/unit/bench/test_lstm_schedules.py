@@ -88,11 +88,11 @@ def test_both_directions_compute_the_same() -> None:
         if "compiled" not in stage.name:
             forward, both = lstm.passes(stage.run, inputs, layers)
             found.append([forward().detach(), *both()])
-    assert len(found) == 3
-    assert_close(found[0], found[2], 1e-12)
-    assert_close(found[1], found[2], 1e-12)
+    assert len(found) == 4
+    for others in found[1:]:
+        assert_close(found[0], others, 1e-12)
     names = [stage.name for stage in lstm.stages_of_directions(torch.device("cuda"))]
-    assert "directions on streams, in-place" in names
+    assert "directions on streams" in names
 
 
 def test_peak_bytes() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from econmt.bench import layouts, selection
 from econmt.bench.selection import Entry
-from econmt_ops.dispatch import select
+from econmt_ops.dispatch import session
 from tests.unit.cli.conftest import Call
 
 SMALL = ("model.embedding=6", "model.encoder.size=8", "model.decoder.size=8", "model.attention.size=5")
@@ -17,9 +17,9 @@ SMALL = ("model.embedding=6", "model.encoder.size=8", "model.decoder.size=8", "m
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
-    select.forget()
+    session.forget()
     yield
-    select.forget()
+    session.forget()
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

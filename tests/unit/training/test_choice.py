@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from econmt.engine.precision import Precision
 from econmt.model import Implementations, build_model
 from econmt.recipe import load_recipe
 from econmt.training import choice, run
@@ -21,7 +22,7 @@ from econmt.training.choice import (
     saved_choice,
     settle,
 )
-from econmt_ops.dispatch import select
+from econmt_ops.dispatch import session
 from econmt_ops.dispatch.measurements import Measurement, Record
 from tests.unit.training.tiny import Run
 
@@ -106,8 +107,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Tiny models are measured too, each op is called once, and the reference is always the quickest."""
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choice, "_LEAST_OPERATIONS", 0.0)
-    select.forget()
-    real = select.alternate
+    session.forget()
+    real = session.alternate
 
     def quick(functions: Any, *_: Any, **__: Any) -> Any:
         found = real(functions, 60.0, least=1, most=1, drop=False)
@@ -117,9 +118,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
             for name, timing in found.items()
         }
 
-    monkeypatch.setattr(select, "alternate", quick)
+    monkeypatch.setattr(session, "alternate", quick)
     yield
-    select.forget()
+    session.forget()
 
 
 @pytest.mark.parametrize("input_feeding", [True, False])
@@ -129,7 +130,7 @@ def test_every_op_of_a_model_is_measured_with_gradients(input_feeding: bool) -> 
     small = ["model.embedding=6", "model.encoder.size=8", "model.decoder.size=8", "model.attention.size=5"]
     model = build_model(load_recipe("iwslt", [*changes, *small]), 19, 23).train()
     before = torch.get_rng_state()
-    session = measure(model, Shape(3, 9, 2), CPU, torch.float32)
+    session = measure(model, Shape(3, 9, 2), CPU, Precision())
     assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in model.parameters())
     keys = list(session.measurements)
@@ -159,11 +160,11 @@ def test_a_run_is_measured_at_its_start_and_keeps_the_choice(
     monkeypatch.setattr(run, "measure", None)
     later = Run(text, tmp_path / "one", ("training.max_updates=4",))
     trainer = later.trainer()
-    assert trainer.model.implementations == chosen
+    assert trainer.step.implementations == chosen
     assert trainer.state.choices == as_saved(chosen, CPU)
     # A recipe pins what it names.
     pinned = Run(text, tmp_path / "one", ("training.max_updates=4", "ops.encoder=recompute"))
-    assert pinned.trainer().model.implementations == chosen._replace(encoder="recompute")
+    assert pinned.trainer().step.implementations == chosen._replace(encoder="recompute")
 
 
 @pytest.mark.usefixtures("measured")
@@ -171,10 +172,10 @@ def test_a_second_run_finds_what_the_first_has_measured(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Run(text, tmp_path / "one", ("training.max_updates=2",)).trainer()
-    monkeypatch.setattr(select, "alternate", None)
-    select.forget()
+    monkeypatch.setattr(session, "alternate", None)
+    session.forget()
     second = Run(text, tmp_path / "two", ("training.max_updates=2",))
-    assert second.trainer().model.implementations[:2] == ("reference",) * 2
+    assert second.trainer().step.implementations[:2] == ("reference",) * 2
 
 
 def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +186,7 @@ def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pyte
     named = Run(
         text, tmp_path / "named", ("ops={encoder: reference, decoder: reference, output: reference}",)
     )
-    assert named.trainer().model.implementations[:2] == ("reference",) * 2
+    assert named.trainer().step.implementations[:2] == ("reference",) * 2
 
 
 def test_a_choice_for_another_device_is_made_anew() -> None:

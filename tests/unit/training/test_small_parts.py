@@ -13,19 +13,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from econmt.errors import InputError
-from econmt.recipe import EarlyStopping, Training
-from econmt.training import devices
-from econmt.training.devices import (
-    autocast,
+from econmt.engine.devices import (
     peak_memory,
     reproducible,
     resolve_device,
-    resolve_precision,
 )
+from econmt.errors import InputError
+from econmt.recipe import EarlyStopping, Training
 from econmt.training.interrupts import Interrupts
 from econmt.training.limits import end_reason, seconds_left
-from econmt.training.products import ProductTimes
 from econmt.training.progress import Figures, Progress, duration, perplexity
 from econmt.training.readings import Readings
 from econmt.training.state import TrainingState
@@ -132,24 +128,6 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(InputError, match="device 'cuda:2': torch sees 2 GPUs here"):
         resolve_device("cuda:2")
-
-
-def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    for times, expected in (((2.0, 1.0), torch.bfloat16), ((1.2, 1.0), torch.float32)):
-        monkeypatch.setattr(devices, "time_products", lambda times=times: ProductTimes(*times))
-        assert resolve_precision("auto", CPU) == expected
-    assert resolve_precision("bfloat16", CPU) == torch.bfloat16
-    cuda = torch.device("cuda")
-    assert [resolve_precision(name, cuda) for name in ("auto", "float32", "bfloat16")] == [
-        torch.float32,
-        torch.float32,
-        torch.bfloat16,
-    ]
-    product = torch.ones(2, 2)
-    with autocast(CPU, torch.bfloat16):
-        assert (product @ product).dtype == torch.bfloat16
-    with autocast(CPU, torch.float32):
-        assert (product @ product).dtype == torch.float32
 
 
 def test_determinism_and_threads_are_put_back() -> None:

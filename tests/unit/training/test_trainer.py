@@ -12,6 +12,7 @@ import torch
 from econmt.data.batches import Batch, pad_batch
 from econmt.errors import TrainingError
 from econmt.evaluation.metrics import Score
+from econmt.tasks.translation import TranslationTask
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
 from econmt.training.readings import Reading
@@ -31,7 +32,7 @@ def batch_of(trainer: Trainer, indices: range) -> Batch:
 
 
 def gradients(trainer: Trainer, batches: list[Batch]) -> dict[str, torch.Tensor]:
-    trainer.gradient(batches, sum(batch.target_tokens for batch in batches))
+    trainer.gradient(batches)
     return {name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None}
 
 
@@ -48,7 +49,7 @@ def test_the_gradient_is_of_the_mean_over_target_tokens(make_run: MakeRun) -> No
     trainer = make_run("model.dropout=0.0", "training.gradient_clipping.type=none").trainer()
     batch = batch_of(trainer, range(5))
     found = gradients(trainer, [batch])["output.bias"]
-    trainer.optimizer.zero_grad()
+    trainer.step.clear()
     hidden = trainer.model(batch.source, batch.source_lengths, batch.target_input)
     logits = hidden @ trainer.model.output_weight.T + trainer.model.output_bias
     mean = torch.nn.functional.cross_entropy(
@@ -62,8 +63,7 @@ def test_the_gradient_is_of_the_mean_over_target_tokens(make_run: MakeRun) -> No
 def test_clipping(make_run: MakeRun, kind: str) -> None:
     free = make_run("model.dropout=0.0", "training.gradient_clipping.type=none", name="free").trainer()
     batch = batch_of(free, range(6))
-    tokens = batch.target_tokens
-    _, norm = free.gradient([batch], tokens)
+    _, norm = free.gradient([batch])
     before = {name: p.grad.clone() for name, p in free.parameters.items() if p.grad is not None}
     expected_norm = math.sqrt(sum(float(value.double().square().sum()) for value in before.values()))
     assert float(norm) == pytest.approx(expected_norm, rel=1e-5)
@@ -77,9 +77,9 @@ def test_clipping(make_run: MakeRun, kind: str) -> None:
         name="clipped",
     ).trainer()
     start = {name: parameter.detach().clone() for name, parameter in clipped.parameters.items()}
-    _, logged = clipped.gradient([batch], tokens)
+    _, logged = clipped.gradient([batch])
     assert float(logged) == pytest.approx(expected_norm, rel=1e-5)
-    clipped.optimizer.step()
+    clipped.step.update()
     for name, value in before.items():
         wanted = {"norm": value / 4, "value": value.clamp(-threshold, threshold), "none": value}[kind]
         taken = start[name] - clipped.parameters[name].detach()
@@ -101,8 +101,8 @@ def test_bfloat16_keeps_float32_parameters_and_learns_the_same_within_its_roundi
     exact = make_run("model.dropout=0.0", name="exact").trainer()
     rounded = make_run("model.dropout=0.0", "training.precision=bfloat16", name="rounded").trainer()
     batch = batch_of(exact, range(8))
-    loss, _ = exact.gradient([batch], batch.target_tokens)
-    loss16, _ = rounded.gradient([batch], batch.target_tokens)
+    loss, _ = exact.gradient([batch])
+    loss16, _ = rounded.gradient([batch])
     assert loss16.dtype == torch.float32
     assert float(loss16) == pytest.approx(float(loss), rel=0.02)
     assert float(loss16) != float(loss)
@@ -174,7 +174,7 @@ def test_train_loss_is_the_mean_over_the_tokens_since_the_last_row(make_run: Mak
     # Parameters hardly move and 8 batches are an epoch: the rows add up to the training text under the first ones.
     trainer = run.trainer()
     whole = batch_of(trainer, range(len(trainer.prepared.train)))
-    loss, _ = trainer.gradient([whole], whole.target_tokens)
+    loss, _ = trainer.gradient([whole])
     first, second = metrics(run.folder)
     later = second["target_tokens"] - first["target_tokens"]
     found = first["train_loss"] * first["target_tokens"] + second["train_loss"] * later
@@ -375,9 +375,9 @@ def test_worst_batches_run_out_of_memory_with_a_line_that_says_what_to_do(
     def full(*arguments: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("econmt.training.trainer.loss_of_batch", full)
+    monkeypatch.setattr(TranslationTask, "loss", full)
     batch = batch_of(trainer, range(3))
     with pytest.raises(
         TrainingError, match=r"no memory left on cpu for a batch of 3 pairs, \d source and \d target"
     ):
-        trainer.gradient([batch], 5)
+        trainer.gradient([batch])

@@ -15,10 +15,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 
-from econmt_ops.backends.steps import LAYER_NORM_EPSILON
 from econmt_ops.backends.triton import attention_gluon, interpreted
 from econmt_ops.backends.triton.cells import row_stride
 from econmt_ops.backends.triton.pointwise import tanh_of
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 
 _EPSILON: tl.constexpr = tl.constexpr(LAYER_NORM_EPSILON)
 
@@ -46,7 +46,7 @@ NORMED_HELD = 5
 """What layer normalisation adds to them, intermediate values included."""
 OTHER_REGISTERS = 26
 """All else: addresses, masks, the loop. These four are read off the compiled kernels and hold within a tenth."""
-PLAIN_TILE = 8192
+PLAIN_TILE = 4096
 """Values of a plain kernel's tile."""
 PLAIN_ROWS = 16
 """Rows of a plain kernel's tile, at most."""
@@ -236,9 +236,10 @@ class Attention:
         self.batch, self.positions, self.size = keys.shape
         widths = triton.next_power_of_2(self.size), triton.next_power_of_2(values.shape[2])
         self.choice = choice or choose(*widths, keys.itemsize, norm is not None)
-        self._forward = compiled_with(self.choice, self.keys, self.values, widths[1])
-        self._alone = compiled_with(self.choice, self.keys, None, widths[0])
-        self._backward = compiled_with(self.choice, self.keys, self.values, widths[0])
+        kind = {"KIND": "dot" if score is None else "additive" if norm is None else "norm"}
+        self._forward = kind | compiled_with(self.choice, self.keys, self.values, widths[1])
+        self._alone = kind | compiled_with(self.choice, self.keys, None, widths[0])
+        self._backward = kind | compiled_with(self.choice, self.keys, self.values, widths[0])
 
     def forward(
         self,

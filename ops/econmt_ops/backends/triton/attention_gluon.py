@@ -19,9 +19,9 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from econmt_ops.backends.steps import LAYER_NORM_EPSILON
 from econmt_ops.backends.triton import portable
 from econmt_ops.backends.triton.pointwise import tanh, tanh_of
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 
 _EPSILON = gl.constexpr(LAYER_NORM_EPSILON)
 _LOG2_E = gl.constexpr(1.4426950408889634)
@@ -39,12 +39,42 @@ def _inside(rows: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.
 
 
 @gluon.jit
+def _load_tile(
+    tile: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    place: tl.tensor,
+    column: tl.tensor,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+) -> tl.tensor:
+    """The tile of a sentence's rows from ``begin`` on, below ``end``; ``tile`` points to its first one."""
+    mask = _inside(begin + place < end, column, WIDTH, PADDED)
+    return gl.load(tile + begin * WIDTH, mask=mask, other=0.0)
+
+
+@gluon.jit
 def _vector(pointer: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.constexpr) -> tl.tensor:
     """A vector (WIDTH,) as a row (1, PADDED) in float32, zero beyond its width."""
     if WIDTH == PADDED:
         return gl.expand_dims(gl.load(pointer + column).to(gl.float32), 0)
     else:
         return gl.expand_dims(gl.load(pointer + column, mask=column < WIDTH, other=0.0).to(gl.float32), 0)
+
+
+@gluon.jit
+def _store(pointer: tl.tensor, index: tl.tensor, values: tl.tensor, end: tl.tensor) -> None:
+    """Writes the values of indices below ``end``, in the type that is there."""
+    gl.store(pointer + index, values.to(pointer.dtype.element_ty), mask=index < end)
+
+
+@gluon.jit
+def _length(lengths: tl.tensor, sentence: tl.tensor, positions: tl.tensor) -> tl.tensor:
+    """How many positions a sentence has."""
+    if lengths is None:
+        return positions
+    else:
+        return gl.minimum(gl.load(lengths + sentence).to(gl.int32), positions)
 
 
 @gluon.jit
@@ -59,74 +89,86 @@ def _normalise(
     return x * inverse, inverse
 
 
+@gluon.jit
+def _scores(
+    k: tl.tensor,
+    q: tl.tensor,
+    w: tl.tensor,
+    stretch: tl.tensor,
+    offset: tl.tensor,
+    column: tl.tensor,
+    KIND: tl.constexpr,
+    A: tl.constexpr,
+    SIZE: tl.constexpr,
+    FAST: tl.constexpr,
+) -> tl.tensor:
+    """The scores (ROWS,) of keys k (ROWS, SIZE) for the query q (1, SIZE)."""
+    if KIND == "dot":
+        return gl.sum(k.to(gl.float32) * q, 1)
+    else:
+        x = k.to(gl.float32) + q
+        if KIND == "norm":
+            x, _ = _normalise(x, column, A, SIZE)
+            x = x * stretch + offset
+        return gl.sum(tanh_of(x, FAST) * w, 1)
+
+
+@gluon.jit
+def _advance(
+    top: tl.tensor, total: tl.tensor, scores: tl.tensor, there: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """A step of the softmax of each place in a tile, all (ROWS,).
+
+    Returns:
+        The highest score, the sum of exponentials less it, the last term of that, and what shrank the terms before.
+    """
+    higher = gl.maximum(top, scores)
+    shrink = gl.exp2(top - higher)
+    part = gl.where(there, gl.exp2(scores - higher), 0.0)
+    return higher, total * shrink + part, part, shrink
+
+
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row"])
 def forward_kernel(
-    query: tl.tensor,
-    share: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    score: tl.tensor,
-    gain: tl.tensor,
-    shift: tl.tensor,
-    lengths: tl.tensor,
-    weights: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    scratch: tl.tensor,
-    scale: tl.tensor,
-    group: tl.tensor,
-    batch: tl.tensor,
-    positions: tl.tensor,
-    query_row: tl.tensor,
-    weights_row: tl.tensor,
-    first_row: tl.tensor,
-    second_row: tl.tensor,
-    A: tl.constexpr,
-    H: tl.constexpr,
-    SIZE: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILES: tl.constexpr,
-    FAST: tl.constexpr,
-    SHARED: tl.constexpr,
-    KEYS: tl.constexpr,
-    VALUES: tl.constexpr,
-    FLAT: tl.constexpr,
-    WIDE: tl.constexpr,
-) -> None:
+    query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, score: tl.tensor, gain: tl.tensor,
+    shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, first: tl.tensor, second: tl.tensor, scratch: tl.tensor,
+    scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
+    query_row: tl.tensor, weights_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor,
+    KIND: tl.constexpr, A: tl.constexpr, H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
+    ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr, SHARED: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
+) -> None:  # fmt: skip
     """The weights (R, S) and, with ``values``, the contexts or, with ``share``, tanh(share + context), (R, H).
 
-    ``score`` None: dot. ``gain`` None: no normalisation. ``lengths`` None: all sentences have S positions. ``second``
-    may be None. ``scratch`` (R, S) float32 holds the scores if not SHARED.
+    ``score`` and ``gain`` are there as KIND ("additive", "norm", "dot") needs them. ``lengths`` None: all sentences
+    have S positions. ``second`` may be None. ``scratch`` (R, S) float32 holds the scores if not SHARED.
     """
     row = gl.program_id(0).to(gl.int64)
     sentence = row // group % batch
     column = gl.arange(0, SIZE, layout=gl.SliceLayout(0, KEYS))
     place = gl.arange(0, ROWS, layout=gl.SliceLayout(1, KEYS))
+    unit = gl.arange(0, HIDDEN, layout=gl.SliceLayout(0, VALUES))
+    spot = gl.arange(0, ROWS, layout=gl.SliceLayout(1, VALUES))
     tile = keys + sentence * positions * A + gl.expand_dims(place, 1) * A + gl.expand_dims(column, 0)
-    k_next = gl.load(tile, mask=_inside(place < positions, column, A, SIZE), other=0.0)
+    k_next = _load_tile(tile, 0, positions, place, column, A, SIZE)
     if values is not None:
-        unit = gl.arange(0, HIDDEN, layout=gl.SliceLayout(0, VALUES))
-        spot = gl.arange(0, ROWS, layout=gl.SliceLayout(1, VALUES))
         pane = values + sentence * positions * H + gl.expand_dims(spot, 1) * H + gl.expand_dims(unit, 0)
-        v_next = gl.load(pane, mask=_inside(spot < positions, unit, H, HIDDEN), other=0.0)
+        v_next = _load_tile(pane, 0, positions, spot, unit, H, HIDDEN)
     q = _vector(query + row * query_row, column, A, SIZE)
-    length = positions
-    if lengths is not None:
-        length = gl.minimum(gl.load(lengths + sentence).to(gl.int32), positions)
-    if score is None:
+    w, stretch, offset = q, q, q
+    if KIND == "dot":
         q *= scale * _LOG2_E
     else:
         w = _vector(score, column, A, SIZE) * _LOG2_E
-    if gain is not None:
-        stretch = _vector(gain, column, A, SIZE)
-        offset = _vector(shift, column, A, SIZE)
-    k_later = gl.load(tile + ROWS * A, mask=_inside(ROWS + place < positions, column, A, SIZE), other=0.0)
+    if KIND == "norm":
+        stretch, offset = _vector(gain, column, A, SIZE), _vector(shift, column, A, SIZE)
+    length = _length(lengths, sentence, positions)
+    k_later = _load_tile(tile, ROWS, positions, place, column, A, SIZE)
     if values is not None:
-        v_later = gl.load(pane + ROWS * H, mask=_inside(ROWS + spot < positions, unit, H, HIDDEN), other=0.0)
+        v_later = _load_tile(pane, ROWS, positions, spot, unit, H, HIDDEN)
         context = gl.full([ROWS, HIDDEN], 0.0, gl.float32, layout=VALUES)
+    flat = gl.arange(0, HIDDEN, layout=gl.SliceLayout(0, FLAT))
     if share is not None:
-        flat = gl.arange(0, HIDDEN, layout=gl.SliceLayout(0, FLAT))
         added = gl.load(share + row * query_row + flat, mask=flat < H, other=0.0).to(gl.float32)
     if SHARED:
         kept = gl.allocate_shared_memory(gl.float32, [TILES, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -134,33 +176,18 @@ def forward_kernel(
     total = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, KEYS))
     for begin in range(0, length, ROWS):
         later = begin + 2 * ROWS
-        k = k_next
-        k_next = k_later
-        k_later = gl.load(tile + later * A, mask=_inside(later + place < length, column, A, SIZE), other=0.0)
+        k, k_next = k_next, k_later
+        k_later = _load_tile(tile, later, length, place, column, A, SIZE)
         if values is not None:
-            v = v_next
-            v_next = v_later
-            v_later = gl.load(
-                pane + later * H, mask=_inside(later + spot < length, unit, H, HIDDEN), other=0.0
-            )
-        if score is None:
-            scores = gl.sum(k.to(gl.float32) * q, 1)
-        else:
-            x = k.to(gl.float32) + q
-            if gain is not None:
-                x, _ = _normalise(x, column, A, SIZE)
-                x = x * stretch + offset
-            scores = gl.sum(tanh_of(x, FAST) * w, 1)
-        scores = gl.where(begin + place < length, scores, _LOWEST)
+            v, v_next = v_next, v_later
+            v_later = _load_tile(pane, later, length, spot, unit, H, HIDDEN)
+        there = begin + place < length
+        scores = gl.where(there, _scores(k, q, w, stretch, offset, column, KIND, A, SIZE, FAST), _LOWEST)
         if SHARED:
             kept.index(begin // ROWS).store(scores)
         else:
-            gl.store(scratch + row * positions + begin + place, scores, mask=begin + place < length)
-        higher = gl.maximum(top, scores)
-        shrink = gl.exp2(top - higher)
-        part = gl.where(begin + place < length, gl.exp2(scores - higher), 0.0)
-        total = total * shrink + part
-        top = higher
+            gl.store(scratch + row * positions + begin + place, scores, mask=there)
+        top, total, part, shrink = _advance(top, total, scores, there)
         if values is not None:
             part = gl.expand_dims(gl.convert_layout(part, gl.SliceLayout(1, VALUES)), 1)
             shrink = gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, VALUES)), 1)
@@ -169,71 +196,80 @@ def forward_kernel(
     rest = gl.exp2(top - highest)
     inverse = gl.where(length > 0, 1.0, 0.0) / gl.where(length > 0, gl.sum(total * rest, 0), 1.0)
     if values is not None:
-        rest = gl.convert_layout(rest * inverse, gl.SliceLayout(1, VALUES))
-        result = gl.sum(gl.convert_layout(context * gl.expand_dims(rest, 1), FLAT), 0)
-        units = gl.arange(0, HIDDEN, layout=gl.SliceLayout(0, FLAT))
+        rest = gl.expand_dims(gl.convert_layout(rest * inverse, gl.SliceLayout(1, VALUES)), 1)
+        result = gl.sum(gl.convert_layout(context * rest, FLAT), 0)
         if share is not None:
             result = tanh(result + added)
-        result = result.to(first.dtype.element_ty)
-        gl.store(first + row * first_row + units, result, mask=units < H)
+        _store(first + row * first_row, flat, result, H)
         if second is not None:
-            gl.store(second + row * second_row + units, result, mask=units < H)
+            _store(second + row * second_row, flat, result, H)
     position = gl.arange(0, TILES * ROWS, layout=WIDE)
     if SHARED:
-        scores = kept._reinterpret(gl.float32, [TILES * ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0])).load(
-            WIDE
-        )
+        flat_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        scores = kept._reinterpret(gl.float32, [TILES * ROWS], flat_layout).load(WIDE)
     else:
         gl.thread_barrier()
         scores = gl.load(scratch + row * positions + position, mask=position < length, other=_LOWEST)
     weight = gl.where(position < length, gl.exp2(scores - highest) * inverse, 0.0)
-    place_of = weights + row * weights_row + position
-    gl.store(place_of, weight.to(weights.dtype.element_ty), mask=position < positions)
+    _store(weights + row * weights_row, position, weight, positions)
+
+
+@gluon.jit
+def _weighted(alphas: tl.tensor, values: tl.tensor, position: tl.tensor, length: tl.tensor) -> tl.tensor:
+    """The sum over a sentence's positions of their weights times their values."""
+    there = position < length
+    alpha = gl.load(alphas + position, mask=there, other=0.0).to(gl.float32)
+    return gl.sum(alpha * gl.load(values + position, mask=there, other=0.0).to(gl.float32), 0)
+
+
+@gluon.jit
+def _query_gradient(
+    de: tl.tensor,
+    k: tl.tensor,
+    q: tl.tensor,
+    w: tl.tensor,
+    stretch: tl.tensor,
+    offset: tl.tensor,
+    column: tl.tensor,
+    KIND: tl.constexpr,
+    A: tl.constexpr,
+    SIZE: tl.constexpr,
+    FAST: tl.constexpr,
+) -> tl.tensor:
+    """What each key k (ROWS, SIZE) gives to the gradient of the query, from that of its score, de (ROWS, 1).
+
+    Without the factor that is the same for all keys: the score, or the scale.
+    """
+    if KIND == "dot":
+        return de * k.to(gl.float32)
+    else:
+        x = k.to(gl.float32) + q
+        if KIND == "additive":
+            t = tanh_of(x, FAST)
+            return de * (1.0 - t * t)
+        else:
+            x, inverse = _normalise(x, column, A, SIZE)
+            t = tanh_of(x * stretch + offset, FAST)
+            dx = de * inverse * (1.0 - t * t) * w * stretch
+            along = gl.expand_dims(gl.sum(dx * x, 1), 1) / A
+            dx -= gl.expand_dims(gl.sum(dx, 1), 1) / A + x * along
+            if A != SIZE:
+                dx = gl.where(gl.expand_dims(column < A, 0), dx, 0.0)
+            return dx
 
 
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row", "dweights_row", "dscores_row"])
 def backward_kernel(
-    query: tl.tensor,
-    keys: tl.tensor,
-    values: tl.tensor,
-    score: tl.tensor,
-    gain: tl.tensor,
-    shift: tl.tensor,
-    lengths: tl.tensor,
-    weights: tl.tensor,
-    context: tl.tensor,
-    output: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    dweights: tl.tensor,
-    dquery: tl.tensor,
-    dshare: tl.tensor,
-    dscores: tl.tensor,
-    scale: tl.tensor,
-    group: tl.tensor,
-    batch: tl.tensor,
-    positions: tl.tensor,
-    query_row: tl.tensor,
-    weights_row: tl.tensor,
-    context_row: tl.tensor,
-    output_row: tl.tensor,
-    first_row: tl.tensor,
-    second_row: tl.tensor,
-    dweights_row: tl.tensor,
-    dquery_row: tl.tensor,
-    dscores_row: tl.tensor,
-    A: tl.constexpr,
-    H: tl.constexpr,
-    SIZE: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILES: tl.constexpr,
-    FAST: tl.constexpr,
-    KEYS: tl.constexpr,
-    VALUES: tl.constexpr,
-    FLAT: tl.constexpr,
-    WIDE: tl.constexpr,
-) -> None:
+    query: tl.tensor, keys: tl.tensor, values: tl.tensor, score: tl.tensor, gain: tl.tensor, shift: tl.tensor,
+    lengths: tl.tensor, weights: tl.tensor, context: tl.tensor, output: tl.tensor, first: tl.tensor, second: tl.tensor,
+    dweights: tl.tensor, dquery: tl.tensor, dshare: tl.tensor, dscores: tl.tensor,
+    scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
+    query_row: tl.tensor, weights_row: tl.tensor, context_row: tl.tensor, output_row: tl.tensor, first_row: tl.tensor,
+    second_row: tl.tensor, dweights_row: tl.tensor, dquery_row: tl.tensor, dscores_row: tl.tensor,
+    KIND: tl.constexpr, A: tl.constexpr, H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
+    ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
+) -> None:  # fmt: skip
     """The gradients of queries (R, A), scores (R, S) and, with ``output``, of what tanh read, ``dshare`` (R, H).
 
     ``first`` (R, H) and ``second``, which may be None, are gradients of the outputs or, where ``output`` is None, of
@@ -250,11 +286,9 @@ def backward_kernel(
     alphas = weights + row * weights_row
     if first is not None:
         pane = values + sentence * positions * H + gl.expand_dims(spot, 1) * H + gl.expand_dims(unit, 0)
-        v_next = gl.load(pane, mask=_inside(spot < positions, unit, H, HIDDEN), other=0.0)
-    k_next = gl.load(tile, mask=_inside(place < positions, column, A, SIZE), other=0.0)
-    length = positions
-    if lengths is not None:
-        length = gl.minimum(gl.load(lengths + sentence).to(gl.int32), positions)
+        v_next = _load_tile(pane, 0, positions, spot, unit, H, HIDDEN)
+    k_next = _load_tile(tile, 0, positions, place, column, A, SIZE)
+    length = _length(lengths, sentence, positions)
     q = _vector(query + row * query_row, column, A, SIZE)
     alpha_next = gl.load(alphas + spot, mask=spot < positions, other=0.0)
     delta = 0.0
@@ -265,80 +299,55 @@ def backward_kernel(
         if output is not None:
             o = _vector(output + row * output_row, unit, H, HIDDEN)
             da *= 1.0 - o * o
-            made = dshare + row * dquery_row + gl.expand_dims(unit, 0)
-            gl.store(made, da.to(dshare.dtype.element_ty), mask=gl.expand_dims(unit < H, 0))
+            _store(dshare + row * dquery_row, gl.expand_dims(unit, 0), da, H)
         delta = gl.sum(gl.sum(da * _vector(context + row * context_row, unit, H, HIDDEN), 1), 0)
-        v_later = gl.load(pane + ROWS * H, mask=_inside(ROWS + spot < positions, unit, H, HIDDEN), other=0.0)
-    k_later = gl.load(tile + ROWS * A, mask=_inside(ROWS + place < positions, column, A, SIZE), other=0.0)
+        v_later = _load_tile(pane, ROWS, positions, spot, unit, H, HIDDEN)
+    k_later = _load_tile(tile, ROWS, positions, place, column, A, SIZE)
     alpha_later = gl.load(alphas + ROWS + spot, mask=ROWS + spot < positions, other=0.0)
     position = gl.arange(0, TILES * ROWS, layout=WIDE)
     if dweights is not None:
-        given = gl.load(dweights + row * dweights_row + position, mask=position < length, other=0.0).to(
-            gl.float32
-        )
-        delta += gl.sum(
-            given * gl.load(alphas + position, mask=position < length, other=0.0).to(gl.float32), 0
-        )
-    if gain is not None:
-        w = _vector(score, column, A, SIZE)
-        stretch = _vector(gain, column, A, SIZE)
+        delta += _weighted(alphas, dweights + row * dweights_row, position, length)
+    w, stretch, offset = q, q, q
+    if KIND == "norm":
+        w, stretch = _vector(score, column, A, SIZE), _vector(gain, column, A, SIZE)
         offset = _vector(shift, column, A, SIZE)
     dq = gl.full([ROWS, SIZE], 0.0, gl.float32, layout=KEYS)
     for begin in range(0, length, ROWS):
         later = begin + 2 * ROWS
-        k = k_next
-        k_next = k_later
-        k_later = gl.load(tile + later * A, mask=_inside(later + place < length, column, A, SIZE), other=0.0)
-        alpha = alpha_next.to(gl.float32)
-        alpha_next = alpha_later
+        k, k_next = k_next, k_later
+        k_later = _load_tile(tile, later, length, place, column, A, SIZE)
+        alpha, alpha_next = alpha_next.to(gl.float32), alpha_later
         alpha_later = gl.load(alphas + later + spot, mask=later + spot < length, other=0.0)
-        de = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, VALUES)) - delta
+        there = begin + spot < length
+        dalpha = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, VALUES))
         if first is not None:
-            v = v_next
-            v_next = v_later
-            v_later = gl.load(
-                pane + later * H, mask=_inside(later + spot < length, unit, H, HIDDEN), other=0.0
-            )
-            de += gl.sum(v.to(gl.float32) * da, 1)
-        at = begin + spot
+            v, v_next = v_next, v_later
+            v_later = _load_tile(pane, later, length, spot, unit, H, HIDDEN)
+            dalpha += gl.sum(v.to(gl.float32) * da, 1)
         if dweights is not None:
-            de += gl.load(dweights + row * dweights_row + at, mask=at < length, other=0.0).to(gl.float32)
-        de = gl.where(at < length, alpha * de, 0.0)
-        gl.store(dscores + row * dscores_row + at, de, mask=at < length)
+            given = gl.load(dweights + row * dweights_row + begin + spot, mask=there, other=0.0)
+            dalpha += given.to(gl.float32)
+        de = gl.where(there, alpha * (dalpha - delta), 0.0)
+        gl.store(dscores + row * dscores_row + begin + spot, de, mask=there)
         de = gl.expand_dims(gl.convert_layout(de, gl.SliceLayout(1, KEYS)), 1)
-        if score is None:
-            dq += de * k.to(gl.float32)
-        else:
-            x = k.to(gl.float32) + q
-            if gain is None:
-                t = tanh_of(x, FAST)
-                dq += de * (1.0 - t * t)
-            else:
-                x, inverse = _normalise(x, column, A, SIZE)
-                t = tanh_of(x * stretch + offset, FAST)
-                dx = de * inverse * (1.0 - t * t) * w * stretch
-                along = gl.expand_dims(gl.sum(dx * x, 1), 1) / A
-                dx -= gl.expand_dims(gl.sum(dx, 1), 1) / A + x * along
-                dq += dx
-    if A != SIZE:
-        dq = gl.where(gl.expand_dims(column < A, 0), dq, 0.0)
+        dq += _query_gradient(de, k, q, w, stretch, offset, column, KIND, A, SIZE, FAST)
     total = gl.sum(gl.convert_layout(dq, FLAT), 0)
-    features = gl.arange(0, SIZE, layout=gl.SliceLayout(0, FLAT))
-    if score is None:
+    feature = gl.arange(0, SIZE, layout=gl.SliceLayout(0, FLAT))
+    if KIND == "dot":
         total *= scale
-    else:
-        if gain is None:
-            total *= gl.load(score + features, mask=features < A, other=0.0).to(gl.float32)
-    gl.store(dquery + row * dquery_row + features, total.to(dquery.dtype.element_ty), mask=features < A)
-    nothing = gl.full([TILES * ROWS], 0.0, gl.float32, layout=WIDE)
+    if KIND == "additive":
+        total *= gl.load(score + feature, mask=feature < A, other=0.0).to(gl.float32)
+    _store(dquery + row * dquery_row, feature, total, A)
     beyond = (position >= length) & (position < positions)
+    nothing = gl.full([TILES * ROWS], 0.0, gl.float32, layout=WIDE)
     gl.store(dscores + row * dscores_row + position, nothing, mask=beyond)
 
 
 def _plain() -> tuple[Any, Any]:
     """The kernels in plain Triton."""
     names: dict[str, Any] = {"gl": portable}
-    for helper in (_inside, _vector, _normalise):
+    helpers = (_inside, _load_tile, _vector, _store, _length, _normalise, _scores, _advance, _weighted)
+    for helper in (*helpers, _query_gradient):
         names[helper.fn.__name__] = portable.twin(helper, names)
     return portable.twin(forward_kernel, names), portable.twin(backward_kernel, names)
 

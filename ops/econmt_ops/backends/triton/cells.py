@@ -161,20 +161,20 @@ def forward(
     """One step of an LSTM cell; see `econmt_ops.backends.protocol.StepKernels.cell_forward`. The gates are left."""
     rows, hidden = before.shape
     assert gates.shape == (rows, 4 * hidden)
-    first, second = h[0], h[1] if len(h) > 1 else None
-    shown = None if read is None else read.destinations[0]
-    residual = None if read is None else read.residual
-    keep = None if read is None or read.keep is None else read.keep.view(torch.int8)
+    second = h[1] if len(h) > 1 else None
+    if read is None:
+        # The layer above reads h itself: one more place for it in the same kernel.
+        h, read = h[:2], Read(h[2:])
+    shown = read.destinations[0] if read.destinations else None
+    keep = None if read.keep is None else read.keep.view(torch.int8)
     grid, compiled_with = _division(rows, hidden)
-    tensors = (gates, before, after, first, second, shown, residual, keep)
+    tensors = (gates, before, after, h[0], second, shown, read.residual, keep)
     strides = [row_stride(tensor) for tensor in tensors]
-    scale = 1.0 if read is None else read.scale
-    _forward_kernel[grid](*tensors, scale, hidden, *strides, **compiled_with)
-    for other in h[2:]:
-        other.copy_(first)
-    if read is not None and shown is not None:
-        for other in read.destinations[1:]:
-            other.copy_(shown)
+    _forward_kernel[grid](*tensors, read.scale, hidden, *strides, **compiled_with)
+    for place in h[2:]:
+        place.copy_(h[0])
+    for place in read.destinations[1:]:
+        place.copy_(read.destinations[0])
 
 
 def backward(

@@ -62,7 +62,8 @@ def _losses_kernel(
     largest = tl.full((LANES,), float("-inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
     plain = tl.zeros((LANES,), tl.float32)
-    for begin in range(0, vocabulary, PARTS * LANES):
+    # Of a row that does not count nothing is read; all that would be made of it is replaced by zeros.
+    for begin in range(0, tl.where(counts, vocabulary, 0), PARTS * LANES):
         column = begin + place
         value = tl.load(logits + column, mask=column < stride, other=0.0).to(tl.float32)
         value = tl.where(column < vocabulary, value, float("-inf"))
@@ -87,7 +88,7 @@ def _losses_kernel(
         rest = smoothing / vocabulary
         for begin in range(0, stride, PARTS * LANES):
             column = begin + place
-            value = tl.load(logits + column, mask=column < stride, other=0.0).to(tl.float32)
+            value = tl.load(logits + column, mask=(column < stride) & counts, other=0.0).to(tl.float32)
             gradient = tl.exp(value - maximum) * inverse - rest
             gradient = tl.where(column == target, gradient - (1.0 - smoothing), gradient) * factor
             gradient = tl.where((column < vocabulary) & counts, gradient, 0.0)

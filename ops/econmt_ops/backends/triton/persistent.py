@@ -5,6 +5,7 @@ D directions, T steps, B rows, H units; see `persistent_kernels` for what a prog
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,7 +15,40 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import interpreted
 from econmt_ops.backends.triton.exchange import COUNTER_STRIDE
-from econmt_ops.backends.triton.persistent_kernels import lstm_backward, lstm_forward
+from econmt_ops.backends.triton.persistent_kernels import lstm_backward, lstm_cells, lstm_forward
+
+
+class Limits(NamedTuple):
+    """What a device offers to a launch whose programs are all there at once.
+
+    Attributes:
+        processors: each can always hold one program.
+        shared: bytes of shared memory a program may have.
+        wide_products: whether the matrix units take 64 rows at once (capability 9).
+    """
+
+    processors: int
+    shared: int
+    wide_products: bool
+
+
+_H200 = Limits(132, 232_448, True)
+_MOST_UNITS = 1024
+_REGISTERS = 512
+"""Bytes a thread may have for what is on its way to it."""
+
+
+@functools.cache
+def _limits(device: int) -> Limits:
+    found = torch.cuda.get_device_properties(device)
+    return Limits(found.multi_processor_count, found.shared_memory_per_block_optin, found.major >= 9)
+
+
+def limits_of(device: torch.device) -> Limits:
+    """The limits of a device; those of an H200 where there is none, as in estimates and in the interpreter."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return _H200
+    return _limits(torch.cuda.current_device() if device.index is None else device.index)
 
 
 class Partition(NamedTuple):
@@ -23,11 +57,11 @@ class Partition(NamedTuple):
     Attributes:
         units, rows: what a program owns.
         warps: of a program.
-        chunk: of the sum over units (backward: over gates), how many terms of a part are exchanged and multiplied at once.
-        programs: of a launch, at most. More rows than they can serve take launches one after the other.
+        chunk: of the sum over units (backward: over gates), how many terms of a part are multiplied at once.
+        programs: of a launch, at most. More rows or directions than they can serve take launches one after the other.
         split: into how many parts, made as rows of one product, a chunk is cut: newer matrix units want 64 rows.
         rows_first: the rows of the batch, not the units, are the rows of the product.
-        ahead: how many chunks are on their way at once.
+        ahead: how many chunks are on their way while one is multiplied.
     """
 
     units: int
@@ -37,11 +71,114 @@ class Partition(NamedTuple):
     programs: int
     split: int = 1
     rows_first: bool = False
-    ahead: int = 2
+    ahead: int = 1
 
     def chunks(self, terms: int) -> int:
         """Into how many chunks a sum of so many terms is cut."""
         return triton.cdiv(terms, self.chunk * self.split)
+
+    def launches(self, directions: int, batch: int, hidden: int) -> int:
+        """How many launches, one after the other, serve a walk."""
+        return sum(1 for _ in _launches(self, directions, batch, hidden))
+
+    def shared(self, terms: int, outputs: int, itemsize: int) -> int:
+        """Bytes of shared memory of a program whose units have so many outputs of a product of so many terms."""
+        chunks = self.chunks(terms)
+        weights = self.split * outputs * self.chunk * chunks
+        tiles = self.split * self.rows * self.chunk * min(self.ahead + 1, chunks)
+        return (weights + tiles) * itemsize
+
+
+@functools.cache
+def plan(
+    batch: int,
+    hidden: int,
+    products: torch.dtype,
+    limits: Limits,
+    *,
+    back: bool,
+    directions: int = 1,
+    together: bool | None = None,
+) -> Partition | None:
+    """The partition that is estimated to be fastest, or None if none fits.
+
+    Args:
+        batch, hidden: B and H.
+        products: the type of the products.
+        limits: of the device.
+        back: of the backward pass.
+        directions: D.
+        together: whether all directions must be (or must not be) in one launch; None: whatever is faster.
+    """
+    best: tuple[float, Partition] | None = None
+    for candidate in candidates(hidden, products, limits, back=back):
+        parts = triton.cdiv(hidden, candidate.units)
+        whole = parts * triton.cdiv(batch, candidate.rows) * directions
+        if together and directions > 1 and whole > limits.processors:
+            continue
+        if together is False:
+            candidate = candidate._replace(programs=min(limits.processors, whole // directions))
+        terms = 4 * hidden if back else hidden
+        cost = candidate.launches(directions, batch, hidden) * _step_cost(candidate, terms, products.itemsize)
+        if best is None or cost < best[0]:
+            best = cost, candidate
+    return None if best is None else best[1]
+
+
+def candidates(hidden: int, products: torch.dtype, limits: Limits, *, back: bool) -> Iterator[Partition]:
+    """All partitions that fit a device."""
+    if hidden > _MOST_UNITS:
+        return
+    terms = 4 * hidden if back else hidden
+    for units in (16, 32):
+        outputs = units if back else 4 * units
+        for rows in (8, 16, 32, 64) if back else (16, 32, 64):
+            if triton.cdiv(hidden, units) > limits.processors or units >= 2 * max(16, hidden):
+                continue
+            for shape in _shapes(outputs, rows, back):
+                warps, split, rows_first = shape
+                found = _with_chunk(Partition(units, rows, warps, 0, limits.processors, split, rows_first), terms, outputs, products, limits)  # fmt: skip
+                if found is not None:
+                    yield found
+
+
+def _shapes(outputs: int, rows: int, back: bool) -> Iterator[tuple[int, int, bool]]:
+    """Warps, parts and orientation of products of so many outputs and rows; of the same cost, the first is better.
+
+    Matrix units give 64 rows to four warps, so a product is made in as many parts as fill them. Eight warps, which have
+    registers for twice the rows, may share 64 rows too; backward, the parts' weights would fill those registers.
+    """
+    units = outputs if back else outputs // 4
+    warps = 4 if rows * units <= 256 else 8
+    rows_first = back and rows >= 32
+    across = rows if rows_first else outputs
+    for split in (1, 2, 4) if back else (4, 2, 1):
+        if split * across in (64, 16 * warps) or (split == 1 and across > 16 * warps):
+            yield warps, split, rows_first
+
+
+def _with_chunk(
+    partition: Partition, terms: int, outputs: int, products: torch.dtype, limits: Limits
+) -> Partition | None:
+    """The partition with the largest chunk that fits shared memory and registers; None if none does."""
+    part = max(16, triton.next_power_of_2(triton.cdiv(terms, partition.split)))
+    across = partition.split * (partition.rows if partition.rows_first else outputs)
+    for chunk in (part >> shift for shift in range(7)):
+        found = partition._replace(chunk=chunk)
+        chunks = found.chunks(terms)
+        if chunk < 16 or (chunks > 1 and across < 16 * found.warps):
+            return None  # Triton gives products in a chain to all warps, though only half of them have rows
+        tile = found.split * found.rows * chunk * products.itemsize
+        fits = found.shared(terms, outputs, products.itemsize) <= limits.shared
+        if fits and tile * min(found.ahead + 1, chunks) <= _REGISTERS * 32 * found.warps:
+            return found
+    return None
+
+
+def _step_cost(partition: Partition, terms: int, itemsize: int) -> float:
+    """Microseconds of a step, fitted to what was measured on an H200: what each program takes in counts most."""
+    exchanged = partition.rows * terms * itemsize
+    return 1.3 + 7e-5 * exchanged + 0.002 * partition.units * partition.rows / partition.warps
 
 
 def _launches(
@@ -87,7 +224,7 @@ def _constants(
         "SPLIT": partition.split,
         "AHEAD": min(partition.ahead, partition.chunks(terms)),
         "ROWS_FIRST": partition.rows_first,
-        "BACKWARDS": sum(1 << number for number, each in enumerate(backwards) if each),
+        "BACKWARDS": _mask(backwards),
         "PRECISION": "tf32" if like.dtype == torch.float32 and waits else "ieee",
         "UP": like.dtype == torch.bfloat16 and not waits,
         "WAIT": waits,
@@ -179,6 +316,25 @@ def walk_backward(
             doutputs.stride(0), doutputs.stride(1), HAS_LENGTHS=lengths is not None, RING=ring,
             **_constants(partition, width, width // 4, recurrent, backwards),
         )  # fmt: skip
+
+
+def walk_cells(
+    sums: Tensor, first_c: Tensor, cells: Tensor, lengths: Tensor | None, backwards: tuple[bool, ...]
+) -> None:
+    """Writes cells (D, T, B, H), c before the step at each position, from sums (D, T, B, 4H) and first_c (D, B, H)."""
+    directions, steps, batch, width = sums.shape
+    hidden = width // 4
+    rows, units = 4, 64
+    programs = directions * triton.cdiv(batch, rows) * triton.cdiv(hidden, units)
+    lstm_cells[(programs,)](
+        sums, first_c, cells, first_c if lengths is None else lengths, steps, batch, D=directions, H=hidden, ROWS=rows,
+        UNITS=units, BACKWARDS=_mask(backwards), HAS_LENGTHS=lengths is not None, num_warps=4,
+    )  # fmt: skip
+
+
+def _mask(backwards: tuple[bool, ...]) -> int:
+    """The directions that walk backwards as bits."""
+    return sum(1 << number for number, each in enumerate(backwards) if each)
 
 
 def _scale(*gradients: Tensor) -> Tensor:

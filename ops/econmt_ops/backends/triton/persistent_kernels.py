@@ -130,7 +130,6 @@ def _product(exchange, slot, weights, K: tl.constexpr, M: tl.constexpr, ROWS: tl
     for chunk in tl.static_range(CHUNKS):
         if chunk + AHEAD < CHUNKS:
             tiles = tiles + (_load_exchanged(source, column, chunk + AHEAD, K, SPLIT, CHUNK, CHUNKS, UP),)
-        # Sums of products, not a chain of them, which Triton would take for attention's and give all warps to rows.
         if ROWS_FIRST:
             total += tl.dot(tiles[chunk], tl.trans(weights[chunk]), input_precision=PRECISION)
         else:
@@ -352,3 +351,35 @@ def _store_gates(where, i, f, g, o, mask, H: tl.constexpr):
     tl.store(where + H, f.to(kind), mask=mask)
     tl.store(where + 2 * H, g.to(kind), mask=mask)
     tl.store(where + 3 * H, o.to(kind), mask=mask)
+
+
+@triton.jit(do_not_specialize=["T", "B"])
+def lstm_cells(sums, first_c, cells, lengths, T, B, D: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr,
+               UNITS: tl.constexpr, BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr):  # fmt: skip
+    """Makes the cell states again from the gates' sums: no program needs another's.
+
+    Args:
+        sums: (D, T, B, 4H). first_c: (D, B, H).
+        cells: (D, T, B, H) is written, c before the step at each position; padding is left as it is.
+        Others: as in `lstm_forward`.
+    """
+    PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
+    program = tl.program_id(0)
+    groups = tl.cdiv(B, ROWS)
+    direction = program // (PARTS * groups)
+    backwards = (BACKWARDS >> direction) & 1
+    row = program // PARTS % groups * ROWS + tl.arange(0, ROWS)
+    unit = program % PARTS * UNITS + tl.arange(0, UNITS)
+    length = _row_lengths(lengths, row, B, T, HAS_LENGTHS)
+    owned = (row < B)[:, None] & (unit < H)[None, :]
+    c = tl.load(first_c + (direction * B + row)[:, None] * H + unit[None, :], mask=owned, other=0.0)
+    for step in tl.range(0, T, loop_unroll_factor=4):
+        active = (step < length)[:, None] & owned
+        position = _positions(step, length, backwards)
+        place = ((direction * T + position).to(tl.int64) * B + row)[:, None]
+        gates = sums + place * (4 * H) + unit[None, :]
+        i = tl.sigmoid(tl.load(gates, mask=active, other=0.0).to(tl.float32))
+        f = tl.sigmoid(tl.load(gates + H, mask=active, other=0.0).to(tl.float32))
+        g = _tanh(tl.load(gates + 2 * H, mask=active, other=0.0).to(tl.float32))
+        tl.store(cells + place * H + unit[None, :], c, mask=active)
+        c = f * c + i * g

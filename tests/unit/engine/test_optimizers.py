@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from econmt.errors import InputError
-from econmt.recipe import Optimizer
-from econmt.training.optimizers import (
+from econmt.engine.optimizers import (
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
     set_learning_rate,
 )
+from econmt.errors import InputError
+from econmt.recipe import Optimizer
 
 GRADIENTS = [0.5, -1.0, 0.25, 2.0]
 
@@ -106,7 +106,7 @@ def test_training_does_not_import_the_compiler() -> None:
     program = """
 import sys, torch
 from econmt.recipe import Optimizer
-from econmt.training.optimizers import make_optimizer
+from econmt.engine.optimizers import make_optimizer
 parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = make_optimizer({"a": parameter}, Optimizer(name="adam", learning_rate=0.1))
 parameter.sum().backward()
