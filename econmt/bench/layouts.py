@@ -49,11 +49,8 @@ def products(
     """Times a product and the two of its backward pass, in each layout; and `econmt_ops.linear` with both passes.
 
     Args:
-        shapes: (N, I, O) each.
-        dtypes: of all operands.
-        device: of the operands.
-        seconds: for the candidates of one product.
-        say: told what is being measured.
+        shapes: (N, I, O) each. dtypes, device: of all operands.
+        seconds: for the candidates of one product. say: told what is being measured.
 
     Yields:
         One row a layout, library and product.

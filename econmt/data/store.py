@@ -70,8 +70,7 @@ def prepare(recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progre
 
     Args:
         recipe: its data section says which text and how it becomes tokens.
-        folder: where the store lies.
-        search: folders in which the text is looked up, see :func:`econmt.data.corpus.search_path`.
+        folder: where the store lies. search: see :func:`econmt.data.corpus.search_path`.
         show_progress: show bars on stderr if it is a terminal.
 
     Raises:
