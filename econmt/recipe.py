@@ -18,10 +18,10 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, 
 from pydantic_core import PydanticKnownError
 
 from econmt.errors import InputError
-from econmt.recipe_model import Attention as Attention
-from econmt.recipe_model import Decoder as Decoder
+from econmt.recipe_model import AttentionSection as AttentionSection
+from econmt.recipe_model import DecoderSection as DecoderSection
 from econmt.recipe_model import Dropout as Dropout
-from econmt.recipe_model import Encoder as Encoder
+from econmt.recipe_model import EncoderSection as EncoderSection
 from econmt.recipe_model import Initialization as Initialization
 from econmt.recipe_model import Model as Model
 from econmt.recipe_model import Positive, Probability, Section
@@ -158,7 +158,7 @@ class BatchSize(Section):
     size: Positive = Field(64, description="sentences, or target tokens, a batch")
 
 
-class Optimizer(Section):
+class OptimizerSection(Section):
     """The optimizer."""
 
     name: Literal["adam", "adamw", "sgd"] = Field("adam", description="algorithm")
@@ -173,13 +173,13 @@ class Optimizer(Section):
     momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd only)")
 
     @model_validator(mode="after")
-    def _betas_in_range(self) -> Optimizer:
+    def _betas_in_range(self) -> OptimizerSection:
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas {list(self.betas)} must be at least 0 and less than 1")
         return self
 
 
-class Schedule(Section):
+class ScheduleSection(Section):
     """How the learning rate changes."""
 
     name: Literal["constant", "inverse-sqrt", "plateau-reduce"] = Field(
@@ -195,7 +195,7 @@ class Schedule(Section):
     )
 
     @model_validator(mode="after")
-    def _inverse_sqrt_needs_warmup(self) -> Schedule:
+    def _inverse_sqrt_needs_warmup(self) -> ScheduleSection:
         if self.name == "inverse-sqrt" and self.warmup == 0:
             raise ValueError("name: inverse-sqrt needs warmup of at least 1 update")
         return self
@@ -239,8 +239,10 @@ class Training(Section):
         description="bytes training may take, as 4GiB, 512MiB or a number; auto: what the device has; null: any",
     )
     update_interval: Positive = Field(1, description="batches whose gradients are added up before one update")
-    optimizer: Optimizer = Field(default_factory=Optimizer, description="the optimizer")
-    schedule: Schedule = Field(default_factory=Schedule, description="how the learning rate changes")
+    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="the optimizer")
+    schedule: ScheduleSection = Field(
+        default_factory=ScheduleSection, description="how the learning rate changes"
+    )
     gradient_clipping: GradientClipping = Field(
         default_factory=GradientClipping, description="bound on the gradient"
     )

@@ -26,7 +26,7 @@ class Encoder(nn.Module):
         implementations: of the ops; the model sets them.
     """
 
-    def __init__(self, config: recipe.Encoder, input_size: int, dropout: recipe.Dropout) -> None:
+    def __init__(self, config: recipe.EncoderSection, input_size: int, dropout: recipe.Dropout) -> None:
         super().__init__()
         self.config = config
         self.implementations = Implementations()
