@@ -87,9 +87,7 @@ class Data(Section):
     test: str | None = Field(
         None, description="prefix of a test text, translated and scored when training ends"
     )
-    subwords: Subwords = Field(
-        default_factory=SentencePieceSubwords, description="how text is cut into tokens"
-    )
+    subwords: Subwords = Field(SentencePieceSubwords(), description="how text is cut into tokens")
     max_length: Positive = Field(
         100, description="training pairs with more tokens than this on a side are left out"
     )
@@ -224,7 +222,7 @@ class EarlyStopping(Section):
 class Training(Section):
     """How the parameters are learnt."""
 
-    batch: BatchSize = Field(default_factory=BatchSize, description="how many sentences go into one update")
+    batch: BatchSize = Field(BatchSize(), description="how many sentences go into one update")
     max_buckets: Positive = Field(
         12, description="most buckets: shapes to which pairs are padded, chosen from the text to pad it least"
     )
@@ -239,13 +237,9 @@ class Training(Section):
         description="bytes training may take, as 4GiB, 512MiB or a number; auto: what the device has; null: any",
     )
     update_interval: Positive = Field(1, description="batches whose gradients are added up before one update")
-    optimizer: OptimizerSection = Field(default_factory=OptimizerSection, description="the optimizer")
-    schedule: ScheduleSection = Field(
-        default_factory=ScheduleSection, description="how the learning rate changes"
-    )
-    gradient_clipping: GradientClipping = Field(
-        default_factory=GradientClipping, description="bound on the gradient"
-    )
+    optimizer: OptimizerSection = Field(OptimizerSection(), description="the optimizer")
+    schedule: ScheduleSection = Field(ScheduleSection(), description="how the learning rate changes")
+    gradient_clipping: GradientClipping = Field(GradientClipping(), description="bound on the gradient")
     label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
@@ -261,9 +255,7 @@ class Training(Section):
     decode_and_evaluate: int = Field(
         -1, ge=-1, description="validation sentences translated at a checkpoint for BLEU; -1: all, 0: none"
     )
-    early_stopping: EarlyStopping = Field(
-        default_factory=EarlyStopping, description="when training has learnt enough"
-    )
+    early_stopping: EarlyStopping = Field(EarlyStopping(), description="when training has learnt enough")
     keep_last_params: Positive = Field(3, description="newest parameter files kept, beside the best")
     initialize_from: str | None = Field(
         None,
@@ -315,10 +307,10 @@ class Recipe(Section):
     name: str = Field(description="name of the run", min_length=1)
     output: str = Field(description="model folder; the same command again resumes from it", min_length=1)
     data: Data = Field(description="where the text is and how it becomes token ids")
-    model: Model = Field(default_factory=Model, description="the translation model")
-    ops: Ops = Field(default_factory=Ops, description="how the large operations keep their feature maps")
+    model: Model = Field(Model(), description="the translation model")
+    ops: Ops = Field(Ops(), description="how the large operations keep their feature maps")
     training: Training = Field(description="how the parameters are learnt")
-    decoding: Decoding = Field(default_factory=Decoding, description="how translations are searched for")
+    decoding: Decoding = Field(Decoding(), description="how translations are searched for")
 
     @model_validator(mode="after")
     def _tying_fits(self) -> Recipe:

@@ -125,18 +125,16 @@ class Model(Section):
     """The attention-LSTM translation model."""
 
     embedding: Positive = Field(512, description="width of source and target embeddings")
-    encoder: EncoderSection = Field(default_factory=EncoderSection, description="the encoder")
-    decoder: DecoderSection = Field(default_factory=DecoderSection, description="the decoder")
-    attention: AttentionSection = Field(default_factory=AttentionSection, description="the attention")
+    encoder: EncoderSection = Field(EncoderSection(), description="the encoder")
+    decoder: DecoderSection = Field(DecoderSection(), description="the decoder")
+    attention: AttentionSection = Field(AttentionSection(), description="the attention")
     dropout: DropoutChoice = Field(
         0.0, description="one probability everywhere, or a section with one a place"
     )
     weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
         "none", description="which of source embedding, target embedding and output layer share one matrix"
     )
-    initialization: Initialization = Field(
-        default_factory=Initialization, description="first values of the parameters"
-    )
+    initialization: Initialization = Field(Initialization(), description="first values of the parameters")
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Model:
