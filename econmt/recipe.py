@@ -232,6 +232,10 @@ class Training(Section):
     trim_batches: Literal["auto", "always", "never"] = Field(
         "auto", description="cut batches to their own longest pair; never: few shapes; auto: on the CPU only"
     )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto",
+        description="on a GPU, capture a step for each shape of batches and replay it; off: launch every kernel",
+    )
     memory_budget: SizeOrAuto | None = Field(
         None,
         description="bytes training may take, as 4GiB, 512MiB or a number; auto: what the device has; null: any",

@@ -14,8 +14,9 @@ from econmt.engine.optimizers import make_optimizer, set_learning_rate
 from econmt.engine.precision import Precision
 from econmt.engine.world import World
 from econmt.model import Implementations
-from econmt.model.layers import give_sparse_gradients
+from econmt.model.layers import drawing_from, give_sparse_gradients
 from econmt.tasks.protocol import Task, device_of
+from econmt_ops.core.dropout import SeedCounter
 from econmt_ops.optimizer import FusedOptimizer
 
 Watch = Callable[[str, Tensor | None], object]
@@ -84,6 +85,11 @@ class TrainingStep:
         )
         self.keeps_gradients = False
         self.number: int | None = None
+        self.seeds: SeedCounter | None = None
+        if self.device.type == "cuda":
+            self.seeds = SeedCounter(training.seed, self.device)
+            for group in self.optimizer.param_groups:
+                group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
         if self.device.type == "cpu":
             give_sparse_gradients(model)
 
@@ -144,12 +150,16 @@ class TrainingStep:
         for number, batch in enumerate(batches):
             chosen = self.implementations if implementations is None else implementations[number]
             self.number = number
-            total = total + self._accumulate(batch, tokens, chosen, watch)
+            total = total + self.accumulate(batch, tokens, chosen, watch)
         self.number = None
         if watch is not None:
             watch("optimizer", None)
-        self._add_up_over_ranks(total)
-        return StepResult(total, self.optimizer.clip(self.clipping.type, self.clipping.threshold))
+        return self.finish(total)
+
+    def finish(self, loss: Tensor) -> StepResult:
+        """Adds gradients and the summed ``loss`` up over all ranks, and bounds the gradients of :meth:`update`."""
+        self._add_up_over_ranks(loss)
+        return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold))
 
     def update(self) -> None:
         """Updates the parameters with the gradients that are there, clipped."""
@@ -167,14 +177,48 @@ class TrainingStep:
         """The context in which products are made as the precision says."""
         return self.precision.products(self.device)
 
-    def _accumulate(
-        self, batch: Batch, tokens: Tensor, implementations: Implementations, watch: Watch | None
+    def prepare(self, *, gradients: bool = False) -> None:
+        """Makes what a first step would make: the optimizer's state and, if wanted, gradients filled with zeros."""
+        self.optimizer.prepare()
+        for parameter in self.model.parameters() if gradients else ():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def random_state(self) -> list[int]:
+        """The state of the dropout seeds that the step draws itself; empty where torch's generator gives them."""
+        return [] if self.seeds is None else self.seeds.seeds.tolist()
+
+    def set_random_state(self, state: Sequence[int]) -> None:
+        """Puts back what :meth:`random_state` gave; seeds of another device are left as they are."""
+        if self.seeds is not None and len(state) == len(self.seeds.seeds):
+            self.seeds.seeds.copy_(torch.tensor(state, dtype=torch.int64))
+
+    def accumulate(
+        self,
+        batch: Batch,
+        tokens: Tensor,
+        implementations: Implementations | None = None,
+        watch: Watch | None = None,
     ) -> Tensor:
-        """Adds the gradient of a batch to those that are there; returns its summed loss."""
+        """Adds the gradient of a batch on the device to those that are there.
+
+        Args:
+            batch: see :meth:`run`, as the others.
+            tokens: the number by which its loss is divided.
+            implementations: of the ops; None: the step's.
+            watch: told of the phases.
+
+        Returns:
+            Its summed loss, a scalar on the device.
+        """
+        if implementations is None:
+            implementations = self.implementations
         self.optimizer.make_dense()  # what is there already, for this batch's to be added to in place
+        if self.seeds is not None:
+            self.seeds.advance()
         if watch is not None:
             watch("forward", None)
-        with self.computing():
+        with self.computing(), drawing_from(self.seeds):
             with self.precision.autocast(self.device):
                 loss = self.task.loss(self.model, batch, implementations, self.label_smoothing)
             mean = loss / tokens

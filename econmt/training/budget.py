@@ -23,20 +23,6 @@ from econmt.tasks.translation import TranslationTask
 from econmt.training.state import TrainingState
 from econmt_ops.optimizer import FusedOptimizer
 
-_ALLOCATION_FAILED = (
-    "DefaultCPUAllocator",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-"""How PyTorch says that memory is full where it has no type of error for it."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device, or the machine, has no memory left."""
-    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _ALLOCATION_FAILED)
-
 
 def divide(
     batch: Batch, plan: Plan | None, implementations: Implementations

@@ -12,16 +12,17 @@ import torch
 
 from econmt.data.batches import Batch
 from econmt.data.store import PreparedData
-from econmt.engine.devices import give_back_memory, peak_memory, trims_batches
+from econmt.engine.devices import give_back_memory, is_out_of_memory, peak_memory, trims_batches
+from econmt.engine.graphs import GraphedStep
 from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.engine.world import World
 from econmt.errors import TrainingError
-from econmt.model import TranslationModel
+from econmt.model import Implementations, TranslationModel
 from econmt.recipe import Recipe
 from econmt.tasks.translation import TranslationTask
-from econmt.training.budget import Budget, divide, is_out_of_memory
+from econmt.training.budget import Budget, divide
 from econmt.training.checkpoints import (
     Saved,
     load_parameters,
@@ -95,6 +96,7 @@ class Trainer:
             recipe, prepared, self.batches, device, precision.dtype, self.parameters.values()
         )
         self._trims = trims_batches(training.trim_batches, device)
+        self._graphed: GraphedStep | None = None
         self._readings = Readings(device)
         self._saved = state.update
         self._clock = time.monotonic()
@@ -116,6 +118,7 @@ class Trainer:
         self.schedule.load_state_dict(saved.state.schedule)
         self.batches.load_state_dict(saved.state.data)
         restore_random_states(saved.state.random)
+        self.step.set_random_state(saved.state.random.get("dropout", []))
         return notes
 
     def make_plan(self) -> None:
@@ -141,6 +144,13 @@ class Trainer:
 
     def _run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
         self.model.train()
+        if self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
+            plan = self.budget.plan
+            self.budget.room_for_optimizer(self.optimizer)
+            # What a byte budget divides further, or an update adds up, is captured batch by batch.
+            plan, interval = self.budget.plan, self.recipe.training.update_interval
+            several = interval > 1 or (plan is not None and plan.worst.parts > 1)
+            self._graphed = GraphedStep(self.step, several=several, note=progress.note)
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
         self._tell_of_plan(progress)
@@ -161,16 +171,29 @@ class Trainer:
     def rehearse(self) -> None:
         """Computes the gradient of the largest batch and forgets it: too little memory shows now and not hours later.
 
-        With a byte budget it is the micro-batch for which the plan predicts the most.
+        In CUDA graphs its step is captured, which takes the same memory. With a byte budget it is the micro-batch for which the plan predicts the most.
 
         Raises:
             TrainingError: if memory does not suffice.
         """
         with _random_states_kept():
             room = self.budget.room_for_optimizer(self.optimizer)
-            self.gradient(self.budget.largest_batches())
+            largest = self.budget.largest_batches()
+            if self._graphed is None:
+                self.gradient(largest)
+            else:
+                for part, how in divide(largest[0], self.budget.plan, self.step.implementations):
+                    self._capture(self._graphed, part, how)
             del room
         self.step.clear()
+
+    def _capture(self, graphed: GraphedStep, batch: Batch, how: Implementations) -> None:
+        try:
+            graphed.capture(batch, how)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise TrainingError(self._out_of_memory(batch)) from error
+            raise
 
     def _checkpoint_due(self, reason: str | None) -> bool:
         state = self.state
@@ -190,7 +213,8 @@ class Trainer:
         indices = [batch.indices.numpy() for batch in batches]
         for reading in self._readings.submit(update, loss, norm, tokens, indices):
             self._count(reading)
-        self.step.update()
+        if self._graphed is None:
+            self.step.update()
         self.state.update = update
         self.state.target_tokens += tokens
         for meter in (self.state.since_log, self.state.since_checkpoint):
@@ -209,6 +233,8 @@ class Trainer:
     def gradient(self, batches: Sequence[Batch], *, trim: bool = False) -> StepResult:
         """Leaves the gradient of the loss a token in the parameters, to be clipped by the step's update.
 
+        Graphs update the parameters, too.
+
         If memory is full and the budget's plan can divide batches further, they are computed again in smaller parts.
 
         Args:
@@ -226,6 +252,8 @@ class Trainer:
             parts = [part.trimmed() if trim else part for parts in found for part, _ in parts]
             implementations = [how for parts in found for _, how in parts]
             try:
+                if self._graphed is not None:
+                    return self._graphed(parts, implementations)
                 moved = [part.to(self.device) for part in parts]
                 return self.step.gradient(moved, tokens, implementations)
             except (RuntimeError, MemoryError) as error:
@@ -350,7 +378,7 @@ class Trainer:
         """Puts what lives outside of the state into it, before it is saved."""
         self.state.schedule = self.schedule.state_dict()
         self.state.data = self.batches.state_dict()
-        self.state.random = random_states()
+        self.state.random = {**random_states(), "dropout": self.step.random_state()}
         self.budget.remember(self.state)
 
     def _tell_of_plan(self, progress: Progress) -> None:

@@ -24,12 +24,23 @@ from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.repeated import Inputs, Repeated, add_repeated, clean_rows, values_of
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm import recompute
 
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
 
-__all__ = ["bidirectional_lstm", "is_available", "lstm", "products_type"]
+TRAITS = Traits(
+    devices=frozenset({"cuda"}),
+    dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
+    recomputes=True,
+    takes_stash=True,
+    fastest_stash="attention",
+    casts=True,
+    has_kernels=True,
+    needs="triton",
+    is_available=is_available,
+)
 
 
 class _Layer(NamedTuple):
