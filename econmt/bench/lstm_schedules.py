@@ -316,10 +316,8 @@ def ablation(
     """Times every step of the ablation.
 
     Args:
-        shape: of the stack.
-        dtypes: of inputs and weights.
-        device: where.
-        say: told what is being measured.
+        shape: of the stack. dtypes: of inputs and weights.
+        device: where. say: told what is being measured.
         samples: timed calls of each; the quickest counts, as what disturbs only adds.
         compile_loop: also torch.compile of one layer's loop.
         both_ways: instead the ways to run one layer in both directions; ``shape`` has two layers then.
