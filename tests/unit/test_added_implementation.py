@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt.bench.choice import choose, rows_of
+from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.memory.estimate.step import estimate_step
 from econmt.memory.plan.prices import settings
@@ -125,7 +126,7 @@ def test_benches_and_runs_measure_it() -> None:
         (20, 30),
         Shape(3, 4, 5),
         CPU,
-        torch.float32,
+        Precision(),
         seconds=5.0,
         compiled=False,
         byte_limit=None,

@@ -19,6 +19,7 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
+from econmt.memory.estimate.shapes import RememberedShapes
 from econmt.memory.measure.ledger import Ledger, give_state, track_step
 from econmt.memory.measure.tracker import Storage, Tracker
 from econmt.model import Implementations
@@ -62,12 +63,17 @@ def estimate_step(
         precision = torch.bfloat16 if training.precision == "bfloat16" else torch.float32
     if accumulating is None:
         accumulating = training.update_interval > 1
-    with standing_in(device):
+    with standing_in(device) as mode:
         model = task.build_model().train()
         step = TrainingStep(task, model, Precision(precision), implementations=implementations)
         give_state(step)
         batch = task.example(Shape(*shape))
-        tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)
+        tracker = Tracker(
+            _CPU,
+            block=BLOCK if cuda else 1,
+            replacements=ON_GPU if cuda else REPLACEMENTS,
+            run=RememberedShapes(mode),
+        )
         workspaces = cublas_workspaces(tracker) if cuda else []
         ledger = track_step(tracker, step, batch, accumulating=accumulating)
         del workspaces
