@@ -245,11 +245,11 @@ class Training(Section):
     schedule: ScheduleSection = Field(ScheduleSection(), description="how the learning rate changes")
     gradient_clipping: GradientClipping = Field(GradientClipping(), description="bound on the gradient")
     label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
         "auto",
         description="of products and feature maps; weights, optimizer, cell state and softmax stay float32. auto: "
-        "bfloat16 on a CPU that multiplies it clearly faster, measured when the run begins and kept, else float32; on "
-        "a GPU training lets cuDNN compute float32 LSTMs in TF32",
+        "bfloat16 on a GPU that has it, and on a CPU that multiplies it clearly faster, measured when the run begins "
+        "and kept; else float32. On a GPU float32 means IEEE products everywhere, tf32 allows TF32 everywhere",
     )
     max_updates: Positive | None = Field(None, description="stop after this many updates")
     max_epochs: Positive | None = Field(None, description="stop after this many passes over the data")
@@ -309,6 +309,7 @@ class Recipe(Section):
     """One training run, whole."""
 
     name: str = Field(description="name of the run", min_length=1)
+    task: Literal["translation"] = Field("translation", description="what is learnt")
     output: str = Field(description="model folder; the same command again resumes from it", min_length=1)
     data: Data = Field(description="where the text is and how it becomes token ids")
     model: Model = Field(Model(), description="the translation model")

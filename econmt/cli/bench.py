@@ -17,7 +17,8 @@ from econmt.cli.workload import find_workload
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.recipe import load_recipe
-from econmt.training.choice import Shape, expected_updates
+from econmt.tasks.protocol import Shape
+from econmt.training.choice import expected_updates
 
 app = typer.Typer(
     help="Measure on this machine: layouts of matrix products, what auto chooses, training steps, LSTM schedules.",

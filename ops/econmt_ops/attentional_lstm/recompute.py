@@ -8,6 +8,9 @@ know them; the backward operator itself has no derivative.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -73,10 +76,15 @@ def attentional_lstm(
     scale: float,
     stash: str = "attention",
     backend: str = "eager",
+    run_stack: Callable[..., tuple[Tensor, LSTMState]] | None = None,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-    """See `econmt_ops.attentional_lstm`; all arguments are given, checked and, but for matrices and biases, cast."""
+    """See `econmt_ops.attentional_lstm`; all arguments are given, checked and, but for matrices and biases, cast.
+
+    ``run_stack`` is the implementation of `econmt_ops.lstm` that runs the stack without input feeding; by default the
+    recomputing one.
+    """
     if not input_feeding:
-        stack = lstm(
+        stack = (run_stack or functools.partial(lstm, backend=backend))(
             inputs,
             weights.layers,
             state=state.layers,
@@ -87,7 +95,6 @@ def attentional_lstm(
             dropout_seed=dropout_seed,
             variational=variational,
             stash=stash,
-            backend=backend,
         )
         return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, backend)
     gain, shift = (None, None) if layer_norm is None else layer_norm
