@@ -2,4 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
+__all__ = ["TrainedModel", "__version__", "load", "train"]
+
+if TYPE_CHECKING:
+    from econmt.api import TrainedModel as TrainedModel
+    from econmt.api import load as load
+    from econmt.api import train as train
+else:
+
+    def __getattr__(name: str) -> object:
+        """The Python interface of :mod:`econmt.api`, which imports torch only when it is asked for."""
+        if name not in __all__:
+            raise AttributeError(f"module 'econmt' has no attribute '{name}'")
+        from econmt import api
+
+        return getattr(api, name)

@@ -66,7 +66,7 @@ from econmt.tasks.translation import TranslationTask
 from econmt.training.interrupts import Interrupts
 from econmt.typed_yaml import parse_size
 from econmt_ops import linear_cross_entropy
-from econmt_ops.backends.steps import has_compiler
+from econmt_ops.backends.compiled import has_compiler
 
 NO_TIME = "not measured: no time left"
 SECTIONS = ("step", "checkpoint", "output", "batch")

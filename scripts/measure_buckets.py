@@ -20,13 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from econmt.data.batches import BatchIterator, rows_of_batch
+from econmt.data.bucket_shapes import Derived, derive_shapes
 from econmt.data.buckets import count_lengths
 from econmt.data.corpus import search_path
 from econmt.data.padding import PlannedBatch, measure_padding, planned, random_batches
-from econmt.data.shapes import Derived, derive_shapes
+from econmt.data.pair_flops import PairFlops, pair_flops
 from econmt.data.store import PreparedData, prepare
 from econmt.data.token_store import TokenStore
-from econmt.data.work import Work, work_of
 from econmt.errors import InputError
 from econmt.recipe import BatchSize, Recipe, find_recipe, load_recipe
 
@@ -73,7 +73,7 @@ def again_together(batches: BatchIterator) -> float:
     return float((both * (both - 1)).sum() / (together * (together - 1)).sum())
 
 
-def rows(recipe: Recipe, prepared: PreparedData, work: Work) -> Iterator[tuple[str, ...]]:
+def rows(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> Iterator[tuple[str, ...]]:
     """The table's rows."""
     batch, store = recipe.training.batch, prepared.train
     found = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch, ALL), work)
@@ -103,7 +103,7 @@ def _percent(cost: float) -> str:
 
 def report(recipe: Recipe, prepared: PreparedData) -> Iterator[str]:
     """The lines to print."""
-    work = work_of(recipe.model, prepared.vocabularies.target.size)
+    work = pair_flops(recipe.model, prepared.vocabularies.target.size)
     store, batch = prepared.train, recipe.training.batch
     counts = count_lengths(store.source_lengths, store.target_lengths)
     began = time.perf_counter()

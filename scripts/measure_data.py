@@ -77,12 +77,12 @@ def read(folder: Path, batches: int, seeks: int) -> dict[str, object]:
     result["memory_after_import_torch"] = memory()
 
     from econmt.data.batches import BatchIterator
-    from econmt.data.shapes import Derived
+    from econmt.data.bucket_shapes import Derived
+    from econmt.data.pair_flops import PairFlops
     from econmt.data.token_store import TokenStore
-    from econmt.data.work import Work
     from econmt.recipe import BatchSize
 
-    rule = Derived(12, Work(2, 9, 0))
+    rule = Derived(12, PairFlops(2, 9, 0))
     began = time.perf_counter()
     store = TokenStore(folder, "train", json.loads((folder / "description.json").read_text(encoding="utf-8")))
     iterator = BatchIterator(store, BatchSize(type="sentence", size=128), rule, 1, max_length=MAX_LENGTH)

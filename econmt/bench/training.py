@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from econmt.bench.sheet import Row
+from econmt.bench.rows import Row
 from econmt.engine.devices import peak_memory
 from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from torch import Tensor
 
 from econmt.cli.inspection import checkpoint_scores, read_metrics, read_recipe
+from econmt.cli.options import ModelOption, NewModelOption
 from econmt.data.files import notice
 from econmt.data.subwords import fingerprint
 from econmt.decoding.averaging import average_tensors, choose_checkpoints
 from econmt.errors import InputError
 from econmt.training.checkpoints import check_vocabulary
-from econmt.training.derived import check_new, write_model
+from econmt.training.export import check_new, write_model
 from econmt.training.files import read_tensors
 from econmt.training.folder import ModelFolder
 
@@ -29,8 +29,8 @@ class Strategy(str, Enum):
 
 
 def average(
-    model: Annotated[Path, typer.Option("--model", "-m", help="Model folder.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Model folder to make.", show_default=False)],
+    model: ModelOption,
+    output: NewModelOption,
     count: Annotated[int, typer.Option("-n", min=1, help="Checkpoints.")] = 4,
     strategy: Annotated[
         Strategy,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import torch
 import typer
 
-from econmt.bench import choice, layout, low_rank, lstm, training
-from econmt.bench.sheet import Row, Say, append_csv, read_csv
-from econmt.cli.sheets import Place, dtype, measures, print_rows
+from econmt.bench import layouts, low_rank_lstm, lstm_schedules, selection, training
+from econmt.bench.rows import Row, Say, append_csv, read_csv
+from econmt.cli.measuring import CsvOption, Place, PlotOption, ThreadsOption, TypesOption, dtypes_of
+from econmt.cli.options import BucketOption, DeviceOption, OverridesArgument, PairsOption, bytes_of
 from econmt.cli.workload import find_workload
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.recipe import load_recipe
-from econmt.training.choice import Shape, expected_updates
-from econmt.typed_yaml import parse_size
+from econmt.tasks.protocol import Shape
+from econmt.training.choice import expected_updates
 
 app = typer.Typer(
     help="Measure on this machine: layouts of matrix products, what auto chooses, training steps, LSTM schedules.",
@@ -25,22 +26,24 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-_Types = Annotated[list[str], typer.Option("--dtype", help="float32, bfloat16; may be repeated.")]
+LAYERS, STEPS, HIDDEN, BATCH = lstm_schedules.PUBLISHED
+BOTH_TYPES = ["float32", "bfloat16"]
 
 
 @app.command("layout")
-@measures
 def layout_command(
-    place: Place,
     recurrent: Annotated[
         bool, typer.Option("--recurrent", help="Loops of products, as in an LSTM, instead of single ones.")
     ] = False,
     paper: Annotated[
         bool, typer.Option("--paper", help="The published shape alone: X 64 x 512, W 2048 x 512.")
     ] = False,
-    dtypes: _Types = ["float32", "bfloat16"],  # noqa: B006  typer copies it
+    dtypes: TypesOption = BOTH_TYPES,
     seconds: Annotated[float, typer.Option(min=0.0, help="For the candidates of one product.")] = 0.5,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    csv: CsvOption = None,
+    plot: PlotOption = None,
 ) -> None:
     """Time matrix products in each memory layout and library, forward and backward.
 
@@ -50,42 +53,27 @@ def layout_command(
       econmt bench layout --csv layout.csv --plot layout.png
       econmt bench layout --recurrent --dtype float32 --threads 1
     """
-    types = [dtype(name) for name in dtypes]
-    setting = layout.Setting(place.device, seconds)
+    place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
     with place.measuring() as say:
         if recurrent:
-            found = layout.recurrence(layout.RECURRENT, types, setting, say)
+            found = layouts.recurrence(layouts.RECURRENT, types, place.device, seconds, say)
         else:
-            found = layout.products([layout.PAPER] if paper else layout.SHAPES, types, setting, say)
+            shapes = [layouts.PAPER] if paper else layouts.SHAPES
+            found = layouts.products(shapes, types, place.device, seconds, say)
         rows = place.kept(found)
-    columns = (
-        "dtype",
-        "rows",
-        "inputs",
-        "outputs",
-        "what",
-        "library",
-        "layout",
-        "milliseconds",
-        "highest decile",
-    )
-    print_rows(rows, (*columns, "GFLOP/s"), "layouts: X (rows, inputs), W (outputs, inputs)")
+    columns = ("dtype", "rows", "inputs", "outputs", "what", "library", "layout")
+    figures = ("milliseconds", "highest decile", "GFLOP/s")
+    place.print(rows, (*columns, *figures), "layouts: X (rows, inputs), W (outputs, inputs)")
     label = ("dtype", "rows", "inputs", "what", "library", "layout")
     place.draw(rows, label=label, value="GFLOP/s", title="layouts")
 
 
 @app.command("select")
-@measures
 def select_command(
-    place: Place,
     recipe: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Argument(help="Recipe: a YAML file or a shipped name; none with --grid.", show_default=False),
+        str | None, typer.Argument(help="Recipe: a YAML file or a shipped name; none with --grid.")
     ] = None,
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Argument(metavar="[KEY=VALUE]...", help="Keys to change.", show_default=False),
-    ] = None,
+    overrides: OverridesArgument = None,
     grid: Annotated[
         bool, typer.Option("--grid", help="A grid of shapes: choose, measure all again, tell what is lost.")
     ] = False,
@@ -95,32 +83,26 @@ def select_command(
     summary: Annotated[
         bool, typer.Option("--summary", help="The arguments are CSV files of --grid: join and sum them up.")
     ] = False,
-    bucket: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            metavar="SxT",
-            help="Source x target positions; else the recipe's worst. A few of them are timed, as a run does.",
-            show_default=False,
-        ),
-    ] = None,
-    batch: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Sentence pairs, instead of the recipe's.", show_default=False),
-    ] = None,
+    bucket: BucketOption = None,
+    batch: PairsOption = None,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Compile too, which takes a minute, and remember how long.")
     ] = False,
     byte_limit: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="BYTES", help="What an op may keep, e.g. 64MiB.", show_default=False),
+        str | None, typer.Option(metavar="BYTES", help="What an op may keep, e.g. 64MiB.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="For a choice.")] = 2.0,
     limit: Annotated[float, typer.Option(min=0.0, help="Seconds after which --grid begins no shape.")] = 75.0,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    csv: CsvOption = None,
+    plot: PlotOption = None,
 ) -> None:
     """Print every candidate's time for the ops of a recipe, what auto chooses and what the others would lose.
 
-    The figures are remembered, and the recipe's runs use them. With --grid and --csv, shapes that the file has already
-    are left out, so that the same command goes on where it stopped.
+    A few positions of the bucket are timed, as a run does. The figures are remembered, and the recipe's runs use them.
+    With --grid and --csv, shapes that the file has already are left out, so that the same command goes on where it
+    stopped.
 
     \b
     Example:
@@ -132,50 +114,46 @@ def select_command(
     """
     if [grid, summary, recipe is not None and not summary].count(True) != 1 or (summary and recipe is None):
         raise InputError("econmt bench select: give a recipe, --grid, or --summary and CSV files")
+    place = Place(device, threads, csv, plot)
     if summary:
-        print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], place.csv))
+        print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], csv))
         return
     with place.measuring() as say:
         if recipe is None:
             rows = _grid(place, seconds, limit, part, say)
-            label: tuple[str, ...] = choice.Entry._fields
+            label: tuple[str, ...] = selection.Entry._fields
         else:
-            changes = overrides or []
-            rows = _select(recipe, changes, bucket, batch, place.device, seconds, compiled, byte_limit)
-            place.kept(rows)
+            most = bytes_of("--byte-limit", byte_limit)
+            rows = _select(place, recipe, overrides or [], bucket, batch, seconds, compiled, most)
             label = ("problem", "candidate")
     place.draw(rows, label=label, value="regret", title="regret")
 
 
 def _select(
+    place: Place,
     name: str,
     changes: Sequence[str],
     bucket: str | None,
     batch: int | None,
-    where: torch.device,
     seconds: float,
     compiled: bool,
-    byte_limit: str | None,
+    byte_limit: int | None,
 ) -> list[Row]:
     """Measures a recipe's ops and prints them."""
     recipe = load_recipe(name, changes)
     found = find_workload(name, recipe, bucket, batch, None)
-    try:
-        most = None if byte_limit is None else parse_size(byte_limit)
-    except ValueError as error:
-        raise InputError(f"--byte-limit: {error}") from None
-    chosen = choice.choose(
+    chosen = selection.choose(
         recipe,
         found.task.sizes,
         Shape(*found.shape),
-        where,
-        precision_of_run(recipe, where),
+        place.device,
+        precision_of_run(recipe, place.device),
         seconds=600.0 if compiled else seconds,
         compiled=compiled,
-        byte_limit=most,
+        byte_limit=byte_limit,
         updates=expected_updates(recipe.training, 0, 0),
     )
-    rows = choice.rows_of(chosen.measurements, most)
+    rows = selection.rows_of(chosen.measurements, byte_limit)
     columns = (
         "problem",
         "calls",
@@ -185,28 +163,27 @@ def _select(
         "bytes kept",
         "first call, s",
     )
-    print_rows(rows, (*columns, "chosen", "regret"), f"{recipe.name}: what auto chooses")
+    place.print(rows, (*columns, "chosen", "regret"), f"{recipe.name}: what auto chooses")
     parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
     print(f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)")
-    return rows
+    return place.kept(rows)
 
 
 def _grid(place: Place, seconds: float, limit: float, part: str, say: Say) -> list[Row]:
     """Measures what is missing of the grid, prints it and the summary of all of it."""
     before = place.rows_before({"bench": "select-grid"})
-    done = {tuple(row[name] for name in choice.Entry._fields) for row in before}
-    left = [entry for entry in choice.part_of(choice.grid(), part) if tuple(map(str, entry)) not in done]
-    rows = place.kept(choice.regrets(left, place.device, seconds, limit, say))
+    done = {tuple(row[name] for name in selection.Entry._fields) for row in before}
+    entries = selection.part_of(selection.grid(), part)
+    left = [entry for entry in entries if tuple(map(str, entry)) not in done]
+    rows = place.kept(selection.regrets(left, place.device, seconds, limit, say))
     columns = ("choice", "milliseconds", "best", "best milliseconds", "rule milliseconds", "regret")
-    print_rows(rows, (*choice.Entry._fields, *columns), "what auto chooses, measured again")
+    place.print(rows, (*selection.Entry._fields, *columns), "what auto chooses, measured again")
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
     if everything:
-        print(choice.summary(everything))
+        print(selection.summary(everything))
     if len(rows) < len(left):
-        print(
-            f"{len(left) - len(rows)} shapes are left"
-            + ("" if place.csv is None else "; the same command goes on")
-        )
+        goes_on = "" if place.csv is None else "; the same command goes on"
+        print(f"{len(left) - len(rows)} shapes are left{goes_on}")
     return rows
 
 
@@ -217,33 +194,33 @@ def _sum_up(files: Sequence[Path], csv: Path | None) -> str:
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         rows += read_csv(path)[1]
-    found = choice.joined(rows)
+    found = selection.joined(rows)
     if not found:
         raise InputError(f"{files[0]}: no rows of econmt bench select --grid")
     if csv is not None:
         append_csv(csv, [dict(row) for row in found], {})
     machines = sorted({f"{row['gpu'] or row['processor']}, {row['threads']} threads" for row in found})
-    return f"{'; '.join(machines)}\n{choice.summary(found)}"
+    return f"{'; '.join(machines)}\n{selection.summary(found)}"
 
 
 @app.command("training")
-@measures
 def training_command(
-    place: Place,
-    recipes: Annotated[
-        list[str], typer.Argument(help="Recipes: YAML files or shipped names.", show_default=False)
-    ],
+    recipes: Annotated[list[str], typer.Argument(help="Recipes: YAML files or shipped names.")],
     changes: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A key to change in all recipes; may be repeated."),
     ] = None,
     precisions: Annotated[
         list[str], typer.Option("--precision", help="auto, float32 or bfloat16; may be repeated.")
-    ] = ["auto"],  # noqa: B006
+    ] = ["auto"],  # noqa: B006  typer copies it
     lengths: Annotated[
         list[int], typer.Option("--length", min=2, help="Positions on each side; may be repeated.")
     ] = [25, 50],  # noqa: B006
     seconds: Annotated[float, typer.Option(min=0.0, help="For each line of the table.")] = 3.0,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    csv: CsvOption = None,
+    plot: PlotOption = None,
 ) -> None:
     """Time training steps of recipes on random text of full rows: target tokens a second, peak memory, feature maps.
 
@@ -252,6 +229,7 @@ def training_command(
       econmt bench training multi30k --length 16
       econmt bench training iwslt --length 50 --precision float32 --set ops.decoder=reference --csv training.csv
     """
+    place = Place(device, threads, csv, plot)
     loaded = {name: load_recipe(name, changes or []) for name in recipes}
 
     def measured(say: Say) -> Iterator[Row]:
@@ -263,18 +241,18 @@ def training_command(
 
     with place.measuring() as say:
         rows = place.kept(measured(say))
-    columns = ("recipe", "precision", "batch", "length", "target tokens/s", "milliseconds", "highest decile")
-    print_rows(
-        rows, (*columns, "peak bytes", "feature map bytes", "of them attention", "failure"), "training steps"
-    )
     label = ("recipe", "precision", "batch", "length")
+    times = ("target tokens/s", "milliseconds", "highest decile")
+    place.print(
+        rows,
+        (*label, *times, "peak bytes", "feature map bytes", "of them attention", "failure"),
+        "training steps",
+    )
     place.draw(rows, label=label, value="target tokens/s", title="training")
 
 
 @app.command("lstm")
-@measures
 def lstm_command(
-    place: Place,
     ablation: Annotated[
         bool, typer.Option("--ablation", help="Each decision of the schedule; else batches up to the peak.")
     ] = False,
@@ -285,34 +263,28 @@ def lstm_command(
         ),
     ] = False,
     bidirectional: Annotated[
-        bool,
-        typer.Option("--bidirectional", help="With --ablation: one layer in both directions instead."),
+        bool, typer.Option("--bidirectional", help="With --ablation: one layer in both directions instead.")
     ] = False,
     schedules: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(
-            "--schedule",
-            help="With --ablation: only names that contain this; may be repeated.",
-            show_default=False,
-        ),
+        list[str] | None,
+        typer.Option("--schedule", help="With --ablation: only names that contain this; may be repeated."),
     ] = None,
-    layers: Annotated[int, typer.Option(min=1, help="Of the stack.")] = lstm.PUBLISHED[0],
-    steps: Annotated[int, typer.Option(min=1, help="Of a sequence.")] = lstm.PUBLISHED[1],
-    hidden: Annotated[int, typer.Option(min=1, help="Units of a layer.")] = lstm.PUBLISHED[2],
+    layers: Annotated[int, typer.Option(min=1, help="Of the stack.")] = LAYERS,
+    steps: Annotated[int, typer.Option(min=1, help="Of a sequence.")] = STEPS,
+    hidden: Annotated[int, typer.Option(min=1, help="Units of a layer.")] = HIDDEN,
     batches: Annotated[
-        Optional[list[int]],  # noqa: UP045
-        typer.Option(
-            "--batch",
-            min=1,
-            help="Sequences: one with --ablation (64), else may be repeated.",
-            show_default=False,
-        ),
+        list[int] | None,
+        typer.Option("--batch", min=1, help="Sequences: one with --ablation (64), else may be repeated."),
     ] = None,
-    dtypes: _Types = ["float32", "bfloat16"],  # noqa: B006
+    dtypes: TypesOption = BOTH_TYPES,
     samples: Annotated[int, typer.Option(min=1, help="Timed calls of each; the quickest counts.")] = 5,
     limit: Annotated[
         float, typer.Option(min=0.0, help="Seconds after which no batch is begun, without --ablation.")
     ] = 600.0,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    csv: CsvOption = None,
+    plot: PlotOption = None,
 ) -> None:
     """Time a stack of LSTM layers, forward and backward, under different schedules and against torch.nn.LSTM.
 
@@ -330,62 +302,88 @@ def lstm_command(
         raise InputError("--batch: give one with --ablation")
     if bidirectional and not ablation:
         raise InputError("--bidirectional: give it with --ablation")
-    types, batch = [dtype(name) for name in dtypes], (batches or lstm.PUBLISHED[3:])[0]
-    shape = lstm.Shape(2 if bidirectional else layers, steps, hidden, batch)
-    before = []
-    with place.measuring() as say:
-        what = (shape, types, place.device, say)
-        if ablation:
-            only = schedules or ()
-            found = lstm.ablation(
-                *what, samples=samples, compile_loop=compile_loop, both_ways=bidirectional, only=only
-            )
-        else:
-            fixed: Row = {"bench": "lstm-rates", "layers": layers, "steps": steps, "hidden": hidden}
-            before = place.rows_before(fixed)
-            done = {(row["dtype"], int(row["batch"])) for row in before}
-            found = lstm.rates(*what, samples=samples, batches=batches, limit=limit, done=done)
-        rows = place.kept(found)
-    name = "both directions" if bidirectional else f"{layers} layers"
-    title = f"LSTM: {name}, {steps} steps, {hidden} units"
+    place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
+    batch = (batches or [BATCH])[0]
+    shape = lstm_schedules.StackShape(2 if bidirectional else layers, steps, hidden, batch)
+    title = (
+        f"LSTM: {'both directions' if bidirectional else f'{layers} layers'}, {steps} steps, {hidden} units"
+    )
     if ablation:
-        _show_ablation(place, rows, f"{title}, batch {batch}")
+        _lstm_ablation(place, shape, types, samples, compile_loop, bidirectional, schedules or (), title)
     else:
-        _show_rates(place, rows, before, title)
+        _lstm_rates(place, shape, types, samples, batches, limit, title)
 
 
 _LSTM_TIMES = ("forward, ms", "forward and backward, ms")
 
 
-def _show_ablation(place: Place, rows: list[Row], title: str) -> None:
-    gains = ("forward, gain", "published gain", "forward and backward, gain")
-    columns = ("dtype", "schedule", *_LSTM_TIMES, *gains, "forward and backward, GFLOP/s")
-    print_rows(rows, (*columns, "peak bytes", "first call, s"), title)
+def _lstm_ablation(
+    place: Place,
+    shape: lstm_schedules.StackShape,
+    types: Sequence[torch.dtype],
+    samples: int,
+    compile_loop: bool,
+    both_ways: bool,
+    only: Sequence[str],
+    title: str,
+) -> None:
+    with place.measuring() as say:
+        found = lstm_schedules.ablation(
+            *(shape, types, place.device, say),
+            samples=samples,
+            compile_loop=compile_loop,
+            both_ways=both_ways,
+            only=only,
+        )
+        rows = place.kept(found)
+    gains = ("forward, gain", "published gain", "forward and backward, gain", "forward and backward, GFLOP/s")
+    columns = ("dtype", "schedule", *_LSTM_TIMES, *gains, "peak bytes", "first call, s")
+    title += f", batch {shape.batch}"
+    place.print(rows, columns, title)
     place.draw(rows, label=("dtype", "schedule"), value=_LSTM_TIMES[1], title=title)
 
 
-def _show_rates(place: Place, rows: list[Row], before: list[dict[str, str]], title: str) -> None:
+def _lstm_rates(
+    place: Place,
+    shape: lstm_schedules.StackShape,
+    types: Sequence[torch.dtype],
+    samples: int,
+    batches: Sequence[int] | None,
+    limit: float,
+    title: str,
+) -> None:
+    fixed: Row = {"layers": shape.layers, "steps": shape.steps, "hidden": shape.hidden}
+    before = place.rows_before({"bench": "lstm-rates", **fixed})
+    done = {(row["dtype"], int(row["batch"])) for row in before}
+    with place.measuring() as say:
+        rows = place.kept(
+            lstm_schedules.rates(
+                shape, types, place.device, say, samples=samples, batches=batches, limit=limit, done=done
+            )
+        )
     rate = "forward and backward, GFLOP/s"
-    print_rows(rows, ("dtype", "schedule", "batch", *_LSTM_TIMES, rate, "peak GFLOP/s"), title)
+    place.print(rows, ("dtype", "schedule", "batch", *_LSTM_TIMES, rate, "peak GFLOP/s"), title)
     everything: list[Mapping[str, str | int | float]] = [*before, *rows]
     if place.plot is not None and everything:
-        lstm.draw_rates(everything, place.plot)
+        lstm_schedules.draw_rates(everything, place.plot)
 
 
 @app.command("low-rank")
-@measures
 def low_rank_command(
-    place: Place,
-    hidden: Annotated[int, typer.Option(min=1, help="Units, and width of the inputs.")] = low_rank.PUBLISHED[
-        0
-    ],
-    steps: Annotated[int, typer.Option(min=1, help="Of a sequence.")] = low_rank.PUBLISHED[1],
-    batches: Annotated[list[int], typer.Option("--batch", min=1, help="Sequences; may be repeated.")] = [  # noqa: B006
-        *low_rank.BATCHES
-    ],
-    ranks: Annotated[list[int], typer.Option("--rank", min=1, help="May be repeated.")] = [*low_rank.RANKS],  # noqa: B006
-    dtypes: _Types = ["float32", "bfloat16"],  # noqa: B006
+    hidden: Annotated[
+        int, typer.Option(min=1, help="Units, and width of the inputs.")
+    ] = low_rank_lstm.PUBLISHED[0],
+    steps: Annotated[int, typer.Option(min=1, help="Of a sequence.")] = low_rank_lstm.PUBLISHED[1],
+    batches: Annotated[
+        list[int], typer.Option("--batch", min=1, help="Sequences; may be repeated.")
+    ] = low_rank_lstm.BATCHES,
+    ranks: Annotated[list[int], typer.Option("--rank", min=1, help="May be repeated.")] = low_rank_lstm.RANKS,
+    dtypes: TypesOption = BOTH_TYPES,
     seconds: Annotated[float, typer.Option(min=0.01, help="For each batch, type and pass.")] = 3.0,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
+    csv: CsvOption = None,
+    plot: PlotOption = None,
 ) -> None:
     """Time an LSTM layer with whole matrices and with thin factors of several ranks, forward and backward.
 
@@ -394,11 +392,12 @@ def low_rank_command(
       econmt bench low-rank
       econmt bench low-rank --batch 16 --dtype float32 --csv low-rank.csv --plot low-rank.png
     """
-    types = [dtype(name) for name in dtypes]
+    place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
     with place.measuring() as say:
-        found = low_rank.rows((hidden, steps), batches, ranks, types, place.device, say, seconds=seconds)
-        rows = place.kept(found)
+        rows = place.kept(
+            low_rank_lstm.rows((hidden, steps), batches, ranks, types, place.device, say, seconds=seconds)
+        )
     title = f"LSTM of {hidden} units, {steps} steps; gain over the fastest whole layer"
-    columns = ("dtype", "batch", "layer", "parameters", *(f"{what}, ms" for what in low_rank.PASSES))
-    print_rows(rows, (*columns, *(f"{what}, gain" for what in low_rank.PASSES), "difference"), title)
+    columns = ("dtype", "batch", "layer", "parameters", *(f"{what}, ms" for what in low_rank_lstm.PASSES))
+    place.print(rows, (*columns, *(f"{what}, gain" for what in low_rank_lstm.PASSES), "difference"), title)
     place.draw(rows, label=("dtype", "batch", "layer"), value="forward and backward, ms", title=title)

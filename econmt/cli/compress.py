@@ -4,47 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from econmt.cli.consoles import table_console
 from econmt.cli.inspection import read_recipe
+from econmt.cli.options import ModelOption, NewModelOption
 from econmt.data.files import notice
 from econmt.data.subwords import fingerprint
 from econmt.errors import InputError
 from econmt.memory.report.tables import format_bytes
 from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
-from econmt.recipe import Model, Recipe, recipe_text
+from econmt.recipe import Model, recipe_text
 from econmt.recipe_model import rank_limit
 from econmt.training.checkpoints import check_model, check_vocabulary, parameter_file
-from econmt.training.derived import check_new, write_model
+from econmt.training.export import check_new, write_model
 from econmt.training.files import read_tensors
 from econmt.training.folder import ModelFolder
 
-_Rank = Optional[int]  # noqa: UP045  typer reads it at run time, on Python 3.10 too
-
 
 def compress(
-    model: Annotated[Path, typer.Option("--model", "-m", help="Model folder.", show_default=False)],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Model folder to make.", show_default=False)],
-    rank: Annotated[
-        _Rank, typer.Option("--rank", min=1, help="Of encoder and decoder.", show_default=False)
-    ] = None,
-    encoder_rank: Annotated[
-        _Rank, typer.Option("--encoder-rank", min=1, help="Of the encoder.", show_default=False)
-    ] = None,
-    decoder_rank: Annotated[
-        _Rank, typer.Option("--decoder-rank", min=1, help="Of the decoder.", show_default=False)
-    ] = None,
+    model: ModelOption,
+    output: NewModelOption,
+    rank: Annotated[int | None, typer.Option(min=1, help="Of encoder and decoder.")] = None,
+    encoder_rank: Annotated[int | None, typer.Option(min=1, help="Of the encoder.")] = None,
+    decoder_rank: Annotated[int | None, typer.Option(min=1, help="Of the decoder.")] = None,
     energy: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
-            help="The smallest ranks that keep this share of each matrix's squared values, where no rank is given.",
-            show_default=False,
+            help="The smallest ranks that keep this share of each matrix's squared values, where no rank is given."
         ),
     ] = None,
     checkpoint: Annotated[
@@ -76,15 +67,12 @@ def compress(
     ranks = _ranks(recipe.model, tensors, given, energy, folder)
     made, report = compress_tensors(tensors, ranks)
     smaller = with_ranks(recipe.model, ranks)
-    sizes = {
-        key: value for key, value in json.loads(metadata["model"]).items() if key not in Model.model_fields
-    }
-    description = {**smaller.model_dump(mode="json"), **sizes}
+    description = json.loads(metadata["model"]) | smaller.model_dump(mode="json")
     metadata |= {
         "model": json.dumps(description, sort_keys=True),
         "compressed": " ".join(f"{part}={number}" for part, number in ranks.items()),
     }
-    write_model(folder, output, made, metadata, recipe_text(_with_model(recipe, smaller)))
+    write_model(folder, output, made, metadata, recipe_text(recipe.model_copy(update={"model": smaller})))
     _print(report, tensors, made)
     notice(
         f"compressed {path}; training further makes up for what is lost: training.initialize_from={output}"
@@ -130,15 +118,8 @@ def _ranks(
     return ranks
 
 
-def _with_model(recipe: Recipe, model: Model) -> Recipe:
-    return recipe.model_copy(update={"model": model})
-
-
 def _print(report: Sequence[Compressed], before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
     """The table of the matrices and of the whole model."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=120)
     table = Table(title="LSTM matrices, share of squared values kept")
     for column in ("matrix", "shape", "rank", "kept", "parameters before", "after", "bytes after"):
         table.add_column(column, justify="left" if column == "matrix" else "right")
@@ -157,4 +138,4 @@ def _print(report: Sequence[Compressed], before: Mapping[str, Tensor], after: Ma
     size = sum(tensor.numel() * tensor.element_size() for tensor in after.values())
     table.add_section()
     table.add_row("the whole model", "", "", "", f"{counts[0]:,}", f"{counts[1]:,}", format_bytes(size))
-    console.print(table)
+    table_console().print(table)

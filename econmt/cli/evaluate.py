@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -18,12 +18,10 @@ from econmt.evaluation.metrics import METRICS, Significance, corpus_score, make_
 def evaluate(
     references: Annotated[
         list[Path],
-        typer.Option(
-            "--references", "-r", help="Reference translations; several sets are allowed.", show_default=False
-        ),
+        typer.Option("--references", "-r", help="Reference translations; several sets are allowed."),
     ],
     hypotheses: Annotated[
-        Optional[list[Path]],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
+        list[Path] | None,
         typer.Option(
             "--hypotheses",
             "-i",
@@ -32,11 +30,11 @@ def evaluate(
         ),
     ] = None,
     metrics: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--metrics", help="bleu, chrf, ter: several times, or with commas.", show_default="all"),
     ] = None,
     tokenize: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             help="BLEU's tokenizer, in sacreBLEU's words; none for text that is tokenised already.",
             show_default="13a",

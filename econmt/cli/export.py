@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from econmt.training.checkpoints import export_model
+from econmt.training.export import export_model
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Model folder.", show_default=False)],
-    destination: Annotated[Path, typer.Argument(help="Folder to make.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="Model folder.")],
+    destination: Annotated[Path, typer.Argument(help="Folder to make.")],
 ) -> None:
     """Write the best parameters, the recipe and the vocabulary, all that translating needs, to a new folder.
 

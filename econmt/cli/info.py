@@ -22,7 +22,7 @@ METRIC_COLUMNS = (
 
 
 def info(
-    folder: Annotated[Path, typer.Argument(help="Model folder, or an export of one.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="Model folder, or an export of one.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """Say what a model folder holds: model, parameters by layer, vocabulary, checkpoints, bytes on disk.

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _run(words: list[str], debug: bool) -> int:
     """Runs one verb and returns the exit code; what goes wrong is told on standard error."""
     try:
-        _application(words)(words, prog_name="econmt")
+        _application(words)(words, prog_name="econmt", obj=words)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BrokenPipeError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
+from econmt.cli.options import DataDirOption, OverridesArgument, RecipeArgument
 from econmt.data.batches import bucket_rule, training_batches
+from econmt.data.bucket_shapes import Counts, Derived
 from econmt.data.buckets import bucket_table, count_lengths
 from econmt.data.corpus import search_path
 from econmt.data.padding import (
@@ -18,10 +20,10 @@ from econmt.data.padding import (
     random_batches,
     real_work,
 )
-from econmt.data.shapes import Counts, Derived
+from econmt.data.pair_flops import PairFlops, pair_flops
 from econmt.data.store import PreparedData, length_quantiles, store_folder
 from econmt.data.store import prepare as prepare_data
-from econmt.data.work import Work, work_of
+from econmt.memory.report.tables import format_bytes
 from econmt.recipe import Recipe, find_recipe, load_recipe
 
 COMPARED_WIDTHS = (2, 4, 8, 10)
@@ -29,25 +31,12 @@ COMPARED_WIDTHS = (2, 4, 8, 10)
 
 
 def prepare(
-    recipe: Annotated[str, typer.Argument(help="Recipe: a file, or a shipped name.", show_default=False)],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
-        typer.Argument(metavar="[KEY=VALUE]...", help="What to change.", show_default=False),
-    ] = None,
-    data_dir: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            help="Folder in which the text is looked up, beside the recipe's own.", show_default=False
-        ),
-    ] = None,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    data_dir: DataDirOption = None,
     output: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--output",
-            "-o",
-            help="Folder of the store; default: where training looks for it.",
-            show_default=False,
-        ),
+        Path | None,
+        typer.Option("--output", "-o", help="Folder of the store; default: where training looks for it."),
     ] = None,
 ) -> None:
     """Write the token store of a recipe's text without training, and report on it.
@@ -69,8 +58,9 @@ def prepare(
 def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
     """Lines that say what a store holds."""
     statistics = prepared.statistics
+    size = sum(path.stat().st_size for path in prepared.folder.iterdir() if path.is_file())
     lines = [
-        f"store       {prepared.folder} ({_bytes(_size(prepared.folder))}, made in {statistics['seconds']} s)",
+        f"store       {prepared.folder} ({format_bytes(size)}, made in {statistics['seconds']} s)",
         f"vocabulary  source {statistics['source_vocabulary']:,}, target {statistics['target_vocabulary']:,}"
         + (" (joint)" if prepared.vocabularies.source is prepared.vocabularies.target else ""),
         "",
@@ -101,7 +91,7 @@ def _split_line(split: str, counts: dict[str, int]) -> str:
 def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:
     target_vocabulary = prepared.vocabularies.target.size
     rule = bucket_rule(recipe, target_vocabulary)
-    work = work_of(recipe.model, target_vocabulary)
+    work = pair_flops(recipe.model, target_vocabulary)
     store = prepared.train
     counts = count_lengths(store.source_lengths, store.target_lengths, None, store.release)
     table = bucket_table(counts, rule)
@@ -118,7 +108,7 @@ def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:
 
 
 def _work_lines(
-    recipe: Recipe, prepared: PreparedData, counts: Counts, rule: int | Derived, work: Work
+    recipe: Recipe, prepared: PreparedData, counts: Counts, rule: int | Derived, work: PairFlops
 ) -> list[str]:
     """What padding costs with the recipe's buckets, with others and with none."""
     batch, store = recipe.training.batch, prepared.train
@@ -154,16 +144,3 @@ def _padding_line(name: str, shapes: int, padded: float, trimmed: float | None) 
 def _bucket_cells(pairs: int, all_pairs: int, tokens: int, padded: int) -> list[str]:
     share, real = f"{100 * pairs / all_pairs:.1f} %", f"{100 * tokens / padded:.1f} %"
     return [f"{pairs:,}", share, f"{tokens:,}", f"{padded:,}", real]
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-
-
-def _bytes(count: int) -> str:
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

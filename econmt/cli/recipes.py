@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
+from econmt.cli.options import OverridesArgument, RecipeArgument
 from econmt.errors import InputError
 from econmt.recipe import Recipe, find_recipe, load_recipe, recipe_text, shipped_recipes
 
@@ -40,10 +41,10 @@ def summary(file: Path) -> str:
 
 @app.command("copy")
 def copy(
-    name: Annotated[str, typer.Argument(help="Shipped recipe, or a file.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="Shipped recipe, or a file.")],
     destination: Annotated[
-        Optional[Path],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
-        typer.Argument(help="File or folder to write; NAME.yaml here if left out.", show_default=False),
+        Path | None,
+        typer.Argument(help="File or folder to write; NAME.yaml here if left out."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
 ) -> None:
@@ -67,11 +68,8 @@ def copy(
 
 @app.command("show")
 def show(
-    recipe: Annotated[str, typer.Argument(help="Recipe: a file, or a shipped name.", show_default=False)],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
-        typer.Argument(metavar="[KEY=VALUE]...", help="What to change.", show_default=False),
-    ] = None,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
     changed_only: Annotated[
         bool, typer.Option("--changed-only", help="Leave out what equals the defaults.")
     ] = False,
@@ -87,9 +85,7 @@ def show(
 
 @app.command("validate")
 def validate(
-    recipes: Annotated[
-        list[str], typer.Argument(help="Recipes: files, or shipped names.", show_default=False)
-    ],
+    recipes: Annotated[list[str], typer.Argument(help="Recipes: files, or shipped names.")],
 ) -> None:
     """Check recipes; everything wrong with them is printed, and the exit code is then 2.
 

@@ -8,27 +8,14 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-from econmt.cli.loading import (
-    AlphaOption,
-    Averaging,
-    BatchSizeOption,
-    BetaOption,
-    CheckpointOption,
-    DeviceOption,
-    EnsembleOption,
-    ModelsOption,
-    OutputOption,
-    Precision,
-    PrecisionOption,
-    ThreadsOption,
-    load_models,
-    search_options,
-)
-from econmt.data.corpus import Corpus, read_pairs
+from econmt.api import load
+from econmt.cli import options
+from econmt.cli.options import AveragingMode, ProductPrecision
+from econmt.data.corpus import Corpus, read_pairs, split_pair
 from econmt.decoding.search import SearchOptions, length_penalty
 from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE
@@ -47,16 +34,16 @@ class ScoreType(str, Enum):
 
 
 def score(
-    models: ModelsOption,
+    models: options.ModelsOption,
     source: Annotated[
-        Optional[Path],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
-        typer.Option("--source", "-s", help="Source text, also .gz.", show_default=False),
+        Path | None,
+        typer.Option("--source", "-s", help="Source text, also .gz."),
     ] = None,
     target: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--target", "-t", help="Its translation, line by line.", show_default=False),
+        Path | None,
+        typer.Option("--target", "-t", help="Its translation, line by line."),
     ] = None,
-    output: OutputOption = None,
+    output: options.OutputOption = None,
     score_type: Annotated[
         ScoreType,
         typer.Option(
@@ -70,14 +57,14 @@ def score(
             help="The target is vocabulary tokens between spaces, as in translate's json, not raw text.",
         ),
     ] = False,
-    length_penalty_alpha: AlphaOption = None,
-    length_penalty_beta: BetaOption = None,
-    batch_size: BatchSizeOption = None,
-    checkpoint: CheckpointOption = None,
-    ensemble_mode: EnsembleOption = Averaging.linear,
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
-    precision: PrecisionOption = Precision.auto,
+    length_penalty_alpha: options.AlphaOption = None,
+    length_penalty_beta: options.BetaOption = None,
+    batch_size: options.BatchSizeOption = None,
+    checkpoint: options.CheckpointsOption = None,
+    ensemble_mode: options.EnsembleOption = AveragingMode.linear,
+    device: options.DeviceOption = "auto",
+    threads: options.ThreadsOption = None,
+    precision: options.PrecisionOption = ProductPrecision.auto,
 ) -> None:
     """Print the log-probability (natural logarithm) that a model gives to each translation, one a line.
 
@@ -94,9 +81,9 @@ def score(
         raise InputError(
             "give both --source and --target, or neither and tab-separated pairs on standard input"
         )
-    loaded = load_models(models, checkpoint, device, threads, precision)
+    loaded = load(models, checkpoint or "best", device=device, precision=precision.value, threads=threads)
     given = {"length_penalty_alpha": length_penalty_alpha, "length_penalty_beta": length_penalty_beta}
-    options = search_options(loaded.recipe, given)
+    search = loaded.search_options(given)
     scorer = Scorer(
         loaded.models,
         loaded.vocabularies,
@@ -105,7 +92,7 @@ def score(
         batch_size=batch_size or loaded.recipe.decoding.batch_size,
         mode=ensemble_mode.value,
     )
-    show = _formatter(score_type, options)
+    show = _formatter(score_type, search)
     if target_tokens:
         encode = token_ids(loaded.vocabularies.target)
     else:
@@ -134,19 +121,10 @@ def _pairs(source: Path | None, target: Path | None) -> Iterator[list[tuple[str,
         while chunk := list(islice(pairs, CHUNK_SIZE)):
             yield chunk
         return
-    number = 0
+    first = 1
     for lines in read_chunks(standard_input(), CHUNK_SIZE):
-        chunk = []
-        for line in lines:
-            number += 1
-            columns = line.split("\t")
-            if len(columns) != 2:
-                raise InputError(
-                    f"{STANDARD_INPUT}:{number}: {len(columns)} tab-separated columns; expected two, the source and "
-                    "its translation"
-                )
-            chunk.append((columns[0], columns[1]))
-        yield chunk
+        yield [split_pair(line, STANDARD_INPUT, number) for number, line in enumerate(lines, first)]
+        first += len(lines)
 
 
 def _formatter(score_type: ScoreType, options: SearchOptions) -> Callable[[ScoredPair], str]:

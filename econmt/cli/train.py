@@ -3,52 +3,40 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from econmt.cli.consoles import table_console
+from econmt.cli.options import DataDirOption, OverridesArgument, RecipeArgument, RecipeDeviceOption
 from econmt.data.batches import bucket_rule, training_batches
 from econmt.data.buckets import assign_buckets
 from econmt.data.corpus import search_path
-from econmt.data.store import PreparedData, prepare
+from econmt.data.store import PreparedData, prepare, store_folder
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of_run
 from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
 from econmt.recipe import Recipe, find_recipe, load_recipe
+from econmt.tasks.translation import TranslationTask
 from econmt.training.budget import first_plan
 from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import Results
-from econmt.training.run import first_model, run_recipe
+from econmt.training.run import run_recipe
 from econmt.training.state import seed_everything
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="Recipe: a YAML file or a shipped name.", show_default=False)],
-    overrides: Annotated[
-        Optional[list[str]],  # noqa: UP045  typer reads it at run time, on Python 3.10 too
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Keys to change, e.g. training.seed=2.", show_default=False
-        ),
-    ] = None,
-    data_dir: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--data-dir", help="Folder with the text, looked at first.", show_default=False),
-    ] = None,
+    recipe: RecipeArgument,
+    overrides: OverridesArgument = None,
+    data_dir: DataDirOption = None,
     output: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--output", "-o", help="Model folder, instead of the recipe's.", show_default=False),
+        str | None, typer.Option("--output", "-o", help="Model folder, instead of the recipe's.")
     ] = None,
-    device: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--device", help="auto, cpu, cuda or cuda:N, instead of the recipe's.", show_default=False
-        ),
-    ] = None,
+    device: RecipeDeviceOption = None,
     overwrite_output: Annotated[
         bool,
         typer.Option("--overwrite-output", "--fresh", help="Start anew; the folder's run is lost."),
@@ -72,11 +60,11 @@ def train(
     loaded = load_recipe(recipe, changes)
     search = search_path(find_recipe(recipe).parent, data_dir)
     talk = Console(stderr=True, highlight=False)
-    results = Console(highlight=False)
-    if not results.is_terminal:
-        results = Console(highlight=False, width=120)
+    results = table_console()
     if dry_run:
-        _describe(loaded, _prepare(loaded, search, talk), results)
+        ModelFolder(loaded.output).create()
+        prepared = prepare(loaded, store_folder(loaded), search, show_progress=talk.is_terminal)
+        _describe(loaded, prepared, results)
         return
     try:
         outcome = run_recipe(
@@ -112,17 +100,10 @@ def _print_results(found: Results, console: Console) -> None:
         print(f"{found.corpus} BLEU {found.bleu:.2f} of checkpoint {found.best_update} ({found.signature})")
 
 
-def _prepare(recipe: Recipe, search: list[Path], console: Console) -> PreparedData:
-    folder = ModelFolder(recipe.output)
-    folder.create()
-    store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
-    return prepare(recipe, store, search, show_progress=console.is_terminal)
-
-
 def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
     """What would be trained: the model by layer, the vocabulary, the batches by shape."""
     seed_everything(recipe.training.seed)
-    model = first_model(recipe, prepared)
+    model = TranslationTask.of(recipe, prepared).build_model()
     print(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     table = Table(title=f"parameters: {sum(sizes.values()):,}")

@@ -8,35 +8,20 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-from econmt.cli.loading import (
-    AlphaOption,
-    Averaging,
-    BatchSizeOption,
-    BetaOption,
-    CheckpointOption,
-    DeviceOption,
-    EnsembleOption,
-    ModelsOption,
-    OutputOption,
-    Precision,
-    PrecisionOption,
-    ThreadsOption,
-    load_models,
-    search_options,
-    warn,
-)
+from econmt.api import load
+from econmt.cli import options
+from econmt.cli.options import AveragingMode, ProductPrecision
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
+from econmt.decoding.attention_picture import draw_attention
 from econmt.decoding.formats import format_translation
-from econmt.decoding.pictures import draw_attention
 from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 from econmt.errors import InputError
-from econmt.model.inference.decoder import IncrementalModel
 
 
 class OutputType(str, Enum):
@@ -48,53 +33,50 @@ class OutputType(str, Enum):
     attention = "attention"
 
 
-# typer reads annotations at run time, on Python 3.10 too: hence Optional.
-InputOption = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option("--input", "-i", help="Text file, also .gz.", show_default="standard input"),
-]
-BeamSizeOption = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option("--beam-size", "-b", min=1, help="Hypotheses kept; 1: greedy.", show_default="the recipe's"),
-]
-OutputFactorOption = Annotated[
-    Optional[float],  # noqa: UP045
-    typer.Option(help="Longest output: this times the source length, plus 10.", show_default="the recipe's"),
-]
-
-
 def translate(
-    models: ModelsOption,
-    input_file: InputOption = None,
-    output: OutputOption = None,
-    beam_size: BeamSizeOption = None,
+    models: options.ModelsOption,
+    input_file: Annotated[
+        Path | None,
+        typer.Option("--input", "-i", help="Text file, also .gz.", show_default="standard input"),
+    ] = None,
+    output: options.OutputOption = None,
+    beam_size: Annotated[
+        int | None,
+        typer.Option(
+            "--beam-size", "-b", min=1, help="Hypotheses kept; 1: greedy.", show_default="the recipe's"
+        ),
+    ] = None,
     nbest_size: Annotated[
         int, typer.Option(min=1, help="Translations of a line; more than 1 need json.")
     ] = 1,
-    batch_size: BatchSizeOption = None,
+    batch_size: options.BatchSizeOption = None,
     chunk_size: Annotated[
         int, typer.Option(min=1, help="Lines read and sorted by length before any is translated.")
     ] = CHUNK_SIZE,
-    length_penalty_alpha: AlphaOption = None,
-    length_penalty_beta: BetaOption = None,
-    max_output_factor: OutputFactorOption = None,
+    length_penalty_alpha: options.AlphaOption = None,
+    length_penalty_beta: options.BetaOption = None,
+    max_output_factor: Annotated[
+        float | None,
+        typer.Option(
+            help="Longest output: this times the source length, plus 10.", show_default="the recipe's"
+        ),
+    ] = None,
     output_type: Annotated[
         OutputType,
         typer.Option(help="The text; score, tab, text; a JSON object; the same with the attention matrix."),
     ] = OutputType.translation,
     attention_picture: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Draw the attention of the first line that is not blank.", show_default=False),
+        Path | None, typer.Option(help="Draw the attention of the first line that is not blank.")
     ] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
     top_k: Annotated[int, typer.Option(min=0, help="Draw among the K most probable tokens; 0: all.")] = 0,
     temperature: Annotated[float, typer.Option(help="Divides log-probabilities before drawing.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Of --sample.")] = 1,
-    checkpoint: CheckpointOption = None,
-    ensemble_mode: EnsembleOption = Averaging.linear,
-    device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
-    precision: PrecisionOption = Precision.auto,
+    checkpoint: options.CheckpointsOption = None,
+    ensemble_mode: options.EnsembleOption = AveragingMode.linear,
+    device: options.DeviceOption = "auto",
+    threads: options.ThreadsOption = None,
+    precision: options.PrecisionOption = ProductPrecision.auto,
 ) -> None:
     """Translate raw text, one sentence a line; line n of the output is the translation of line n of the input.
 
@@ -110,7 +92,7 @@ def translate(
         raise InputError(
             f"--nbest-size {nbest_size} does not fit on a line; give --output-type json (or attention) with it"
         )
-    loaded = load_models(models, checkpoint, device, threads, precision)
+    loaded = load(models, checkpoint or "best", device=device, precision=precision.value, threads=threads)
     given = {
         "beam_size": beam_size,
         "nbest_size": nbest_size,
@@ -123,17 +105,12 @@ def translate(
         "seed": seed,
         "attention": output_type == OutputType.attention or attention_picture is not None,
     }
-    translator = Translator(
-        [IncrementalModel(model, loaded.precision) for model in loaded.models],
-        loaded.vocabularies,
-        search_options(loaded.recipe, given),
-        loaded.device,
-        batch_size=batch_size or loaded.recipe.decoding.batch_size,
-        chunk_size=chunk_size,
-        max_length=loaded.recipe.data.max_length,
-        warn=warn,
-    )
+    translator = loaded.translator(given, batch_size=batch_size, chunk_size=chunk_size, warn=_warn)
     _run(translator, input_file, output, output_type, attention_picture)
+
+
+def _warn(text: str) -> None:
+    notice(f"warning: {text}")
 
 
 def _chunks(input_file: Path | None, size: int) -> Iterator[list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from econmt.data.batches import rows_of_batch, training_batches
 from econmt.data.corpus import search_path
-from econmt.data.store import META_FILE, PreparedData, open_prepared, prepare, store_folder
+from econmt.data.store import PreparedData, holds_text_of, open_prepared, prepare, store_folder
 from econmt.errors import InputError
 from econmt.recipe import Recipe, WordSubwords, find_recipe
 from econmt.tasks.protocol import Shape
@@ -77,21 +76,7 @@ def _prepared(name: str, recipe: Recipe, data_dir: Path | None) -> PreparedData 
     if data_dir is not None:
         search = search_path(find_recipe(name).parent, data_dir)
         return prepare(recipe, folder, search, show_progress=True)
-    return open_prepared(folder) if _holds_text_of(folder, recipe) else None
-
-
-def _holds_text_of(folder: Path, recipe: Recipe) -> bool:
-    """Whether a folder holds the store of this recipe's text, cut as the recipe says."""
-    try:
-        made_from = json.loads((folder / META_FILE).read_text(encoding="utf-8"))["data"]
-        wanted = recipe.data.model_dump(mode="json")
-        # Where the store lies and what is drawn while training change nothing in it.
-        for settings in (made_from, wanted):
-            settings.pop("prepared", None)
-            settings["subwords"].pop("dropout", None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-    return bool(made_from == wanted)
+    return open_prepared(folder) if holds_text_of(recipe, folder) else None
 
 
 def _from_text(

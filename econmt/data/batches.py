@@ -25,20 +25,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from econmt.data.bpe_dropout import BpeDropout, dropout_capacity
+from econmt.data.bucket_shapes import Derived
 from econmt.data.buckets import assign_buckets, round_up
 from econmt.data.epochs import mix, plan_epoch
-from econmt.data.shapes import Derived
+from econmt.data.pair_flops import pair_flops
 from econmt.data.store import PreparedData
 from econmt.data.subwords import BOS, EOS, PAD
 from econmt.data.token_store import IntArray, TokenStore
-from econmt.data.work import work_of
 from econmt.recipe import BatchSize, Recipe
 
 
@@ -67,22 +67,15 @@ class Batch:
         """The same batch with all tensors on ``device``; what a GPU has to do before is not waited for."""
         pinned = torch.device(device).type == "cuda"
 
-        def there(tensor: torch.Tensor) -> torch.Tensor:
+        def there(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
             # A copy of what may be paged out, once it is large, begins when the GPU has done all else.
-            if pinned and not tensor.is_cuda:
-                tensor = tensor.pin_memory()
-            return tensor.to(device, non_blocking=True)
+            if pinned and not value.is_cuda:
+                value = value.pin_memory()
+            return value.to(device, non_blocking=True)
 
-        return Batch(
-            source=there(self.source),
-            source_lengths=there(self.source_lengths),
-            target_input=there(self.target_input),
-            target_output=there(self.target_output),
-            target_lengths=there(self.target_lengths),
-            indices=there(self.indices),
-            source_tokens=self.source_tokens,
-            target_tokens=self.target_tokens,
-        )
+        return Batch(**{name: there(value) for name, value in vars(self).items()})
 
     def split(self, rows: int) -> list[Batch]:
         """The same pairs in the fewest parts of at most ``rows`` rows, as even as can be, padded as before."""
@@ -105,16 +98,12 @@ class Batch:
         )
 
     def _part(self, rows: slice) -> Batch:
-        real = self.indices[rows] >= 0
+        tensors = {name: value[rows] for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        real = tensors["indices"] >= 0
         return Batch(
-            source=self.source[rows],
-            source_lengths=self.source_lengths[rows],
-            target_input=self.target_input[rows],
-            target_output=self.target_output[rows],
-            target_lengths=self.target_lengths[rows],
-            indices=self.indices[rows],
-            source_tokens=int(self.source_lengths[rows][real].sum()),
-            target_tokens=int(self.target_lengths[rows].sum()),
+            **tensors,
+            source_tokens=int(tensors["source_lengths"][real].sum()),
+            target_tokens=int(tensors["target_lengths"].sum()),
         )
 
 
@@ -136,10 +125,8 @@ def pad_batch(
 
     Args:
         indices: (B,).
-        source: (B, at least the longest row) ids; what lies past a row's length is not read.
-        source_lengths: (B,), ``</s>`` not counted.
-        target: as ``source``.
-        target_lengths: as ``source_lengths``.
+        source, target: (B, at least the longest row) ids; what lies past a row's length is not read.
+        source_lengths, target_lengths: (B,), ``</s>`` not counted.
         shape: source and target positions of the result; each side has room for ``</s>``.
     """
     rows = len(indices)
@@ -172,22 +159,11 @@ def _with_end(ids: IntArray, lengths: IntArray, width: int) -> npt.NDArray[np.in
 
 def _stand_in(shape: tuple[int, int]) -> Batch:
     """One row without a pair, for a rank to which a short batch gives none: its loss counts no token."""
-    nothing = np.zeros(1, dtype=np.int64)
-    batch = pad_batch(
-        nothing - 1, np.zeros((1, 0), np.int64), nothing, np.zeros((1, 0), np.int64), nothing, shape
-    )
+    none, empty = np.zeros(1, np.int64), np.zeros((1, 0), np.int64)
+    batch = pad_batch(none - 1, empty, none, empty, none, shape)
     batch.target_output.fill_(PAD)
     batch.target_lengths.zero_()
-    return Batch(
-        source=batch.source,
-        source_lengths=batch.source_lengths,
-        target_input=batch.target_input,
-        target_output=batch.target_output,
-        target_lengths=batch.target_lengths,
-        indices=batch.indices,
-        source_tokens=0,
-        target_tokens=0,
-    )
+    return replace(batch, source_tokens=0, target_tokens=0)
 
 
 class BatchShape(NamedTuple):
@@ -358,18 +334,17 @@ class BatchIterator:
         self._permutation = draw.permutation(self.batches_per_epoch)
         self._shuffled_epoch = self._epoch
 
-    def _build(self, pairs: npt.NDArray[np.int32], shape: tuple[int, int], epoch: int) -> Batch:
-        indices = pairs[self._rank :: self._world_size]
+    def _build(self, chosen: npt.NDArray[np.int32], shape: tuple[int, int], epoch: int) -> Batch:
+        indices = chosen[self._rank :: self._world_size]
         if not len(indices):
             return _stand_in(shape)
-        source, source_lengths, target, target_lengths = self._store.gather(indices)
+        pairs = self._store.gather(indices)
         if self._dropout is not None:
             room = min(shape[0] - 1, self._max_length), min(shape[1] - 1, self._max_length)
-            source, source_lengths, target, target_lengths = self._dropout.resample(
-                indices, source, source_lengths, target, target_lengths, room, (self._seed, epoch)
-            )
-            shape = self._shape_for(int(source_lengths.max()) + 1, int(target_lengths.max()) + 1, shape)
-        return pad_batch(indices, source, source_lengths, target, target_lengths, shape)
+            pairs = self._dropout.resample(indices, pairs, room, (self._seed, epoch))
+            longest = int(pairs.source_lengths.max()) + 1, int(pairs.target_lengths.max()) + 1
+            shape = self._shape_for(*longest, shape)
+        return pad_batch(indices, *pairs, shape)
 
     def _shape_for(self, source: int, target: int, largest: tuple[int, int]) -> tuple[int, int]:
         """The shape for a batch whose pairs turned out shorter than they might have: no larger than ``largest``."""
@@ -394,7 +369,7 @@ def bucket_rule(recipe: Recipe, target_vocabulary: int) -> int | Derived:
     training = recipe.training
     if training.bucket_width is not None:
         return training.bucket_width
-    return Derived(training.max_buckets, work_of(recipe.model, target_vocabulary))
+    return Derived(training.max_buckets, pair_flops(recipe.model, target_vocabulary))
 
 
 def training_batches(
@@ -418,7 +393,7 @@ def valid_batches(store: TokenStore, batch_size: int) -> Iterator[Batch]:
     order = np.lexsort((store.source_lengths, store.target_lengths))
     for first in range(0, len(order), batch_size):
         indices = order[first : first + batch_size]
-        source, source_lengths, target, target_lengths = store.gather(indices)
-        shape = (int(source_lengths.max()) + 1, int(target_lengths.max()) + 1)
-        yield pad_batch(indices, source, source_lengths, target, target_lengths, shape)
+        pairs = store.gather(indices)
+        longest = int(pairs.source_lengths.max()) + 1, int(pairs.target_lengths.max()) + 1
+        yield pad_batch(indices, *pairs, longest)
     store.release()

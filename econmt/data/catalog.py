@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,12 +42,14 @@ class DataSet:
         return [name.removesuffix(".gz") for name in (self.made or self.files)]
 
 
+def _write_split(folder: Path, split: str, pairs: Iterable[tuple[str, str]]) -> None:
+    for language, lines in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+        write_atomically(folder / f"{split}.{language}", "".join(f"{line}\n" for line in lines).encode())
+
+
 def _make_number_words(folder: Path) -> None:
     for split in number_words.SPLIT_SIZES:
-        pairs = number_words.generate(split)
-        for column, language in enumerate(("en", "de")):
-            lines = "".join(pair[column] + "\n" for pair in pairs)
-            write_atomically(folder / f"{split}.{language}", lines.encode())
+        _write_split(folder, split, number_words.generate(split))
 
 
 def _make_tatoeba(folder: Path) -> None:
@@ -69,25 +71,18 @@ def _make_tatoeba(folder: Path) -> None:
     seen: set[tuple[str, str]] = set()
     for line in text.split("\n"):
         columns = line.rstrip("\r").split("\t")
-        if (
-            len(columns) < 2
-            or not columns[0].strip()
-            or not columns[1].strip()
-            or (columns[0], columns[1]) in seen
-        ):
+        pair = (columns[0], columns[1]) if len(columns) > 1 else ("", "")
+        if not all(side.strip() for side in pair) or pair in seen:
             continue
-        seen.add((columns[0], columns[1]))
-        share = int.from_bytes(hashlib.sha256(columns[0].encode()).digest()[:4], "big") % 100
-        splits[{0: "valid", 1: "test"}.get(share, "train")].append((columns[0], columns[1]))
+        seen.add(pair)
+        share = int.from_bytes(hashlib.sha256(pair[0].encode()).digest()[:4], "big") % 100
+        splits[{0: "valid", 1: "test"}.get(share, "train")].append(pair)
     held_out = {target for split in ("valid", "test") for _, target in splits[split]}
     splits["train"] = [pair for pair in splits["train"] if pair[1] not in held_out]
     for split, pairs in splits.items():
         # Sentences come sorted by length; the hash is also an order that mixes them.
         pairs.sort(key=lambda pair: hashlib.sha256("\t".join(pair).encode()).digest())
-        for column, language in enumerate(("en", "de")):
-            write_atomically(
-                folder / f"{split}.{language}", "".join(pair[column] + "\n" for pair in pairs).encode()
-            )
+        _write_split(folder, split, pairs)
 
 
 CATALOG: dict[str, DataSet] = {
@@ -112,25 +107,15 @@ CATALOG: dict[str, DataSet] = {
         origin="https://github.com/multi30k/dataset (Elliott et al., 2016); checksums of the decompressed text",
         licence="non-commercial research and education",
         files={
-            f"{split}.{language}.gz": RemoteFile(f"{_MULTI30K}/{there}.{language}.gz", f"sha256:{checksum}")
-            for split, there, language, checksum in (
-                ("train", "train", "en", "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6"),
-                ("train", "train", "de", "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72"),
-                ("valid", "val", "en", "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227"),
-                ("valid", "val", "de", "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660"),
-                (
-                    "test_2016_flickr",
-                    "test_2016_flickr",
-                    "en",
-                    "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
-                ),
-                (
-                    "test_2016_flickr",
-                    "test_2016_flickr",
-                    "de",
-                    "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
-                ),
-            )
+            f"{name}.gz": RemoteFile(f"{_MULTI30K}/{name.replace('valid', 'val')}.gz", f"sha256:{checksum}")
+            for name, checksum in {
+                "train.en": "460a15fbd157e34a7a9957ee388c1ca247fe47af3ef25fb50442af6c274e0fc6",
+                "train.de": "2c2b73fd2b548fbcde3a875e0a78d6ee94d498bfdee6bd3eae3945779e9ddf72",
+                "valid.en": "1f2a23d992769b5b3d209b0a10dd0b77c08cceb1f20dfb97ed0aafa49d107227",
+                "valid.de": "660e09eb7e1da2f856ea13ee5ad3cf6d36b3d5b0b733c857e94c5747a3dfc660",
+                "test_2016_flickr.en": "399a4382932c1aadd3ceb9bef1008d388a64c76d4ae4e9d4728c6f4301cac182",
+                "test_2016_flickr.de": "4be6b5b3236b79c25475c6bb829800a7ce559e9ba7a1f6c2394fe4d40be46d16",
+            }.items()
         },
     ),
     "tatoeba-en-de": DataSet(
@@ -169,16 +154,7 @@ CATALOG: dict[str, DataSet] = {
 
 
 def fetch_pair(prefix: str, source: str, target: str, progress: bool) -> tuple[Path, Path] | None:
-    """Bring ``NAME/SPLIT`` in two languages into the cache.
-
-    Args:
-        prefix: data set and split, such as ``multi30k/train``.
-        source: source language.
-        target: target language.
-        progress: show a bar on stderr while downloading.
-
-    Returns:
-        The two files, or None if the catalog does not know them.
+    """Bring ``prefix``, such as ``multi30k/train``, in two languages into the cache; None if it is not known.
 
     Raises:
         InputError: the download failed; see :func:`econmt.data.download.download`.

@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import NamedTuple
 
 from econmt.data import catalog
 from econmt.data.files import data_cache
@@ -40,18 +40,10 @@ def search_path(recipe_folder: Path | None, data_dir: Path | None) -> list[Path]
     """
     if data_dir is not None and not data_dir.is_dir():
         raise InputError(f"--data-dir {data_dir}: no such folder")
-    places: list[Path] = []
-    if recipe_folder is not None:
-        places += [recipe_folder, recipe_folder / ".."]
-    if data_dir is not None:
-        places.append(data_dir)
-    if os.environ.get("ECONMT_DATA"):
-        places.append(Path(os.environ["ECONMT_DATA"]))
-    places += [Path.cwd(), data_cache()]
-    unique: dict[Path, None] = {}
-    for place in places:
-        unique.setdefault(place.resolve())
-    return list(unique)
+    beside = [] if recipe_folder is None else [recipe_folder, recipe_folder / ".."]
+    given = [Path(place) for place in (data_dir, os.environ.get("ECONMT_DATA")) if place]
+    places = [*beside, *given, Path.cwd(), data_cache()]
+    return list(dict.fromkeys(place.resolve() for place in places))
 
 
 def find_corpus(
@@ -61,9 +53,8 @@ def find_corpus(
 
     Args:
         prefix: path without the language suffix; relative ones are tried in each folder of ``search``.
-        source: source language, the suffix of its file.
-        target: target language.
-        search: folders to look in, see :func:`search_path`.
+        source, target: languages, the suffixes of the files.
+        search: see :func:`search_path`.
         progress: show a bar if the catalog has to download.
         fetch: ask the catalog, which may download, if the text is in none of the folders.
 
@@ -138,9 +129,9 @@ def read_lines(path: Path, *, allow_empty: bool = False) -> Iterator[str]:
     """
     number = 0
     try:
-        with _open(path) as stream:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
             for number, raw in enumerate(stream, start=1):
-                yield _decode(raw, path, number)
+                yield decode_line(raw, path, number)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
             f"{path}: corrupt gzip file after line {number} ({error}); fetch it again"
@@ -157,29 +148,25 @@ def read_lines(path: Path, *, allow_empty: bool = False) -> Iterator[str]:
         raise InputError(f"{path}: the file is empty")
 
 
-def _open(path: Path) -> IO[bytes]:
-    if path.name.endswith(".gz"):
-        return cast("IO[bytes]", gzip.open(path, "rb"))
-    return path.open("rb")
+def decode_line(raw: bytes, where: Path | str, number: int) -> str:
+    """A line without its end (\\n or \\r\\n) as text; the first line loses a byte order mark.
 
-
-def _decode(raw: bytes, path: Path, number: int) -> str:
-    if raw.endswith(b"\n"):
-        raw = raw[:-2] if raw.endswith(b"\r\n") else raw[:-1]
+    Raises:
+        InputError: naming the line ``number`` of ``where``, if it is not UTF-8 or holds a NUL byte.
+    """
+    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     try:
         line = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path}:{number}: not valid UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}); "
-            "convert the file to UTF-8"
-        ) from error
+            f"{where}:{number}: not valid UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}); "
+            "convert the text to UTF-8"
+        ) from None
     if "\0" in line:
         raise InputError(
-            f"{path}:{number}: NUL byte at column {line.index(chr(0)) + 1}; is this a text file?"
+            f"{where}:{number}: NUL byte at column {line.index(chr(0)) + 1}; is this a text file?"
         )
-    if number == 1 and line.startswith(BYTE_ORDER_MARK):
-        line = line[1:]
-    return line
+    return line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
 
 
 def read_pairs(corpus: Corpus) -> Iterator[tuple[str, str]]:
@@ -190,7 +177,8 @@ def read_pairs(corpus: Corpus) -> Iterator[tuple[str, str]]:
             has not exactly two columns.
     """
     if corpus.target is None:
-        yield from _read_table(corpus.source)
+        for number, line in enumerate(read_lines(corpus.source), start=1):
+            yield split_pair(line, corpus.source, number)
         return
     source_lines, target_lines = read_lines(corpus.source), read_lines(corpus.target)
     count = 0
@@ -213,11 +201,15 @@ def _different(source: Path, source_count: int, target: Path, target_count: int)
     )
 
 
-def _read_table(path: Path) -> Iterator[tuple[str, str]]:
-    for number, line in enumerate(read_lines(path), start=1):
-        columns = line.split("\t")
-        if len(columns) != 2:
-            raise InputError(
-                f"{path}:{number}: {len(columns)} tab-separated columns; expected two, the source and its translation"
-            )
-        yield columns[0], columns[1]
+def split_pair(line: str, where: Path | str, number: int) -> tuple[str, str]:
+    """The two sides of a tab-separated line.
+
+    Raises:
+        InputError: naming the line ``number`` of ``where``, if it has not exactly two columns.
+    """
+    columns = line.split("\t")
+    if len(columns) != 2:
+        raise InputError(
+            f"{where}:{number}: {len(columns)} tab-separated columns; expected two, the source and its translation"
+        )
+    return columns[0], columns[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
 import http.client
@@ -10,13 +9,13 @@ import os
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
 from econmt.data.files import notice, sync_folder, writing
-from econmt.data.progress import DownloadBar, Progress
+from econmt.data.progress_bars import download_bar
 from econmt.errors import InputError
 
 _TIMEOUT_SECONDS = 30.0
@@ -44,12 +43,7 @@ def download(remote: RemoteFile, path: Path, progress: bool) -> None:
     """Bring a file to ``path``.
 
     What has arrived lies in ``path.part`` and is gone on with by the next call. The finished file is checked, synced
-    and renamed.
-
-    Args:
-        remote: address and checksum.
-        path: where the file goes.
-        progress: show a bar if stderr is a terminal.
+    and renamed. ``progress``: show a bar if stderr is a terminal.
 
     Raises:
         InputError: no network, a refusal by the server, a checksum that does not match (what arrived is removed), or
@@ -62,7 +56,7 @@ def download(remote: RemoteFile, path: Path, progress: bool) -> None:
         for attempt in range(1, _ATTEMPTS + 1):
             before = _size(partial)
             try:
-                _fetch(remote.url, partial, Progress(progress))
+                _fetch(remote.url, partial, progress)
                 break
             except _BrokenConnectionError as broken:
                 if attempt == _ATTEMPTS or _size(partial) == before:
@@ -81,7 +75,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _fetch(url: str, partial: Path, progress: Progress) -> None:
+def _fetch(url: str, partial: Path, progress: bool) -> None:
     """Append what is missing of ``url`` to ``partial``."""
     have = _size(partial)
     headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"}
@@ -96,8 +90,9 @@ def _fetch(url: str, partial: Path, progress: Progress) -> None:
                 have = 0  # the server starts from the beginning again
             length = answer.headers.get("Content-Length")
             total = have + int(length) if length is not None else None
-            with partial.open("ab" if resumed else "wb") as stream:
-                _copy(answer, stream, have, total, progress.download(partial.stem, total))
+            bar = download_bar(partial.stem, total, show=progress)
+            with partial.open("ab" if resumed else "wb") as stream, bar as arrived:
+                _copy(answer, stream, have, total, arrived)
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             if error.headers.get("Content-Range", "").endswith(f"/{have}"):
@@ -113,19 +108,20 @@ def _fetch(url: str, partial: Path, progress: Progress) -> None:
         ) from error
 
 
-def _copy(answer: IO[bytes], stream: IO[bytes], have: int, total: int | None, bar: DownloadBar) -> None:
-    with contextlib.closing(bar):
-        bar.advance(have)
-        while True:
-            try:
-                block = answer.read(_BLOCK)
-            except (OSError, http.client.HTTPException) as error:
-                raise _BrokenConnectionError(str(error) or type(error).__name__) from error
-            if not block:
-                break
-            stream.write(block)
-            have += len(block)
-            bar.advance(len(block))
+def _copy(
+    answer: IO[bytes], stream: IO[bytes], have: int, total: int | None, arrived: Callable[[int], None]
+) -> None:
+    arrived(have)
+    while True:
+        try:
+            block = answer.read(_BLOCK)
+        except (OSError, http.client.HTTPException) as error:
+            raise _BrokenConnectionError(str(error) or type(error).__name__) from error
+        if not block:
+            break
+        stream.write(block)
+        have += len(block)
+        arrived(len(block))
     if total is not None and have < total:
         raise _BrokenConnectionError(f"{have:,} of {total:,} bytes arrived")
 
@@ -158,13 +154,7 @@ def _check(remote: RemoteFile, partial: Path, name: str) -> None:
 
 
 def text_checksum(path: Path, kind: str, *, compressed: bool) -> str:
-    """Hexadecimal checksum of a file's text.
-
-    Args:
-        path: the file.
-        kind: "sha256", "sha1" or "git" (blob id).
-        compressed: the file is gzip, its decompressed content is meant.
-    """
+    """Hexadecimal "sha256", "sha1" or "git" (blob id) of a file, or if ``compressed`` of what its gzip holds."""
     if kind == "git":
         digest = hashlib.sha1(usedforsecurity=False)
         digest.update(f"blob {sum(map(len, _blocks(path, compressed)))}\0".encode())

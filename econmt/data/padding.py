@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from econmt.data.batches import BatchIterator, rows_of_batch
+from econmt.data.bucket_shapes import Counts, Derived
 from econmt.data.buckets import place
 from econmt.data.epochs import plan_epoch
-from econmt.data.shapes import Counts, Derived
+from econmt.data.pair_flops import PairFlops
 from econmt.data.token_store import IntArray
-from econmt.data.work import Work
 from econmt.recipe import BatchSize
 
 _SAMPLE = 2000
@@ -28,10 +28,8 @@ class Padding(NamedTuple):
     """Different (source, target) shapes to which they are padded."""
     padded: float
     """Work at these shapes, over that of the pairs at their own lengths."""
-    trimmed_shapes: int
-    """Different shapes once each batch is cut to its own longest source and target."""
     trimmed: float
-    """Work at those, over the same."""
+    """Work once each batch is cut to its own longest source and target, over the same."""
 
 
 class PlannedBatch(NamedTuple):
@@ -42,19 +40,16 @@ class PlannedBatch(NamedTuple):
     shape: tuple[int, int]
 
 
-def measure_padding(batches: Iterable[PlannedBatch], work: Work) -> Padding:
+def measure_padding(batches: Iterable[PlannedBatch], work: PairFlops) -> Padding:
     """Add up the work of some batches."""
     real = padded = trimmed = 0
     shapes: set[tuple[int, int]] = set()
-    tight: set[tuple[int, int]] = set()
     for sources, targets, shape in batches:
-        own = int(sources.max()), int(targets.max())
         real += int(work.of(sources, targets).sum())
-        padded += len(sources) * _work(work, shape)
-        trimmed += len(sources) * _work(work, own)
+        padded += len(sources) * int(work.of(*shape))
+        trimmed += len(sources) * int(work.of(sources.max(), targets.max()))
         shapes.add(shape)
-        tight.add(own)
-    return Padding(len(shapes), padded / real, len(tight), trimmed / real)
+    return Padding(len(shapes), padded / real, trimmed / real)
 
 
 def planned(batches: BatchIterator, most: int = _SAMPLE) -> Iterator[PlannedBatch]:
@@ -68,13 +63,10 @@ def planned(batches: BatchIterator, most: int = _SAMPLE) -> Iterator[PlannedBatc
 def random_batches(
     sources: IntArray, targets: IntArray, batch: BatchSize, most: int = _SAMPLE
 ) -> Iterator[PlannedBatch]:
-    """Batches without buckets: pairs in random order, each batch padded to its longest pair.
+    """Batches without buckets: pairs in random order, each batch padded to its longest pair; at most ``most``.
 
     Args:
-        sources: (N,) ids of each source side, ``</s>`` not counted.
-        targets: (N,) the same of the target side.
-        batch: how many pairs.
-        most: batches.
+        sources, targets: (N,) ids of each side, ``</s>`` not counted. batch: how many pairs.
     """
     order = np.random.default_rng(1).permutation(len(sources))
     first = 0
@@ -96,14 +88,14 @@ def _rows(targets: IntArray, batch: BatchSize) -> int:
     return max(1, int((positions <= batch.size).sum()))
 
 
-def padded_to_buckets(counts: Counts, rule: int | Derived, batch: BatchSize, work: Work) -> tuple[int, float]:
+def padded_to_buckets(
+    counts: Counts, rule: int | Derived, batch: BatchSize, work: PairFlops
+) -> tuple[int, float]:
     """How many shapes the batches of a rule have, and their work over that of the pairs; from the lengths alone.
 
     Args:
         counts: of the pairs, as :func:`econmt.data.buckets.count_lengths` gives them.
-        rule: as :func:`econmt.data.buckets.assign_buckets` has it.
-        batch: how many pairs.
-        work: of a pair.
+        rule: as :func:`econmt.data.buckets.assign_buckets` has it. batch: how many pairs. work: of a pair.
     """
     shapes, buckets = place(counts, rule)
     cells = np.argwhere(counts)
@@ -115,11 +107,7 @@ def padded_to_buckets(counts: Counts, rule: int | Derived, batch: BatchSize, wor
     return len(np.unique(table.shapes, axis=0)), float(padded) / real_work(counts, work)
 
 
-def real_work(counts: Counts, work: Work) -> float:
+def real_work(counts: Counts, work: PairFlops) -> float:
     """Work of all pairs at their own lengths."""
     sides: list[npt.NDArray[np.int64]] = [np.arange(size) for size in counts.shape]
     return float((counts * work.of(sides[0][:, None], sides[1][None, :]).astype(np.float64)).sum())
-
-
-def _work(work: Work, shape: tuple[int, int]) -> int:
-    return work.source * shape[0] + work.target * shape[1] + work.pair * shape[0] * shape[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -12,13 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
 from econmt.data.corpus import Corpus, find_corpus, read_pairs
+from econmt.data.download import text_checksum
 from econmt.data.files import notice, sync_folder, write_atomically, writing
-from econmt.data.progress import Progress
+from econmt.data.progress_bars import counted
 from econmt.data.subwords import (
     UNK,
     Vocabularies,
@@ -58,9 +58,8 @@ class PreparedData:
     """Counts of pairs, tokens, unknown tokens and pairs left out, by split; see ``econmt prepare``."""
 
 
-class _Input(NamedTuple):
-    split: str
-    corpus: Corpus
+_Input = tuple[str, Corpus]
+"""A text and the split that it belongs to."""
 
 
 def prepare(recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progress: bool) -> PreparedData:
@@ -71,8 +70,7 @@ def prepare(recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progre
 
     Args:
         recipe: its data section says which text and how it becomes tokens.
-        folder: where the store lies.
-        search: folders in which the text is looked up, see :func:`econmt.data.corpus.search_path`.
+        folder: where the store lies. search: see :func:`econmt.data.corpus.search_path`.
         show_progress: show bars on stderr if it is a terminal.
 
     Raises:
@@ -99,8 +97,17 @@ def prepare(recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progre
             except InputError as error:
                 reason = str(error)
         notice(f"preparing the data in {folder} again: {reason}")
-    _build(data, folder, inputs, files, Progress(show_progress))
+    _build(data, folder, inputs, files, show_progress)
     return open_prepared(folder)
+
+
+def holds_text_of(recipe: Recipe, folder: Path) -> bool:
+    """Whether ``folder`` holds a store of the recipe's text, cut as the recipe says; the text is not looked at."""
+    try:
+        meta = _read_meta(folder)
+    except InputError:
+        return False
+    return meta is not None and meta["data"] == _data_settings(recipe.data)
 
 
 def _with_dropout(prepared: PreparedData, data: Data) -> PreparedData:
@@ -178,7 +185,7 @@ def _find_inputs(data: Data, search: Sequence[Path], progress: bool, *, fetch: b
     if data.test is not None:
         wanted.append(("test", data.test))
     return [
-        _Input(split, find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch))
+        (split, find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch))
         for split, prefix in wanted
     ]
 
@@ -195,21 +202,13 @@ def _describe_inputs(inputs: Sequence[_Input], meta: dict[str, Any] | None) -> l
             try:
                 status = path.stat()
                 key = (str(path.resolve()), status.st_size, status.st_mtime_ns)
-                checksum = known.get(key) or _sha256(path)
+                checksum = known.get(key) or text_checksum(path, "sha256", compressed=False)
             except OSError as error:
                 raise InputError(f"{path}: cannot read: {error.strerror or error}") from error
             described.append(
                 {"split": split, "path": key[0], "size": key[1], "time": key[2], "sha256": checksum}
             )
     return described
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _why_outdated(meta: dict[str, Any], data: Data, files: Sequence[dict[str, Any]]) -> str | None:
@@ -226,7 +225,7 @@ def _why_outdated(meta: dict[str, Any], data: Data, files: Sequence[dict[str, An
 
 
 def _build(
-    data: Data, folder: Path, inputs: Sequence[_Input], files: list[dict[str, Any]], progress: Progress
+    data: Data, folder: Path, inputs: Sequence[_Input], files: list[dict[str, Any]], progress: bool
 ) -> None:
     began = time.monotonic()
     if folder.exists() and not folder.is_dir():
@@ -277,12 +276,12 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def _write_store(data: Data, folder: Path, inputs: Sequence[_Input], progress: Progress) -> dict[str, Any]:
+def _write_store(data: Data, folder: Path, inputs: Sequence[_Input], progress: bool) -> dict[str, Any]:
     train = [corpus for split, corpus in inputs if split == "train"]
 
     def train_pairs() -> Iterator[tuple[str, str]]:
         pairs = (pair for corpus in train for pair in read_pairs(corpus))
-        return progress.count("reading the training text", pairs)
+        return counted("reading the training text", pairs, show=progress)
 
     vocabularies = train_vocabularies(data, train_pairs, folder)
     splits: dict[str, Any] = {}
@@ -334,11 +333,11 @@ class _SplitWriter:
         """Close the files, finished or not."""
         self._opened.close()
 
-    def write(self, corpus: Corpus, progress: Progress) -> None:
+    def write(self, corpus: Corpus, progress: bool) -> None:
         """Append all pairs of a corpus."""
         self._store.begin_file(corpus.source, corpus.target)
         self._files.append(str(corpus.source))
-        pairs = progress.count(f"writing {self._split}", read_pairs(corpus))
+        pairs = counted(f"writing {self._split}", read_pairs(corpus), show=progress)
         first_line = 1
         while chunk := list(islice(pairs, _CHUNK_PAIRS)):
             self._write_chunk(corpus, chunk, first_line)

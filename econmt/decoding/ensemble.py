@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.decoding.protocol import SearchModel, SearchState
+from econmt.decoding.search_model import SearchModel, SearchState
 
 EnsembleMode = Literal["linear", "log_linear"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from econmt.decoding.translator import Candidate, Translation
+from econmt.decoding.translator import NBestEntry, Translation
 
 OutputType = Literal["translation", "score", "json", "attention"]
 ATTENTION_DIGITS = 5
@@ -23,20 +23,21 @@ def format_translation(translation: Translation, output_type: OutputType) -> str
     if output_type == "score":
         return f"{translation.score:.6f}\t{translation.text}"
     with_attention = output_type == "attention"
-    best: dict[str, Any] = {
+    candidates = [_as_dict(candidate, with_attention) for candidate in translation.hypotheses]
+    best = {
         "translation": translation.text,
         "score": translation.score,
         "log_probability": translation.log_probability,
         "tokens": translation.tokens,
         "source_tokens": translation.source_tokens,
-        "nbest": [_candidate(candidate, with_attention) for candidate in translation.hypotheses],
+        "nbest": candidates,
     }
     if with_attention:
-        best["attention"] = _matrix(translation.hypotheses[0]) if translation.hypotheses else []
+        best["attention"] = candidates[0]["attention"] if candidates else []
     return json.dumps(best, ensure_ascii=False, allow_nan=False)
 
 
-def _candidate(candidate: Candidate, with_attention: bool) -> dict[str, Any]:
+def _as_dict(candidate: NBestEntry, with_attention: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "translation": candidate.text,
         "score": candidate.score,
@@ -45,11 +46,6 @@ def _candidate(candidate: Candidate, with_attention: bool) -> dict[str, Any]:
         "cut": candidate.cut,
     }
     if with_attention:
-        fields["attention"] = _matrix(candidate)
+        rows = [] if candidate.attention is None else candidate.attention.tolist()
+        fields["attention"] = [[round(weight, ATTENTION_DIGITS) for weight in row] for row in rows]
     return fields
-
-
-def _matrix(candidate: Candidate) -> list[list[float]]:
-    if candidate.attention is None:
-        return []
-    return [[round(weight, ATTENTION_DIGITS) for weight in row] for row in candidate.attention.tolist()]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from econmt.data.subwords import BOS, EOS
-from econmt.decoding.protocol import SearchModel
 from econmt.decoding.search import Ended, Grown, Hypothesis, SearchOptions, Trace, rule_out
+from econmt.decoding.search_model import SearchModel
 
 
 def uniform_numbers(seed: int, sentence: int, draws: int, positions: int) -> Tensor:

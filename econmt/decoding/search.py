@@ -19,7 +19,7 @@ from torch import Tensor
 
 from econmt import recipe
 from econmt.data.subwords import BOS, EOS, PAD
-from econmt.decoding.protocol import SearchModel
+from econmt.decoding.search_model import SearchModel
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,7 @@ class SearchOptions:
     @classmethod
     def from_recipe(cls, decoding: recipe.Decoding) -> SearchOptions:
         """The search that a recipe's ``decoding`` section describes."""
-        return cls(
-            beam_size=decoding.beam_size,
-            length_penalty_alpha=decoding.length_penalty_alpha,
-            length_penalty_beta=decoding.length_penalty_beta,
-            max_output_factor=decoding.max_output_factor,
-        )
+        return cls(**decoding.model_dump(exclude={"batch_size"}))
 
 
 MAX_OUTPUT_EXTRA = 10

@@ -16,24 +16,21 @@ from torch import Tensor, nn
 from econmt import recipe
 from econmt.data.subwords import EOS, PAD, Vocabularies
 from econmt.decoding.ensemble import as_one
-from econmt.decoding.protocol import SearchModel
 from econmt.decoding.sampling import sample
 from econmt.decoding.search import Hypothesis, SearchOptions, beam_search, output_limits
+from econmt.decoding.search_model import SearchModel
 from econmt.errors import EconmtError
 
 CHUNK_SIZE = 1024
 
 
-class Candidate(NamedTuple):
-    """One translation of a line.
+class NBestEntry(NamedTuple):
+    """One translation of a line: a hypothesis as text.
 
     Attributes:
         text: detokenised text, always a single line.
-        tokens, ids: the same as the vocabulary cuts it, EOS left out.
-        score: log-probability divided by the length penalty.
-        log_probability: natural logarithm of the probability of ids and EOS.
-        attention: (len(ids) + 1, S), its last row and column that of EOS, or None; see :class:`Hypothesis`.
-        cut: whether the longest output was reached.
+        tokens: the same as the vocabulary cuts it, EOS left out.
+        ids, score, log_probability, attention, cut: see :class:`~econmt.decoding.search.Hypothesis`.
     """
 
     text: str
@@ -56,7 +53,7 @@ class Translation(NamedTuple):
     log_probability: float
     tokens: list[str]
     attention: Tensor | None
-    hypotheses: list[Candidate]
+    hypotheses: list[NBestEntry]
     source_tokens: list[str]
 
 
@@ -147,9 +144,10 @@ class Translator:
         max_length: int | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> None:
-        section = options if isinstance(options, recipe.Decoding) else recipe.Decoding()
-        self.options = SearchOptions.from_recipe(options) if isinstance(options, recipe.Decoding) else options
-        self.batch_size = batch_size or section.batch_size
+        if isinstance(options, recipe.Decoding):
+            batch_size, options = batch_size or options.batch_size, SearchOptions.from_recipe(options)
+        self.options = options
+        self.batch_size = batch_size or recipe.Decoding().batch_size
         self.chunk_size = chunk_size
         self.models = tuple(models)
         self.model = as_one(self.models, self.options.ensemble_mode)
@@ -215,26 +213,10 @@ class Translator:
 
     def _translation(self, source: Sequence[int], hypotheses: Sequence[Hypothesis]) -> Translation:
         target = self.vocabularies.target
-        candidates = [
-            Candidate(
-                one_line(target.decode(hypothesis.ids)),
-                target.tokens(hypothesis.ids),
-                hypothesis.ids,
-                hypothesis.score,
-                hypothesis.log_probability,
-                hypothesis.attention,
-                hypothesis.cut,
-            )
+        entries = [
+            NBestEntry(one_line(target.decode(hypothesis.ids)), target.tokens(hypothesis.ids), *hypothesis)
             for hypothesis in hypotheses
         ]
-        best = candidates[0]
+        text, tokens, _, score, log_probability, attention, _ = entries[0]
         source_tokens = self.vocabularies.source.tokens(source)
-        return Translation(
-            best.text,
-            best.score,
-            best.log_probability,
-            best.tokens,
-            best.attention,
-            candidates,
-            source_tokens,
-        )
+        return Translation(text, score, log_probability, tokens, attention, entries, source_tokens)

@@ -35,6 +35,21 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+_ALLOCATION_FAILED = (
+    "DefaultCPUAllocator",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""How PyTorch says that memory is full where it has no type of error for it."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device, or the machine, has no memory left."""
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _ALLOCATION_FAILED)
+
+
 def trims_batches(wanted: str, device: torch.device) -> bool:
     """Whether batches are cut to their own longest pair: auto says so on the CPU, where a new shape costs nothing."""
     return wanted == "always" or (wanted == "auto" and device.type == "cpu")

@@ -14,8 +14,9 @@ from econmt.engine.optimizers import make_optimizer, set_learning_rate
 from econmt.engine.precision import Precision
 from econmt.engine.world import World
 from econmt.model import Implementations
-from econmt.model.layers import give_sparse_gradients
+from econmt.model.layers import drawing_from, give_sparse_gradients
 from econmt.tasks.protocol import Task, device_of
+from econmt_ops.core.dropout import SeedCounter
 from econmt_ops.optimizer import FusedOptimizer
 
 Watch = Callable[[str, Tensor | None], object]
@@ -49,6 +50,7 @@ class TrainingStep:
         implementations: of the ops; None: those of the recipe.
         optimizer: over the model's parameters; None: a new one, as the recipe says.
         world: the processes that train together.
+        stands_for: the type of device that fake tensors are meant to be on; None: where the model is.
 
     Attributes:
         keeps_gradients: fill gradients with zeros from one step to the next instead of giving them back, so that they
@@ -65,6 +67,7 @@ class TrainingStep:
         implementations: Implementations | None = None,
         optimizer: FusedOptimizer | None = None,
         world: World | None = None,
+        stands_for: str | None = None,
     ) -> None:
         training = task.recipe.training
         self.task = task
@@ -84,7 +87,12 @@ class TrainingStep:
         )
         self.keeps_gradients = False
         self.number: int | None = None
-        if self.device.type == "cpu":
+        self.seeds: SeedCounter | None = None
+        if self.device.type == "cuda":
+            self.seeds = SeedCounter(training.seed, self.device)
+            for group in self.optimizer.param_groups:
+                group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
+        if (stands_for or self.device.type) == "cpu":
             give_sparse_gradients(model)
 
     def __call__(self, batches: Sequence[Batch]) -> StepResult:
@@ -144,12 +152,16 @@ class TrainingStep:
         for number, batch in enumerate(batches):
             chosen = self.implementations if implementations is None else implementations[number]
             self.number = number
-            total = total + self._accumulate(batch, tokens, chosen, watch)
+            total = total + self.accumulate(batch, tokens, chosen, watch)
         self.number = None
         if watch is not None:
             watch("optimizer", None)
-        self._add_up_over_ranks(total)
-        return StepResult(total, self.optimizer.clip(self.clipping.type, self.clipping.threshold))
+        return self.finish(total)
+
+    def finish(self, loss: Tensor) -> StepResult:
+        """Adds gradients and the summed ``loss`` up over all ranks, and bounds the gradients of :meth:`update`."""
+        self._add_up_over_ranks(loss)
+        return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold))
 
     def update(self) -> None:
         """Updates the parameters with the gradients that are there, clipped."""
@@ -167,14 +179,48 @@ class TrainingStep:
         """The context in which products are made as the precision says."""
         return self.precision.products(self.device)
 
-    def _accumulate(
-        self, batch: Batch, tokens: Tensor, implementations: Implementations, watch: Watch | None
+    def prepare(self, *, gradients: bool = False) -> None:
+        """Makes what a first step would make: the optimizer's state and, if wanted, gradients filled with zeros."""
+        self.optimizer.prepare()
+        for parameter in self.model.parameters() if gradients else ():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def random_state(self) -> Tensor:
+        """The dropout seeds that the step draws itself, int64 on its device; none where torch's generator gives them."""
+        return torch.zeros(0, dtype=torch.int64) if self.seeds is None else self.seeds.seeds.clone()
+
+    def set_random_state(self, state: Tensor) -> None:
+        """Puts back what :meth:`random_state` gave; seeds of another device are left as they are."""
+        if self.seeds is not None and len(state) == len(self.seeds.seeds):
+            self.seeds.seeds.copy_(state)
+
+    def accumulate(
+        self,
+        batch: Batch,
+        tokens: Tensor,
+        implementations: Implementations | None = None,
+        watch: Watch | None = None,
     ) -> Tensor:
-        """Adds the gradient of a batch to those that are there; returns its summed loss."""
+        """Adds the gradient of a batch on the device to those that are there.
+
+        Args:
+            batch: see :meth:`run`, as the others.
+            tokens: the number by which its loss is divided.
+            implementations: of the ops; None: the step's.
+            watch: told of the phases.
+
+        Returns:
+            Its summed loss, a scalar on the device.
+        """
+        if implementations is None:
+            implementations = self.implementations
         self.optimizer.make_dense()  # what is there already, for this batch's to be added to in place
+        if self.seeds is not None:
+            self.seeds.advance()
         if watch is not None:
             watch("forward", None)
-        with self.computing():
+        with self.computing(), drawing_from(self.seeds):
             with self.precision.autocast(self.device):
                 loss = self.task.loss(self.model, batch, implementations, self.label_smoothing)
             mean = loss / tokens

@@ -67,7 +67,7 @@ class Significance(NamedTuple):
 
 def make_metric(
     name: str,
-    references: Sequence[Sequence[str]] | None = None,
+    references: Sequence[Sequence[str]],
     *,
     tokenize: str | None = None,
     lowercase: bool = False,
@@ -75,13 +75,13 @@ def make_metric(
     """A sacreBLEU metric with its own defaults.
 
     Args:
-        name: one of ``METRICS``. references: one list of lines for each set of references, or None to give them later.
+        name: one of ``METRICS``. references: one list of lines for each set of references.
         tokenize: BLEU's tokenizer, sacreBLEU's default if None. lowercase: ignore case (TER does so by default).
 
     Raises:
         InputError: if there is no such metric or tokenizer.
     """
-    known = [list(lines) for lines in references] if references is not None else None
+    known = [list(lines) for lines in references]
     if name == "bleu":
         if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
             raise InputError(
@@ -95,16 +95,9 @@ def make_metric(
     raise InputError(f"metric '{name}': unknown; give some of {', '.join(METRICS)}")
 
 
-def corpus_score(
-    metric: Metric,
-    hypotheses: Sequence[str],
-    references: Sequence[Sequence[str]] | None = None,
-    *,
-    width: int = 2,
-) -> Score:
-    """The metric of a whole corpus; the references may be in the metric already; ``width`` digits in the text."""
-    known = [list(lines) for lines in references] if references is not None else None
-    result = metric.corpus_score(list(hypotheses), known)
+def corpus_score(metric: Metric, hypotheses: Sequence[str], *, width: int = 2) -> Score:
+    """The metric, which has the references in it, of a whole corpus; ``width`` digits in the text."""
+    result = metric.corpus_score(list(hypotheses), None)
     signature = str(metric.get_signature())
     return Score(result.name, float(result.score), signature, result.format(width, signature=signature))
 
@@ -115,23 +108,9 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     Raises:
         ValueError: if there are not as many hypotheses as references, or none.
     """
-    return _one("bleu", hypotheses, references)
-
-
-def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """chrF2 with sacreBLEU's defaults; raises as :func:`bleu`."""
-    return _one("chrf", hypotheses, references)
-
-
-def ter(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Translation edit rate with sacreBLEU's defaults, lower is better; raises as :func:`bleu`."""
-    return _one("ter", hypotheses, references)
-
-
-def _one(name: str, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(f"got {len(hypotheses)} hypotheses and {len(references)} references")
-    return corpus_score(make_metric(name), hypotheses, [references])
+    return corpus_score(make_metric("bleu", [references]), hypotheses)
 
 
 def paired_bootstrap(

@@ -34,10 +34,13 @@ class FusedOptimizer:
     dense), such as a look-up gives. It counts as zero in all other rows, which go on with their momentum as with a
     dense gradient; but no dense one is made.
 
+    On a GPU nothing here waits for the device, and `clip` and `step` may be captured in a CUDA graph: with a learning
+    rate that is a tensor there, which every replay reads anew, and once `prepare` has made the state.
+
     Args:
         parameters: all on one device.
         name: "sgd", "adam" or "adamw".
-        learning_rate: of the first step.
+        learning_rate: of the first step: a number, or a float32 scalar on the device of the parameters.
         betas: decay of Adam's first and second moment.
         eps: Adam's epsilon.
         weight_decay: L2 penalty (sgd, adam) or decoupled weight decay (adamw).
@@ -53,7 +56,7 @@ class FusedOptimizer:
         parameters: Iterable[nn.Parameter],
         *,
         name: str,
-        learning_rate: float,
+        learning_rate: float | Tensor,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
@@ -70,6 +73,14 @@ class FusedOptimizer:
         if name == "sgd":
             self._moments = ("momentum_buffer",) if momentum else ()
         self._divisor: Tensor | None = None
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Sets the rate of the next step; a rate in a tensor changes in place, so that replays read it."""
+        (group,) = self.param_groups
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
     # ------------------------------------------------------------------ gradients
 
@@ -119,6 +130,12 @@ class FusedOptimizer:
 
     # ------------------------------------------------------------------ steps
 
+    def prepare(self) -> None:
+        """Makes the state of every parameter that a gradient may come for, which the first step would make."""
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.requires_grad:
+                self._state(parameter)
+
     @torch.no_grad()
     def step(self) -> None:
         """Updates every parameter that has a gradient; dense ones hold the bounded gradient afterwards."""
@@ -148,6 +165,10 @@ class FusedOptimizer:
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
         """The state of a parameter; a new one if there is none yet, which plain SGD has not."""
         if parameter not in self.state and self._moments:
+            if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "FusedOptimizer: each replay of a graph would make new state; call prepare() before"
+                )
             # SGD's first step sets a buffer to its gradient, which adding to zeros does too.
             moments = {name: torch.zeros_like(parameter) for name in self._moments}
             steps = torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -170,7 +191,7 @@ class FusedOptimizer:
     def _run(self, updates: list[_Update], divisor: Tensor | None) -> None:
         values, gradients = [part.values for part in updates], [part.gradient for part in updates]
         moments = [list(parts) for parts in zip(*(part.moments for part in updates), strict=True)]
-        rate: float = self.param_groups[0]["lr"]
+        rate: float | Tensor = self.param_groups[0]["lr"]
         if self._name == "sgd":
             torch._fused_sgd_(
                 values,

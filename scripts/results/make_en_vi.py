@@ -1,4 +1,4 @@
-"""Make raw English-Vietnamese text for the En-Vi figure of docs/results.md.
+"""Make raw English-Vietnamese text for the En-Vi figure of docs/results/quality.md.
 
 Training text is VLSP 2020's news and wiki (composed to Unicode NFC, its CSV quoting undone); validation and test are
 IWSLT'15's tst2012 and tst2013, whose public release is tokenised with HTML entities: here they are detokenised with

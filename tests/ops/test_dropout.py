@@ -69,6 +69,23 @@ def test_is_registered_with_torch(device: str) -> None:
     place = torch.device(device)
     torch.library.opcheck(torch.ops.econmt_ops.keep_mask.default, ((3, 4), 0.5, 7, 1, place))
     assert keep_mask((3, 4), 0.5, 7, torch.device("meta")).shape == (3, 4)
+    seed, values = torch.tensor(7, device=device), torch.randn(2, 3, 4, device=device, requires_grad=True)
+    torch.library.opcheck(torch.ops.econmt_ops.keep_mask.default, ((3, 4), 0.5, 0, 1, place, seed))
+    torch.library.opcheck(torch.ops.econmt_ops.dropout.default, (values, 0.5, 0, 1, True, seed))
+
+
+def test_a_seed_in_a_tensor_is_counted_alike_everywhere(device: str) -> None:
+    """And is not that of PyTorch's generator."""
+    shape, place = (3, 5, 7), torch.device(device)
+    mask = keep_mask(shape, 0.5, torch.tensor(9, device=device), place, 2)
+    assert mask.cpu().equal(keep_mask(shape, 0.5, torch.tensor(9), torch.device("cpu"), 2))
+    derived = derive_seed(torch.tensor(9, device=device), 2)
+    assert int(derived) == derive_seed(9, 2)
+    assert mask.equal(keep_mask(shape, 0.5, derived, place))
+    assert not mask.cpu().equal(keep_mask(shape, 0.5, 9, torch.device("cpu"), 2))
+    masks = layer_keep_masks(2, 3, 5, 7, 0.5, torch.tensor(9, device=device), False, place)
+    assert masks[1] is not None
+    assert masks[1].equal(keep_mask(shape, 0.5, torch.tensor(9, device=device), place, 1))
 
 
 def test_masks_of_a_stack(device: str) -> None:

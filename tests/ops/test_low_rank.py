@@ -16,8 +16,7 @@ from econmt_ops import AttentionalLSTMWeights, LowRank, LowRankLSTMWeights, drop
 from econmt_ops.core import chunks as blocks
 from econmt_ops.core.dropout import derive_seed
 from econmt_ops.core.weights import AttentionalLSTMState
-from econmt_ops.lstm import thin
-from econmt_ops.lstm.schedule import default_schedule
+from econmt_ops.lstm import unrolled
 from tests.ops.helpers import (
     Make,
     assert_close,
@@ -209,7 +208,7 @@ def test_stash_levels_in_blocks(stash: str, fed: bool | None, monkeypatch: pytes
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_compiled_equals_recompute(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps go into one compiled function and the fifth is made in place."""
-    monkeypatch.setattr(thin, "_TOGETHER", 2)
+    monkeypatch.setattr(unrolled, "_TOGETHER", 2)
     tolerance = 1e-5 if dtype == torch.float32 else 3e-2
     tensors = arguments(SimpleNamespace(B=3, T=5, I=4, H=6, L=1, R=2), Make("cpu", dtype))
     lengths = torch.tensor([5, 1, 4])
@@ -295,13 +294,14 @@ def test_opcheck(reverse: list[bool]) -> None:
         [leaf(make(2, 4)) for _ in reverse],
     )
     arguments = (
-        leaf(make(2, 3, 3)),
+        leaf(make(3, 2, 3)),
         *lists,
         torch.tensor([3, 2]),
         None,
         reverse,
         "gates",
-        default_schedule(False).text,
+        "packed",
+        "eager",
         True,
     )
     torch.library.opcheck(torch.ops.econmt_ops.lstm_layer.default, arguments)

@@ -20,7 +20,6 @@ from econmt_ops.backends import c as native
 from econmt_ops.backends.c import library as loading
 from econmt_ops.core.repeated import add_repeated
 from econmt_ops.lstm import recompute
-from econmt_ops.lstm.schedule import ORDERS, Schedule
 from tests.ops.every_op import calls
 from tests.ops.helpers import assert_close, scatter_strides, values_and_gradients
 
@@ -711,9 +710,8 @@ def test_ops_give_the_same_with_and_without(
 
 @dtypes
 @pytest.mark.parametrize("stash", ["outputs", "gates"])
-@pytest.mark.parametrize("order", ORDERS)
-def test_schedules_give_the_same_with_and_without(
-    order: str, stash: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+def test_stashes_give_the_same_with_and_without(
+    stash: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = calls("cpu", dtype)["lstm"].arguments
     tensors = {name: arguments[name] for name in ("inputs", "layers")}
@@ -729,7 +727,6 @@ def test_schedules_give_the_same_with_and_without(
             dropout=0.3,
             dropout_seed=4,
             variational=False,
-            schedule=Schedule("in-place", order=order),
             stash=stash,
         )
 

@@ -230,6 +230,81 @@ def test_clipping_does_not_wait_for_a_gpu() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("keys", KINDS, ids=str)
+def test_a_rate_may_be_a_tensor(keys: dict[str, Any], device: str) -> None:
+    """0.5 and 0.125 have no more bits than float32 holds, so the steps are the same bit for bit."""
+    runs = [[nn.Parameter(torch.ones(size, device=device)) for size in (7, 100)] for _ in range(2)]
+    rate = torch.tensor(0.5, device=device)
+    optimizers = [make(runs[0], **keys), make(runs[1], **keys, learning_rate=rate)]
+    for wanted in (0.5, 0.125, 0.125):
+        for run, optimizer in zip(runs, optimizers, strict=True):
+            optimizer.set_learning_rate(wanted)
+            for number, parameter in enumerate(run):
+                parameter.grad = torch.full_like(parameter, number + 0.5)
+            optimizer.step()
+        for one, other in zip(*runs, strict=True):
+            assert one.equal(other)
+    assert optimizers[1].param_groups[0]["lr"] is rate
+    assert optimizers[0].param_groups[0]["lr"] == 0.125
+
+
+def test_state_made_beforehand_is_that_of_the_first_step() -> None:
+    parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2), requires_grad=False)]
+    early, late = make(parameters, name="adam"), make(parameters, name="adam")
+    early.prepare()
+    assert early.state.keys() == {parameters[0]}
+    made = dict(early.state[parameters[0]])
+    parameters[0].grad = torch.ones(3)
+    late.step()
+    assert late.state[parameters[0]].keys() == made.keys()
+    early.step()
+    assert all(early.state[parameters[0]][name] is tensor for name, tensor in made.items())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("keys", KINDS, ids=str)
+def test_steps_in_a_graph_are_those_outside(keys: dict[str, Any]) -> None:
+    """Clipping, rates and step counts change from replay to replay."""
+    sizes, rates = (7, 1000, 3), (0.5, 0.25, 0.1)
+    runs = [[nn.Parameter(torch.ones(size, device="cuda")) for size in sizes] for _ in range(2)]
+    optimizers = [make(run, **keys, learning_rate=torch.tensor(0.5, device="cuda")) for run in runs]
+    draw = torch.Generator("cuda").manual_seed(4)
+    gradients = [[torch.randn(size, device="cuda", generator=draw) for size in sizes] for _ in rates]
+    for run, optimizer in zip(runs, optimizers, strict=True):
+        for parameter in run:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.prepare()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured_norm = optimizers[0].clip("norm", 20.0)
+        optimizers[0].step()
+    for rate, given in zip(rates, gradients, strict=True):
+        for run, optimizer in zip(runs, optimizers, strict=True):
+            optimizer.set_learning_rate(rate)
+            for parameter, gradient in zip(run, given, strict=True):
+                parameter.grad.copy_(gradient)
+        graph.replay()
+        norm = optimizers[1].clip("norm", 20.0)
+        optimizers[1].step()
+        assert captured_norm.equal(norm)
+        for one, other in zip(*runs, strict=True):
+            assert one.equal(other)
+    assert not runs[0][0].equal(torch.ones(7, device="cuda"))
+
+
+@pytest.mark.cuda
+def test_a_graph_makes_no_state() -> None:
+    parameter = nn.Parameter(torch.zeros(2, device="cuda"))
+    parameter.grad = torch.ones(2, device="cuda")
+    optimizer = make([parameter], name="adam")
+    with (
+        pytest.raises(RuntimeError, match=r"call prepare\(\) before"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        optimizer.step()
+
+
 def test_gradients_can_be_made_dense() -> None:
     matrix, other = nn.Parameter(torch.zeros(4, 1)), nn.Parameter(torch.zeros(3))
     optimizer = make([matrix, other])

@@ -14,7 +14,6 @@ from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, Repeated
 from econmt_ops.core import chunks as blocks
 from econmt_ops.dispatch.session import measuring
 from econmt_ops.lstm import recompute
-from econmt_ops.lstm.schedule import Schedule
 from tests.ops.helpers import Make, assert_close, values_and_gradients
 
 ROWS, BATCH, STEPS, WIDTH, HIDDEN = 4, 3, 5, 6, 7
@@ -137,19 +136,18 @@ def test_attentional_lstm(
 
 
 @pytest.mark.parametrize(
-    "schedule",
-    [Schedule(order="wavefront"), Schedule(directions="together"), Schedule(weights="row")],
-    ids=lambda schedule: schedule.text.replace("/", "-"),
+    "layout",
+    ["row", "packed"],
 )
 @RAGGED
-def test_schedules(schedule: Schedule, lengths: Tensor | None) -> None:
+def test_layouts(layout: str, lengths: Tensor | None) -> None:
     make = Make("cpu")
     layers, state = make.layers(WIDTH, HIDDEN, 2), make.state(BATCH, HIDDEN, 2)
     both = [make.layer(WIDTH, HIDDEN) for _ in range(2)]
     plain = {"reverse": False, "residual": False, "dropout": 0.0, "dropout_seed": None, "variational": False}
 
     def run(read: Any) -> list[Tensor]:
-        own = {"lengths": lengths, "stash": "gates", "schedule": schedule}
+        own = {"lengths": lengths, "stash": "gates", "layout": layout}
         outputs, _ = recompute.lstm(read, layers, state=state, **plain, **own)
         others, _ = recompute.bidirectional_lstm(read, *both, **own)
         return [outputs, others]
@@ -196,11 +194,21 @@ def test_opcheck(op: str) -> None:
     weights = [[part] for part in layer]
     state = [[leaf(make(BATCH, HIDDEN))], [leaf(make(BATCH, HIDDEN))]]
     if op == "lstm_layer":
-        rest: tuple[Any, ...] = (*weights, *state, LENGTHS, places, [True], "gates", Schedule().text, True)
+        rest: tuple[Any, ...] = (
+            *weights,
+            *state,
+            LENGTHS,
+            places.t(),
+            [True],
+            "gates",
+            "packed",
+            "eager",
+            True,
+        )
     else:
         attention = [leaf(make(BATCH, 4, 9)), leaf(make(BATCH, 4, 8))]
         others = [leaf(make(9, HIDDEN)), leaf(make(9)), leaf(make(HIDDEN, HIDDEN + 8)), leaf(make(HIDDEN))]
-        options = (False, 0.0, 0, False, 1.0, "gates", False, True)
+        options = (False, 0.0, 0, None, False, 1.0, "gates", "eager", True)
         end = (None, None, LENGTHS, places, *state, leaf(make(BATCH, HIDDEN)), *options)
         rest = (*attention, *weights, *others, *end)
     torch.library.opcheck(getattr(torch.ops.econmt_ops, op).default, (rows, *rest))

@@ -14,7 +14,7 @@ from econmt_ops.dispatch import traits
 from econmt_ops.dispatch.rule import captured, leanest, rule, rules_only
 from econmt_ops.dispatch.select import Problem, implementations, run
 from econmt_ops.dispatch.traits import Implementation, Traits
-from econmt_ops.lstm.schedule import is_light
+from econmt_ops.lstm.reference import is_light
 
 OPS = (
     "additive_attention",

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from econmt.model import Implementations
-from econmt_ops.backends.steps import has_compiler
+from econmt_ops.backends.compiled import has_compiler
 from scripts.golden_losses import FILE, KINDS, REFERENCE, UPDATES, curve, variants
 
 NAMES = ["recompute", *(["compiled"] if has_compiler() else [])]

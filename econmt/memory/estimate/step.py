@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt.engine.precision import Precision
+from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
@@ -50,7 +50,7 @@ def estimate_step(
         task: what is trained, by the training section of its recipe.
         shape: (B, S, T): sentence pairs, source positions, target positions.
         device: "cpu" or "cuda".
-        precision: of products and feature maps; None: as the recipe says, "auto" being float32.
+        precision: of products and feature maps; None: as the recipe says, "auto" being float32 on a CPU.
         implementations: instead of those that the recipe asks for.
         accumulating: whether the step finds gradients to add to; None: if an update has several batches.
 
@@ -60,12 +60,17 @@ def estimate_step(
     cuda = device == "cuda"
     training = task.recipe.training
     if precision is None:
-        precision = torch.bfloat16 if training.precision == "bfloat16" else torch.float32
+        # What is faster on a CPU is not measured on the one where it is asked.
+        precision = precision_of(
+            training.precision, torch.device(device), saved="" if cuda else "float32"
+        ).dtype
     if accumulating is None:
         accumulating = training.update_interval > 1
     with standing_in(device) as mode:
         model = task.build_model().train()
-        step = TrainingStep(task, model, Precision(precision), implementations=implementations)
+        step = TrainingStep(
+            task, model, Precision(precision), implementations=implementations, stands_for=device
+        )
         give_state(step)
         batch = task.example(Shape(*shape))
         tracker = Tracker(

@@ -23,7 +23,8 @@ from econmt.model.inference.encoder import LaidOutEncoder
 from econmt.model.inference.layout import Gates, is_watched, laid_out
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
-from econmt_ops.backends.steps import LAYER_NORM_EPSILON, advance_cell, tanh_
+from econmt_ops.backends.eager import advance_cell, tanh_
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.chunks import split_rows
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.lengths import padding_mask
@@ -78,21 +79,21 @@ class IncrementalState(NamedTuple):
     output: Tensor
 
     def select(self, rows: Tensor, cells: Tensor, width: int) -> IncrementalState:
-        """See :meth:`econmt.decoding.protocol.SearchState.select`."""
+        """See :meth:`econmt.decoding.search_model.SearchState.select`."""
         hidden, memory = (
             tuple(part.index_select(0, rows) for part in parts) for parts in (self.hidden, self.memory)
         )
         return IncrementalState(self.sources, cells, width, hidden, memory, self.output.index_select(0, rows))
 
     def keep(self, sentences: Tensor) -> IncrementalState:
-        """See :meth:`econmt.decoding.protocol.SearchState.keep`."""
+        """See :meth:`econmt.decoding.search_model.SearchState.keep`."""
         owners = torch.div(self.cells, self.width, rounding_mode="floor")
         moved = (torch.searchsorted(sentences, owners) - owners) * self.width
         return self._replace(sources=self.sources.keep(sentences), cells=self.cells + moved)
 
 
 class IncrementalModel:
-    """The model as a search wants it (:class:`econmt.decoding.protocol.SearchModel`).
+    """The model as a search wants it (:class:`econmt.decoding.search_model.SearchModel`).
 
     Weights are copied: after they have changed, make a new one.
 
@@ -152,7 +153,7 @@ class IncrementalModel:
         return encoded
 
     def step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor, IncrementalState]:
-        """See :meth:`econmt.decoding.protocol.SearchModel.step`."""
+        """See :meth:`econmt.decoding.search_model.SearchModel.step`."""
         with torch.no_grad():
             attention, state = self._decoder(tokens, state)
             read = state.output if self._readout is None else self._readout(state.output)

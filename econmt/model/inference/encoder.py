@@ -17,7 +17,7 @@ from econmt.model.encoder import Encoder
 from econmt.model.inference.layout import Gates, laid_out
 from econmt.model.layers import mean_of_valid, weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
-from econmt_ops.backends.steps import advance_cell
+from econmt_ops.backends.eager import advance_cell
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import AnyLSTMWeights

@@ -9,4 +9,4 @@ from econmt_ops.additive_attention import recompute
 
 TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
 
-additive_attention = functools.partial(recompute.additive_attention, compiled=True)
+additive_attention = functools.partial(recompute.additive_attention, backend="compiled")

@@ -1,120 +1,140 @@
 """Additive attention by partial forward propagation: query and keys are stashed, tanh(query + keys) is made again.
 
-Both passes walk over the target steps with one workspace of B S A values; nothing of B T S A values exists.
+Both passes walk over the target steps with one workspace of B S A values, or none; nothing of B T S A values exists.
 README.md gives the mathematics. B batch, T target steps, S source positions, A attention size, E width of the
-values.
+values. Inside, time comes first, so that the rows of a step are contiguous.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from econmt_ops.additive_attention.scores import ScoreGradients, Scores, clean_keys
-from econmt_ops.backends import steps as step_functions
+from econmt_ops.backends import steps_for
+from econmt_ops.backends.protocol import AttentionKernels
+from econmt_ops.core.chunks import split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.precision import explicit_casts
-from econmt_ops.dispatch.registration import custom_op
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Traits
 
 TRAITS = Traits(recomputes=True)
 
-_ARGUMENTS = (
-    "Tensor query, Tensor keys, Tensor values, Tensor score_weight, Tensor? gain, Tensor? shift, Tensor? lengths, "
-    "bool compiled"
-)
+
+class Arguments(NamedTuple):
+    """The arguments of the operator."""
+
+    query: Tensor
+    """(B, T, A)"""
+    keys: Tensor
+    """(B, S, A), as `clean_keys` gives them."""
+    values: Tensor
+    """(B, S, E)"""
+    score_weight: Tensor
+    """(A,)"""
+    gain: Tensor | None
+    """(A,) of the layer normalisation, as ``shift``."""
+    shift: Tensor | None
+    lengths: Tensor | None
+    """(B,) int64"""
+    backend: str
 
 
-def _prepare(
-    keys: Tensor,
-    score_weight: Tensor,
-    gain: Tensor | None,
-    shift: Tensor | None,
-    lengths: Tensor | None,
-    compiled: bool,
-) -> Scores:
+class Results(NamedTuple):
+    """What the operator returns."""
+
+    context: Tensor
+    """(B, T, E)"""
+    weights: Tensor
+    """(T, B, S)"""
+
+
+def clean_keys(keys: Tensor, lengths: Tensor | None) -> Tensor:
+    """The keys (B, S, A) as additive attention wants them: zero at padded positions, and contiguous.
+
+    Called before the operators, so that both passes share one copy and nobody keeps the keys as they were.
+    """
     padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
-    norm = None if gain is None or shift is None else (gain, shift)
-    run = step_functions.steps(compiled)
-    return Scores(keys, score_weight, norm, 1.0, padding, run)
+    return zero_padding(keys, padding).contiguous()
 
 
-@custom_op("econmt_ops::additive_attention", schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)")
-def _forward(
-    query: Tensor, keys: Tensor, values: Tensor, score_weight: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor]:
-    scores = _prepare(keys, score_weight, *rest)
-    weights = query.new_empty(*query.shape[:2], keys.shape[1])
-    for step in range(query.shape[1]):
-        weights[:, step] = scores.weights(query[:, step])
-    return torch.bmm(weights, zero_padding(values, scores.padding)), weights
+def _attention(given: Arguments) -> tuple[AttentionKernels, Tensor]:
+    """The attention of this call, and the values (B, S, E), zero at padded positions."""
+    values, lengths = given.values, given.lengths
+    padding = None if lengths is None else padding_mask(lengths, values.shape[1], values.device)
+    values = zero_padding(values, padding).contiguous()
+    norm = None if given.gain is None or given.shift is None else (given.gain, given.shift)
+    steps = steps_for(given.query, given.backend)
+    return steps.attention(given.keys, values, given.score_weight, norm, 1.0, lengths), values
 
 
-@_forward.register_fake
-def _(query: Tensor, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    batch, steps, _size = query.shape
-    return query.new_empty(batch, steps, values.shape[2]), query.new_empty(batch, steps, keys.shape[1])
+def _forward(given: Arguments, keep: bool) -> Results:  # noqa: ARG001 - the weights are a result either way
+    attention, values = _attention(given)
+    weights = attention.weights_of(given.query.transpose(0, 1).contiguous())
+    return Results(torch.bmm(weights.transpose(0, 1), values), weights)
 
 
-@custom_op(
-    "econmt_ops::additive_attention_backward",
-    schema=f"(Tensor? dcontext, Tensor? dweights, Tensor weights, {_ARGUMENTS}) -> Tensor[]",
+def _empty(given: Arguments, keep: bool) -> Results:  # noqa: ARG001
+    query, values = given.query, given.values
+    batch, steps, _ = query.shape
+    return Results(
+        query.new_empty(batch, steps, values.shape[2]), query.new_empty(steps, batch, values.shape[1])
+    )
+
+
+def _block(values: Tensor, begin: int, end: int) -> Tensor:
+    """The steps begin to end of values (B, T, .), time first, contiguous."""
+    return values[:, begin:end].transpose(0, 1).contiguous()
+
+
+def _backward(given: Arguments, kept: Results, incoming: Incoming) -> Gradients:
+    attention, values = _attention(given)
+    (batch, steps, size), (_, positions, width) = given.query.shape, values.shape
+    accumulate = accumulate_dtype(given.query.dtype)
+    dcontext, dweights = incoming["context"], incoming["weights"]
+    dquery = torch.empty_like(given.query, memory_format=torch.contiguous_format)
+    for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), accumulate, values.device.type):
+        queries, weights = _block(given.query, begin, end), kept.weights[begin:end]
+        contexts = torch.bmm(weights.transpose(0, 1), values).transpose(0, 1).contiguous()
+        dboth = values.new_empty(end - begin, batch, size + width)
+        dscores = values.new_empty(end - begin, batch, positions, dtype=accumulate)
+        # The kernels go on to o = tanh(share + context). Where o is zero, the gradient of the context is that of o.
+        nothing = torch.zeros_like(contexts)
+        attention.backward(
+            queries,
+            contexts,
+            weights,
+            nothing,
+            (nothing if dcontext is None else _block(dcontext, begin, end),),
+            None if dweights is None else dweights[begin:end].contiguous(),
+            dboth,
+            dscores,
+        )
+        attention.sum_block(queries, weights, dboth, dscores)
+        dquery[:, begin:end] = dboth[..., :size].transpose(0, 1)
+    found = attention.gradients()
+    gain, shift = (None, None) if found.norm is None else found.norm
+    return {
+        "query": dquery,
+        "keys": found.keys,
+        "values": found.projected,
+        "score_weight": found.score,
+        "gain": gain,
+        "shift": shift,
+    }
+
+
+_operator = Operator(
+    "econmt_ops::additive_attention",
+    Arguments,
+    Results,
+    forward=_forward,
+    fake=_empty,
+    backward=_backward,
+    saves=lambda _: (*Arguments._fields, "weights"),
 )
-def _backward(
-    dcontext: Tensor | None,
-    dweights: Tensor | None,
-    weights: Tensor,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    score_weight: Tensor,
-    *rest: Any,
-) -> list[Tensor]:
-    scores = _prepare(keys, score_weight, *rest)
-    values = zero_padding(values, scores.padding)
-    sums = ScoreGradients(scores)
-    dquery = torch.empty_like(query, memory_format=torch.contiguous_format)
-    for step in range(query.shape[1]):
-        total = weights.new_zeros(weights[:, step].shape, dtype=scores.accumulate)
-        if dcontext is not None:
-            total = total + torch.bmm(values, dcontext[:, step].unsqueeze(2)).squeeze(2)
-        if dweights is not None:
-            total = total + dweights[:, step]
-        dquery[:, step] = sums.step(query[:, step], weights[:, step].to(scores.accumulate), total)
-    if dcontext is None:
-        dvalues = torch.zeros_like(values)
-    else:
-        dvalues = torch.bmm(weights.transpose(1, 2), dcontext)
-    norm = (query.new_empty(0), query.new_empty(0)) if sums.norm is None else sums.norm
-    results = [dquery, sums.key_gradient(), dvalues, sums.score, *norm]
-    assert all(result is not None for result in results)
-    return [result.to(query.dtype).contiguous() for result in results if result is not None]
-
-
-@_backward.register_fake
-def _(dcontext: Any, dweights: Any, weights: Tensor, *call: Any) -> list[Tensor]:  # noqa: ARG001
-    nothing = weights.new_empty(0)
-    return [
-        nothing if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        for tensor in call[:6]
-    ]
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.compiled = inputs[-1]
-    ctx.save_for_backward(output[1], *inputs[:-1])
-
-
-def _differentiate(ctx: Any, dcontext: Tensor | None, dweights: Tensor | None) -> tuple[Any, ...]:
-    with explicit_casts(ctx.saved_tensors[0]):
-        gradients = _backward(dcontext, dweights, *ctx.saved_tensors, ctx.compiled)
-    return (*(gradient if gradient.numel() else None for gradient in gradients), None, None)
-
-
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def additive_attention(
@@ -125,12 +145,10 @@ def additive_attention(
     *,
     lengths: Tensor | None,
     layer_norm: tuple[Tensor, Tensor] | None,
-    compiled: bool = False,
+    backend: str = "eager",
 ) -> tuple[Tensor, Tensor]:
     """See `econmt_ops.additive_attention`; all arguments are given, checked and cast."""
     gain, shift = (None, None) if layer_norm is None else layer_norm
     keys = clean_keys(keys, lengths)
-    result: tuple[Tensor, Tensor] = _forward(
-        query, keys, values, score_weight, gain, shift, lengths, compiled
-    )
-    return result
+    context, weights = _operator(Arguments(query, keys, values, score_weight, gain, shift, lengths, backend))
+    return context, weights.transpose(0, 1)

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.traits import Traits
 
 TRAITS = Traits()
 """Plain PyTorch under autograd."""
-
-LAYER_NORM_EPSILON = 1e-5
 
 
 def additive_scores(

@@ -9,4 +9,4 @@ from econmt_ops.attentional_lstm import recompute
 
 TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
 
-attentional_lstm = functools.partial(recompute.attentional_lstm, compiled=True)
+attentional_lstm = functools.partial(recompute.attentional_lstm, backend="compiled")

@@ -11,96 +11,130 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from econmt_ops.additive_attention.scores import Scores
-from econmt_ops.backends.steps import Steps
-from econmt_ops.core.chunks import split_blocks, split_rows
-from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.backends import steps_for
+from econmt_ops.backends.protocol import AttentionKernels
+from econmt_ops.core.chunks import reaches, split_blocks
+from econmt_ops.core.dropout import apply_dropout, join_seed, layer_keep_masks
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.low_rank import LowRankProduct, columns, joined, linear, product_of
+from econmt_ops.core.low_rank import (
+    LowRankProduct,
+    columns,
+    joined,
+    layers_of_tensors,
+    linear,
+    linear_into,
+    product_of,
+)
 from econmt_ops.core.packed import is_available
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.repeated import look_up
-from econmt_ops.core.weights import AnyLSTMWeights, Matrix, cast_weights
+from econmt_ops.core.weights import Matrix, cast_weights
 
 
-class Options(NamedTuple):
-    """The options of an attentional LSTM that are not tensors."""
+class Arguments(NamedTuple):
+    """The arguments of the operator.
 
+    Matrices and biases may be of another type than the inputs, in which all is computed; their gradients have theirs.
+    """
+
+    inputs: Tensor
+    """(B, T, I); or, with places, the distinct rows (N, I)."""
+    keys: Tensor
+    """(B, S, A); those of additive attention as `clean_keys` gives them."""
+    values: Tensor
+    """(B, S, E)"""
+    input_weights: list[Tensor]
+    """(4H, .) a layer, or two factors."""
+    hidden_weights: list[Tensor]
+    """(4H, H) a layer, or two factors."""
+    biases: list[Tensor]
+    """(4H,) a layer."""
+    query: Tensor | None
+    """(A, H)"""
+    score: Tensor | None
+    """(A,)"""
+    combine: Tensor
+    """(H, H + E)"""
+    combine_bias: Tensor | None
+    """(H,)"""
+    gain: Tensor | None
+    """(A,) of the layer normalisation, as ``shift``."""
+    shift: Tensor | None
+    lengths: Tensor | None
+    """(B,) int64, of the keys."""
+    places: Tensor | None
+    """(B, T) int64, which row of the inputs stands where."""
+    first_h: list[Tensor]
+    """(B, H) a layer, the state before the first step, as ``first_c`` and ``first_output``."""
+    first_c: list[Tensor]
+    first_output: Tensor
     residual: bool
     dropout: float
     seed: int
+    device_seed: Tensor | None
     variational: bool
     scale: float
     stash: str
+    backend: str
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """The blocks of steps, (begin, end) each."""
+        batch, steps = (self.inputs if self.places is None else self.places).shape[:2]
+        hidden, accumulate = len(self.biases[0]) // 4, accumulate_dtype(self.inputs.dtype)
+        return split_blocks(steps, batch, hidden, accumulate, self.inputs.device.type)
 
 
 class Problem:
     """The tensors of one call, and what both passes make of them.
 
     Attributes:
+        given: the operator's arguments. run: the backend.
         inputs: (T, B, I); or, where places are given, the distinct rows (N, I).
         places: (T, B), which row stands where, or None.
-        scores: of the attention. padding: (B, S), True at padded positions, or None.
+        padding: (B, S), True at padded positions, or None.
+        layers, query, combine, combine_bias: the weights in the compute type.
         from_input, from_output: the parts (4H, I) and (4H, H) of the bottom input weight that read inputs and o.
-        keeps_activated: whether gates are kept after their nonlinearities: in 16 bits that would lose accuracy, so
-            there the sums before them are kept, which have been rounded anyway.
         from_top, from_values: the parts (H, H) and (H, E) of the combination that read the stack and the context.
+        masks: what dropout keeps of what a layer reads, (B, T, H) or (B, 1, H) bool, or None.
     """
 
-    def __init__(
-        self,
-        inputs: Tensor,
-        places: Tensor | None,
-        keys: Tensor,
-        values: Tensor,
-        layers: list[AnyLSTMWeights],
-        query: Tensor | None,
-        score: Tensor | None,
-        combine: Tensor,
-        combine_bias: Tensor | None,
-        norm: tuple[Tensor, Tensor] | None,
-        lengths: Tensor | None,
-        options: Options,
-        steps: Steps,
-    ) -> None:
-        self.run = steps
+    def __init__(self, given: Arguments) -> None:
+        self.given = given
+        inputs, places = given.inputs, given.places
+        self.run = steps_for(inputs, given.backend)
         self.inputs = inputs.transpose(0, 1) if places is None else inputs
         self.places = None if places is None else places.t()
         by_time = self.inputs if self.places is None else self.places
         self.steps, self.batch, self.width = *by_time.shape[:2], inputs.shape[-1]
-        self.hidden = layers[0].hidden.shape[1]
         self.dtype, self.accumulate = inputs.dtype, accumulate_dtype(inputs.dtype)
-        self.options = options
-        self.keeps_activated = self.dtype == self.accumulate
-        self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
-        # Additive attention gets clean keys, see clean_keys; those of dot attention may be the values.
-        keys = zero_padding(keys, self.padding) if score is None else keys
-        self.scores = Scores(keys, score, norm, options.scale, self.padding, steps)
-        self.values = values
-        # Weights may come in another type, so that nobody keeps a copy of them from one pass to the other.
+        layers = layers_of_tensors(given.input_weights, given.hidden_weights, given.biases)
         self.layers = [cast_weights(layer, self.dtype) for layer in layers]
-        self.query = None if query is None else query.to(self.dtype)
-        combine = combine.to(self.dtype)
-        self.combine = combine
-        self.combine_bias = None if combine_bias is None else combine_bias.to(self.dtype)
-        self.from_top, self.from_values = combine[:, : self.hidden], combine[:, self.hidden :]
+        self.hidden, self.size = layers[0].hidden.shape[1], given.keys.shape[2]
+        self.query = None if given.query is None else given.query.to(self.dtype)
+        self.combine = given.combine.to(self.dtype)
+        self.combine_bias = None if given.combine_bias is None else given.combine_bias.to(self.dtype)
+        self.from_top, self.from_values = self.combine[:, : self.hidden], self.combine[:, self.hidden :]
         bottom = self.layers[0].input
         self.from_input = columns(bottom, 0, self.width)
         self.from_output = columns(bottom, self.width, bottom.shape[1])
+        lengths, keys = given.lengths, given.keys
+        self.padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
         self.masks = layer_keep_masks(
             len(layers),
             self.batch,
             self.steps,
             self.hidden,
-            options.dropout,
-            options.seed,
-            options.variational,
+            given.dropout,
+            join_seed(given.seed, given.device_seed),
+            given.variational,
             inputs.device,
         )
-        self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
+        self.blocks = given.blocks()
+
+    def keeps(self, level: str) -> bool:
+        """Whether the stash has what the level names."""
+        return reaches(self.given.stash, level)
 
     def product(self, weight: Matrix, bias: Tensor | None = None) -> Product | LowRankProduct:
         """The product with a weight that every step makes once."""
@@ -115,6 +149,10 @@ class Problem:
         weights = self.layers[layer]
         return joined(self.from_output if layer == 0 else weights.input, weights.hidden)
 
+    def both(self) -> Tensor:
+        """What makes the query and the share in o of the stack's output, (A + H, H); without a query only that."""
+        return self.from_top if self.query is None else torch.cat([self.query, self.from_top])
+
     def projected(self) -> Tensor:
         """The values times their part of the combination (B, S, H), zero at padded positions.
 
@@ -123,43 +161,51 @@ class Problem:
         """
         # As rows: values whose batch is not their first axis in memory would go to a batched product, which copies the
         # matrix once a sentence.
-        rows = functional.linear(self.values.reshape(-1, self.values.shape[2]), self.from_values)
-        projected = rows.view(*self.values.shape[:2], self.hidden)
+        values = self.given.values
+        rows = linear(values.reshape(-1, values.shape[2]), self.from_values)
+        projected = rows.view(*values.shape[:2], self.hidden)
         if self.padding is not None:
             projected.masked_fill_(self.padding.unsqueeze(2), 0.0)
         return projected
 
-    def contexts(self, attention: Tensor) -> Tensor:
-        """The contexts of a block of steps (K, B, E) from their attention weights (K, B, S)."""
-        weights = attention.transpose(0, 1)
-        if self.padding is None:
-            return torch.bmm(weights, self.values).transpose(0, 1)
-        contexts = self.values.new_empty(*weights.shape[:2], self.values.shape[2])
-        width = self.values.shape[2] * self.values.itemsize
-        # In parts, because zeros for what lies in the padding, NaN perhaps, take a copy of the values.
-        for rows in split_rows(len(self.values), self.values.shape[1], width):
-            contexts[rows] = torch.bmm(weights[rows], zero_padding(self.values[rows], self.padding[rows]))
-        return contexts.transpose(0, 1)
+    def attention(self, projected: Tensor) -> AttentionKernels:
+        """The attention of this call."""
+        given = self.given
+        # Additive attention was given clean keys; those of dot attention may be the values.
+        keys = zero_padding(given.keys, self.padding) if given.score is None else given.keys
+        norm = None if given.gain is None or given.shift is None else (given.gain, given.shift)
+        score = None if given.score is None else given.score.to(self.dtype)
+        return self.run.attention(keys, projected, score, norm, given.scale, given.lengths)
 
     def read(self, begin: int, end: int) -> Tensor:
         """Inputs (K, B, I) of a block of steps, contiguous, or their places (K, B)."""
         return (self.inputs if self.places is None else self.places)[begin:end].contiguous()
 
-    def bottom_gates(self, inputs: Tensor) -> Tensor:
-        """The share of inputs, as :meth:`read` gives them, in the bottom layer's gates, with the bias: (K, B, 4H)."""
-        if self.places is not None:
-            return look_up(self.table, inputs)
-        return linear(inputs, self.from_input, self.layers[0].bias)
+    def bottom_gates(self, inputs: Tensor, gates: Tensor) -> None:
+        """Writes the share of inputs, as :meth:`read` gives them, and the bias to the bottom gates (K, B, 4H)."""
+        if self.places is None:
+            linear_into(gates, inputs, self.from_input, self.layers[0].bias)
+        else:
+            torch.index_select(self.table, 0, inputs.view(-1), out=gates.view(-1, gates.shape[2]))
 
     @functools.cached_property
     def table(self) -> Tensor:
         """The share of each distinct row in the bottom layer's gates, with the bias: (N, 4H)."""
         return linear(self.inputs, self.from_input, self.layers[0].bias)
 
-    def drop(self, layer: int, values: Tensor, begin: int, end: int) -> Tensor:
-        """Dropout on what a layer reads at steps begin to end; values (K, B, H), and its own transpose."""
+    def mask(self, layer: int, begin: int, end: int) -> Tensor | None:
+        """What is kept of what a layer reads in steps begin to end, (K, B, H) bool; or None: all of it."""
         mask = self.masks[layer]
         if mask is None:
-            return values
-        mask = mask if mask.shape[1] == 1 else mask[:, begin:end]
-        return apply_dropout(values, mask.transpose(0, 1), self.options.dropout)
+            return None
+        steps = mask[:, begin:end] if mask.shape[1] > 1 else mask.expand(-1, end - begin, -1)
+        return steps.transpose(0, 1)
+
+    def drop(self, layer: int, values: Tensor, begin: int, end: int) -> Tensor:
+        """Dropout of what a layer reads in steps begin to end, and its own transpose; values (K, B, H)."""
+        keep, p = self.mask(layer, begin, end), self.given.dropout
+        if keep is None or not values.is_cuda:
+            return apply_dropout(values, keep, p)
+        # One kernel instead of three.
+        dropped: Tensor = torch.ops.aten.native_dropout_backward(values, keep, 1.0 / (1.0 - p))
+        return dropped

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.additive_attention.reference import additive_scores, attend
+from econmt_ops.cells import lstm as cell
 from econmt_ops.core import scopes as accounting
-from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.core.dropout import Seed, apply_dropout, layer_keep_masks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import (
@@ -23,7 +24,7 @@ from econmt_ops.core.weights import (
     LowRankLSTMWeights,
 )
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.reference import lstm, lstm_cell
+from econmt_ops.lstm.reference import lstm
 
 TRAITS = Traits()
 """Plain PyTorch under autograd."""
@@ -138,7 +139,7 @@ def _fed_steps(
     outputs, attentions = [], []
     for step, product in enumerate(products.unbind(1)):
         h, c = layers[0]
-        h, c = lstm_cell(bottom_gates(product, fed, h), c)
+        h, c = cell.forward(bottom_gates(product, fed, h), c)
         layers[0] = h, c
         read = h
         for number, gates in enumerate(upper_gates, start=1):
@@ -146,7 +147,7 @@ def _fed_steps(
             if mask is not None:
                 read = apply_dropout(read, mask[:, min(step, mask.shape[1] - 1)], dropout)
             h, c = layers[number]
-            h, c = lstm_cell(gates(None, read, h), c)
+            h, c = cell.forward(gates(None, read, h), c)
             layers[number] = h, c
             read = h + read if residual else h
         output, alpha = attention(read.unsqueeze(1))
@@ -167,7 +168,7 @@ def attentional_lstm(
     input_feeding: bool,
     residual: bool,
     dropout: float,
-    dropout_seed: int | None,
+    dropout_seed: Seed | None,
     variational: bool,
     layer_norm: tuple[Tensor, Tensor] | None,
     scale: float,

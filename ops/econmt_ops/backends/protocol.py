@@ -60,7 +60,7 @@ class AttentionKernels(Protocol):
         """
 
     def weights_of(self, queries: Tensor) -> Tensor:
-        """The attention weights (K, B, S) of a block's queries (K, B, A), in the compute type, as `forward` made them."""
+        """The weights (K, B, S) of a block's queries (K, B, A), in the compute type, as `forward` made them."""
 
     def backward(
         self,
@@ -73,7 +73,7 @@ class AttentionKernels(Protocol):
         dboth: Tensor,
         dscores: Tensor,
     ) -> None:
-        """One step back.
+        """One step back; or, with an axis (K, ...) before all of them, the steps of a block, none of which waits.
 
         Args:
             query: (B, A). context: (B, H), sum_s weights_s projected_s. weights: (B, S). output: (B, H).
@@ -106,6 +106,7 @@ class StepKernels(Protocol):
         h: Sequence[Tensor],
         *,
         keep: bool,
+        recurrent: Tensor | None = None,
         read: Read | None = None,
     ) -> None:
         """One step of an LSTM cell.
@@ -116,6 +117,8 @@ class StepKernels(Protocol):
             before: (B, H) the cell state, in the accumulate type. after: (B, H) is written, may be ``before``.
             h: (B, H) tensors, at least one, that get the new h in the compute type.
             keep: whether a backward pass will read these gates.
+            recurrent: (B, 4H) in the compute type, a share of the sums that is still to be added to ``gates``; or None.
+                `econmt_ops.core.gemm.Product.share` gives one where a library cannot add into ``gates`` itself.
             read: what the layer above reads of this step; or None.
         """
 

@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
+
+from econmt_ops.dispatch.rule import device_of
 
 STASHES = ("outputs", "attention", "cells", "gates")
 """What a forward pass keeps, each level beside what those before it keep: the outputs (every h, and c once a
 block); the attention weights; every c; the gates."""
 
 _BLOCK_BYTES = 8 << 20
-"""The workspace for the gates of one layer in one block of steps."""
+"""The workspace for the gates of one layer in one block of steps, on a CPU, whose caches hold it."""
+
+_GPU_BLOCKS = 4
+"""How many times as large it is on a GPU, which needs large products and few launches."""
 
 _PART_BYTES = 4 << 20
 """The workspace for what one step makes of a part of the batch's source positions."""
+
+_ADDS_IN_FLOAT32 = TorchVersion(torch.__version__) >= "2.10"
+"""Whether a product of 16-bit matrices can be added to a float32 one on a GPU."""
 
 
 def reaches(stash: str, level: str) -> bool:
@@ -24,9 +33,12 @@ def reaches(stash: str, level: str) -> bool:
     return STASHES.index(stash) >= STASHES.index(level)
 
 
-def split_blocks(steps: int, batch: int, hidden: int, accumulate: torch.dtype) -> list[tuple[int, int]]:
-    """The blocks of steps, (begin, end) each, whose gates fit the workspace."""
-    size = max(1, _BLOCK_BYTES // max(1, batch * 4 * hidden * accumulate.itemsize))
+def split_blocks(
+    steps: int, batch: int, hidden: int, accumulate: torch.dtype, device: str = "cpu"
+) -> list[tuple[int, int]]:
+    """The blocks of steps, (begin, end) each, whose gates fit the workspace of that type of device."""
+    space = _BLOCK_BYTES if device == "cpu" else _GPU_BLOCKS * _BLOCK_BYTES
+    size = max(1, space // max(1, batch * 4 * hidden * accumulate.itemsize))
     return [(begin, min(begin + size, steps)) for begin in range(0, steps, size)]
 
 
@@ -70,7 +82,7 @@ def add_product(total: Tensor, left: Tensor, weight: Tensor) -> Tensor:
 def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -> None:
     """Add left^T right to ``total`` (N, M), in place; left (K, B, N), right (K, B, M).
 
-    The product is made in the type of ``left``, the sum in the type of ``total``.
+    The product is made in the type of ``left``, the sum in the type of ``total``, on a GPU in one kernel.
 
     Args:
         total, left, right: see above.
@@ -79,6 +91,8 @@ def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -
     left, right = left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2])
     if total.dtype == left.dtype:
         total.addmm_(left, right, beta=0 if fresh else 1)
+    elif _ADDS_IN_FLOAT32 and device_of(left) == "cuda":
+        torch.addmm(total, left, right, out_dtype=total.dtype, beta=0 if fresh else 1, out=total)
     elif fresh:
         total.copy_(left @ right)
     else:

@@ -1,71 +1,234 @@
-"""Dropout made from a seed, so that the backward pass can make the same mask again instead of keeping it."""
+"""Dropout made from a seed, so that the backward pass can make the same mask again instead of keeping it.
+
+A seed is an int, or an int64 scalar tensor on the device of the values, which a CUDA graph reads anew each time it is
+replayed. On the CPU an int seeds PyTorch's generator. Every other mask, that of a seed in a tensor and any on a GPU, is
+counter-based: 16 bits an element from Philox 4x32-10 (Salmon, Moraes, Dror and Shaw 2011), whose key is the seed and
+whose counter is the number of a group of eight elements in row-major order. Every implementation makes the same bits,
+and may make those of any part alone.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeAlias, TypeVar, Union
 
 import torch
 from torch import Tensor
 
+from econmt_ops.backends import triton
 from econmt_ops.dispatch.registration import custom_op
+from econmt_ops.dispatch.rule import MODE
 
-_MASK_64 = (1 << 64) - 1
+Seed: TypeAlias = Union[int, Tensor]
+"""Of dropout masks: any 64-bit int, or an int64 scalar tensor on the device of the masks."""
+
+_Seed = TypeVar("_Seed", int, Tensor)
+
 _LEVELS = 1 << 16
 """Masks compare 16 random bits a value: on the CPU six times as fast as drawing from a Bernoulli distribution,
 which took 7 % of a training step."""
 
+_GOLDEN = 0x9E3779B97F4A7C15
+"""The step of splitmix64's state."""
 
-def derive_seed(seed: int, index: int) -> int:
-    """Returns the seed of the index-th mask of a call.
+_ROUNDS = 10
+"""Of Philox."""
+
+
+def _signed(number: int) -> int:
+    """The int64 with the same 64 bits."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _wrapped(number: _Seed) -> _Seed:
+    """A number modulo 2^64, as int64; tensors wrap by themselves."""
+    return number if isinstance(number, Tensor) else _signed(number)
+
+
+def _shifted(number: _Seed, bits: int) -> _Seed:
+    """A signed 64-bit number shifted right as if it had no sign."""
+    return (number >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def derive_seed(seed: _Seed, index: int) -> _Seed:
+    """Returns the seed of the index-th mask of a call, of the same type.
 
     By splitmix64 (Steele, Lea and Flood 2014), so that neighbouring seeds and indices give unrelated masks.
     """
-    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) & _MASK_64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK_64
-    return (z ^ (z >> 31)) >> 1
+    z = _wrapped(seed + _signed((index + 1) * _GOLDEN))
+    z = _wrapped((z ^ _shifted(z, 30)) * _signed(0xBF58476D1CE4E5B9))
+    z = _wrapped((z ^ _shifted(z, 27)) * _signed(0x94D049BB133111EB))
+    return _shifted(z ^ _shifted(z, 31), 1)
+
+
+def split_seed(seed: Seed | None) -> tuple[int, Tensor | None]:
+    """A seed as operators of torch.library take it, "int seed, Tensor? device_seed"; none is (0, None)."""
+    return (0, seed) if isinstance(seed, Tensor) else (seed or 0, None)
+
+
+def join_seed(seed: int, device_seed: Tensor | None) -> Seed:
+    """What `split_seed` has split."""
+    return seed if device_seed is None else device_seed
+
+
+def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
+    """The seed as an int64 scalar tensor on a device, where a kernel can read it."""
+    if isinstance(seed, Tensor):
+        return seed.to(device)
+    return torch.full((), _signed(seed), dtype=torch.int64, device=device)
+
+
+class SeedCounter:
+    """Seeds for the draws of a step, on a device, that change when the step itself moves them on.
+
+    `draw` gives places of one vector in turn. A captured graph that begins with `advance` finds other seeds there each
+    time it is replayed, as a step that is run finds them; both give the same masks.
+
+    Args:
+        seed: of the run.
+        device: of the masks.
+        draws: the most that a step may make.
+
+    Attributes:
+        seeds: (draws,) int64.
+    """
+
+    def __init__(self, seed: int, device: torch.device, draws: int = 64) -> None:
+        self._first = [derive_seed(seed, draw) for draw in range(draws)]
+        self._drawn = 0
+        self.seeds = torch.tensor(self._first, dtype=torch.int64, device=device)
+
+    def advance(self) -> None:
+        """Begins the next step, in one kernel: every seed moves on, and `draw` gives the first one."""
+        self.seeds.add_(_signed(_GOLDEN))
+        self._drawn = 0
+
+    def draw(self) -> Tensor:
+        """The seed of the step's next draw: a scalar that holds until the seeds move on.
+
+        Raises:
+            ValueError: the step draws more seeds than there are.
+        """
+        if self._drawn == len(self._first):
+            raise ValueError(f"SeedCounter: a step draws more than {self._drawn} seeds; raise draws")
+        self._drawn += 1
+        return self.seeds[self._drawn - 1]
+
+    def set(self, steps: int) -> None:
+        """Puts the seeds where so many calls of `advance` lead, to go on with a run."""
+        moved = [_signed(first + steps * _GOLDEN) for first in self._first]
+        self.seeds.copy_(torch.tensor(moved, dtype=torch.int64))
+        self._drawn = 0
+
+
+def keep_threshold(p: float) -> int:
+    """How many of the 65,536 values of 16 random bits mean that an element is kept, at least one."""
+    return max(1, round((1.0 - p) * _LEVELS))
+
+
+def _multiplied(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
+    """The upper and the lower 32 bits of a product of words of 32 bits, which int64 holds."""
+    product = word * factor
+    return _shifted(product, 32), product & 0xFFFFFFFF
+
+
+def philox(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox 4x32-10 of counters (N,), below 2^63, with the seed as its key: four words (N,) of 32 bits, all int64."""
+    keys = seed & 0xFFFFFFFF, _shifted(seed, 32)
+    first, second = counter & 0xFFFFFFFF, _shifted(counter, 32)
+    third = fourth = torch.zeros_like(counter)
+    for turn in range(_ROUNDS):
+        left, right = (
+            (key + turn * step) & 0xFFFFFFFF for key, step in zip(keys, (0x9E3779B9, 0xBB67AE85), strict=True)
+        )
+        high, low = _multiplied(0xD2511F53, first)
+        other_high, other_low = _multiplied(0xCD9E8D57, third)
+        first, second, third, fourth = other_high ^ second ^ left, other_low, high ^ fourth ^ right, low
+    return first, second, third, fourth
+
+
+def _counted_mask(elements: int, threshold: int, seed: Tensor, index: int) -> Tensor:
+    """The counter-based mask (elements,) in PyTorch."""
+    seed = seed if index < 0 else derive_seed(seed, index)
+    groups = torch.arange(-(-elements // 8), dtype=torch.int64, device=seed.device)
+    halves = [half for word in philox(seed, groups) for half in (word & 0xFFFF, word >> 16)]
+    return (torch.stack(halves, 1) < threshold).flatten()[:elements]
+
+
+def _is_counted(device: torch.device, device_seed: Tensor | None) -> bool:
+    """Whether a mask is counter-based, and not that of PyTorch's generator on the CPU."""
+    return device_seed is not None or (MODE.device or device.type) != "cpu"
+
+
+def _kernels(device: torch.device) -> ModuleType | None:
+    """Our kernels of counter-based masks, if they serve a device."""
+    if not triton.runs_on(device):
+        return None
+    return importlib.import_module("econmt_ops.backends.triton.random")
 
 
 @custom_op("econmt_ops::keep_mask")
-def _keep_mask(shape: Sequence[int], p: float, seed: int, index: int, device: torch.device) -> Tensor:
-    generator = torch.Generator(device=device).manual_seed(seed if index < 0 else derive_seed(seed, index))
-    values = math.prod(shape)
-    words = torch.empty(-(-values // 4), device=device, dtype=torch.int64)
-    words.random_(-(1 << 63), None, generator=generator)
-    kept = max(1, round((1.0 - p) * _LEVELS))
-    # 2^15 is no int16, so the comparison is with the largest number that is kept.
-    return (words.view(torch.int16)[:values] <= kept - _LEVELS // 2 - 1).view(shape)
+def _keep_mask(
+    shape: Sequence[int],
+    p: float,
+    seed: int,
+    index: int,
+    device: torch.device,
+    device_seed: Tensor | None = None,
+) -> Tensor:
+    values, threshold = math.prod(shape), keep_threshold(p)
+    if not _is_counted(device, device_seed):
+        generator = torch.Generator().manual_seed(seed if index < 0 else derive_seed(seed, index))
+        words = torch.empty(-(-values // 4), dtype=torch.int64)
+        words.random_(-(1 << 63), None, generator=generator)
+        # 2^15 is no int16, so the comparison is with the largest number that is kept.
+        return (words.view(torch.int16)[:values] <= threshold - _LEVELS // 2 - 1).view(shape)
+    place = seed_tensor(join_seed(seed, device_seed), device)
+    kernels = _kernels(device)
+    if kernels is None:
+        return _counted_mask(values, threshold, place, index).view(shape)
+    mask: Tensor = kernels.keep_mask(values, place, index, threshold)
+    return mask.view(shape)
 
 
 # Registered so that a compiled graph holds the seed as a plain number that may change from call to call.
 @_keep_mask.register_fake
-def _(shape: Sequence[int], _p: float, _seed: int, _index: int, device: torch.device) -> Tensor:
+def _(
+    shape: Sequence[int],
+    _p: float,
+    _seed: int,
+    _index: int,
+    device: torch.device,
+    _device_seed: Tensor | None = None,
+) -> Tensor:
     return torch.empty(shape, device=device, dtype=torch.bool)
 
 
-def keep_mask(shape: Sequence[int], p: float, seed: int, device: torch.device, index: int = -1) -> Tensor:
+def keep_mask(shape: Sequence[int], p: float, seed: Seed, device: torch.device, index: int = -1) -> Tensor:
     """Returns a bool tensor that is True, with probability 1 - p, where a value is kept.
 
-    The same arguments give the same mask, on the same kind of device; the values that dropout is applied to
-    may have any type.
+    The same arguments give the same mask, but for an int seed, which gives another on the CPU than on a GPU; the values
+    that dropout is applied to may have any type.
 
     Args:
         shape: of the mask.
         p: the probability that a value is dropped, in [0, 1); rounded to a multiple of 2^-16.
-        seed: any 64-bit int.
-        device: where the mask is made; the generators of different kinds of devices give different masks.
+        seed: any 64-bit int, or an int64 scalar tensor on the device.
+        device: where the mask is made.
         index: if not negative, the mask is drawn from `derive_seed(seed, index)`.
     """
     if device.type == "meta":
         return torch.empty(tuple(shape), device=device, dtype=torch.bool)
-    mask: Tensor = _keep_mask(tuple(shape), p, seed, index, device)
+    number, device_seed = split_seed(seed)
+    mask: Tensor = _keep_mask(tuple(shape), p, number, index, device, device_seed)
     return mask
 
 
 def dropout_mask(
-    shape: Sequence[int], p: float, seed: int, device: torch.device, dtype: torch.dtype
+    shape: Sequence[int], p: float, seed: Seed, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
     """Returns the mask to multiply with: 1 / (1 - p) where `keep_mask` keeps a value, else 0."""
     return keep_mask(shape, p, seed, device).to(dtype).mul_(1.0 / (1.0 - p))
@@ -82,7 +245,7 @@ def layer_keep_masks(
     steps: int,
     hidden: int,
     p: float,
-    seed: int | None,
+    seed: Seed | None,
     variational: bool,
     device: torch.device,
 ) -> list[Tensor | None]:
@@ -100,29 +263,49 @@ def layer_keep_masks(
 
 
 @custom_op("econmt_ops::dropout")
-def _dropout(values: Tensor, p: float, seed: int, index: int, variational: bool) -> Tensor:
+def _dropout(
+    values: Tensor, p: float, seed: int, index: int, variational: bool, device_seed: Tensor | None = None
+) -> Tensor:
+    kernels = _kernels(values.device) if _is_counted(values.device, device_seed) else None
+    if kernels is not None and values.dtype != torch.float64:
+        place = seed_tensor(join_seed(seed, device_seed), values.device)
+        scale = 1.0 / (1.0 - p)
+        dropped: Tensor = kernels.dropout(values, place, index, keep_threshold(p), scale, variational)
+        return dropped
     shape = (values.shape[0], 1, *values.shape[2:]) if variational else values.shape
-    return apply_dropout(values, keep_mask(shape, p, seed, values.device, index), p)
+    mask = keep_mask(shape, p, join_seed(seed, device_seed), values.device, index)
+    return apply_dropout(values, mask, p)
 
 
 @_dropout.register_fake
-def _(values: Tensor, _p: float, _seed: int, _index: int, _variational: bool) -> Tensor:
+def _(
+    values: Tensor,
+    _p: float,
+    _seed: int,
+    _index: int,
+    _variational: bool,
+    _device_seed: Tensor | None = None,
+) -> Tensor:
     return torch.empty_like(values, memory_format=torch.contiguous_format)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch names them
-    ctx.rest = inputs[1:]
+    # Saved as autograd saves tensors, it finds out if a seed moves on before the backward pass.
+    *ctx.rest, device_seed = inputs[1:]
+    ctx.save_for_backward(device_seed)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-    return _dropout(gradient, *ctx.rest), None, None, None, None
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return _dropout(gradient, *ctx.rest, *ctx.saved_tensors), None, None, None, None, None
 
 
 _dropout.register_autograd(_backward, setup_context=_remember)
 
 
-def dropout(values: Tensor, p: float, seed: int, variational: bool = False, index: int = -1) -> Tensor:
+def dropout(values: Tensor, p: float, seed: Seed, variational: bool = False, index: int = -1) -> Tensor:
     """Drops values with a mask that nobody keeps: the backward pass makes it again from the seed.
+
+    On a GPU each pass is one kernel.
 
     Args:
         values: (B, T, ...).
@@ -133,5 +316,6 @@ def dropout(values: Tensor, p: float, seed: int, variational: bool = False, inde
     """
     if p == 0.0:
         return values
-    result: Tensor = _dropout(values, p, seed, index, variational)
+    number, device_seed = split_seed(seed)
+    result: Tensor = _dropout(values, p, number, index, variational, device_seed)
     return result

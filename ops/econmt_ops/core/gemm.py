@@ -54,11 +54,42 @@ class Product:
         """start (M, N), contiguous, plus the product of left (M, K); ``start`` may be overwritten. There is no bias."""
         assert self._bias is None
         if self._by_onednn:
-            result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(left, start, self._weight, None, "add")
-            return result
+            return self._plus(start, left)
         return start.addmm_(left, self._weight)
 
-    def __call__(self, left: Tensor) -> Tensor:
+    def into(self, out: Tensor, left: Tensor, start: Tensor | None = None) -> None:
+        """Writes the product of left (M, K) to ``out`` (M, N), whose row stride may be any.
+
+        Args:
+            out, left: see above.
+            start: (M, N) is added in place of the bias; may be ``out`` itself.
+        """
+        if not self._by_onednn:
+            start = self._bias if start is None else start
+            if start is None:
+                torch.mm(left, self._weight, out=out)
+            else:
+                torch.addmm(start, left, self._weight, out=out)
+        elif start is None:
+            out.copy_(self(left))
+        else:
+            out.copy_(self._plus(start.contiguous(), left))
+
+    def _plus(self, start: Tensor, left: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(left, start, self._weight, None, "add")
+        return result
+
+    def share(self, start: Tensor, left: Tensor) -> Tensor | None:
+        """Adds the product of left (M, K) to ``start`` (M, N), in place; where oneDNN cannot, returns it instead.
+
+        It is what a step's kernel takes as ``recurrent``: where it reads ``start`` it can add the product too.
+        """
+        if self._by_onednn:
+            return self(left)
+        start.addmm_(left, self._weight)
+        return None
+
+    def __call__(self, left: Tensor, thin: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as of factors
         """The product of left (..., K): a new tensor (..., N)."""
         if self._by_onednn:
             result: Tensor = torch.ops.mkldnn._linear_pointwise(

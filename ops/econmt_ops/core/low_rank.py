@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Union
 
 import torch
 from torch import Tensor
@@ -52,6 +53,14 @@ def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor
     return functional.linear(inputs, weight, bias)
 
 
+def linear_into(out: Tensor, inputs: Tensor, weight: Matrix, bias: Tensor) -> None:
+    """Writes inputs (K, B, M) times weight (N, M) transposed, plus bias (N,), to ``out`` (K, B, N), contiguous."""
+    rows = inputs.reshape(-1, inputs.shape[2])
+    if isinstance(weight, LowRank):
+        rows, weight = torch.mm(rows, weight.right.t()), weight.left
+    torch.addmm(bias, rows, weight.t(), out=out.view(-1, out.shape[2]))
+
+
 def linear_add(start: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
     """start (B, N) or (N,) plus inputs (B, K) times weight (N, K) transposed: a new tensor (B, N)."""
     if isinstance(weight, LowRank):
@@ -63,6 +72,17 @@ _MANY_ROWS = 512
 """Rows from which on the products go where those of whole matrices go; of fewer rows ordinary ones take less time.
 Measured in float32 on a Zen 4 core, one factor of 1,024 x 32: at 16 rows oneDNN takes 33 us and a BLAS 16, at 64 rows
 both 60; of thousands of rows oneDNN makes twice as many a second."""
+
+_FEW_ROWS = 32
+"""On the CPU the products of 16-bit types with no more rows than this are made in float32: there the libraries take
+longer to begin a 16-bit product than to make this one. Measured with H 256 and ranks 8 to 128: at 16 rows and rank 32
+both take 23 us against 50, at 64 rows 77 against 52."""
+
+
+def few_rows_type(factor: Tensor, rows: int) -> torch.dtype:
+    """The type in which products of so few rows with a factor are made."""
+    narrow = factor.device.type == "cpu" and factor.dtype in (torch.bfloat16, torch.float16)
+    return torch.float32 if narrow and rows <= _FEW_ROWS else factor.dtype
 
 
 class LowRankProduct:
@@ -78,10 +98,15 @@ class LowRankProduct:
         self, weight: LowRank, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
     ) -> None:
         self._weight, self._bias, self._how = weight, bias, (layout, calls)
+        self._turned: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
 
-    @functools.cached_property
-    def _few(self) -> tuple[Tensor, Tensor]:
-        return self._weight.right.t().contiguous(), self._weight.left.t().contiguous()
+    def _few(self, rows: int) -> tuple[Tensor, Tensor]:
+        """The transposed factors, right before left, in the type in which products of so few rows are made."""
+        dtype = few_rows_type(self._weight.left, rows)
+        if dtype not in self._turned:
+            left, right = self._weight.to(dtype)
+            self._turned[dtype] = right.t().contiguous(), left.t().contiguous()
+        return self._turned[dtype]
 
     @functools.cached_property
     def _many(self) -> tuple[Product, Product]:
@@ -91,27 +116,59 @@ class LowRankProduct:
             Product(self._weight.left, self._bias, layout, calls),
         )
 
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """The product of inputs (..., K): a new tensor (..., N)."""
+    def __call__(self, inputs: Tensor, thin: Tensor | None = None) -> Tensor:
+        """The product of inputs (..., K): a new tensor (..., N); ``thin`` (..., r) gets right x."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         if len(rows) >= _MANY_ROWS:
             first, second = self._many
-            return second(first(inputs))
-        right, left = self._few
-        thin = torch.mm(rows, right)
-        product = torch.mm(thin, left) if self._bias is None else torch.addmm(self._bias, thin, left)
-        return product.view(*inputs.shape[:-1], product.shape[1])
+            made = first(inputs)
+            if thin is not None:
+                thin.copy_(made)
+            return second(made)
+        right, left = self._few(len(rows))
+        made = torch.mm(rows.to(right.dtype), right)
+        if thin is not None:
+            thin.view(made.shape).copy_(made)
+        product = (
+            torch.mm(made, left) if self._bias is None else torch.addmm(self._bias.to(left.dtype), made, left)
+        )
+        return product.to(inputs.dtype).view(*inputs.shape[:-1], product.shape[1])
+
+    def share(self, start: Tensor, inputs: Tensor) -> None:
+        """Adds the product of inputs (M, K) to ``start`` (M, N), in place. There is no bias."""
+        assert self._bias is None
+        right, left = self._few(len(inputs))
+        if right.dtype == start.dtype:
+            start.addmm_(torch.mm(inputs, right), left)
+        else:
+            start += torch.mm(torch.mm(inputs.to(right.dtype), right), left)
 
     def plus(self, start: Tensor, inputs: Tensor) -> Tensor:
-        """start (M, N) plus the product of inputs (M, K), in place of ``start``. There is no bias."""
-        assert self._bias is None
-        right, left = self._few
-        return start.addmm_(torch.mm(inputs, right), left)
+        """``start`` (M, N) plus the product of inputs (M, K), in its place. There is no bias."""
+        self.share(start, inputs)
+        return start
+
+    def into(self, out: Tensor, inputs: Tensor, start: Tensor | None = None) -> None:
+        """Writes the product of inputs (M, K) to ``out`` (M, N); see `econmt_ops.core.gemm.Product.into`."""
+        start = self._bias if start is None else start
+        right, left = self._few(len(inputs))
+        thin = torch.mm(inputs.to(right.dtype), right)
+        if right.dtype != out.dtype:
+            product = torch.mm(thin, left)
+            out.copy_(product if start is None else product + start)
+        elif start is None:
+            torch.mm(thin, left, out=out)
+        else:
+            torch.addmm(start, thin, left, out=out)
+
+
+AnyProduct = Union[Product, LowRankProduct]
+"""A product with a weight, whole or as factors."""
 
 
 def product_of(
     weight: Matrix, bias: Tensor | None = None, layout: str = "packed", calls: int = MANY
-) -> Product | LowRankProduct:
+) -> AnyProduct:
     """The product with a weight that is laid out once; see `econmt_ops.core.gemm.Product`."""
     if isinstance(weight, LowRank):
         return LowRankProduct(weight, bias, layout, calls)

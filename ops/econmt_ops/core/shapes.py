@@ -89,7 +89,7 @@ class Shapes:
         return ValueError(f"{self.op}: {name} must be {wanted}{f' with {hint}' if hint else ''}, got {sizes}")
 
 
-def check_dropout(op: str, dropout: float, seed: int | None) -> None:
+def check_dropout(op: str, dropout: float, seed: object) -> None:
     """Checks a dropout probability and its seed.
 
     Raises:

@@ -9,4 +9,4 @@ from econmt_ops.linear_cross_entropy import recompute
 
 TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
 
-linear_cross_entropy = functools.partial(recompute.linear_cross_entropy, compiled=True)
+linear_cross_entropy = functools.partial(recompute.linear_cross_entropy, backend="compiled")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, Repeated, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout
 from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMState, cast_weights
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
-from econmt_ops.lstm.schedule import is_light
+from econmt_ops.lstm.reference import is_light
 
 _IMPLEMENTATIONS = implementations(__name__, "lstm")
 _BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")
@@ -141,7 +142,7 @@ def lstm(
     reverse: bool = False,
     residual: bool = False,
     dropout: float = 0.0,
-    dropout_seed: int | None = None,
+    dropout_seed: Seed | None = None,
     variational: bool = False,
     stash: str = "auto",
     implementation: str = "auto",
@@ -165,7 +166,8 @@ def lstm(
             stays h.
         dropout: the probability with which values of what the upper layers read are dropped, before the
             residual sum is taken.
-        dropout_seed: the seed of the dropout masks, required when dropout is not 0.
+        dropout_seed: the seed of the dropout masks, required when dropout is not 0; an int, or an int64 scalar
+            tensor on the device.
         variational: one mask a row and layer for all time steps (Gal and Ghahramani 2016) instead of one mask
             a step.
         stash: what the recomputing implementations keep for the backward pass, each level beside what those

@@ -1,4 +1,4 @@
-"""The recomputing LSTM with its inner steps compiled by torch.compile; see `econmt_ops.lstm.cells`."""
+"""The recomputing LSTM with its inner steps compiled by torch.compile; see `econmt_ops.backends.compiled`."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from econmt_ops.lstm import recompute
 
 TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
 
-lstm = functools.partial(recompute.lstm, compiled=True)
-bidirectional_lstm = functools.partial(recompute.bidirectional_lstm, compiled=True)
+lstm = functools.partial(recompute.lstm, backend="compiled")
+bidirectional_lstm = functools.partial(recompute.bidirectional_lstm, backend="compiled")

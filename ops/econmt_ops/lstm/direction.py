@@ -6,32 +6,29 @@ B batch, T steps, I input size, H hidden, K steps of a block. Time comes first.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.backends import steps as step_functions
-from econmt_ops.core.chunks import reaches, scan_cells, split_blocks
+from econmt_ops.backends.protocol import StepKernels
+from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.gemm import add_rows
-from econmt_ops.core.low_rank import add_gradient, gradient_of, product_of, tensors_of_matrices
+from econmt_ops.core.low_rank import AnyProduct, add_gradient, gradient_of, product_of, tensors_of_matrices
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import add_repeated, clean_rows, look_up
 from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LSTMWeights, cast_weights
-from econmt_ops.lstm.cells import cells as cell_functions
 from econmt_ops.lstm.reference import STEPWISE, closed_gates, layer_by_torch
-from econmt_ops.lstm.schedule import Schedule
-from econmt_ops.lstm.thin import ThinSteps
+from econmt_ops.lstm.unrolled import UnrolledSteps
 
 
 class Direction:
-    """One direction of a layer: its tensors in the order in which its walk meets them.
+    """One direction of a layer: its tensors, of which it makes those of each block in the order of its walk.
 
     Attributes:
-        inputs: (T, B, I); or, where places are given, the distinct rows (N, I), zero where only padding reads them.
-        places: (T, B), which row stands where, N at padded positions; or None.
-        padding: (T, B) or None.
+        steps, batch, hidden: T, B and H.
+        blocks: (begin, end) of each block, in steps of the walk.
         weights: in the type of the inputs.
     """
 
@@ -41,32 +38,42 @@ class Direction:
         weights: AnyLSTMWeights,
         first_h: Tensor,
         first_c: Tensor,
+        *,
+        run: StepKernels,
         padding: Tensor | None,
         places: Tensor | None,
         reverse: bool,
         stash: str,
-        schedule: str,
+        layout: str,
     ) -> None:
+        """Takes the arguments of a call.
+
+        Args:
+            inputs: (T, B, I); or, where places are given, the distinct rows (N, I).
+            weights: in any type, so that nobody keeps a copy of them from one pass to the other.
+            first_h, first_c: (B, H), the state before the walk.
+            run: what a step computes between its products.
+            padding: (T, B) bool, or None.
+            places: (T, B), which row stands where; or None.
+            reverse: whether it walks from the last step to the first.
+            stash: the level. layout: of the weights, see `econmt_ops.core.gemm`.
+        """
         self.places = None
-        if places is None:
-            self.inputs = inputs.transpose(0, 1)
-            self.steps, self.batch, _ = self.inputs.shape
-        else:
-            self.places = places.t() if padding is None else places.t().masked_fill(padding, len(inputs))
-            self.steps, self.batch = self.places.shape
-            self.inputs = clean_rows(inputs, places.t(), padding)
+        self.inputs = inputs
+        self.steps, self.batch = inputs.shape[:2] if places is None else places.shape
+        if places is not None:
+            # Padded positions read one row more, which `table` adds.
+            self.places = places if padding is None else places.masked_fill(padding, len(inputs))
+            self.inputs = clean_rows(inputs, places, padding)
         self.hidden = weights.hidden.shape[1]
-        # They may come in another type, so that nobody keeps a copy of them from one pass to the other.
         self.weights = weights = cast_weights(weights, inputs.dtype)
         self.first_h, self.first_c = first_h, first_c
-        self.padding, self.reverse, self.stash = padding, reverse, stash
+        self.run, self.padding, self.reverse, self.stash, self.layout = run, padding, reverse, stash, layout
         self.accumulate = accumulate_dtype(inputs.dtype)
         self.blocks = split_blocks(self.steps, self.batch, self.hidden, self.accumulate)
-        self.schedule = Schedule.parse(schedule)
-        self.run = cell_functions(self.schedule.pointwise)
-        # In the accumulate type nothing is lost by keeping gates as the backward pass wants them.
-        self.keeps_activated = self.accumulate == inputs.dtype and not isinstance(weights.hidden, LowRank)
-        self.advance = self.run.activated if self.keeps_activated else self.run.forward
+        self.unrolled = None
+        if isinstance(weights.hidden, LowRank) and UnrolledSteps.serves(run):
+            self.unrolled = UnrolledSteps(weights.hidden)
 
     def walk(self, sequence: Tensor, begin: int, end: int) -> Tensor:
         """What the walk meets of a sequence (T, B, .) in its steps begin to end."""
@@ -83,59 +90,51 @@ class Direction:
         else:
             sequence[begin:end] = part
 
-    def read(self, begin: int, end: int) -> tuple[Tensor, Tensor | None]:
-        """Inputs (K, B, I) of a block, zero where its padding (K, B) is, or the places (K, B); and the padding."""
+    def read(self, begin: int, end: int) -> Tensor:
+        """Inputs (K, B, I) of a block, zero at padded positions; or the places (K, B)."""
         if self.places is not None:
-            return self.walk(self.places, begin, end), None
+            return self.walk(self.places, begin, end)
         inputs = self.walk(self.inputs, begin, end).contiguous()
         if self.padding is None:
-            return inputs, None
-        padding = self.walk(self.padding, begin, end)
-        return inputs.masked_fill(padding.unsqueeze(2), 0.0), padding
+            return inputs
+        return inputs.masked_fill(self.walk(self.padding, begin, end).unsqueeze(2), 0.0)
 
-    def products(self, inputs: Tensor, padding: Tensor | None) -> Tensor:
-        """The input's share of the gates (K, B, 4H), a new tensor; padded positions have their gates closed.
+    def products(self, inputs: Tensor, begin: int, end: int) -> Tensor:
+        """The share of a block's inputs in the gates (K, B, 4H), a new tensor; padded positions close their gates.
 
         Args:
-            inputs, padding: of a block, as :meth:`read` gives them.
+            inputs: as :meth:`read` gives them. begin, end: the block.
         """
         if self.places is not None:
             return look_up(self.table, inputs)
         products = self.read_product(inputs)
-        if padding is None:
+        if self.padding is None:
             return products
-        return torch.where(padding.unsqueeze(2), closed_gates(self.weights), products)
+        padding = self.walk(self.padding, begin, end).unsqueeze(2)
+        return torch.where(padding, closed_gates(self.weights), products)
 
     @functools.cached_property
-    def read_product(self) -> Callable[[Tensor], Tensor]:
+    def read_product(self) -> AnyProduct:
         """x W^T + b."""
-        return product_of(self.weights.input, self.weights.bias, self.schedule.weights, len(self.blocks))
+        return product_of(self.weights.input, self.weights.bias, self.layout, len(self.blocks))
 
     @functools.cached_property
     def table(self) -> Tensor:
         """The share of each distinct row in the gates, and that of padding, which closes them: (N + 1, 4H)."""
-        shares: Tensor = self.read_product(self.inputs)
-        return (
-            shares if self.padding is None else torch.cat([shares, closed_gates(self.weights).unsqueeze(0)])
-        )
+        shares = self.read_product(self.inputs)
+        if self.padding is None:
+            return shares
+        return torch.cat([shares, closed_gates(self.weights).unsqueeze(0)])
 
     @functools.cached_property
-    def recurrent_product(self) -> Callable[[Tensor], Tensor]:
+    def recurrent_product(self) -> AnyProduct:
         """h U^T."""
-        return product_of(self.weights.hidden, None, self.schedule.weights, self.steps)
+        return product_of(self.weights.hidden, None, self.layout, self.steps)
 
     @functools.cached_property
-    def to_h(self) -> Callable[[Tensor], Tensor]:
+    def to_h(self) -> AnyProduct:
         """dz U."""
-        return product_of(self.weights.hidden.t(), None, self.schedule.weights, self.steps)
-
-    @functools.cached_property
-    def thin(self) -> ThinSteps | None:
-        """The steps if U is factorised."""
-        hidden = self.weights.hidden
-        if not isinstance(hidden, LowRank):
-            return None
-        return ThinSteps(hidden, self.schedule.pointwise, self.batch)
+        return product_of(self.weights.hidden.t(), None, self.layout, self.steps)
 
     def previous(self, outputs: Tensor, begin: int, end: int) -> Tensor:
         """h of the step before for the walk's steps begin to end, (K, B, H)."""
@@ -143,35 +142,56 @@ class Direction:
             return self.walk(outputs, begin - 1, end - 1)
         return torch.cat([self.first_h.unsqueeze(0), self.walk(outputs, 0, end - 1)], 0)
 
-    def forward(self, outputs: Tensor, cells: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Walks, fills outputs (T, B, H) and cells; returns the last h and c (B, H), and the gates if they are kept.
+    def forward(
+        self,
+        outputs: Tensor,
+        cells: Tensor,
+        gates: Tensor | None,
+        last_h: Tensor,
+        last_c: Tensor,
+        keep: bool,
+    ) -> None:
+        """Walks.
 
-        The gates (T, B, 4H) are in the order of the walk: before their nonlinearities, but in the accumulate type, of
-        whole matrices, after them.
+        Args:
+            outputs: (T, B, H), is filled.
+            cells: is filled if ``keep``: (T, B, H) c after each step of the walk, or (blocks, B, H) before each block.
+            gates: (T, B, 4H), the inputs' share in the order of the walk, becomes what the way back reads; or None.
+            last_h, last_c: (B, H), are filled with the state after the walk.
+            keep: whether a backward pass will follow.
         """
-        h, c = self.first_h, self.first_c
+        h, c = self.first_h, last_c.copy_(self.first_c)
         every_cell = keep and reaches(self.stash, "cells")
-        if keep and reaches(self.stash, "gates"):
-            gates = self.products(*self.read(0, self.steps))
-            return (*self._walk_cells(gates, 0, h, c, outputs, cells, keep_gates=True), gates)
         # torch's own LSTM is the fastest forward pass, but keeps c in the type of the inputs and tells only the last.
         weights = self.weights
         by_torch = isinstance(weights, LSTMWeights) and h.dtype not in STEPWISE and not every_cell
         for number, (begin, end) in enumerate(self.blocks):
             if keep and not every_cell:
                 cells[number] = c
-            inputs, padding = self.read(begin, end)
             if by_torch and isinstance(weights, LSTMWeights):
-                mask = None if self.padding is None else self.walk(self.padding, begin, end).t()
-                if self.places is not None:
-                    # torch's LSTM reads inputs written out; at padded positions a row of zeros.
-                    inputs = look_up(functional.pad(self.inputs, (0, 0, 0, 1)), inputs)
-                made, h, c = layer_by_torch(inputs.transpose(0, 1), weights, h, c, mask)
-                self.put(outputs, begin, end, made.transpose(0, 1))
+                h = self._walk_by_torch(weights, begin, end, h, c, outputs)
                 continue
-            kept = cells if every_cell else None
-            h, c = self._walk_cells(self.products(inputs, padding), begin, h, c, outputs, kept)
-        return h, c, None
+            given = self.products(self.read(begin, end), begin, end) if gates is None else gates[begin:end]
+            h = self._walk_cells(
+                given, begin, h, c, outputs, cells if every_cell else None, gates is not None
+            )
+        last_h.copy_(h)
+        if every_cell:
+            last_c.copy_(cells[-1])
+
+    def _walk_by_torch(
+        self, weights: LSTMWeights, begin: int, end: int, h: Tensor, c: Tensor, outputs: Tensor
+    ) -> Tensor:
+        """Walks a block from h and c, and gives the last h; c is overwritten."""
+        inputs = self.read(begin, end)
+        if self.places is not None:
+            # torch's LSTM reads inputs written out; at padded positions a row of zeros.
+            inputs = look_up(functional.pad(self.inputs, (0, 0, 0, 1)), inputs)
+        padding = None if self.padding is None else self.walk(self.padding, begin, end).t()
+        made, h, last_c = layer_by_torch(inputs.transpose(0, 1), weights, h, c, padding)
+        self.put(outputs, begin, end, made.transpose(0, 1))
+        c.copy_(last_c)
+        return h
 
     def _walk_cells(
         self,
@@ -181,25 +201,29 @@ class Direction:
         c: Tensor,
         outputs: Tensor,
         cells: Tensor | None,
-        keep_gates: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """Walks from step ``begin`` on; ``gates`` (K, B, 4H), the input's share, becomes the sum if it is kept."""
-        if self.thin is not None:
+        keep: bool,
+    ) -> Tensor:
+        """Walks a block whose gates (K, B, 4H) hold the inputs' share, and gives the last h.
+
+        ``c`` (B, H) is overwritten, unless each c goes to ``cells`` (T, B, H).
+        """
+        done, before = 0, c if cells is None or begin == 0 else cells[begin - 1]
+        if self.unrolled is not None:
             end = begin + len(gates)
             made = torch.empty_like(outputs[begin:end]) if self.reverse else outputs[begin:end]
             kept = None if cells is None else cells[begin:end]
-            h, c = self.thin.forward(gates, h, c, made, kept, keep_gates)
-            if self.reverse:
-                self.put(outputs, begin, end, made)
-            return h, c
-        spare = (torch.empty_like(c), torch.empty_like(c))
-        for step, total in enumerate(gates.unbind(0), start=begin):
-            after = spare[step % 2] if cells is None else cells[step]
-            recurrent = self.recurrent_product(h)
+            done = self.unrolled.forward(gates, h, before, made, kept, c, keep)
+            if done:
+                h, before = made[done - 1], c if kept is None else kept[done - 1]
+                if self.reverse:
+                    self.put(outputs, begin, begin + done, made[:done])
+        for step, total in enumerate(gates[done:].unbind(0), start=begin + done):
+            after = c if cells is None else cells[step]
+            recurrent = self.recurrent_product.share(total, h)
             h = outputs[self.steps - 1 - step if self.reverse else step]
-            self.advance(total, recurrent, c, h, after)
-            c = after
-        return h, c
+            self.run.cell_forward(total, before, after, [h], keep=keep, recurrent=recurrent)
+            before = after
+        return h
 
     def backward(
         self,
@@ -211,51 +235,37 @@ class Direction:
         gates: Tensor | None,
         dinputs: Tensor,
         add: bool,
-    ) -> tuple[list[Tensor], ...]:
-        """Walks back, puts dinputs (T, B, I) or adds to it, and returns the gradients of weights and first state."""
+    ) -> Gradients:
+        """Walks back.
+
+        Args:
+            doutputs: (T, B, H), or None. dh, dc: (B, H), the gradients of the last state.
+            outputs, cells, gates: what :meth:`forward` filled.
+            dinputs: as the inputs, is written, or added to with ``add``.
+            add: see ``dinputs``.
+        """
         found = Gradients(self, dinputs, add)
+        dc = dc.to(self.accumulate, copy=True)
         for number, (begin, end) in reversed(list(enumerate(self.blocks))):
-            inputs, padding = self.read(begin, end)
-            before = self.previous(outputs, begin, end)
+            inputs, before = self.read(begin, end), self.previous(outputs, begin, end)
             if gates is None:
-                total = self.products(inputs, padding)
-                total += self.recurrent_product(before)
-                dgates = total
+                dgates = self.products(inputs, begin, end)
+                dgates += self.recurrent_product(before)
+                made = self.run.prepare_gates(dgates)
             else:
-                total = gates[begin:end]
-                dgates = torch.empty_like(total)
+                made, dgates = gates[begin:end], torch.empty_like(gates[begin:end])
+            states = self._states(cells, number, made)
             incoming = None if doutputs is None else self.walk(doutputs, begin, end)
-            sums = self.walks_sums(kept=gates is not None)
-            walked = total if sums else self.activate(total, kept=gates is not None)
-            states = self._states(cells, number, walked)
-            dh, dc, thins = self._walk_back(walked, states, incoming, dh, dc, dgates, sums)
-            found.add(begin, end, dgates, inputs, before, thins)
-        return *found.weights(), [dh], [dc]
+            dh, thin = self._walk_back(made, states, incoming, dh, dc, dgates)
+            found.add(begin, end, dgates, inputs, before, thin)
+        found.first_h, found.first_c = dh, dc
+        return found
 
-    def walks_sums(self, kept: bool) -> bool:
-        """Whether the way back takes gates as sums, so that each step makes their nonlinearities while it has them.
-
-        Args:
-            kept: whether the gates were kept.
-        """
-        return self.thin is None and reaches(self.stash, "cells") and not (kept and self.keeps_activated)
-
-    def activate(self, gates: Tensor, kept: bool) -> Tensor:
-        """Gates (..., 4H) after their nonlinearities.
-
-        Args:
-            gates: as they were kept, or sums.
-            kept: which of both.
-        """
-        if kept and self.keeps_activated:
-            return gates
-        return step_functions.activate(gates, self.accumulate)
-
-    def _states(self, cells: Tensor, number: int, activated: Tensor) -> Sequence[Tensor]:
+    def _states(self, cells: Tensor, number: int, gates: Tensor) -> Sequence[Tensor]:
         """c before a block of steps and after each of them, from what is kept."""
         begin, end = self.blocks[number]
         if not reaches(self.stash, "cells"):
-            return scan_cells(activated, cells[number]).unbind(0)
+            return self.run.scan_cells(gates, cells[number]).unbind(0)
         return (cells[begin - 1] if begin > 0 else self.first_c, *cells[begin:end].unbind(0))
 
     def _walk_back(
@@ -266,64 +276,53 @@ class Direction:
         dh: Tensor,
         dc: Tensor,
         dgates: Tensor,
-        sums: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Walks back through a block whose gates (K, B, 4H) are given, and writes their gradients.
-
-        ``sums``: the gates are before their nonlinearities, in the compute type.
+    ) -> tuple[Tensor, Tensor | None]:
+        """Walks back through a block whose gates (K, B, 4H) are given, and writes their gradients and ``dc``.
 
         Returns:
-            The gradients of h and c before the block, and what a factorised U leaves to the gradient of its factors.
+            The gradient of h before the block, and, if U is factorised, the products of the gates' gradients with its
+            left factor, (K, B, r).
         """
-        if self.thin is not None:
-            return self.thin.backward(gates, states, incoming, dh, dc, dgates)
-        nothing = torch.zeros_like(dh)
-        backward = self.run.backward_of_sums if sums else self.run.backward
-        for step, (own, made) in reversed(
-            list(enumerate(zip(gates.unbind(0), dgates.unbind(0), strict=True)))
-        ):
-            given = nothing if incoming is None else incoming[step]
-            dc = backward(own, states[step], states[step + 1], given, dh, dc, made)
-            dh = self.to_h(made)
-        return dh, dc, None
+        hidden = self.weights.hidden
+        thin = dgates.new_empty(*dgates.shape[:2], hidden.rank) if isinstance(hidden, LowRank) else None
+        done = 0 if self.unrolled is None else self.unrolled.whole(len(gates))
+        for step in reversed(range(done, len(gates))):
+            given = [dh] if incoming is None else [incoming[step], dh]
+            self.run.cell_backward(gates[step], states[step], states[step + 1], given, dc, dgates[step])
+            dh = self.to_h(dgates[step], None if thin is None else thin[step])
+        if self.unrolled is not None and thin is not None and done:
+            dh = self.unrolled.backward(gates[:done], states, incoming, dh, dc, dgates, thin)
+        return dh, thin
 
 
 class Gradients:
     """What large products after the steps of a block leave: the gradients of inputs and weights.
 
-    Args:
-        direction: of a layer.
-        dinputs: (T, B, I), or (N, I) of distinct rows; receives the gradient of the inputs.
-        add: or it is added to that.
+    Attributes:
+        first_h, first_c: (B, H), the gradients of the state before the walk.
     """
 
+    first_h: Tensor
+    first_c: Tensor
+
     def __init__(self, direction: Direction, dinputs: Tensor, add: bool) -> None:
+        """``dinputs``: (T, B, I), or (N, I) of distinct rows; is written, or added to with ``add``."""
         self._direction, self._dinputs, self._add = direction, dinputs, add
         weights, blocks = direction.weights, len(direction.blocks)
-        self._to_inputs = product_of(weights.input.t(), None, direction.schedule.weights, blocks)
+        self._to_inputs = product_of(weights.input.t(), None, direction.layout, blocks)
         # A block's gradient is one product, rounded once either way; several are summed in a wider type.
         sums = direction.accumulate if blocks > 1 else direction.inputs.dtype
         self._input, self._hidden = (gradient_of(part, sums) for part in (weights.input, weights.hidden))
-        self._bias = torch.zeros_like(weights.bias, dtype=sums)
+        self.bias = torch.zeros_like(weights.bias, dtype=sums)
         self._fresh = True
         self._table = None
         if direction.places is not None:
             # One row more, for padding.
-            self._table = torch.zeros(
-                len(direction.inputs) + 1,
-                len(weights.bias),
-                dtype=direction.accumulate,
-                device=weights.bias.device,
-            )
+            rows, width = len(direction.inputs) + 1, len(weights.bias)
+            self._table = self.bias.new_zeros(rows, width, dtype=direction.accumulate)
 
     def add(
-        self,
-        begin: int,
-        end: int,
-        dgates: Tensor,
-        inputs: Tensor,
-        before: Tensor,
-        thins: Tensor | None = None,
+        self, begin: int, end: int, dgates: Tensor, inputs: Tensor, before: Tensor, thin: Tensor | None
     ) -> None:
         """Adds a block's share.
 
@@ -331,11 +330,11 @@ class Gradients:
             begin, end: the block, in steps of the walk.
             dgates: (K, B, 4H).
             inputs: as `Direction.read` gives them. before: (K, B, H), h of the step before.
-            thins: see `Direction`.
+            thin: (K, B, r), the product of ``dgates`` with the left factor of U; or None.
         """
         weights = self._direction.weights
-        add_gradient(self._hidden, weights.hidden, dgates, before, thins, fresh=self._fresh)
-        self._bias += add_rows(dgates)
+        add_gradient(self._hidden, weights.hidden, dgates, before, thin, fresh=self._fresh)
+        self.bias += add_rows(dgates)
         if self._table is not None:
             add_repeated(self._table, inputs, dgates)
         else:
@@ -343,14 +342,13 @@ class Gradients:
             self._direction.put(self._dinputs, begin, end, self._to_inputs(dgates), self._add)
         self._fresh = False
 
-    def weights(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Of the input's and the recurrent matrix (or its factors) and of the bias; to be called once, at the end."""
+    def matrices(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Of the input's and the recurrent matrix, or of their factors; to be called once, at the end."""
         if self._table is not None:
             rows = self._direction.inputs
             table = self._table[: len(rows)].to(rows.dtype)
-            add_gradient(
-                self._input, self._direction.weights.input, table.unsqueeze(0), rows.unsqueeze(0), fresh=True
-            )
+            read = self._direction.weights.input
+            add_gradient(self._input, read, table.unsqueeze(0), rows.unsqueeze(0), fresh=True)
             given = self._to_inputs(table)
             self._dinputs.copy_(self._dinputs + given if self._add else given)
-        return tensors_of_matrices([self._input]), tensors_of_matrices([self._hidden]), [self._bias]
+        return tensors_of_matrices([self._input]), tensors_of_matrices([self._hidden])

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.cells import lstm as cell
+from econmt_ops.core.dropout import Seed, apply_dropout, layer_keep_masks
 from econmt_ops.core.lengths import padding_mask, reverse_rows, zero_padding
 from econmt_ops.core.low_rank import linear, linear_add
 from econmt_ops.core.precision import accumulate_dtype
@@ -39,19 +40,14 @@ _COLUMNS = 8
 units."""
 
 
-def lstm_cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes one step from the gates before their nonlinearities.
+_LITTLE = 16 << 20
+"""Bytes of gates up to which what a layer keeps counts for little."""
 
-    Args:
-        gates: (B, 4H), the sum of all products and the bias, in the compute type.
-        c: (B, H), in the accumulate type.
+_WIDE = 1024
+"""Units from which on the CPU oneDNN's LSTM takes longer to lay out its weights than a loop of a few steps takes."""
 
-    Returns:
-        h in the compute type and c in the accumulate type, each (B, H).
-    """
-    i, f, g, o = gates.to(c.dtype).chunk(4, 1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return (torch.sigmoid(o) * torch.tanh(c)).to(gates.dtype), c
+_FEW_STEPS = 16
+"""Steps up to which a loop in 16-bit types gains nothing from laying out its weights."""
 
 
 def last_outputs(outputs: Tensor, h: Tensor, lengths: Tensor) -> Tensor:
@@ -59,6 +55,22 @@ def last_outputs(outputs: Tensor, h: Tensor, lengths: Tensor) -> Tensor:
     lengths = lengths.to(outputs.device, non_blocking=True).unsqueeze(1)
     index = lengths.clamp(1, outputs.shape[1]).sub(1).unsqueeze(2).expand(-1, 1, outputs.shape[2])
     return torch.where(lengths > 0, outputs.gather(1, index).squeeze(1), h)
+
+
+def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a layer keeps little and is faster by the reference than by recomputing; see README.md.
+
+    Args:
+        batch, steps, hidden: B, T and H.
+        dtype: the compute type.
+        device: where.
+    """
+    if device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    exact = accumulate_dtype(dtype)
+    if batch * steps * 4 * hidden * exact.itemsize > _LITTLE:
+        return False
+    return hidden < _WIDE if exact == dtype else steps < _FEW_STEPS
 
 
 def closed_gates(layer: AnyLSTMWeights) -> Tensor:
@@ -165,7 +177,7 @@ def _layer_by_steps(
         products = torch.where(padding.unsqueeze(2), closed_gates(layer), products)
     outputs = []
     for product in products.unbind(1):
-        h, c = lstm_cell(linear_add(product, h, layer.hidden), c)
+        h, c = cell.forward(linear_add(product, h, layer.hidden), c)
         outputs.append(h)
     return torch.stack(outputs, 1), h, c
 
@@ -187,7 +199,7 @@ def lstm(
     reverse: bool,
     residual: bool,
     dropout: float,
-    dropout_seed: int | None,
+    dropout_seed: Seed | None,
     variational: bool,
 ) -> tuple[Tensor, LSTMState]:
     """See `econmt_ops.lstm`; all arguments are given, checked and cast."""

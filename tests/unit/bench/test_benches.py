@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from econmt.bench import choice, layout, training
-from econmt.bench.choice import Entry
-from econmt.bench.sheet import Row
+from econmt.bench import layouts, selection, training
+from econmt.bench import rows as rows_module
+from econmt.bench.rows import Row
+from econmt.bench.selection import Entry
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations
@@ -59,7 +60,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Clock]:
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     found = Clock()
-    monkeypatch.setattr(layout, "alternate", found)
+    monkeypatch.setattr(rows_module, "alternate", found)
     monkeypatch.setattr(session, "alternate", found)
     session.forget()
     yield found
@@ -72,18 +73,17 @@ def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:
 
 @pytest.mark.usefixtures("clock")
 def test_layouts() -> None:
-    setting = layout.Setting(CPU, 1.0)
-    rows = list(layout.products([(4, 6, 8)], [torch.float32, torch.bfloat16], setting, say))
-    assert by(rows, "dtype", "rows", "inputs", "outputs") == {("float32", 4, 6, 8), ("bfloat16", 4, 6, 8)}
-    assert {row["what"] for row in rows} == {"forward", "backward, X", "backward, W", "forward and backward"}
-    assert all(row["milliseconds"] == 1000.0 and row["lowest decile"] == 500.0 for row in rows)
-    assert {row["GFLOP/s"] for row in rows if row["what"] == "forward"} == {2 * 4 * 6 * 8 / 1e9}
-    assert {row["GFLOP/s"] for row in rows if row["what"] == "forward and backward"} == {6 * 4 * 6 * 8 / 1e9}
-    assert {row["layout"] for row in rows if row["library"] == "econmt_ops.linear"} == set(layout.LAYOUTS)
+    found = list(layouts.products([(4, 6, 8)], [torch.float32, torch.bfloat16], CPU, 1.0, say))
+    assert by(found, "dtype", "rows", "inputs", "outputs") == {("float32", 4, 6, 8), ("bfloat16", 4, 6, 8)}
+    assert {row["what"] for row in found} == {"forward", "backward, X", "backward, W", "forward and backward"}
+    assert all(row["milliseconds"] == 1000.0 and row["lowest decile"] == 500.0 for row in found)
+    assert {row["GFLOP/s"] for row in found if row["what"] == "forward"} == {2 * 4 * 6 * 8 / 1e9}
+    assert {row["GFLOP/s"] for row in found if row["what"] == "forward and backward"} == {6 * 4 * 6 * 8 / 1e9}
+    assert {row["layout"] for row in found if row["library"] == "econmt_ops.linear"} == set(layouts.LAYOUTS)
 
 
 def test_the_layouts_of_a_product_are_the_same_product() -> None:
-    for functions in layout._groups(4, 6, 8, torch.float32, CPU):
+    for functions in layouts._groups(4, 6, 8, torch.float32, CPU):
         products = [function() for function in functions.values()]
         shapes = [product[0].shape if isinstance(product, tuple) else product.shape for product in products]  # type: ignore[attr-defined]
         values = [product for product in products if isinstance(product, torch.Tensor)]
@@ -95,15 +95,15 @@ def test_the_layouts_of_a_product_are_the_same_product() -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_loops() -> None:
-    rows = list(layout.recurrence([(4, 8)], [torch.float32], layout.Setting(CPU, 1.0), say))
-    assert {row["what"] for row in rows} == {
+    found = list(layouts.recurrence([(4, 8)], [torch.float32], CPU, 1.0, say))
+    assert {row["what"] for row in found} == {
         "loop of products",
         "loop of products and cells",
         "loop of backward products",
     }
     # Times are those of one step.
-    assert [row["milliseconds"] for row in rows] == pytest.approx([1000.0 / layout.STEPS] * len(rows))
-    assert {row["outputs"] for row in rows} == {32}
+    assert [row["milliseconds"] for row in found] == pytest.approx([1000.0 / layouts.STEPS] * len(found))
+    assert {row["outputs"] for row in found} == {32}
 
 
 @pytest.mark.parametrize("op", ["lstm", "linear", "attentional_lstm", "linear_cross_entropy"])
@@ -117,7 +117,7 @@ def test_the_grid_measures_the_choice_again(clock: Clock, op: str) -> None:
     }[op]
     clock.rounds = [{first: 1.0, other: 0.5}, {first: 1.0, other: 1.25}]
     clock.samples = {first: (1.0, 2.0, 1.0, 1.0, 1.0), other: (1.25, 2.5, 1.25, 1.2, 1.5)}
-    (row,) = choice.regrets([entry], CPU, 1.0, 100.0, say)
+    (row,) = selection.regrets([entry], CPU, 1.0, 100.0, say)
     assert {name: row[name] for name in Entry._fields} == entry._asdict()
     assert (row["choice"], row["rule"], row["best"]) == (other, first, first)
     assert row["regret"] == pytest.approx(0.25)
@@ -126,7 +126,7 @@ def test_the_grid_measures_the_choice_again(clock: Clock, op: str) -> None:
     # The candidates took turns once more; where one of five turns went the other way it may be noise.
     clock.rounds = [{first: 1.0, other: 0.5}, {first: 1.0, other: 1.25}]
     clock.samples[other] = (1.25, 2.5, 1.25, 0.9, 1.5)
-    (row,) = choice.regrets([entry], CPU, 1.0, 100.0, say)
+    (row,) = selection.regrets([entry], CPU, 1.0, 100.0, say)
     assert (row["regret"], row["turns"]) == (0.0, 5)
     assert row["regret with noise"] == pytest.approx(0.25)
 
@@ -134,43 +134,43 @@ def test_the_grid_measures_the_choice_again(clock: Clock, op: str) -> None:
 def test_noise_is_told_from_loss() -> None:
     even = [1.0] * 20
     # Of 20 turns at most five may go the other way: fewer than six heads of 20 coins are 2 %, fewer than seven 6 %.
-    assert choice.loss_of([0.9] * 5 + [1.1] * 15, even).beyond_noise == pytest.approx(0.1)
-    assert choice.loss_of([0.9] * 6 + [1.1] * 14, even).beyond_noise == 0.0
-    assert choice.loss_of([0.9] * 6 + [1.1] * 14, even).share == pytest.approx(0.1)
+    assert selection.loss_of([0.9] * 5 + [1.1] * 15, even).beyond_noise == pytest.approx(0.1)
+    assert selection.loss_of([0.9] * 6 + [1.1] * 14, even).beyond_noise == 0.0
+    assert selection.loss_of([0.9] * 6 + [1.1] * 14, even).share == pytest.approx(0.1)
     # A disturbed turn disturbs both.
-    assert choice.loss_of([1.1, 11.0, 1.1, 1.1, 1.1], [1.0, 10.0, 1.0, 1.0, 1.0]) == pytest.approx(
+    assert selection.loss_of([1.1, 11.0, 1.1, 1.1, 1.1], [1.0, 10.0, 1.0, 1.0, 1.0]) == pytest.approx(
         (0.1, 0.1, 5)
     )
     # Too few turns excuse nothing.
-    assert choice.loss_of([1.1, 0.9, 1.2, 1.3], [1.0] * 4).beyond_noise == pytest.approx(0.15)
+    assert selection.loss_of([1.1, 0.9, 1.2, 1.3], [1.0] * 4).beyond_noise == pytest.approx(0.15)
 
 
 def test_parts_share_the_grid() -> None:
-    grid = choice.grid()
-    parts = [choice.part_of(grid, f"{number}/3") for number in (1, 2, 3)]
+    grid = selection.grid()
+    parts = [selection.part_of(grid, f"{number}/3") for number in (1, 2, 3)]
     assert parts[1][:2] == [grid[1], grid[4]]
     assert sorted(entry for part in parts for entry in part) == sorted(grid)
     for text in ("0/3", "4/3", "1", "1/0", "a/b", "-1/3"):
         with pytest.raises(InputError, match="give i/n"):
-            choice.part_of(grid, text)
+            selection.part_of(grid, text)
 
 
 def test_the_grid_is_as_published() -> None:
-    grid = choice.grid()
+    grid = selection.grid()
     assert len(grid) == len(set(grid)) >= 40
     assert {entry.batch for entry in grid} >= {1, 512}
     assert {entry.hidden for entry in grid} >= {128, 1024}
     assert {entry.length for entry in grid} >= {5, 100}
     assert {entry.dtype for entry in grid} == {"float32", "bfloat16"}
-    assert max(entry.operations for entry in grid) <= choice.MOST_OPERATIONS
+    assert max(entry.operations for entry in grid) <= selection.MOST_OPERATIONS
 
 
 def test_a_grid_ends_in_time() -> None:
-    assert list(choice.regrets([Entry("linear", 1, 1, 8, "float32")], CPU, 1.0, -1.0, say)) == []
+    assert list(selection.regrets([Entry("linear", 1, 1, 8, "float32")], CPU, 1.0, -1.0, say)) == []
 
 
 def test_the_summary_counts() -> None:
-    shapes = [dict(zip(Entry._fields, map(str, entry), strict=True)) for entry in choice.grid()[:3]]
+    shapes = [dict(zip(Entry._fields, map(str, entry), strict=True)) for entry in selection.grid()[:3]]
     figures = [(0.0, 0.5, 0.2), (0.02, 0.0, 0.02), (0.1, 0.1, 0.1)]
     rows = [
         {
@@ -184,7 +184,7 @@ def test_the_summary_counts() -> None:
         }
         for shape, (mine, rule, noisy) in zip(shapes, figures, strict=True)
     ]
-    text = choice.summary(rows)
+    text = selection.summary(rows)
     assert text.startswith(
         "3 shapes: regret at most 10.0%, on average 4.00%, 2 within 5 %; the rule alone: at most 50"
     )
@@ -195,13 +195,13 @@ def test_the_summary_counts() -> None:
     )
     # Files are joined shape by shape; what was measured last counts.
     again = {**rows[0], "regret": "0.3"}
-    assert choice.joined([rows[2], rows[0], {"bench": "layout"}, again]) == [again, rows[2]]
+    assert selection.joined([rows[2], rows[0], {"bench": "layout"}, again]) == [again, rows[2]]
 
 
 def test_the_choice_for_a_recipe(clock: Clock) -> None:
     clock.rounds = [{"recompute/gates": 1.0, "reference": 0.8}] * 3 + [{"recompute": 1.0, "reference": 2.0}]
     recipe = load_recipe("iwslt", SMALL)
-    found = choice.choose(
+    found = selection.choose(
         recipe,
         (20, 30),
         Shape(3, 4, 5),
@@ -215,7 +215,7 @@ def test_the_choice_for_a_recipe(clock: Clock) -> None:
     assert found.implementations == Implementations(
         "reference", "reference", "recompute", "recompute", "gates"
     )
-    rows = choice.rows_of(found.measurements)
+    rows = selection.rows_of(found.measurements)
     assert by(
         [row for row in rows if str(row["problem"]).startswith("attentional_lstm")], "candidate", "chosen"
     ) == {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from econmt.bench import choice, layout
-from econmt.bench.choice import Entry
+from econmt.bench import layouts, selection
+from econmt.bench.selection import Entry
 from econmt_ops.dispatch import session
 from tests.unit.cli.conftest import Call
 
@@ -28,8 +28,8 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def test_layout(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "SHAPES", [(2, 3, 4)])
-    monkeypatch.setattr(layout, "RECURRENT", [(2, 3)])
+    monkeypatch.setattr(layouts, "SHAPES", [(2, 3, 4)])
+    monkeypatch.setattr(layouts, "RECURRENT", [(2, 3)])
     file, picture = tmp_path / "layout.csv", tmp_path / "layout.png"
     options = ("--seconds", "0.01", "--threads", "1", "--csv", file)
     ended = call("bench", "layout", "--dtype", "float32", *options, "--plot", picture)
@@ -42,7 +42,7 @@ def test_layout(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert call("bench", "layout", "--recurrent", "--dtype", "bfloat16", *options).code == 0
     later = rows_of(file)
     assert [row["milliseconds"] for row in later[: len(first)]] == [row["milliseconds"] for row in first]
-    assert {row["steps"] for row in later[len(first) :]} == {str(layout.STEPS)}
+    assert {row["steps"] for row in later[len(first) :]} == {str(layouts.STEPS)}
 
 
 def test_what_was_measured_before_an_interruption_is_told(
@@ -54,7 +54,7 @@ def test_what_was_measured_before_an_interruption_is_told(
         yield from left
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(layout, "products", products)
+    monkeypatch.setattr(layouts, "products", products)
     file, picture = tmp_path / "layout.csv", tmp_path / "layout.png"
     ended = call("bench", "layout", "--csv", file, "--plot", picture)
     assert ended.code == 130
@@ -80,7 +80,7 @@ def test_every_bench_takes_the_same_options(call: Call) -> None:
 def test_select(call: Call, tmp_path: Path) -> None:
     ended = call("bench", "select", "quickstart", *SMALL, "--bucket", "4x4", "--csv", tmp_path / "select.csv")
     assert ended.code == 0, ended.err
-    assert "a run uses: attention re" in ended.out
+    assert "a run uses: encoder re" in ended.out
     assert "recompute/gates" in ended.out
     assert len(rows_of(tmp_path / "select.csv")) >= 6
     assert list((tmp_path / "cache").glob("choices.json"))
@@ -89,14 +89,14 @@ def test_select(call: Call, tmp_path: Path) -> None:
 def test_the_grid_goes_on_where_it_stopped(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "grid", lambda: [Entry("linear", 1, 2, 8, "float32")])
+    monkeypatch.setattr(selection, "grid", lambda: [Entry("linear", 1, 2, 8, "float32")])
     file = tmp_path / "grid.csv"
     ended = call("bench", "select", "--grid", "--csv", file)
     assert ended.code == 0, ended.err
     assert "1 shapes: regret at most" in ended.out
     assert len(rows_of(file)) == 1
     monkeypatch.setattr(
-        choice, "grid", lambda: [Entry("linear", 1, 2, 8, "float32"), Entry("linear", 2, 2, 8, "float32")]
+        selection, "grid", lambda: [Entry("linear", 1, 2, 8, "float32"), Entry("linear", 2, 2, 8, "float32")]
     )
     ended = call("bench", "select", "--grid", "--csv", file, "--limit", "0")
     assert "1 shapes are left; the same command goes on" in ended.out
@@ -107,7 +107,7 @@ def test_the_grid_goes_on_where_it_stopped(
 
 def test_the_grid_in_parts_and_summed_up(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [Entry("linear", batch, 2, 8, "float32") for batch in (1, 2, 3)]
-    monkeypatch.setattr(choice, "grid", lambda: entries)
+    monkeypatch.setattr(selection, "grid", lambda: entries)
     files = [tmp_path / "1.csv", tmp_path / "2.csv"]
     for number, file in enumerate(files, 1):
         ended = call("bench", "select", "--grid", "--part", f"{number}/2", "--csv", file, "--threads", "1")
@@ -136,7 +136,7 @@ def test_training(call: Call, tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     (row,) = rows_of(tmp_path / "t.csv")
     assert float(row["target tokens/s"]) > 0
-    assert row["ops"] == "attention=auto, lstm=auto, output=auto, stash=auto"
+    assert row["ops"] == "encoder=auto, decoder=auto, attention=auto, output=auto, stash=auto"
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,9 @@ def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
     for words in ("40 target tokens", "feature maps", "forward ms", "largest tensors", "target tokens/s"):
         assert words in ended.out
     assert "data.max_length" not in ended.out
-    assert json.loads(call("profile", recipe, "--estimate", "--json").out)["command"] == (
-        f"econmt profile {recipe} --json --estimate"
+    short = "data.max_length=5"
+    assert json.loads(call("profile", recipe, short, "--estimate", "--json").out)["command"] == (
+        f"econmt profile {recipe} {short} --estimate --json"
     )
 
 
@@ -90,7 +91,7 @@ def test_estimates_without_a_gpu(
     assert (ended.code, ended.err) == (0, "")
     found = json.loads(ended.out)
     (only,) = found["profiles"]
-    assert (found["device"], only["bytes"], only["precision"]) == ("cuda", "estimated", "float32")
+    assert (found["device"], only["bytes"], only["precision"]) == ("cuda", "estimated", "bfloat16")
     assert only["times"] is None
     assert only["ledger"]["reserved_bytes"] % (2 << 20) == 0
     ended = call("profile", recipe, *BUCKET, "--estimate", "training.device=cuda:1")
@@ -111,15 +112,15 @@ def test_without_text_the_longest_pairs_are_profiled(call: Call, recipe: Path) -
 
 def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "mine.yaml", text, tmp_path / "run")
-    store = f"data.prepared={tmp_path / 'store'}"
-    given = ("profile", recipe, store, "--estimate", "--json")
+    store = ("data.max_length=9", f"data.prepared={tmp_path / 'store'}")
+    given = ("profile", recipe, *store, "--estimate", "--json")
     assert "not prepared" in json.loads(call(*given).out)["notes"][1]
     ended = call(*given, "--data-dir", text)
     found = json.loads(ended.out)
     assert found["shape"] == {"rows": 4, "source": 8, "target": 8}  # six letters and the end, in fours
     assert found["vocabulary"] == {"source": 12, "target": 12}
     assert "largest batch of the text" in found["notes"][0]
-    rows = call("profile", recipe, store, "--fit", "1GiB").lines
+    rows = call("profile", recipe, *store, "--fit", "300kB").lines
     assert [line.split("│")[1:3] for line in rows if line.startswith("│")] == [
         [f"{source:>7} ", f"{target:>7} "] for source, target in ((4, 4), (8, 8))
     ]

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from econmt.data.batches import Batch, BatchIterator, valid_batches
-from econmt.data.shapes import Derived
+from econmt.data.bucket_shapes import Derived
+from econmt.data.pair_flops import PairFlops
 from econmt.data.store import PreparedData, prepare
 from econmt.data.subwords import BOS, EOS, PAD
 from econmt.data.token_store import TokenStore, TokenStoreWriter
-from econmt.data.work import Work
 from econmt.recipe import BatchSize, Recipe
 
 MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
@@ -367,7 +367,7 @@ class TestDropout:
             assert any(s.source >= source and s.target >= target and s.rows >= rows for s in shapes)
 
     def test_derived_buckets_hold_the_cuts_and_no_shape_is_new(self, prepared: PreparedData) -> None:
-        stream = self.stream(prepared, BatchSize(type="word", size=120), rule=Derived(5, Work(2, 5, 0)))
+        stream = self.stream(prepared, BatchSize(type="word", size=120), rule=Derived(5, PairFlops(2, 5, 0)))
         shapes = {tuple(shape) for shape in stream._buckets.shapes.tolist()}
         smaller = 0
         for _ in range(2):
@@ -379,7 +379,7 @@ class TestDropout:
                 smaller += shape != planned
                 assert batch.target_output.numel() <= 120 or len(batch.indices) == 1
         assert smaller > 0
-        again = self.stream(prepared, BatchSize(type="word", size=120), rule=Derived(5, Work(2, 5, 0)))
+        again = self.stream(prepared, BatchSize(type="word", size=120), rule=Derived(5, PairFlops(2, 5, 0)))
         again.load_state_dict(stream.state_dict())
         assert all(same(next(again), next(stream)) for _ in range(5))
 
@@ -454,7 +454,7 @@ def test_shapes_are_those_of_an_epoch(store: TokenStore, size: BatchSize, ranks:
         )
 
 
-DERIVED = Derived(3, Work(2, 5, 1))
+DERIVED = Derived(3, PairFlops(2, 5, 1))
 
 
 @settings(max_examples=60, deadline=None)
@@ -462,7 +462,7 @@ DERIVED = Derived(3, Work(2, 5, 1))
 def test_derived_buckets_give_every_pair_once_an_epoch_in_few_shapes(
     lengths: list[tuple[int, int]], size: BatchSize, most: int, ranks: int, seed: int
 ) -> None:
-    rule = Derived(most, Work(2, 5, 1))
+    rule = Derived(most, PairFlops(2, 5, 1))
     with tempfile.TemporaryDirectory() as folder:
         store = write_store(Path(folder), lengths)
         streams = [

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from econmt.data import buckets as module
+from econmt.data.bucket_shapes import Derived
 from econmt.data.buckets import assign_buckets, bucket_table, count_lengths, round_up
-from econmt.data.shapes import Derived
-from econmt.data.work import Work
+from econmt.data.pair_flops import PairFlops
 
 lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60)
 
@@ -81,7 +81,7 @@ def test_every_pair_is_in_a_derived_bucket_that_holds_it(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CHUNK", chunk)
-        found = assign_buckets(*arrays(pairs), Derived(most, Work(2, 5, 1)))
+        found = assign_buckets(*arrays(pairs), Derived(most, PairFlops(2, 5, 1)))
     assert sorted(found.order.tolist()) == list(range(len(pairs)))
     assert len(found.shapes) <= most
     assert found.counts.sum() == found.alike.sum() == len(pairs)
@@ -96,7 +96,7 @@ def test_every_pair_is_in_a_derived_bucket_that_holds_it(
 
 def test_pairs_of_a_derived_bucket_stand_in_the_order_of_their_lengths() -> None:
     pairs = [(3, 2), (1, 1), (2, 2), (1, 2), (3, 1), (2, 1), (1, 1)]
-    found = assign_buckets(*arrays(pairs), Derived(1, Work(1, 1, 0)))
+    found = assign_buckets(*arrays(pairs), Derived(1, PairFlops(1, 1, 0)))
     assert found.shapes.tolist() == [[4, 3]]
     assert [pairs[index] for index in found.order.tolist()] == [
         (1, 1),
@@ -112,11 +112,11 @@ def test_pairs_of_a_derived_bucket_stand_in_the_order_of_their_lengths() -> None
 
 def test_derived_buckets_make_room_for_longer_pairs() -> None:
     capacity = np.array([2, 2, 5, 9])
-    found = assign_buckets(*arrays([(1, 2), (3, 0)]), Derived(4, Work(1, 1, 0)), capacity)
+    found = assign_buckets(*arrays([(1, 2), (3, 0)]), Derived(4, PairFlops(1, 1, 0)), capacity)
     assert found.shapes.tolist() == [[10, 3], [3, 6]]
 
 
 def test_table_of_derived_buckets_has_a_row_each() -> None:
     counts = count_lengths(*arrays([(3, 3), (2, 1), (9, 2), (5, 6)]))
-    table = bucket_table(counts, Derived(2, Work(1, 1, 0)))
+    table = bucket_table(counts, Derived(2, PairFlops(1, 1, 0)))
     assert [tuple(row) for row in table] == [(4, 4, 4, 2, 8 + 5, 16), (7, 10, 10, 2, 13 + 13, 34)]

@@ -7,12 +7,12 @@ import json
 import torch
 
 from econmt.decoding.formats import format_translation
-from econmt.decoding.translator import EMPTY, Candidate, Translation
+from econmt.decoding.translator import EMPTY, NBestEntry, Translation
 
 ATTENTION = torch.tensor([[0.25, 0.75], [1 / 3, 2 / 3]])
 CANDIDATES = [
-    Candidate("Größe", ["▁Größe"], [9], -0.5, -1.0, ATTENTION, False),
-    Candidate("Maß", ["▁Maß"], [8], -0.75, -1.5, None, True),
+    NBestEntry("Größe", ["▁Größe"], [9], -0.5, -1.0, ATTENTION, False),
+    NBestEntry("Maß", ["▁Maß"], [8], -0.75, -1.5, None, True),
 ]
 TRANSLATION = Translation("Größe", -0.5, -1.0, ["▁Größe"], ATTENTION, CANDIDATES, ["▁size"])
 

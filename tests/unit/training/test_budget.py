@@ -11,6 +11,7 @@ import torch
 
 from econmt.data.batches import Batch
 from econmt.decoding.translator import Translator
+from econmt.engine.devices import is_out_of_memory
 from econmt.engine.precision import Precision
 from econmt.errors import InputError, TrainingError
 from econmt.memory.measure.tracker import Tracker
@@ -18,7 +19,7 @@ from econmt.memory.plan.limits import AUTO_SHARE
 from econmt.memory.plan.planner import Allotment, Plan, Planner
 from econmt.model import Implementations
 from econmt.tasks.translation import TranslationTask
-from econmt.training.budget import Budget, is_out_of_memory
+from econmt.training.budget import Budget
 from econmt.training.checkpoints import load_state
 from econmt.training.progress import Progress
 from econmt.training.results import make_results
@@ -146,7 +147,7 @@ def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
     for text in (run.said(), log):
         assert "plan for a memory budget of 1 GiB" in text
         assert "2 of 3" in text
-        assert "recompute attention, lstm, output; stash outputs" in text
+        assert "recompute encoder, decoder, attention, output; stash outputs" in text
         assert "predicted peak" in text
     assert all(line[:2] == "20" for line in log.splitlines())
 

@@ -174,6 +174,7 @@ def lstm_backward(
     dh: Tensor,
     dc: Tensor,
     dgates: Tensor,
+    dbefore: Tensor | None = None,
 ) -> Tensor:
     """Backward of one step.
 
@@ -183,12 +184,15 @@ def lstm_backward(
         before, after: (B, H) float32, the cell states around the step.
         incoming, dh: (B, H), two gradients of h, of the type of ``dgates``. dc: (B, H) float32.
         dgates: (B, 4H), is written; may be ``gates``.
+        dbefore: (B, H) float32, where the result is written; may be ``dc``; None: to a new tensor.
 
     Returns:
         The gradient of ``before``, (B, H).
     """
     narrow = _narrow(dgates, incoming, dh, *((gates,) if sums else ()))
-    dbefore = torch.empty_like(dc, memory_format=torch.contiguous_format)
+    if dbefore is None:
+        dbefore = torch.empty_like(dc, memory_format=torch.contiguous_format)
+    assert _has_rows(dbefore)
     rows, hidden = dc.shape
     gates, before, after = _rows(gates), _rows(before), _rows(after)
     incoming, dh, dc = _rows(incoming), _rows(dh), _rows(dc)

@@ -1,0 +1,219 @@
+"""econmt from Python: train a recipe, load what it left, translate with it.
+
+Example::
+
+    import econmt
+
+    econmt.train("multi30k", {"training.max_updates": 3000})
+    model = econmt.load("runs/multi30k", device="cpu")
+    best = model.translate(["A dog."], beam_size=5, nbest_size=3)[0]
+    print(best.text, best.score, [other.text for other in best.hypotheses], best.attention)
+
+What a caller gave wrong raises :class:`econmt.errors.InputError`.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Union
+
+import torch
+from rich.console import Console
+
+from econmt.data.corpus import search_path
+from econmt.data.subwords import fingerprint
+from econmt.decoding.search import SearchOptions
+from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
+from econmt.engine.devices import resolve_device
+from econmt.engine.precision import precision_of
+from econmt.errors import InputError
+from econmt.model import IncrementalModel
+from econmt.recipe import find_recipe, load_recipe
+from econmt.training.checkpoints import LoadedModel, load_model
+from econmt.training.run import Outcome, run_recipe
+
+Checkpoint = Union[str, int, Path]
+"""The words "best" or "last", the update of a checkpoint, or the path of a parameter file."""
+
+
+def train(
+    recipe: Path | str,
+    overrides: Sequence[str] | Mapping[str, object] = (),
+    *,
+    data_dir: Path | str | None = None,
+    overwrite_output: bool = False,
+    resume_with_changes: bool = False,
+    quiet: bool = False,
+) -> Outcome:
+    """Train a recipe, or go on where its model folder stands, as ``econmt train`` does.
+
+    Args:
+        recipe: a YAML file or the name of a shipped recipe.
+        overrides: what to change in it, as ``["training.seed=2"]`` or ``{"training.seed": 2}``.
+        data_dir: the folder in which its text is looked for first.
+        overwrite_output: start anew, whatever is in the model folder.
+        resume_with_changes: go on although the recipe differs from the one that the run began with.
+        quiet: report nothing on standard error; the log is in the model folder either way.
+
+    Returns:
+        How training ended, and the results of the best checkpoint; no results if the run was complete before.
+
+    Raises:
+        InputError: if the recipe, an override or the text cannot be used.
+        TrainingError: if training had to stop.
+        Interrupted: after SIGTERM or Ctrl-C, with everything saved.
+    """
+    if isinstance(overrides, str):
+        raise InputError(f"overrides {overrides!r}: give a list of key=value, or a dictionary")
+    if isinstance(overrides, Mapping):
+        # The value of an override is read as YAML, and JSON is YAML.
+        values = {key: json.dumps(value, ensure_ascii=False, default=str) for key, value in overrides.items()}
+        overrides = [f"{key}={value}" for key, value in values.items()]
+    return run_recipe(
+        load_recipe(recipe, overrides),
+        search_path(find_recipe(recipe).parent, None if data_dir is None else Path(data_dir)),
+        console=Console(stderr=True, highlight=False, quiet=quiet),
+        overwrite_output=overwrite_output,
+        resume_with_changes=resume_with_changes,
+    )
+
+
+def load(
+    model: Path | str | Sequence[Path | str],
+    checkpoint: Checkpoint | Sequence[Checkpoint] = "best",
+    *,
+    device: torch.device | str = "auto",
+    precision: str = "auto",
+    threads: int | None = None,
+) -> TrainedModel:
+    """Load a trained model, or several that translate as one.
+
+    Args:
+        model: a model folder, or those of an ensemble, which must share their vocabularies.
+        checkpoint: one for all models, or one for each.
+        device: auto, cpu, cuda or cuda:N.
+        precision: of products: float32, bfloat16, or auto for what is faster on the device.
+        threads: of the CPU, for all of torch; None: as many as torch has already.
+
+    Raises:
+        InputError: naming the folder, if a model cannot be loaded, or if its vocabularies are not the first one's.
+    """
+    folders = [Path(model)] if isinstance(model, (str, Path)) else [Path(folder) for folder in model]
+    chosen = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else list(checkpoint)
+    if not folders:
+        raise InputError("no model folder is given; give at least one")
+    if len(chosen) not in (1, len(folders)):
+        raise InputError(
+            f"checkpoint is given {len(chosen)} times for {len(folders)} models; give it once, or once for each"
+        )
+    chosen *= len(folders) // len(chosen)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    place = resolve_device(str(device))
+    loaded = [
+        load_model(
+            folder, Path(which) if isinstance(which, str) and which.endswith(".safetensors") else which, place
+        )
+        for folder, which in zip(folders, chosen, strict=True)
+    ]
+    for folder in folders[1:]:
+        if fingerprint(folder) != fingerprint(folders[0]):
+            raise InputError(
+                f"{folder}: its vocabularies differ from those of {folders[0]}; models of an ensemble must share them"
+            )
+    return TrainedModel(loaded, place, precision)
+
+
+class TrainedModel:
+    """A trained model, or an ensemble, on one device; it serves any number of calls. :func:`load` makes it."""
+
+    def __init__(self, loaded: Sequence[LoadedModel], device: torch.device | str, precision: str) -> None:
+        if precision not in ("auto", "float32", "bfloat16"):
+            raise InputError(f"precision '{precision}': give auto, float32 or bfloat16")
+        self.loaded = list(loaded)
+        self.vocabularies, self.recipe = loaded[0].vocabularies, loaded[0].recipe
+        self._wanted = precision
+        self.to(device)
+
+    def to(self, device: torch.device | str) -> TrainedModel:
+        """Move to a device, auto, cpu, cuda or cuda:N; returns itself."""
+        self.device = resolve_device(str(device))
+        self.models = [each.model.to(self.device) for each in self.loaded]
+        recipes = [each.recipe for each in self.loaded]
+        self.precision = precision_of(self._wanted, self.device, recipes).dtype
+        self._incremental: list[IncrementalModel] = []
+        return self
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        *,
+        beam_size: int | None = None,
+        nbest_size: int = 1,
+        batch_size: int | None = None,
+        device: torch.device | str | None = None,
+        **search: Any,
+    ) -> list[Translation]:
+        """Translate raw text, one sentence a line.
+
+        Args:
+            lines: the sentences; a blank one is translated by an empty line without hypotheses.
+            beam_size: hypotheses kept at each position; None: the recipe's.
+            nbest_size: how many hypotheses of a sentence are returned.
+            batch_size: sentences translated together; None: the recipe's.
+            device: where to move before; None: where the models are.
+            search: other fields of :class:`~econmt.decoding.search.SearchOptions`, such as ``sample`` and ``seed``.
+
+        Returns:
+            A :class:`~econmt.decoding.translator.Translation` for each line: its text, score, tokens and ``attention``
+            (target tokens + 1, source tokens + 1), whose rows add up to one, and the n best as ``hypotheses``.
+
+        Raises:
+            InputError: if the lines are not a list of text, an option is out of range, or there is no such device.
+        """
+        if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
+            raise InputError("translate takes a list of lines of text, for example translate(['A dog.'])")
+        if device is not None and resolve_device(str(device)) != self.device:
+            self.to(device)
+        given = {"beam_size": beam_size, "nbest_size": nbest_size, **search}
+        return list(self.translator(given, batch_size=batch_size, warn=warnings.warn).translate(lines))
+
+    def translator(
+        self,
+        search: Mapping[str, Any],
+        *,
+        batch_size: int | None = None,
+        chunk_size: int = CHUNK_SIZE,
+        warn: Callable[[str], None] | None = None,
+    ) -> Translator:
+        """What translates a stream of lines; ``search`` as for :meth:`search_options`."""
+        options = self.search_options(search)
+        self._incremental = self._incremental or [
+            IncrementalModel(each, self.precision) for each in self.models
+        ]
+        return Translator(
+            self._incremental,
+            self.vocabularies,
+            options,
+            self.device,
+            batch_size=batch_size or self.recipe.decoding.batch_size,
+            chunk_size=chunk_size,
+            max_length=self.recipe.data.max_length,
+            warn=warn,
+        )
+
+    def search_options(self, given: Mapping[str, Any]) -> SearchOptions:
+        """The recipe's search with what a caller gave by name; None stands for what was not given.
+
+        Raises:
+            InputError: if a name is unknown or a value is out of range.
+        """
+        changes = {name: value for name, value in given.items() if value is not None}
+        try:
+            return replace(SearchOptions.from_recipe(self.recipe.decoding), **changes)
+        except (TypeError, ValueError) as error:
+            raise InputError(str(error).removeprefix("SearchOptions.__init__() ")) from None

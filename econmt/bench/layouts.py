@@ -1,0 +1,271 @@
+"""Which operand of a matrix product lies how in memory, and in which library: X (N, I), W (O, I), Y = X W^T (N, O).
+
+"by rows" and "by columns" say how activations are stored: (N, I), or (I, N) and so feature-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import econmt_ops
+from econmt.bench.rows import Row, Say, dtype_name, time_in_turns
+from econmt_ops.cells.lstm import forward as cell_forward
+from econmt_ops.core.packed import is_available
+from econmt_ops.linear import LAYOUTS
+
+PAPER = (64, 512, 2048)
+"""N, I, O of the published comparison: 64 sentences, 512 units, four gates."""
+
+SHAPES = [
+    PAPER,
+    *(
+        (rows, size, 4 * size)
+        for size in (256, 512, 1024)
+        for rows in (1, 16, 64, 256, 1024)
+        if (rows, size) != PAPER[:2]
+    ),
+]
+RECURRENT = [(rows, size) for size in (256, 512, 1024) for rows in (16, 64, 128)]
+"""Batch and hidden size of the loops."""
+
+STEPS = 20
+"""Steps of a loop."""
+
+_Functions = dict[tuple[str, str, str], Callable[[], object]]
+"""By what is computed, library and layout."""
+
+
+def products(
+    shapes: Sequence[tuple[int, int, int]],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    seconds: float,
+    say: Say,
+) -> Iterator[Row]:
+    """Times a product and the two of its backward pass, in each layout; and `econmt_ops.linear` with both passes.
+
+    Args:
+        shapes: (N, I, O) each. dtypes, device: of all operands.
+        seconds: for the candidates of one product. say: told what is being measured.
+
+    Yields:
+        One row a layout, library and product.
+    """
+    for dtype in dtypes:
+        for shape in shapes:
+            rows, inputs, outputs = shape
+            say(f"layout: {rows} x {inputs}, {outputs} x {inputs}, {dtype_name(dtype)}")
+            for functions in _groups(rows, inputs, outputs, dtype, device):
+                yield from _rows(functions, shape, dtype, device, seconds)
+
+
+def _rows(
+    functions: _Functions,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    seconds: float,
+    steps: int = 1,
+) -> Iterator[Row]:
+    """One row a candidate; the times are those of one of its ``steps``."""
+    rows, inputs, outputs = shape
+    for (what, library, layout), timing in time_in_turns(functions, seconds, device).items():
+        passes = 3 if what == "forward and backward" else 1
+        row: Row = {"bench": "layout", "what": what, "dtype": dtype_name(dtype)}
+        row |= {"rows": rows, "inputs": inputs, "outputs": outputs}
+        yield {
+            **row,
+            **({"steps": steps} if steps > 1 else {}),
+            "library": library,
+            "layout": layout,
+            "milliseconds": 1e3 * timing.median / steps,
+            "lowest decile": 1e3 * timing.low / steps,
+            "highest decile": 1e3 * timing.high / steps,
+            "samples": len(timing.samples),
+            "GFLOP/s": passes * 2 * rows * inputs * outputs * steps / timing.median / 1e9,
+        }
+
+
+def _groups(
+    rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[_Functions]:
+    """The candidates of each comparison."""
+    x, weight, y = (
+        _random(size, dtype, device) for size in ((rows, inputs), (outputs, inputs), (rows, outputs))
+    )
+    turned, x_columns, y_columns = (_turned(tensor) for tensor in (weight, x, y))
+    library = _library(dtype, device)
+    forward: _Functions = {
+        ("forward", library, "by rows: X W^T"): lambda: torch.mm(x, weight.t()),
+        ("forward", library, "by rows, W transposed: X V"): lambda: torch.mm(x, turned),
+        ("forward", library, "W X^T of X by rows"): lambda: torch.mm(weight, x.t()),
+        ("forward", library, "by columns: W X^T"): lambda: torch.mm(weight, x_columns),
+        ("forward", library, "by columns, W transposed: V^T X^T"): lambda: torch.mm(turned.t(), x_columns),
+    }
+    to_inputs: _Functions = {
+        ("backward, X", library, "by rows: dY W"): lambda: torch.mm(y, weight),
+        ("backward, X", library, "by rows, W transposed: dY V^T"): lambda: torch.mm(y, turned.t()),
+        ("backward, X", library, "by columns: W^T dY^T"): lambda: torch.mm(weight.t(), y_columns),
+        ("backward, X", library, "by columns, W transposed: V dY^T"): lambda: torch.mm(turned, y_columns),
+    }
+    to_weight: _Functions = {
+        ("backward, W", library, "by rows: dY^T X"): lambda: torch.mm(y.t(), x),
+        ("backward, W", library, "by rows, W transposed: X^T dY"): lambda: torch.mm(x.t(), y),
+        ("backward, W", library, "by columns: dY^T X"): lambda: torch.mm(y_columns, x_columns.t()),
+        ("backward, W", library, "by columns, W transposed: X^T dY"): lambda: torch.mm(
+            x_columns, y_columns.t()
+        ),
+    }
+    if is_available(x):
+        packed, packed_turned = pack(weight, rows), pack(turned, rows)
+        forward[("forward", "oneDNN", "by rows: X W^T")] = lambda: by_onednn(x, weight)
+        forward[("forward", "oneDNN", "by rows, W packed before")] = lambda: by_onednn(x, packed)
+        to_inputs[("backward, X", "oneDNN", "by rows, W^T packed before")] = lambda: by_onednn(
+            y, packed_turned
+        )
+    yield forward
+    yield to_inputs
+    yield to_weight
+    x.requires_grad_()
+    weight.requires_grad_()
+    yield {
+        ("forward and backward", "econmt_ops.linear", layout): partial(_both_ways, x, weight, y, layout)
+        for layout in LAYOUTS
+    }
+
+
+def _both_ways(x: Tensor, weight: Tensor, y: Tensor, layout: str) -> object:
+    return torch.autograd.grad(econmt_ops.linear(x, weight, layout=layout), (x, weight), y)
+
+
+def recurrence(
+    shapes: Sequence[tuple[int, int]],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    seconds: float,
+    say: Say,
+) -> Iterator[Row]:
+    """Times loops of :data:`STEPS` products of an LSTM's recurrence in each layout, alone and with the cell between.
+
+    Args:
+        shapes: batch and hidden size of each loop.
+        dtypes, device, seconds, say: as for :func:`products`.
+
+    Yields:
+        One row a loop; times are those of one step.
+    """
+    for dtype in dtypes:
+        for batch, hidden in shapes:
+            say(f"layout: {STEPS} steps, batch {batch}, hidden {hidden}, {dtype_name(dtype)}")
+            for functions in _loops(batch, hidden, dtype, device):
+                yield from _rows(functions, (batch, hidden, 4 * hidden), dtype, device, seconds, STEPS)
+
+
+def _loops(batch: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Iterator[_Functions]:
+    weight = _random((4 * hidden, hidden), dtype, device) * 0.02
+    given = _random((STEPS, batch, 4 * hidden), dtype, device)
+    given_columns = given.transpose(1, 2).contiguous()
+    turned, library = _turned(weight), _library(dtype, device)
+    h, c = _random((batch, hidden), dtype, device), _random((batch, hidden), torch.float32, device)
+    h_columns, c_columns = _turned(h), _turned(c)
+
+    def plain(step: Tensor, state: Tensor) -> Tensor:
+        return torch.addmm(step, state, weight.t())
+
+    def plain_columns(step: Tensor, state: Tensor) -> Tensor:
+        return torch.addmm(step, weight, state)
+
+    packs = is_available(h)
+    packed = pack(weight, batch) if packs else weight
+
+    def by_packed(step: Tensor, state: Tensor) -> Tensor:
+        return by_onednn(state, packed).add_(step)
+
+    def no_cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return gates[:, :hidden].contiguous(), c
+
+    def no_cell_columns(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return gates[:hidden], c
+
+    for what, cell, cell_columns in (
+        ("loop of products", no_cell, no_cell_columns),
+        ("loop of products and cells", cell_forward, _cell_by_columns),
+    ):
+        functions: _Functions = {
+            (what, library, "by rows"): partial(_loop, given, h, c, plain, cell),
+            (what, library, "by columns"): partial(
+                _loop, given_columns, h_columns, c_columns, plain_columns, cell_columns
+            ),
+        }
+        if packs:
+            functions[(what, "oneDNN", "by rows, W packed before")] = partial(
+                _loop, given, h, c, by_packed, cell
+            )
+        yield functions
+    backward: _Functions = {
+        ("loop of backward products", library, "by rows"): lambda: [torch.mm(step, weight) for step in given],
+        ("loop of backward products", library, "by columns, W transposed"): lambda: [
+            torch.mm(turned, step) for step in given_columns
+        ],
+    }
+    if packs:
+        key = ("loop of backward products", "oneDNN", "by rows, W^T packed in the loop's time")
+        backward[key] = lambda: _packed_loop(turned, given, batch)
+    yield backward
+
+
+def _loop(
+    steps: Tensor,
+    state: Tensor,
+    memory: Tensor,
+    product: Callable[[Tensor, Tensor], Tensor],
+    cell: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> None:
+    for step in steps:
+        state, memory = cell(product(step, state), memory)
+
+
+def _packed_loop(turned: Tensor, given: Tensor, batch: int) -> None:
+    packed = pack(turned, batch)
+    for step in given:
+        by_onednn(step, packed)
+
+
+def _cell_by_columns(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """`econmt_ops.cells.lstm.forward` of gates (4H, B) and c (H, B)."""
+    i, f, g, o = gates.to(c.dtype).chunk(4, 0)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return (torch.sigmoid(o) * torch.tanh(c)).to(gates.dtype), c
+
+
+def pack(weight: Tensor, rows: int) -> Tensor:
+    """A weight (O, I) in oneDNN's blocks for products with about this many rows."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), rows)
+    return packed
+
+
+def by_onednn(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T by oneDNN, of a weight as it is or packed."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return product
+
+
+def _random(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randn(size, device=device).to(dtype)
+
+
+def _turned(tensor: Tensor) -> Tensor:
+    return tensor.t().contiguous()
+
+
+def _library(dtype: torch.dtype, device: torch.device) -> str:
+    """Which library torch gives a product to."""
+    if device.type == "cuda":
+        return "cuBLAS"
+    if dtype == torch.bfloat16 and torch._C._has_mkldnn:
+        return "oneDNN"
+    return "MKL" if torch._C.has_mkl else "BLAS"

@@ -1,0 +1,487 @@
+"""What the schedule of an LSTM stack is worth: each decision as a step from eight products a cell to the op's best.
+
+Most steps are written here in plain PyTorch with autograd; from "own backward pass" on it is `econmt_ops.lstm`. All
+compute the same function.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt.bench.rows import Row, Say, dtype_name, save_figure
+from econmt.errors import InputError
+from econmt_ops import LSTMWeights
+from econmt_ops.backends.compiled import has_compiler
+from econmt_ops.cells import lstm as cell
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.dispatch.timing import quantile, synchronizer
+from econmt_ops.lstm import recompute
+from econmt_ops.lstm.reference import torch_lstm
+
+PUBLISHED = (4, 100, 512, 64)
+"""Layers, steps, hidden size and batch of the published comparison (Optim-LSTM)."""
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Of the table of operations a second."""
+
+Stack = Callable[[Tensor, Sequence[LSTMWeights]], Tensor]
+
+
+class StackShape(NamedTuple):
+    """Layers, steps, hidden size (also that of the inputs) and batch."""
+
+    layers: int
+    steps: int
+    hidden: int
+    batch: int
+
+    @property
+    def operations(self) -> int:
+        """Of the forward pass; backward takes twice as many."""
+        return 2 * self.layers * self.steps * self.batch * 4 * self.hidden * 2 * self.hidden
+
+
+class Stage(NamedTuple):
+    """A way to run a stack: its name, the published gain of the decision it adds, and the function."""
+
+    name: str
+    published: str
+    run: Stack
+
+
+def plain_layer(
+    inputs: Tensor,
+    layer: LSTMWeights,
+    *,
+    combined: bool = False,
+    at_once: bool = False,
+    transposed: bool = False,
+) -> Tensor:
+    """One layer, from zero, as a loop of plain operations.
+
+    Args:
+        inputs: (B, T, I).
+        layer: the weights.
+        combined: the four gates of a cell in one product.
+        at_once: the same, and the input's products of all steps before the loop.
+        transposed: weights laid out for X W' before the loop.
+
+    Returns:
+        (B, T, H).
+    """
+    read, recurrent = layer.input, layer.hidden
+    if transposed:
+        read, recurrent = read.t().contiguous().t(), recurrent.t().contiguous().t()
+    h = inputs.new_zeros(inputs.shape[0], layer.hidden.shape[1])
+    c = h.to(accumulate_dtype(h.dtype))
+    given = functional.linear(inputs, read, layer.bias).unbind(1) if at_once else inputs.unbind(1)
+    parts = list(zip(read.chunk(4), recurrent.chunk(4), layer.bias.chunk(4), strict=True))
+    outputs = []
+    for x in given:
+        if at_once:
+            gates: Sequence[Tensor] = torch.addmm(x, h, recurrent.t()).chunk(4, 1)
+        elif combined:
+            total = functional.linear(x, read, layer.bias) + functional.linear(h, recurrent)
+            gates = total.chunk(4, 1)
+        else:
+            gates = [
+                functional.linear(x, weight, bias) + functional.linear(h, square)
+                for weight, square, bias in parts
+            ]
+        i, f, g, o = (gate.to(c.dtype) for gate in gates)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = (torch.sigmoid(o) * torch.tanh(c)).to(inputs.dtype)
+        outputs.append(h)
+    return torch.stack(outputs, 1)
+
+
+def _plain(layer_function: Callable[..., Tensor] = plain_layer, **options: bool) -> Stack:
+    def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+        for layer in layers:
+            inputs = layer_function(inputs, layer, **options)
+        return inputs
+
+    return run
+
+
+def wavefront(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """All cells (layer l, step t) with the same l + t in one batched product: L + T - 1 of them instead of L T.
+
+    Args:
+        inputs: (B, T, H).
+        layers: of one size.
+
+    Returns:
+        (B, T, H).
+    """
+    count, (batch, steps, hidden) = len(layers), inputs.shape
+    weights = torch.stack([torch.cat([layer.input, layer.hidden], 1).t() for layer in layers])
+    biases = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
+    h = [inputs.new_zeros(batch, hidden)] * count
+    c = [h[0].to(accumulate_dtype(h[0].dtype))] * count
+    outputs = []
+    for diagonal in range(steps + count - 1):
+        low, high = max(0, diagonal - steps + 1), min(count - 1, diagonal) + 1
+        given = [inputs[:, min(diagonal, steps - 1)], *h]
+        reads = torch.stack([torch.cat([given[layer], h[layer]], 1) for layer in range(low, high)])
+        sums = torch.baddbmm(biases[low:high], reads, weights[low:high])
+        made_h, made_c = cell.forward(sums.flatten(0, 1), torch.cat(c[low:high]))
+        h[low:high], c[low:high] = made_h.chunk(high - low), made_c.chunk(high - low)
+        outputs += [h[-1]] if high == count else []
+    return torch.stack(outputs, 1)
+
+
+def directions_together(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """A layer in both directions, whose n-th steps are one batched product: (B, T, I) to (B, T, 2H)."""
+    reads = torch.stack([inputs, inputs.flip(1)])
+    biases = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
+    weights = torch.stack([layer.input.t() for layer in layers])
+    recurrents = torch.stack([layer.hidden.t() for layer in layers])
+    given = torch.baddbmm(biases, reads.flatten(1, 2), weights).view(2, *inputs.shape[:2], -1)
+    h = inputs.new_zeros(2, len(inputs), layers[0].hidden.shape[1])
+    c = h.flatten(0, 1).to(accumulate_dtype(h.dtype))
+    outputs = []
+    for x in given.unbind(2):
+        made, c = cell.forward(torch.baddbmm(x, h, recurrents).flatten(0, 1), c)
+        h = made.view_as(h)
+        outputs.append(h)
+    ahead, back = torch.stack(outputs, 2)
+    return torch.cat([ahead, back.flip(1)], 2)
+
+
+def _own(layout: str = "packed", backend: str = "eager") -> Stack:
+    """`econmt_ops.lstm` with its own backward pass, all gates kept."""
+
+    def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+        h = inputs.new_zeros(inputs.shape[0], layers[0].hidden.shape[1])
+        zero = (h, h.to(accumulate_dtype(h.dtype)))
+        outputs, _ = recompute.lstm(
+            inputs,
+            tuple(layers),
+            state=(zero,) * len(layers),
+            lengths=None,
+            reverse=False,
+            residual=False,
+            dropout=0.0,
+            dropout_seed=None,
+            variational=False,
+            from_zero=True,
+            stash="gates",
+            layout=layout,
+            backend=backend,
+        )
+        return outputs
+
+    return run
+
+
+def by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """torch's own LSTM (oneDNN, cuDNN), all layers in one call; c in the type of the inputs."""
+    none = torch.zeros_like(layers[0].bias)
+    flat = [tensor for layer in layers for tensor in (*layer, none)]
+    zero = inputs.new_zeros(len(layers), inputs.shape[0], layers[0].hidden.shape[1])
+    training = torch.is_grad_enabled()
+    outputs: Tensor = torch.lstm(inputs, (zero, zero), flat, True, len(layers), 0.0, training, False, True)[0]
+    return outputs
+
+
+def stages(compile_loop: bool) -> list[Stage]:
+    """The steps of the ablation, each with all decisions of those before it, then what it is compared with.
+
+    Args:
+        compile_loop: also one layer's loop under torch.compile, which unrolls it and takes minutes to compile.
+    """
+    fused = has_compiler()
+    found = [
+        Stage("eight products a cell", "1x", _plain()),
+        Stage("four gates in one product", "2x", _plain(combined=True)),
+        Stage("input products of all steps in one", "", _plain(at_once=True)),
+        Stage("weights transposed", "1.06x", _plain(at_once=True, transposed=True)),
+        Stage("layer wavefront", "1.3x", wavefront),
+        Stage("own backward pass, in place", "", _own("transposed")),
+        Stage("weights packed", "", _own("packed")),
+    ]
+    if fused:
+        found.append(Stage("pointwise fused (compiled)", "1.2x", _own("packed", "compiled")))
+    found.append(Stage("torch.nn.LSTM", "", by_torch))
+    if compile_loop and fused:
+        compiled = torch.compile(plain_layer, dynamic=False)
+        found.append(Stage("torch.compile of the loop", "", _plain(compiled, at_once=True)))
+    return found
+
+
+def _both_ways(backend: str) -> Stack:
+    def run(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+        outputs, _ = recompute.bidirectional_lstm(
+            inputs, *layers, lengths=None, stash="gates", backend=backend
+        )
+        return outputs
+
+    return run
+
+
+def _directions_apart(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """The loop of plain operations, one direction after the other."""
+    ahead = plain_layer(inputs, layers[0], at_once=True)
+    back = plain_layer(inputs.flip(1), layers[1], at_once=True).flip(1)
+    return torch.cat([ahead, back], 2)
+
+
+def _directions_on_streams(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """The same on a GPU, each direction on a stream of its own, also in the backward pass."""
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        back = plain_layer(inputs.flip(1), layers[1], at_once=True).flip(1)
+    ahead = plain_layer(inputs, layers[0], at_once=True)
+    main.wait_stream(side)
+    back.record_stream(main)
+    return torch.cat([ahead, back], 2)
+
+
+def both_ways_by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
+    """torch's own LSTM, one layer in both directions; c in the type of the inputs."""
+    zero = inputs.new_zeros(2, inputs.shape[0], layers[0].hidden.shape[1])
+    flat = [part for layer in layers for part in layer]
+    return torch_lstm(inputs, flat, zero, zero, bidirectional=True)[0]
+
+
+def stages_of_directions(device: torch.device) -> list[Stage]:
+    """One layer in both directions: the first and the second weights are those of the two directions."""
+    found = [
+        Stage("directions apart", "1x", _directions_apart),
+        Stage("directions together", "", directions_together),
+    ]
+    if device.type == "cuda":
+        found.append(Stage("directions on streams", "1.82x", _directions_on_streams))
+    found.append(Stage("own backward pass, in place", "", _both_ways("eager")))
+    if has_compiler():
+        found.append(Stage("pointwise fused (compiled)", "", _both_ways("compiled")))
+    return [*found, Stage("torch.nn.LSTM", "", both_ways_by_torch)]
+
+
+def arguments(
+    shape: StackShape, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, list[LSTMWeights]]:
+    """Random inputs (B, T, H) and layers, all of which want gradients."""
+    torch.manual_seed(1)
+
+    def make(*size: int, scale: float) -> Tensor:
+        return (torch.randn(size, device=device) * scale).to(dtype).requires_grad_()
+
+    hidden = shape.hidden
+    layers = [
+        LSTMWeights(*(make(4 * hidden, *size, scale=hidden**-0.5) for size in ((hidden,), (hidden,), ())))
+        for _ in range(shape.layers)
+    ]
+    return make(shape.batch, shape.steps, hidden, scale=1.0), layers
+
+
+def passes(
+    stack: Stack, inputs: Tensor, layers: Sequence[LSTMWeights]
+) -> tuple[Callable[[], Tensor], Callable[[], object]]:
+    """The forward pass, and forward and backward down to inputs and weights."""
+    wanted = [inputs, *(part for layer in layers for part in layer)]
+
+    def forward() -> Tensor:
+        return stack(inputs, layers)
+
+    def both() -> object:
+        outputs = forward()
+        return torch.autograd.grad(outputs, wanted, torch.ones_like(outputs))
+
+    return forward, both
+
+
+def ablation(
+    shape: StackShape,
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    say: Say,
+    *,
+    samples: int,
+    compile_loop: bool,
+    both_ways: bool = False,
+    only: Collection[str] = (),
+) -> Iterator[Row]:
+    """Times every step of the ablation.
+
+    Args:
+        shape: of the stack. dtypes: of inputs and weights.
+        device: where. say: told what is being measured.
+        samples: timed calls of each; the quickest counts, as what disturbs only adds.
+        compile_loop: also torch.compile of one layer's loop.
+        both_ways: instead the ways to run one layer in both directions; ``shape`` has two layers then.
+        only: steps whose names contain one of these; none: all.
+
+    Yields:
+        One row a step and type. Its gains are over the first row of its type.
+
+    Raises:
+        InputError: there is no such step.
+    """
+    known = stages_of_directions(device) if both_ways else stages(compile_loop)
+    found = [stage for stage in known if not only or any(part.lower() in stage.name.lower() for part in only)]
+    if not found:
+        names = "; ".join(stage.name for stage in known)
+        raise InputError(f"--schedule '{', '.join(only)}': in no name of {names}")
+    for dtype in dtypes:
+        inputs, layers = arguments(shape, dtype, device)
+        slowest: dict[str, float] = {}
+        for stage in found:
+            say(f"lstm: {stage.name}, {dtype_name(dtype)}")
+            forward, both = passes(stage.run, inputs, layers)
+            row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": dtype_name(dtype), **_sizes(shape)}
+            row |= _timed(forward, both, shape, device, samples)
+            for what in ("forward", "forward and backward"):
+                slowest.setdefault(what, float(row[f"{what}, ms"]))
+                row[f"{what}, gain"] = slowest[what] / float(row[f"{what}, ms"])
+            yield {**row, "published gain": stage.published}
+
+
+def rates(
+    shape: StackShape,
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+    say: Say,
+    *,
+    samples: int,
+    batches: Sequence[int] | None = None,
+    limit: float = math.inf,
+    done: Collection[tuple[str, int]] = (),
+) -> Iterator[Row]:
+    """Operations a second against the batch, of the op's best schedule and of torch's LSTM, beside one large product.
+
+    Args:
+        shape: of the stack, but for the batch.
+        dtypes, device, say, samples: as for `ablation`.
+        batches: to measure; None: `BATCHES`.
+        limit: seconds after which no further batch is begun.
+        done: (type, batch) that are left out.
+
+    Yields:
+        One row a batch, type and way.
+    """
+    end = time.monotonic() + limit
+    best = _own(backend="compiled" if has_compiler() else "eager")
+    ways = {"econmt_ops": best, "torch.nn.LSTM": by_torch}
+    for dtype in dtypes:
+        left = [batch for batch in batches or BATCHES if (dtype_name(dtype), batch) not in done]
+        peak = _peak_rate(shape.hidden, dtype, device) if left else 0.0
+        for batch in left:
+            if time.monotonic() > end:
+                return
+            sized = shape._replace(batch=batch)
+            inputs, layers = arguments(sized, dtype, device)
+            rows: list[Row] = []
+            for name, stack in ways.items():
+                say(f"lstm: batch {batch}, {name}, {dtype_name(dtype)}")
+                row: Row = {
+                    "bench": "lstm-rates",
+                    "schedule": name,
+                    "dtype": dtype_name(dtype),
+                    **_sizes(sized),
+                }
+                row |= _timed(*passes(stack, inputs, layers), sized, device, samples)
+                rows.append({**row, "peak GFLOP/s": peak})
+            yield from rows
+
+
+def _sizes(shape: StackShape) -> Row:
+    return {name: int(value) for name, value in shape._asdict().items()}
+
+
+def _timed(
+    forward: Callable[[], object],
+    both: Callable[[], object],
+    shape: StackShape,
+    device: torch.device,
+    samples: int,
+) -> Row:
+    """The figures of one stack: the first call, the quickest and the median of the others, and memory."""
+    row: Row = {"first call, s": _seconds(both, device)}
+    for what, function, passes_made in (("forward", forward, 1), ("forward and backward", both, 3)):
+        times = [_seconds(function, device) for _ in range(samples)]
+        row[f"{what}, ms"] = 1e3 * min(times)
+        row[f"{what}, median ms"] = 1e3 * quantile(times, 0.5)
+        row[f"{what}, GFLOP/s"] = passes_made * shape.operations / min(times) / 1e9
+    return {**row, "peak bytes": _peak_bytes(both, device)}
+
+
+def _seconds(function: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call."""
+    synchronize = synchronizer(device)
+    synchronize()
+    began = time.perf_counter()
+    function()
+    synchronize()
+    return time.perf_counter() - began
+
+
+def _peak_bytes(function: Callable[[], object], device: torch.device) -> int:
+    """The most bytes that a call takes beside what is there before it.
+
+    On the CPU PyTorch's allocator tells of every request, also of those inside libraries and compiled code.
+    """
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - before
+    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+        function()
+    assert profiler.kineto_results is not None
+    requests = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
+    requests.sort(key=lambda event: event.start_ns())
+    peak: int = max(itertools.accumulate((event.nbytes() for event in requests), initial=0))
+    return peak
+
+
+def _peak_rate(hidden: int, dtype: torch.dtype, device: torch.device) -> float:
+    """GFLOP/s of one large product of this hidden size."""
+    rows = 8192
+    left = torch.randn(rows, hidden, device=device).to(dtype)
+    right = torch.randn(hidden, 4 * hidden, device=device).to(dtype)
+    fastest = min(_seconds(lambda: torch.mm(left, right), device) for _ in range(8))
+    return 2 * rows * hidden * 4 * hidden / fastest / 1e9
+
+
+def draw_rates(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
+    """Draws operations a second, forward and backward, against the batch: a line a way and type, and the peak.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    dtypes = sorted({str(row["dtype"]) for row in rows})
+    for dtype, colour in zip(dtypes, ("#33658a", "#c0582b"), strict=False):
+        mine = [row for row in rows if row["dtype"] == dtype]
+        for name, style in (("econmt_ops", "-o"), ("torch.nn.LSTM", "--s")):
+            points = sorted(
+                (int(row["batch"]), float(row["forward and backward, GFLOP/s"]))
+                for row in mine
+                if row["schedule"] == name
+            )
+            axes.plot(*zip(*points, strict=True), style, color=colour, label=f"{name}, {dtype}")
+        peak = max(float(row["peak GFLOP/s"]) for row in mine)
+        axes.axhline(peak, color=colour, linestyle=":", label=f"one large product, {dtype}")
+    batches = sorted({int(row["batch"]) for row in rows})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, [str(batch) for batch in batches])
+    axes.set_xlabel("batch")
+    axes.set_ylabel("GFLOP/s, forward and backward")
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize="small")
+    save_figure(figure, path)

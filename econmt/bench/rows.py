@@ -1,0 +1,182 @@
+"""Rows of a benchmark: timed in turns, printed as a table, added to a CSV that grows, drawn."""
+
+from __future__ import annotations
+
+import csv
+import io
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from rich.table import Table
+
+import econmt
+from econmt.errors import InputError
+from econmt.training.files import write_text
+from econmt_ops.dispatch.measurements import processor, sources
+from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Key = TypeVar("Key", bound=Hashable)
+Value = str | int | float
+Row = dict[str, Value]
+Say = Callable[[str], object]
+"""Tells a person what is being measured."""
+
+
+def circumstances(device: torch.device) -> Row:
+    """What a figure depends on: date, commit, machine, versions, threads."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return {
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M"),
+        "commit": _commit(),
+        "processor": processor(),
+        "gpu": gpu,
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "econmt": econmt.__version__,
+        "econmt_ops": sources(),
+    }
+
+
+def _commit() -> str:
+    """The commit of the checkout that this package lies in; empty where there is none."""
+    checkout = Path(__file__).resolve().parents[2]
+    git = shutil.which("git")
+    if git is None or not (checkout / ".git").exists():
+        return ""
+    command = [git, "-C", str(checkout), "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()[:7]  # noqa: S603
+
+
+def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Columns and rows of a CSV; none if there is no such file.
+
+    Raises:
+        InputError: it is not one that :func:`append_csv` wrote.
+    """
+    if not path.exists():
+        return [], []
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            reader = csv.DictReader(lines, strict=True)
+            rows = list(reader)
+            columns = list(reader.fieldnames or [])
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read as CSV ({error}); give another file") from None
+    if "bench" not in columns or any(None in row or None in row.values() for row in rows):
+        raise InputError(f"{path}: not a table of econmt bench; give another file")
+    return columns, rows
+
+
+def append_csv(path: Path, rows: Sequence[Row], fixed: Mapping[str, Value]) -> None:
+    """Adds rows to a CSV. Columns that are there keep their places; new ones come after them.
+
+    Args:
+        path: of the file, which is made if it is not there.
+        rows: to add. fixed: columns that have the same value in each of them.
+
+    Raises:
+        InputError: the file is something else, or cannot be written.
+    """
+    columns, old = read_csv(path)
+    for row in rows:
+        columns += [name for name in (*row, *fixed) if name not in columns]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(old)
+    writer.writerows({**row, **fixed} for row in rows)
+    try:
+        write_text(path, text.getvalue())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+
+
+def table(rows: Sequence[Row], columns: Iterable[str], title: str) -> Table:
+    """Some columns of rows, for a person; equal values below each other in the first column are shown once."""
+    names = [name for name in columns if any(name in row for row in rows)]
+    result = Table(title=title)
+    for name in names:
+        numeric = all(not isinstance(row.get(name, 0), str) for row in rows)
+        result.add_column(name, justify="right" if numeric else "left")
+    for row in rows:
+        result.add_row(*(shown(row.get(name, "")) for name in names))
+    return result
+
+
+def shown(value: Value) -> str:
+    """A value with three or four digits that matter."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def draw(rows: Sequence[Row], path: Path, *, label: Sequence[str], value: str, title: str) -> None:
+    """Draws one bar a row.
+
+    Args:
+        rows: to draw. path: of the PNG. title: over the picture.
+        label: the columns that name a bar.
+        value: the column that is its length; rows without it are left out.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    shown_rows = [row for row in rows if value in row]
+    names = [", ".join(str(row[name]) for name in label if row.get(name, "") != "") for row in shown_rows]
+    figure = Figure(figsize=(10, 1.5 + 0.22 * len(names)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.barh(names, [float(row[value]) for row in shown_rows], color="#33658a")
+    axes.invert_yaxis()
+    axes.set_xlabel(value)
+    axes.set_title(title)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Writes a picture.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a type as options and columns have it: float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def time_in_turns(
+    functions: Mapping[Key, Callable[[], object]], seconds: float, device: torch.device
+) -> dict[Key, Timing]:
+    """Times functions against each other, slow ones as often as quick ones; each is called once before.
+
+    Args:
+        functions: by anything.
+        seconds: for all of them; more if that does not suffice for a few calls of each.
+        device: that is waited for.
+    """
+    numbered = {str(number): function for number, function in enumerate(functions.values())}
+    while True:
+        found = alternate(numbered, seconds, synchronize=synchronizer(device), drop=False)
+        if found is not None:
+            return dict(zip(functions, found.values(), strict=True))
+        seconds *= 2

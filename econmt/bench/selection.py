@@ -1,0 +1,313 @@
+"""What "auto" chooses: every candidate's time for a recipe's ops, and over a grid of shapes how much it loses."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import econmt_ops
+from econmt.bench.rows import Row, Say
+from econmt.engine.precision import Precision
+from econmt.errors import InputError
+from econmt.model import Implementations
+from econmt.recipe import Recipe
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
+from econmt.training.choice import POSITIONS, choose_implementations, measure
+from econmt_ops import AttentionalLSTMWeights, LSTMWeights
+from econmt_ops.dispatch.measurements import MARGIN, Measurement
+from econmt_ops.dispatch.session import measuring
+from econmt_ops.dispatch.timing import quantile
+
+MOST_OPERATIONS = 40e9
+"""Grid entries of more operations, forward and backward, are left out: each would take seconds a call."""
+
+VOCABULARY = 8000
+"""Of the grid's output layers."""
+
+
+class Chosen(NamedTuple):
+    """What is measured of a recipe's ops, and what a run would use."""
+
+    measurements: list[Measurement]
+    implementations: Implementations
+    seconds: float
+
+
+def choose(
+    recipe: Recipe,
+    sizes: tuple[int, int],
+    shape: Shape,
+    device: torch.device,
+    precision: Precision,
+    *,
+    seconds: float,
+    compiled: bool,
+    byte_limit: int | None,
+    updates: float,
+) -> Chosen:
+    """Measures the ops that a recipe leaves at auto as a run does at its start, and remembers the figures for it.
+
+    Args:
+        recipe: the run.
+        sizes: of source and target vocabulary.
+        shape: of its batches.
+        device, precision: where and how products are computed.
+        seconds: that measuring may take.
+        compiled: also compiled candidates, which takes long.
+        byte_limit: what an op may keep.
+        updates: of the run, in which compiling must pay.
+    """
+    task = TranslationTask(recipe, *sizes)
+    model = task.build_model().to(device).train()
+    session = measure(
+        task, model, shape, device, precision, seconds=seconds, compiled=compiled, byte_limit=byte_limit
+    )
+    found = list(session.measurements.values())
+    positions = max(shape.source, shape.target)
+    chosen = choose_implementations(
+        Implementations.of(recipe.ops),
+        found,
+        device=device.type,
+        updates=updates,
+        positions=positions / min(positions, POSITIONS),
+    )
+    return Chosen(found, chosen, session.seconds)
+
+
+def rows_of(measurements: Iterable[Measurement], byte_limit: int | None = None) -> list[Row]:
+    """A row for every candidate of every op."""
+    rows: list[Row] = []
+    for measurement in measurements:
+        choice = measurement.choice(byte_limit)
+        for name, record in sorted(measurement.records.items(), key=lambda item: item[1].milliseconds):
+            rows.append(
+                {
+                    "bench": "select",
+                    "problem": measurement.key,
+                    "calls": measurement.calls,
+                    "candidate": name,
+                    "milliseconds": record.milliseconds,
+                    "lowest decile": record.low,
+                    "highest decile": record.high,
+                    "bytes kept": record.bytes,
+                    "first call, s": record.first_seconds,
+                    "chosen": ("chosen" if name == choice else "")
+                    + (" (rule)" if name == measurement.rule else ""),
+                    "regret": measurement.regret(name),
+                }
+            )
+    return rows
+
+
+class Entry(NamedTuple):
+    """One shape of the grid: op, rows, positions, hidden size, type."""
+
+    op: str
+    batch: int
+    length: int
+    hidden: int
+    dtype: str
+
+    @property
+    def operations(self) -> float:
+        """Of the products, forward and backward."""
+        positions = self.batch * self.length
+        if self.op == "linear_cross_entropy":
+            return 6.0 * positions * self.hidden * VOCABULARY
+        factor = {"linear": 4, "lstm": 8, "attentional_lstm": 16}[self.op]
+        return 6.0 * positions * factor * self.hidden**2
+
+
+def grid() -> list[Entry]:
+    """The published grid: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of 5 to 100, both types."""
+    entries = [
+        Entry(op, batch, length, hidden, dtype)
+        for op, batches, lengths in (
+            ("lstm", (1, 16, 64, 512), (5, 25, 100)),
+            ("linear", (1, 16, 64, 512), (5, 25, 100)),
+            ("attentional_lstm", (8, 64), (5, 25)),
+            ("linear_cross_entropy", (8, 64), (5, 25)),
+        )
+        for batch in batches
+        for length in lengths
+        for hidden in (128, 256, 512, 1024)
+        for dtype in ("float32", "bfloat16")
+    ]
+    # Not every hidden size with every length: half of the combinations, all values of each.
+    thinned = [entry for number, entry in enumerate(entries) if (number // 2) % 2 == 0 or entry.batch == 64]
+    return [entry for entry in thinned if entry.operations <= MOST_OPERATIONS]
+
+
+def regrets(
+    entries: Sequence[Entry], device: torch.device, seconds: float, limit: float, say: Say
+) -> Iterator[Row]:
+    """Lets auto choose at each shape, then measures all candidates again and tells what the choice loses.
+
+    Args:
+        entries: of the grid. device: where. say: told what is being measured.
+        seconds: that a choice may take; measuring again takes at most three times that, and comparing the choice with
+            the best, in turns, twice.
+        limit: seconds after which no further shape is begun.
+
+    Yields:
+        One row a shape.
+    """
+    end = time.monotonic() + limit
+    for number, entry in enumerate(entries):
+        if time.monotonic() > end:
+            return
+        say(f"select: {number + 1} of {len(entries)}: {' '.join(map(str, entry))}")
+        call = _call(entry, device)
+        with measuring(seconds, remember=False) as first:
+            call()
+        with measuring(3 * seconds, remember=False) as second:
+            call()
+        if not second.measurements:
+            continue
+        (after,) = second.measurements.values()
+        before = next(iter(first.measurements.values()), None)
+        choice = after.rule if before is None else before.choice()
+        best = min(after.records, key=lambda name: after.records[name].milliseconds)
+        loss = Loss(0.0, 0.0, 0) if choice == best else _compare(call, choice, best, 2 * seconds)
+        yield {
+            "bench": "select-grid",
+            **entry._asdict(),
+            "candidates": len(after.records),
+            "choice": choice,
+            "milliseconds": after.records[choice].milliseconds,
+            "best": best,
+            "best milliseconds": after.records[best].milliseconds,
+            "rule": after.rule,
+            "rule milliseconds": after.records[after.rule].milliseconds,
+            "regret": loss.beyond_noise,
+            "regret with noise": loss.share,
+            "turns": loss.turns,
+            "regret of the rule": after.regret(after.rule),
+            "seconds to choose": first.seconds,
+        }
+
+
+class Loss(NamedTuple):
+    """By which share one candidate is slower than another.
+
+    Attributes:
+        share: the median over turns, in each of which both were called.
+        least: what the true median exceeds with a probability of 95 %; ``share`` where there were too few turns.
+        turns: how many.
+    """
+
+    share: float
+    least: float
+    turns: int
+
+    @property
+    def beyond_noise(self) -> float:
+        """``share``, but nothing where the two may be equally fast."""
+        return self.share if self.least > 0.0 else 0.0
+
+
+def loss_of(choice: Sequence[float], best: Sequence[float]) -> Loss:
+    """Compares samples that were taken in turns: what disturbs a turn disturbs both, and their ratio little.
+
+    Args:
+        choice, best: seconds; the n-th ones were taken one after the other.
+    """
+    ratios = sorted(mine / other for mine, other in zip(choice, best, strict=True))
+    count = len(ratios)
+    share = quantile(ratios, 0.5) - 1
+    # The k-th smallest of n samples exceeds the true median as often as fewer than k of n coins show heads.
+    below, left = 0, 0.05 * 2**count
+    while below < count and (left := left - math.comb(count, below)) >= 0:
+        below += 1
+    return Loss(share, share if below == 0 else ratios[below - 1] - 1, count)
+
+
+def _compare(call: Callable[[], object], choice: str, best: str, seconds: float) -> Loss:
+    """Times two candidates against each other, anew: the best of several was lucky too when it was found."""
+    with measuring(seconds, only=(choice, best), remember=False) as session:
+        call()
+    if not session.samples:
+        raise InputError(
+            "econmt bench select --grid: calls take too long to be compared; give more --seconds"
+        )
+    (samples,) = session.samples.values()
+    return loss_of(samples[choice], samples[best])
+
+
+def _call(entry: Entry, device: torch.device) -> Callable[[], object]:
+    """Runs the op of a grid entry on random tensors with gradients."""
+    dtype = getattr(torch, entry.dtype)
+    draw = torch.Generator().manual_seed(1)
+
+    def make(*size: int) -> Tensor:
+        return (0.1 * torch.randn(*size, generator=draw)).to(device, dtype).requires_grad_()
+
+    rows, length, hidden = entry.batch, entry.length, entry.hidden
+    if entry.op == "linear":
+        x, weight, bias = make(rows * length, hidden), make(4 * hidden, hidden), make(4 * hidden)
+        return lambda: econmt_ops.linear(x, weight, bias)
+    if entry.op == "linear_cross_entropy":
+        x, weight = make(rows * length, hidden), make(VOCABULARY, hidden)
+        targets = torch.randint(0, VOCABULARY, (rows * length,), generator=draw).to(device)
+        return lambda: econmt_ops.linear_cross_entropy(x, weight, targets)
+    inputs = make(rows, length, hidden)
+    if entry.op == "lstm":
+        layer = LSTMWeights(make(4 * hidden, hidden), make(4 * hidden, hidden), make(4 * hidden))
+        return lambda: econmt_ops.lstm(inputs, (layer,))
+    fed = LSTMWeights(make(4 * hidden, 2 * hidden), make(4 * hidden, hidden), make(4 * hidden))
+    memory = make(rows, length, hidden)
+    weights = AttentionalLSTMWeights(
+        (fed,), make(hidden, hidden), make(hidden), make(hidden, 2 * hidden), make(hidden)
+    )
+    return lambda: econmt_ops.attentional_lstm(inputs, memory, memory, weights, lengths=None)
+
+
+def part_of(entries: Sequence[Entry], part: str) -> list[Entry]:
+    """The entries i, i + n, i + 2n, ... of ``part`` i/n, counted from 1: n processes can share the grid.
+
+    Raises:
+        InputError: it is no part.
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", part)
+    number, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= count:
+        raise InputError(f"--part '{part}': give i/n with i from 1 to n, for example 1/8")
+    return list(entries[number - 1 :: count])
+
+
+def summary(rows: Sequence[Mapping[str, str | int | float]]) -> str:
+    """The largest and the mean loss of the choices, where it is, and that of the rule alone."""
+    regrets, by_rule = ([float(row[name]) for row in rows] for name in ("regret", "regret of the rule"))
+    within = sum(regret <= 0.05 for regret in regrets)
+    text = (
+        f"{len(regrets)} shapes: regret at most {max(regrets):.1%}, on average {sum(regrets) / len(regrets):.2%}, "
+        f"{within} within 5 %; the rule alone: at most {max(by_rule):.1%}, on average "
+        f"{sum(by_rule) / len(by_rule):.1%}, {sum(regret <= 0.05 for regret in by_rule)} within 5 %. "
+        f"The rule is kept unless another candidate is {MARGIN:.0%} faster."
+    )
+    noisy = [float(row.get("regret with noise") or 0.0) for row in rows if float(row["regret"]) == 0.0]
+    if any(share > 0 for share in noisy):
+        text += (
+            f" Counted as none: {sum(share > 0 for share in noisy)} losses that may be noise, the largest "
+            f"{max(noisy):.1%}."
+        )
+    for row, regret in zip(rows, regrets, strict=True):
+        if regret > 0.05:
+            shape = " ".join(str(row[name]) for name in Entry._fields)
+            text += f"\n{shape}: {row['choice']} chosen, {row['best']} is best, regret {regret:.1%}"
+    return text
+
+
+def joined(rows: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Of rows of several files those of the grid, the last of each shape, in the grid's order."""
+    found = {
+        tuple(row[name] for name in Entry._fields): dict(row) for row in rows if row["bench"] == "select-grid"
+    }
+    return [found[key] for entry in grid() if (key := tuple(map(str, entry))) in found]

@@ -1,0 +1,21 @@
+"""Where tables are printed and where a person reads what is being done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+
+def table_console(width: int = 120) -> Console:
+    """Standard output for tables: as wide as the terminal, ``width`` columns where there is none."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=width)
+
+
+@contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """A function that says on a terminal what is being done, in one line that the next text replaces."""
+    with Console(stderr=True, highlight=False).status("") as status:
+        yield status.update

@@ -1,0 +1,104 @@
+"""What the verbs that measure share: options, where they measure, and the rows that they keep, print and draw."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from econmt.bench.rows import Row, Say, append_csv, circumstances, draw, read_csv, table
+from econmt.cli.consoles import status_line, table_console
+from econmt.cli.options import check_writable
+from econmt.engine.devices import reproducible, resolve_device
+from econmt.errors import InputError
+
+ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads; else as many as there are cores.")
+]
+CsvOption = Annotated[
+    Path | None, typer.Option(help="Add the rows to this file, with machine, versions and date.")
+]
+PlotOption = Annotated[Path | None, typer.Option(help="Draw the rows into this PNG.")]
+TypesOption = Annotated[list[str], typer.Option("--dtype", help="float32, bfloat16; may be repeated.")]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Place:
+    """Where a command measures, with how many threads, and the files that it writes.
+
+    Args:
+        device: auto, cpu, cuda or cuda:N. threads: None: as many as there are.
+        csv: the file to which rows are added; None: none. plot: of the picture; None: none.
+
+    Raises:
+        InputError: there is no such device, or a file cannot be written.
+    """
+
+    def __init__(self, device: str, threads: int | None, csv: Path | None, plot: Path | None) -> None:
+        check_writable(csv, plot)
+        self.device = resolve_device(device)
+        self.threads, self.csv, self.plot = threads, csv, plot
+        self.interrupted = False
+
+    @contextmanager
+    def measuring(self) -> Iterator[Say]:
+        """The settings under which times count, and something that says on a terminal what is being done."""
+        with reproducible(self.device, self.threads), status_line() as say:
+            yield say
+
+    def kept(self, rows: Iterable[Row]) -> list[Row]:
+        """The rows; each is in the file as soon as it is measured. After Ctrl-C, those that there are by then."""
+        fixed = circumstances(self.device)
+        if self.csv is not None:
+            read_csv(self.csv)
+        kept: list[Row] = []
+        try:
+            for row in rows:
+                kept.append(row)
+                if self.csv is not None:
+                    append_csv(self.csv, [row], fixed)
+        except KeyboardInterrupt:
+            if not kept:
+                raise
+            print("econmt bench: interrupted; this is what was measured until then", file=sys.stderr)
+            self.interrupted = True
+        return kept
+
+    def rows_before(self, fixed: Row) -> list[dict[str, str]]:
+        """Rows that the file has already, of this machine and these libraries, in which ``fixed`` holds."""
+        if self.csv is None:
+            return []
+        same = ("processor", "gpu", "threads", "torch", "econmt_ops")
+        here = circumstances(self.device)
+        wanted = {**fixed, **{name: here[name] for name in same}}
+        rows = read_csv(self.csv)[1]
+        return [row for row in rows if all(row.get(name, "") == str(value) for name, value in wanted.items())]
+
+    def print(self, rows: Sequence[Row], columns: Iterable[str], title: str) -> None:
+        """Print some columns of rows as a table; an interruption of :meth:`kept` goes on after it."""
+        table_console(180).print(table(rows, columns, title))
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def draw(self, rows: Sequence[Row], *, label: Sequence[str], value: str, title: str) -> None:
+        """See :func:`econmt.bench.rows.draw`; nothing if no picture is wanted."""
+        if self.plot is not None:
+            draw(rows, self.plot, label=label, value=value, title=title)
+
+
+def dtypes_of(names: Sequence[str]) -> list[torch.dtype]:
+    """The types of these names.
+
+    Raises:
+        InputError: a name is of none.
+    """
+    for name in names:
+        if name not in DTYPES:
+            raise InputError(f"--dtype '{name}': give float32 or bfloat16")
+    return [DTYPES[name] for name in names]

@@ -1,0 +1,70 @@
+"""The work of a sentence pair: how many operations a model spends on it, as a function of its two lengths.
+
+A model of :mod:`econmt.model` does so many operations for each source position, so many for each target position and
+so many for each pair of positions that the attention compares. Padding is judged by it, because a padded target
+position, with its row of the output layer, costs several times what a padded source position costs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from econmt.recipe_model import LSTMShape, Model, lstm_shapes
+
+
+class PairFlops(NamedTuple):
+    """Coefficients of the work of a pair of S source and T target positions, ``</s>`` counted."""
+
+    source: int
+    """Operations a source position."""
+    target: int
+    """Operations a target position."""
+    pair: int
+    """Operations a source and target position."""
+
+    def of(self, source: npt.ArrayLike, target: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Work of pairs: source S + target T + pair S T; the two arrays are broadcast against each other."""
+        s, t = np.asarray(source, np.int64), np.asarray(target, np.int64)
+        return self.source * s + self.target * t + self.pair * s * t
+
+    def scaled(self) -> PairFlops:
+        """The same ratios in small numbers, so that sums over many millions of pairs are exact in float64."""
+        unit = max(1, sum(self) >> 20)
+        return PairFlops(*(-(-value // unit) for value in self))
+
+
+def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
+    """Operations of a model's forward pass: those of matrix products, a multiplication and an addition counting two.
+
+    The backward pass does twice as many of each kind, so that the ratios are those of training.
+
+    Args:
+        model: the model section of a recipe.
+        target_vocabulary: entries of the output layer.
+    """
+    encoder, decoder = model.encoder, model.decoder
+    comparison = model.attention.size if model.attention.type == "additive" else decoder.size
+    below, above = lstm_shapes(model)
+    source = sum(_lstm(shape, encoder.rank) for shape in below)
+    if model.attention.type in ("additive", "bilinear"):
+        source += 2 * encoder.size * comparison  # the keys
+    target = sum(_lstm(shape, decoder.rank) for shape in above)
+    if model.attention.type == "additive":
+        target += 2 * decoder.size * comparison  # the query
+    target += 2 * (decoder.size + encoder.size) * decoder.size  # [h ; context] to the attentional vector
+    tied = model.weight_tying in ("trg_softmax", "src_trg_softmax")
+    if tied and decoder.size != model.embedding:
+        target += 2 * decoder.size * model.embedding
+    target += 2 * (model.embedding if tied else decoder.size) * target_vocabulary
+    return PairFlops(source, target, pair=2 * comparison + 2 * encoder.size)
+
+
+def _lstm(shape: LSTMShape, rank: int | None) -> int:
+    """Operations of a position of an LSTM layer: four gates, each a product of [x ; h], or two with thin factors."""
+    inputs, size, directions = shape
+    if rank is None:
+        return directions * 2 * (inputs + size) * 4 * size
+    return directions * 2 * rank * (inputs + 4 * size + size + 4 * size)

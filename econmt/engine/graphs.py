@@ -1,0 +1,241 @@
+"""Training steps as CUDA graphs: captured once for each shape of batches, replayed from then on.
+
+A step of a recurrent model is thousands of small kernels, and launching them from Python takes longer than running
+them. A graph launches them all at once. Everything that changes from step to step lies in tensors at fixed places: the
+batch and its number of tokens, the learning rate, the seeds of dropout, the counters of the optimizer; so nothing waits
+for the device. All graphs share one pool of memory, since they run one after another and keep nothing from one to the
+next but parameters and optimizer state, which lie outside.
+
+Updates of one batch are one graph. Of updates of several batches (``training.update_interval``, a byte budget's
+micro-batches) each batch is a graph that adds to the gradients, which then stay where they are, and the update is
+another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt.data.batches import Batch
+from econmt.engine.devices import is_out_of_memory
+from econmt.engine.step import StepResult, TrainingStep
+from econmt.model import Implementations
+from econmt_ops.dispatch.rule import captured
+
+_HOST_BUFFERS = 4
+"""Batches that may be on their way to the device while the next one is written."""
+
+
+class _Inputs:
+    """A batch and its number of tokens at a fixed place on the device, filled by one copy from pinned memory."""
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        fields = _tensors(batch)
+        self._shapes = [tensor.shape for tensor in fields.values()]
+        self._sizes = [tensor.numel() for tensor in fields.values()] + [1]
+        self._flat = torch.zeros(sum(self._sizes), dtype=torch.int64, device=device)
+        self._hosts = [
+            torch.zeros(len(self._flat), dtype=torch.int64).pin_memory() for _ in range(_HOST_BUFFERS)
+        ]
+        self._copied = [torch.cuda.Event() for _ in self._hosts]  # type: ignore[no-untyped-call]
+        self._next = 0
+        *parts, tokens = torch.split(self._flat, self._sizes)
+        views = {
+            name: part.view(shape) for name, part, shape in zip(fields, parts, self._shapes, strict=True)
+        }
+        changes: dict[str, Any] = {**views}
+        self.batch = dataclasses.replace(batch, **changes)
+        self.tokens = tokens[0]
+        self.rows = len(batch.indices)
+
+    def fill(self, batch: Batch, tokens: int) -> None:
+        """Enqueues the copy of a batch that lies on the CPU; rows that it lacks are padding, which has no gradient."""
+        host, copied = self._hosts[self._next], self._copied[self._next]
+        self._next = (self._next + 1) % len(self._hosts)
+        copied.synchronize()  # of some batches ago, so there is nothing to wait for
+        *parts, count = torch.split(host, self._sizes)
+        for part, shape, tensor in zip(parts, self._shapes, _tensors(batch).values(), strict=True):
+            rows = part.view(shape)
+            rows[: len(tensor)] = tensor
+            rows[len(tensor) :] = 0
+        count.fill_(tokens)
+        self._flat.copy_(host, non_blocking=True)
+        copied.record()
+
+
+class _Captured(NamedTuple):
+    """A graph, where its batch goes, and what it leaves."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: _Inputs
+    result: StepResult | None
+
+
+def _tensors(batch: Batch) -> dict[str, Tensor]:
+    """The tensors of a batch that the device gets; a row's index in the store stays on the CPU."""
+    return {
+        field.name: value
+        for field in dataclasses.fields(batch)
+        if isinstance(value := getattr(batch, field.name), Tensor) and field.name != "indices"
+    }
+
+
+class GraphedStep:
+    """A training step on a CUDA device that replays graphs.
+
+    What cannot be captured runs as the step itself runs, and the reason is told once.
+
+    Args:
+        step: the training step.
+        several: whether updates may be of several batches.
+        note: gets one line a shape that cannot be captured.
+
+    Attributes:
+        step: see above.
+        captured: how many graphs there are.
+    """
+
+    def __init__(
+        self, step: TrainingStep, *, several: bool = False, note: Callable[[str], object] | None = None
+    ) -> None:
+        self.step = step
+        self._several = several
+        self._note = note
+        self._stream = torch.cuda.Stream(step.device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[tuple[Implementations, torch.Size, torch.Size], list[_Captured]] = {}
+        self._refused: set[tuple[Implementations, torch.Size, torch.Size]] = set()
+        self._update: tuple[torch.cuda.CUDAGraph, StepResult] | None = None
+        self._total = torch.zeros((), device=step.device)
+        step.prepare(gradients=several)
+        step.keeps_gradients = several
+
+    @property
+    def captured(self) -> int:
+        """How many graphs there are."""
+        return sum(map(len, self._graphs.values())) + (self._update is not None)
+
+    def __call__(
+        self, batches: Sequence[Batch], implementations: Sequence[Implementations] | None = None
+    ) -> StepResult:
+        """One update of the parameters; see :meth:`econmt.engine.step.TrainingStep.run`.
+
+        Args:
+            batches: on the CPU; their gradients are added up.
+            implementations: of the ops for each batch; None: the step's.
+
+        Returns:
+            Scalars on the device that hold until the next call.
+        """
+        chosen = implementations or [self.step.implementations] * len(batches)
+        found = []
+        for number, (batch, how) in enumerate(zip(batches, chosen, strict=True)):
+            self.step.number = number
+            found.append(self._find(batch, how))
+        self.step.number = None
+        if any(each is None for each in found):
+            moved = [batch.to(self.step.device) for batch in batches]
+            return self.step.run(moved, self.step.tokens(batches), chosen)
+        tokens = sum(batch.target_tokens for batch in batches)
+        for each, batch in zip(found, batches, strict=True):
+            assert each is not None
+            each.inputs.fill(batch, tokens)
+            each.graph.replay()
+            if each.result is not None:
+                return each.result
+        if self._update is None:
+            self._update = self._capture_update()
+        graph, result = self._update
+        graph.replay()
+        return result
+
+    def capture(self, batch: Batch, implementations: Implementations | None = None) -> None:
+        """Captures the graph for batches of this shape, if there is none yet; the largest shape should come first.
+
+        Raises:
+            RuntimeError: there is too little memory.
+        """
+        self._find(batch, implementations or self.step.implementations)
+
+    def release(self) -> None:
+        """Gives back the graphs and their memory."""
+        self._graphs.clear()
+        self._update = None
+        torch.cuda.synchronize(self.step.device)
+        torch.cuda.empty_cache()
+
+    def _find(self, batch: Batch, implementations: Implementations) -> _Captured | None:
+        """The graph for a batch, captured if need be: one of as many rows or more; None if there can be none."""
+        key = implementations, batch.source.shape[1:], batch.target_input.shape[1:]
+        if key in self._refused:
+            return None
+        rows = len(batch.indices)
+        there = [each for each in self._graphs.get(key, ()) if each.inputs.rows >= rows]
+        if there:
+            return min(there, key=lambda each: each.inputs.rows)
+        try:
+            made = self._capture(batch, implementations)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            self._refused.add(key)
+            if self._note is not None:
+                size = " x ".join(map(str, (*batch.source.shape, *batch.target_input.shape[1:])))
+                reason = str(error).strip().splitlines()[0]
+                self._note(
+                    f"no CUDA graph for batches of {size}, which are launched kernel by kernel: {reason}"
+                )
+            return None
+        self._graphs.setdefault(key, []).append(made)
+        return made
+
+    def _capture(self, batch: Batch, implementations: Implementations) -> _Captured:
+        step = self.step
+        inputs = _Inputs(batch, step.device)
+        inputs.fill(batch, batch.target_tokens)
+        self._warm_up(inputs, implementations)
+        graph = torch.cuda.CUDAGraph()
+        result: StepResult | None = None
+        with captured(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            if self._several:
+                self._total += step.accumulate(inputs.batch, inputs.tokens, implementations)
+            else:
+                result = step.run([inputs.batch], inputs.tokens, [implementations])
+                step.clear()
+        return _Captured(graph, inputs, result)
+
+    def _capture_update(self) -> tuple[torch.cuda.CUDAGraph, StepResult]:
+        """The graph that ends an update of several batches: clip, update, and zeros for the next one's gradients."""
+        step = self.step
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            result = step.finish(self._total.clone())
+            step.update()
+            step.clear()
+            self._total.zero_()
+        return graph, result
+
+    def _warm_up(self, inputs: _Inputs, implementations: Implementations) -> None:
+        """Runs forward and backward pass once outside the pool: kernels are compiled, libraries make their handles.
+
+        It leaves no trace: gradients and seeds are as before, and parameters are not touched.
+        """
+        step = self.step
+        parameters = list(step.model.parameters())
+        kept, gradients = step.random_state(), [part.grad for part in parameters]
+        for part in parameters:
+            part.grad = None
+        self._stream.wait_stream(torch.cuda.current_stream(step.device))
+        with captured(), torch.cuda.stream(self._stream):
+            step.accumulate(inputs.batch, inputs.tokens, implementations)
+        torch.cuda.current_stream(step.device).wait_stream(self._stream)
+        for part, gradient in zip(parameters, gradients, strict=True):
+            part.grad = gradient
+        step.set_random_state(kept)
+        torch.cuda.synchronize(step.device)
+        # What the warm-up took would lie beside the pool as long as the run lasts.
+        torch.cuda.empty_cache()

@@ -1,0 +1,202 @@
+"""The attention of a call in PyTorch's operators, on any device: `protocol.AttentionKernels`.
+
+Shapes: B batch, S source positions, A attention size, H width of the projected values, K steps of a block.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops.backends.eager import tanh_
+from econmt_ops.backends.protocol import AttentionGradients
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON, additive_backward, additive_forward
+from econmt_ops.core.chunks import split_rows
+from econmt_ops.core.lengths import padding_mask
+from econmt_ops.core.precision import accumulate_dtype
+
+
+class EagerAttention:
+    """Additive, score . tanh(norm(query + keys)), or, without ``score``, dot: scale * query . keys.
+
+    The feature maps (B, S, A) of additive attention are made in each step and again in the backward pass, of some
+    rows of the batch at a time. So the gradients of keys, score and normalisation are summed while a step has them,
+    and `sum_block` has only what products of whole blocks give.
+
+    Args:
+        keys, projected, score, norm, scale, lengths: as `protocol.StepKernels.attention` takes them.
+        forward, backward: the functions of `econmt_ops.cells.attention`, compiled perhaps.
+    """
+
+    def __init__(
+        self,
+        keys: Tensor,
+        projected: Tensor,
+        score: Tensor | None,
+        norm: tuple[Tensor, Tensor] | None,
+        scale: float,
+        lengths: Tensor | None,
+        forward: Callable[..., Tensor] = additive_forward,
+        backward: Callable[..., Tensor] = additive_backward,
+    ) -> None:
+        self._accumulate = accumulate_dtype(keys.dtype)
+        self._size = keys.shape[2]
+        self._score = None if score is None else score.to(self._accumulate)
+        self._norm, self._scale = norm, scale
+        self._keys = self._widened(keys) if score is not None and norm is None else keys
+        self._projected = self._widened(projected)
+        self._padding = None if lengths is None else padding_mask(lengths, keys.shape[1], keys.device)
+        self._parts = self._parts_of(keys)
+        self._forward, self._backward = forward, backward
+
+    def _parts_of(self, tensor: Tensor) -> list[slice]:
+        batch, positions, width = tensor.shape
+        return split_rows(batch, positions, width * self._accumulate.itemsize)
+
+    def _widened(self, tensor: Tensor) -> Tensor:
+        """What fits a workspace is cast once, not in every step; products in 16 bits take a CPU five times as long."""
+        return tensor.to(self._accumulate) if len(self._parts_of(tensor)) == 1 else tensor
+
+    def forward(self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor) -> None:
+        """See `protocol.AttentionKernels.forward`."""
+        weights.copy_(self._weights(both[:, : self._size]))
+        self._combine(both[:, self._size :], weights, outputs[0])
+        for other in outputs[1:]:
+            other.copy_(outputs[0])
+
+    def weights_of(self, queries: Tensor) -> Tensor:
+        """See `protocol.AttentionKernels.weights_of`; a step at a time, each with the feature maps of a step."""
+        weights = queries.new_empty(*queries.shape[:2], self._keys.shape[1])
+        for query, made in zip(queries.unbind(0), weights.unbind(0), strict=True):
+            made.copy_(self._weights(query))
+        return weights
+
+    def backward(
+        self,
+        query: Tensor,
+        context: Tensor,
+        weights: Tensor,
+        output: Tensor,
+        doutputs: Sequence[Tensor],
+        dweights: Tensor | None,
+        dboth: Tensor,
+        dscores: Tensor,
+    ) -> None:
+        """See `protocol.AttentionKernels.backward`; a block a step at a time."""
+        if query.dim() == 3:
+            for step in range(len(query)):
+                given = None if dweights is None else dweights[step]
+                parts = [part[step] for part in doutputs]
+                inputs = (query[step], context[step], weights[step], output[step], parts, given)
+                self.backward(*inputs, dboth[step], dscores[step])
+            return
+        dquery, da = dboth[:, : self._size], dboth[:, self._size :]
+        do = doutputs[0] if len(doutputs) == 1 else doutputs[0] + doutputs[1]
+        torch.addcmul(do, do * output, output, value=-1, out=da)
+        self._weights_backward(query, weights, self._weight_gradient(da, dweights), dquery, dscores)
+
+    def sum_block(self, queries: Tensor, weights: Tensor, dboth: Tensor, dscores: Tensor) -> None:
+        """See `protocol.AttentionKernels.sum_block`."""
+        da = dboth[..., self._size :].transpose(0, 1).to(self._accumulate)
+        self._sums.projected.baddbmm_(weights.permute(1, 2, 0).to(self._accumulate), da)
+        if self._score is None:
+            queries = queries.transpose(0, 1).to(self._accumulate)
+            self._sums.keys.baddbmm_(dscores.permute(1, 2, 0), queries, alpha=self._scale)
+
+    def gradients(self) -> AttentionGradients:
+        """See `protocol.AttentionKernels.gradients`."""
+        if self._score is not None and self._norm is None:
+            self._sums.keys.mul_(self._score * 4)
+        return self._sums
+
+    @functools.cached_property
+    def _sums(self) -> AttentionGradients:
+        def zeros(like: Tensor) -> Tensor:
+            return torch.zeros(like.shape, dtype=self._accumulate, device=like.device)
+
+        norm = None if self._norm is None else (zeros(self._norm[0]), zeros(self._norm[1]))
+        score = None if self._score is None else zeros(self._score)
+        return AttentionGradients(zeros(self._keys), zeros(self._projected), score, norm)
+
+    def _weights(self, query: Tensor) -> Tensor:
+        """The attention weights (B, S) of a query (B, A), in the accumulate type; zero at padded positions."""
+        if self._score is None:
+            scores = torch.bmm(self._keys, query.unsqueeze(2)).squeeze(2).to(self._accumulate) * self._scale
+        else:
+            found = [self._scores(query[rows], self._keys[rows], self._score) for rows in self._parts]
+            scores = found[0] if len(found) == 1 else torch.cat(found)
+        if self._padding is None:
+            return torch.softmax(scores, 1)
+        # The lowest finite number rather than -inf: a row without any position would otherwise give NaN.
+        scores = scores.masked_fill(self._padding, torch.finfo(scores.dtype).min)
+        return torch.softmax(scores, 1).masked_fill_(self._padding, 0.0)
+
+    def _scores(self, query: Tensor, keys: Tensor, score: Tensor) -> Tensor:
+        """The scores of additive attention of some rows, up to a constant."""
+        if self._norm is None:
+            return self._forward(query, keys, score)
+        joined = query.unsqueeze(1) + keys
+        hidden = functional.layer_norm(joined, joined.shape[2:], *self._norm, eps=LAYER_NORM_EPSILON)
+        return torch.matmul(hidden.tanh_(), score.to(hidden.dtype)).to(self._accumulate)
+
+    def _combine(self, share: Tensor, weights: Tensor, output: Tensor) -> None:
+        """Writes tanh(share + sum_s weights_s projected_s) to ``output``; all (B, H) but the weights (B, S)."""
+        wide = self._projected.dtype
+        share, weights = share.unsqueeze(1).to(wide), weights.unsqueeze(1).to(wide)
+        output.copy_(tanh_(torch.baddbmm(share, weights, self._projected).squeeze(1)))
+
+    def _weight_gradient(self, da: Tensor, given: Tensor | None) -> Tensor:
+        """The gradient of the weights (B, S) in the accumulate type, from that of what tanh reads (B, H)."""
+        # A product of rows: as one of columns it takes a CPU five times as long.
+        row = da.to(self._projected.dtype).unsqueeze(1)
+        dweights = torch.bmm(row, self._projected.transpose(1, 2)).squeeze(1).to(self._accumulate)
+        if given is not None:
+            dweights += given
+        return dweights if self._padding is None else dweights.masked_fill_(self._padding, 0.0)
+
+    def _weights_backward(
+        self, query: Tensor, weights: Tensor, dweights: Tensor, dquery: Tensor, dscores: Tensor
+    ) -> None:
+        """Backward of :meth:`_weights`.
+
+        Args:
+            query: (B, A). weights: (B, S). dweights: (B, S) in the accumulate type.
+            dquery: (B, A) and dscores: (B, S) are written.
+        """
+        weights = weights.to(self._accumulate)
+        de = torch.mul(weights, dweights, out=dscores)
+        de.addcmul_(weights, de.sum(1, keepdim=True), value=-1)
+        if self._score is None:
+            scaled = (de * self._scale).to(self._keys.dtype).unsqueeze(1)
+            dquery.copy_(torch.bmm(scaled, self._keys).squeeze(1))
+            return
+        dscore = self._sums.score
+        assert dscore is not None
+        for rows in self._parts:
+            given = (query[rows], self._keys[rows], self._score, de[rows], self._sums.keys[rows], dscore)
+            dquery[rows] = self._backward(*given) if self._norm is None else self._normalised_backward(*given)
+
+    def _normalised_backward(
+        self, query: Tensor, keys: Tensor, score: Tensor, de: Tensor, dkeys: Tensor, dscore: Tensor
+    ) -> Tensor:
+        """As `additive_backward` with layer normalisation, but ``dkeys`` gets the whole gradient of the keys."""
+        assert self._norm is not None
+        assert self._sums.norm is not None
+        joined = query.unsqueeze(1) + keys
+        size = [joined.shape[2]]
+        normed, mean, scale = torch.native_layer_norm(joined, size, *self._norm, LAYER_NORM_EPSILON)
+        hidden, weight = normed.tanh_(), de.to(joined.dtype)
+        dscore += torch.mv(hidden.view(-1, size[0]).t(), weight.reshape(-1))
+        dnormed = hidden.mul_(hidden).neg_().add_(1).mul_(score).mul_(weight.unsqueeze(2))
+        djoined, *dnorm = torch.ops.aten.native_layer_norm_backward(
+            dnormed, joined, size, mean, scale, *self._norm, [True, True, True]
+        )
+        for total, part in zip(self._sums.norm, dnorm, strict=True):
+            total.add_(part)
+        dkeys += djoined
+        dquery: Tensor = djoined.sum(1)
+        return dquery

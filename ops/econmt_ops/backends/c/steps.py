@@ -1,0 +1,66 @@
+"""The steps by the C library: one call a step, in float32, and in bfloat16 with its sums in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from econmt_ops.backends import c as library
+from econmt_ops.backends.c.attention import CAttention
+from econmt_ops.backends.eager import EagerSteps
+from econmt_ops.backends.protocol import AttentionKernels
+
+
+class CSteps(EagerSteps):
+    """As `EagerSteps`, for tensors that `econmt_ops.backends.c.serves`."""
+
+    def __init__(self, like: Tensor) -> None:
+        """``like``: a tensor of the call's compute type."""
+        super().__init__(like)
+        self._zero = like.new_zeros(1, 1)
+
+    def _advance(
+        self,
+        gates: Tensor,
+        recurrent: Tensor | None,
+        before: Tensor,
+        after: Tensor,
+        h: Tensor,
+        keep: bool,
+    ) -> None:
+        kept = gates if keep and gates.dtype == torch.float32 else None
+        library.lstm_forward(gates, recurrent, before, h, after, kept)
+
+    def cell_backward(
+        self,
+        gates: Tensor,
+        before: Tensor,
+        after: Tensor,
+        dh: Sequence[Tensor],
+        dc: Tensor,
+        dgates: Tensor,
+    ) -> None:
+        """See `StepKernels`."""
+        first, second = dh if len(dh) == 2 else (dh[0], self._nothing(dc))
+        sums = gates.dtype != torch.float32
+        library.lstm_backward(gates, sums, before, after, first, second, dc, dgates, dbefore=dc)
+
+    def attention(
+        self,
+        keys: Tensor,
+        projected: Tensor,
+        score: Tensor | None,
+        norm: tuple[Tensor, Tensor] | None,
+        scale: float,
+        lengths: Tensor | None,
+    ) -> AttentionKernels:
+        """See `StepKernels`."""
+        return CAttention(keys, projected, score, norm, scale, lengths)
+
+    def _nothing(self, like: Tensor) -> Tensor:
+        """Zeros (B, H) that all rows share."""
+        if self._zero.shape[1] != like.shape[1]:
+            self._zero = self._zero.new_zeros(1, like.shape[1])
+        return self._zero.expand(like.shape)

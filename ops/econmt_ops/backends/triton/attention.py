@@ -1,0 +1,441 @@
+"""Attention by our kernels: a step, all queries of a sentence at once, and the gradients that no step waits for.
+
+Shapes: B batch, T target steps, K steps of a block, S source positions, A attention size, H width of the values; R rows
+of queries, either K B, a step's sentences together, or B T, a sentence's steps together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+
+from econmt_ops.backends.triton import attention_gluon, interpreted
+from econmt_ops.backends.triton.cells import row_stride
+from econmt_ops.backends.triton.pointwise import tanh_of
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON
+
+_EPSILON: tl.constexpr = tl.constexpr(LAYER_NORM_EPSILON)
+
+
+class Choice(NamedTuple):
+    """How an attention kernel divides its work.
+
+    Attributes:
+        warps: of a program. across: how many of them share a row; Gluon only.
+        gluon: whether the Gluon kernel runs, or the plain one.
+    """
+
+    warps: int
+    across: int = 1
+    gluon: bool = True
+
+
+REGISTERS = {16: 128, 8: 255}
+"""What a thread can have, by the warps of a program that shall fill a multiprocessor (65,536 registers)."""
+LONG = 64
+"""Positions of which more are worth more warps than 8."""
+TILES_HELD = 3
+"""Tiles of keys and of values that a thread holds: one is used, two have been asked for."""
+VECTORS_HELD = 2
+"""Vectors as wide as the keys that it holds in float32 beside a sum: query and score."""
+NORMED_HELD = 5
+"""What layer normalisation adds to them, intermediate values included."""
+OTHER_REGISTERS = 26
+"""All else: addresses, masks, the loop. These four are read off the compiled kernels and hold within a tenth."""
+PLAIN_TILE = 4096
+"""Values of a plain kernel's tile."""
+PLAIN_ROWS = 16
+"""Rows of a plain kernel's tile, at most."""
+MOST_ROWS = 32
+"""Rows of a Gluon kernel's tile, at most; more where one warp takes more."""
+SUM_ROWS = (16, 32)
+"""Positions that a program of the sum over steps takes."""
+SUM_WIDTH = 64
+"""Features that it takes."""
+SUM_OVERHEAD = 2.8
+"""What a feature costs it a step beside its positions, in positions."""
+SUM_NORMED_VALUES = 4096
+"""Values of its tile with layer normalisation, which needs whole rows; 8 warps."""
+
+
+def _lanes(size: int, itemsize: int) -> tuple[int, int]:
+    """The values of a row of ``size`` that a thread loads at once, 16 bytes at most, and the threads of a row."""
+    at_once = min(16 // itemsize, size)
+    return at_once, min(32, size // at_once)
+
+
+def choose(size: int, hidden: int, itemsize: int, positions: int, normed: bool) -> Choice:
+    """The choice for tiles (., size) and (., hidden), powers of two, of values of ``itemsize`` bytes."""
+    if interpreted():
+        return Choice(8, gluon=False)
+    for across in (1, 2, 4, 8):
+        keys, values = (max(1, width // (_lanes(width, itemsize)[1] * across)) for width in (size, hidden))
+        tiles = TILES_HELD * (keys + values) * itemsize // 4 + values
+        need = tiles + keys * (VECTORS_HELD + NORMED_HELD * normed) + OTHER_REGISTERS
+        for warps, limit in REGISTERS.items():
+            if need <= limit and (warps <= 8 or positions > LONG):
+                return Choice(_few(warps, across, size, itemsize), across)
+    return Choice(8, gluon=False)
+
+
+def _few(warps: int, across: int, size: int, itemsize: int) -> int:
+    """As many warps as a tile of some rows can use."""
+    rows = 32 // _lanes(size, itemsize)[1]
+    while warps > max(4, across) and warps // across * rows > MOST_ROWS:
+        warps //= 2
+    return warps
+
+
+def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, forward: bool) -> dict[str, Any]:
+    """What the step's kernels are compiled with.
+
+    Args:
+        choice: how they divide their work.
+        keys: (B, S, A). values: (B, S, H), or None.
+        forward: whether it is the step's forward kernel.
+    """
+    positions, attention = keys.shape[1:]
+    size = triton.next_power_of_2(attention)
+    hidden = size if values is None else triton.next_power_of_2(values.shape[2])
+    itemsize = keys.itemsize
+    if choice.gluon:
+        rows = choice.warps // choice.across * (32 // _lanes(size, itemsize)[1])
+        layouts = {
+            "KEYS": _tile(size, itemsize, choice),
+            "VALUES": _tile(hidden, itemsize, choice),
+            "FLAT": _flat(rows, hidden if forward else size, choice),
+        }
+        layouts |= {"KEPT": _tile(size, itemsize, choice, 1)} if forward else {"WIDE": _wide(choice)}
+    else:
+        rows = max(1, min(PLAIN_ROWS, PLAIN_TILE // max(size, hidden)))
+        layouts = dict.fromkeys(("KEYS", "VALUES", "FLAT", "KEPT" if forward else "WIDE"))
+    return {
+        "A": attention,
+        "H": attention if values is None else values.shape[2],
+        "SIZE": size,
+        "HIDDEN": hidden,
+        "ROWS": rows,
+        "TILES": triton.next_power_of_2(triton.cdiv(positions, rows)),
+        "num_warps": choice.warps,
+        **layouts,
+    }
+
+
+def _tile(size: int, itemsize: int, choice: Choice, at_once: int | None = None) -> Any:
+    """The layout of a tile: a warp, or those that share a row, hold whole rows, a thread ``at_once`` values in turn."""
+    most, lanes = _lanes(size, itemsize)
+    warps = [choice.warps // choice.across, choice.across]
+    return gl.BlockedLayout([1, at_once or most], [32 // lanes, lanes], warps, [1, 0])
+
+
+def _flat(rows: int, width: int, choice: Choice) -> Any:
+    """The layout of a tile that is summed over its rows: a thread has all of a column."""
+    return gl.BlockedLayout([rows, max(1, width // (32 * choice.warps))], [1, 32], [1, choice.warps], [1, 0])
+
+
+def _wide(choice: Choice) -> Any:
+    """The layout of a vector that is spread over all threads."""
+    return gl.BlockedLayout([1], [32], [choice.warps], [0])
+
+
+@triton.jit(do_not_specialize=["steps", "positions", "dscores_row", "step_rows"])
+def _sum_kernel(
+    query: tl.tensor,
+    dscores: tl.tensor,
+    keys: tl.tensor,
+    score: tl.tensor,
+    gain: tl.tensor,
+    shift: tl.tensor,
+    dkeys: tl.tensor,
+    parts: tl.tensor,
+    steps: tl.tensor,
+    positions: tl.tensor,
+    step_rows: tl.tensor,
+    sentence_rows: tl.tensor,
+    query_row: tl.tensor,
+    dscores_row: tl.tensor,
+    A: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    FAST: tl.constexpr,
+) -> None:
+    """Adds to dkeys (B, S, A) and to parts (programs of a feature, 1 or 3, A): the gradients of score, gain and shift.
+
+    One program: some positions of a sentence, some features, through all steps. ``gain`` may be None.
+    """
+    sentence = tl.program_id(0).to(tl.int64)
+    position = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    there, known = position < positions, column < A
+    inside = there[:, None] & known[None, :]
+    place = (sentence * positions + position)[:, None] * A + column[None, :]
+    k = tl.load(keys + place, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(score + column, mask=known, other=0.0).to(tl.float32)[None, :]
+    dk = tl.zeros([ROWS, WIDTH], tl.float32)
+    dw = tl.zeros([ROWS, WIDTH], tl.float32)
+    if gain is not None:
+        stretch = tl.load(gain + column, mask=known, other=0.0).to(tl.float32)[None, :]
+        offset = tl.load(shift + column, mask=known, other=0.0).to(tl.float32)[None, :]
+        dgain = tl.zeros([ROWS, WIDTH], tl.float32)
+        dshift = tl.zeros([ROWS, WIDTH], tl.float32)
+    query += sentence * sentence_rows * query_row + column
+    dscores += sentence * sentence_rows * dscores_row + position
+    q_next = tl.load(query, mask=known, other=0.0)
+    de_next = tl.load(dscores, mask=there, other=0.0)
+    for step in range(steps):
+        de, q = de_next[:, None], q_next.to(tl.float32)[None, :]
+        # What the next step needs is asked for before this one is computed.
+        query += step_rows.to(tl.int64) * query_row
+        dscores += step_rows.to(tl.int64) * dscores_row
+        q_next = tl.load(query, mask=known & (step + 1 < steps), other=0.0)
+        de_next = tl.load(dscores, mask=there & (step + 1 < steps), other=0.0)
+        x = k + q
+        if gain is None:
+            t = tanh_of(x, FAST)
+            dw += de * t
+            dk += de * (1.0 - t * t)
+        else:
+            x = tl.where(known[None, :], x - tl.sum(x, 1)[:, None] / A, 0.0)
+            inverse = tl.rsqrt(tl.sum(x * x, 1) / A + _EPSILON)[:, None]
+            x *= inverse
+            t = tanh_of(x * stretch + offset, FAST)
+            dw += de * t
+            of_normed = de * w * (1.0 - t * t)
+            dgain += of_normed * x
+            dshift += of_normed
+            of_normed *= stretch
+            along = tl.sum(of_normed * x, 1)[:, None] / A
+            dk += inverse * (of_normed - tl.sum(of_normed, 1)[:, None] / A - x * along)
+    if gain is None:
+        dk *= w
+    dk += tl.load(dkeys + place, mask=inside, other=0.0)
+    tl.store(dkeys + place, dk, mask=inside)
+    number = sentence * tl.num_programs(1) + tl.program_id(1)
+    if gain is None:
+        part = parts + number * A + column
+        tl.store(part, tl.load(part, mask=known) + tl.sum(dw, 0), mask=known)
+    else:
+        part = parts + number * 3 * A + column
+        tl.store(part, tl.load(part, mask=known) + tl.sum(dw, 0), mask=known)
+        tl.store(part + A, tl.load(part + A, mask=known) + tl.sum(dgain, 0), mask=known)
+        tl.store(part + 2 * A, tl.load(part + 2 * A, mask=known) + tl.sum(dshift, 0), mask=known)
+
+
+def _as_precise_as_tf32(tensor: Tensor) -> Tensor:
+    """float32 values in float16, which has as many digits as TF32 and half the bytes; beyond its range, its largest."""
+    largest = torch.finfo(torch.float16).max
+    return tensor.clamp(-largest, largest).to(torch.float16)
+
+
+class Attention:
+    """Keys, values and weights of one call, and the kernels on them.
+
+    Args:
+        keys: (B, S, A) and values: (B, S, H), zero at padded positions.
+        score: (A,) of additive attention, or None: dot.
+        norm: (gain (A,), bias (A,)) of the layer normalisation, or None.
+        scale: of dot attention.
+        lengths: (B,) int64 or int32, or None: all sentences have S positions. One of length 0 gets zero weights.
+        choice: None: `choose`.
+
+    Attributes:
+        fast: whether tanh is the GPU's own, and keys and values have 16 bits: in those types, and in float32 where TF32
+            is allowed.
+    """
+
+    def __init__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        score: Tensor | None,
+        norm: tuple[Tensor, Tensor] | None = None,
+        scale: float = 1.0,
+        lengths: Tensor | None = None,
+        choice: Choice | None = None,
+    ) -> None:
+        self.fast = keys.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32
+        if self.fast and keys.dtype == torch.float32:
+            keys, values = _as_precise_as_tf32(keys), _as_precise_as_tf32(values)
+        self.keys, self.values = keys.contiguous(), values.contiguous()
+        self.score = None if score is None else score.contiguous()
+        self.gain = None if norm is None else norm[0].contiguous()
+        self.shift = None if norm is None else norm[1].contiguous()
+        self.scale, self.lengths = scale, lengths
+        self.batch, self.positions, self.size = keys.shape
+        widths = triton.next_power_of_2(self.size), triton.next_power_of_2(values.shape[2])
+        self.choice = choice or choose(*widths, keys.itemsize, self.positions, norm is not None)
+        kind: dict[str, Any] = {"KIND": "dot" if score is None else "additive" if norm is None else "norm"}
+        kind["FAST"] = self.fast
+        self._forward = kind | compiled_with(self.choice, self.keys, self.values, forward=True)
+        self._alone = kind | compiled_with(self.choice, self.keys, None, forward=True)
+        self._backward = kind | compiled_with(self.choice, self.keys, self.values, forward=False)
+
+    def forward(
+        self,
+        query: Tensor,
+        share: Tensor | None,
+        weights: Tensor,
+        outputs: Sequence[Tensor] = (),
+        group: int = 1,
+    ) -> None:
+        """weights = softmax_s score(query, keys_s), context = sum_s weights_s values_s.
+
+        Args:
+            query: (R, A).
+            share: (R, H), its rows as far apart as those of the query: the outputs are tanh(share + context); None:
+                they are the contexts.
+            weights: (R, S) is written.
+            outputs: (R, H), one or two that are written; none: only the weights are made.
+            group: how many rows in a row are of one sentence: 1 or T.
+        """
+        assert len(outputs) <= 2
+        assert share is None or row_stride(share) == row_stride(query)
+        first, second = (*outputs, None, None)[:2]
+        kernel = attention_gluon.forward_kernel if self.choice.gluon else attention_gluon.plain_forward_kernel
+        kernel[(len(query),)](
+            query,
+            share,
+            self.keys,
+            None if first is None else self.values,
+            self.score,
+            self.gain,
+            self.shift,
+            self.lengths,
+            weights,
+            first,
+            second,
+            self.scale,
+            group,
+            self.batch,
+            self.positions,
+            *(row_stride(rows) for rows in (query, weights, first, second)),
+            **(self._alone if first is None else self._forward),
+        )
+
+    def backward(
+        self,
+        query: Tensor,
+        weights: Tensor,
+        context: Tensor | None,
+        output: Tensor | None,
+        doutputs: Sequence[Tensor],
+        dweights: Tensor | None,
+        dquery: Tensor,
+        dshare: Tensor | None,
+        dscores: Tensor,
+        group: int = 1,
+    ) -> None:
+        """The gradients of queries and scores, and of the shares.
+
+        Args:
+            query: (R, A). weights: (R, S). context: (R, H). output: (R, H); None: the outputs are the contexts.
+            doutputs: (R, H), one or two, which are added; or, with ``dweights``, none.
+            dweights: (R, S), or None.
+            dquery: (R, A) is written. dshare: (R, H), its rows as far apart as those of ``dquery``, is written if there
+                is an ``output``.
+            dscores: (R, S) float32 is written: weights (dweights - sum_s weights dweights), all of dweights.
+            group: as for `forward`.
+        """
+        assert len(doutputs) <= 2
+        assert dshare is None or row_stride(dshare) == row_stride(dquery)
+        first, second = (*doutputs, None, None)[:2]
+        kernel = (
+            attention_gluon.backward_kernel if self.choice.gluon else attention_gluon.plain_backward_kernel
+        )
+        kernel[(len(query),)](
+            query,
+            self.keys,
+            self.values,
+            self.score,
+            self.gain,
+            self.shift,
+            self.lengths,
+            weights,
+            context,
+            output,
+            first,
+            second,
+            dweights,
+            dquery,
+            dshare,
+            dscores,
+            self.scale,
+            group,
+            self.batch,
+            self.positions,
+            *(
+                row_stride(rows)
+                for rows in (query, weights, context, output, first, second, dweights, dquery, dscores)
+            ),
+            **self._backward,
+        )
+
+
+def _sum_rows(positions: int, fast: bool) -> int:
+    """The positions a program of the sum over steps: as few as fill it well, and in all little more than there are."""
+    if not fast:
+        return SUM_ROWS[0]
+    return min(SUM_ROWS, key=lambda rows: triton.cdiv(positions, rows) * (rows + SUM_OVERHEAD))
+
+
+class KeyGradients:
+    """The gradients of keys, score and normalisation of additive attention, summed over steps.
+
+    Without atomic additions: a program has its own part of the sums over positions, so that results never vary.
+
+    Attributes:
+        keys: (B, S, A) float32.
+    """
+
+    def __init__(self, attention: Attention) -> None:
+        assert attention.score is not None
+        self.attention = attention
+        self.keys = torch.zeros_like(attention.keys, dtype=torch.float32)
+        size = triton.next_power_of_2(attention.size)
+        if attention.gain is None:
+            self._tile, self._warps = (
+                (_sum_rows(attention.positions, attention.fast), min(SUM_WIDTH, size)),
+                4,
+            )
+        else:
+            self._tile, self._warps = (max(1, min(16, SUM_NORMED_VALUES // size)), size), 8
+        programs = attention.batch * triton.cdiv(attention.positions, self._tile[0])
+        sums = 1 if attention.gain is None else 3
+        self._parts = self.keys.new_zeros(programs, sums, attention.size)
+
+    def add(self, query: Tensor, dscores: Tensor, group: int = 1) -> None:
+        """Add what rows leave: query (R, A) and dscores (R, S) float32; ``group`` as for `Attention.forward`."""
+        attention = self.attention
+        batch, positions, size = attention.keys.shape
+        steps = len(query) // batch
+        rows, width = self._tile
+        _sum_kernel[(batch, triton.cdiv(positions, rows), triton.cdiv(size, width))](
+            query,
+            dscores,
+            attention.keys,
+            attention.score,
+            attention.gain,
+            attention.shift,
+            self.keys,
+            self._parts,
+            steps,
+            positions,
+            *((batch, 1) if group == 1 else (1, group)),
+            row_stride(query),
+            row_stride(dscores),
+            A=size,
+            ROWS=rows,
+            WIDTH=width,
+            FAST=attention.fast,
+            num_warps=self._warps,
+        )
+
+    def vectors(self) -> list[Tensor]:
+        """The gradients (A,) of the score and, with normalisation, of gain and bias."""
+        return list(self._parts.sum(0).unbind(0))

@@ -1,0 +1,349 @@
+"""A step of attention, from a query to what the decoder puts out, and back: one program a query, in Gluon.
+
+A step can be no faster than keys and values come from the L2 cache. So a warp holds whole rows, which makes sums over a
+row its own affair; a tile of rows is asked for two tiles before it is used; each place in a tile has its own softmax,
+so that warps need one another only after the last tile; and what is left then is spread over all threads.
+
+A kernel's layouts: KEYS and VALUES of tiles (ROWS, SIZE) and (ROWS, HIDDEN), KEPT of the scores of all tiles, whose
+rows are where those of the keys are, FLAT of a block that is summed over its rows, WIDE of the positions of a sentence.
+SIZE and HIDDEN are the next powers of two of A and H, the widths of keys and values. Queries and what belongs to them
+are rows (R, .), row r one of sentence r // group % batch. Scores and their softmax are in base 2: exp2 is the
+instruction that the device has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from econmt_ops.backends.triton import portable
+from econmt_ops.backends.triton.pointwise import tanh, tanh_of
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON
+
+_EPSILON = gl.constexpr(LAYER_NORM_EPSILON)
+_LOG2_E = gl.constexpr(1.4426950408889634)
+_BOUND = gl.constexpr(100.0)
+"""2 to the power of less than that, times some positions, is a float32, and so is its inverse."""
+_LOWEST = gl.constexpr(-1e30)
+"""Below every score, and no infinity, of which differences would be no numbers."""
+
+
+@gluon.jit
+def _inside(rows: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.constexpr) -> tl.tensor:
+    """The mask of a tile: rows (ROWS,) that are there, and columns below WIDTH."""
+    if WIDTH == PADDED:
+        return gl.expand_dims(rows, 1)
+    else:
+        return gl.expand_dims(rows, 1) & gl.expand_dims(column < WIDTH, 0)
+
+
+@gluon.jit
+def _column(values: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
+    """A value a row (ROWS,) as a column (ROWS, 1) for blocks of a layout."""
+    return gl.expand_dims(gl.convert_layout(values, gl.SliceLayout(1, LAYOUT)), 1)
+
+
+@gluon.jit
+def _load_tile(
+    tile: tl.tensor,
+    begin: tl.tensor,
+    end: tl.tensor,
+    place: tl.tensor,
+    column: tl.tensor,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+) -> tl.tensor:
+    """The tile of a sentence's rows from ``begin`` on, below ``end``; ``tile`` points to its first one."""
+    mask = _inside(begin + place < end, column, WIDTH, PADDED)
+    return gl.load(tile + begin * WIDTH, mask=mask, other=0.0)
+
+
+@gluon.jit
+def _vector(pointer: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.constexpr) -> tl.tensor:
+    """A vector (WIDTH,) as a row (1, PADDED) in float32, zero beyond its width."""
+    if WIDTH == PADDED:
+        return gl.expand_dims(gl.load(pointer + column).to(gl.float32), 0)
+    else:
+        return gl.expand_dims(gl.load(pointer + column, mask=column < WIDTH, other=0.0).to(gl.float32), 0)
+
+
+@gluon.jit
+def _store(pointer: tl.tensor, index: tl.tensor, values: tl.tensor, end: tl.tensor) -> None:
+    """Writes the values of indices below ``end``, in the type that is there."""
+    gl.store(pointer + index, values.to(pointer.dtype.element_ty), mask=index < end)
+
+
+@gluon.jit
+def _length(lengths: tl.tensor, sentence: tl.tensor, positions: tl.tensor) -> tl.tensor:
+    """How many positions a sentence has."""
+    if lengths is None:
+        return positions
+    else:
+        return gl.minimum(gl.load(lengths + sentence).to(gl.int32), positions)
+
+
+@gluon.jit
+def _normalise(
+    x: tl.tensor, column: tl.tensor, A: tl.constexpr, SIZE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """Rows (ROWS, SIZE) with mean 0 and variance 1 over A columns, zero beyond; and 1 / deviation (ROWS, 1)."""
+    x -= gl.expand_dims(gl.sum(x, 1), 1) / A
+    if A != SIZE:
+        x = gl.where(gl.expand_dims(column < A, 0), x, 0.0)
+    inverse = gl.expand_dims(gl.rsqrt(gl.sum(x * x, 1) / A + _EPSILON), 1)
+    return x * inverse, inverse
+
+
+@gluon.jit
+def _scores(
+    k: tl.tensor,
+    q: tl.tensor,
+    w: tl.tensor,
+    stretch: tl.tensor,
+    offset: tl.tensor,
+    column: tl.tensor,
+    KIND: tl.constexpr,
+    A: tl.constexpr,
+    SIZE: tl.constexpr,
+    FAST: tl.constexpr,
+) -> tl.tensor:
+    """The scores (ROWS,) of keys k (ROWS, SIZE) for the query q (1, SIZE)."""
+    if KIND == "dot":
+        return gl.sum(k.to(gl.float32) * q, 1)
+    else:
+        x = k.to(gl.float32) + q
+        if KIND == "norm":
+            x, _ = _normalise(x, column, A, SIZE)
+            x = x * stretch + offset
+        return gl.sum(tanh_of(x, FAST) * w, 1)
+
+
+@gluon.jit(do_not_specialize=["batch", "positions", "weights_row"])
+def forward_kernel(
+    query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, score: tl.tensor, gain: tl.tensor,
+    shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, first: tl.tensor, second: tl.tensor,
+    scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
+    query_row: tl.tensor, weights_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor,
+    KIND: tl.constexpr, A: tl.constexpr, H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
+    ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, KEPT: tl.constexpr,
+) -> None:  # fmt: skip
+    """The weights (R, S) and, with ``values``, the contexts or, with ``share``, tanh(share + context), (R, H).
+
+    ``score`` and ``gain`` are there as KIND ("additive", "norm", "dot") needs them. ``lengths`` None: all sentences
+    have S positions. ``second`` may be None.
+    """
+    row = gl.program_id(0).to(gl.int64)
+    sentence = row // group % batch
+    column = gl.arange(0, SIZE, layout=gl.SliceLayout(0, KEYS))
+    place = gl.arange(0, ROWS, layout=gl.SliceLayout(1, KEYS))
+    unit = gl.arange(0, HIDDEN, layout=gl.SliceLayout(0, VALUES))
+    spot = gl.arange(0, ROWS, layout=gl.SliceLayout(1, VALUES))
+    tile = keys + sentence * positions * A + gl.expand_dims(place, 1) * A + gl.expand_dims(column, 0)
+    k_next = _load_tile(tile, 0, positions, place, column, A, SIZE)
+    if values is not None:
+        pane = values + sentence * positions * H + gl.expand_dims(spot, 1) * H + gl.expand_dims(unit, 0)
+        v_next = _load_tile(pane, 0, positions, spot, unit, H, HIDDEN)
+    q = _vector(query + row * query_row, column, A, SIZE)
+    w, stretch, offset = q, q, q
+    if KIND == "dot":
+        q *= scale * _LOG2_E
+    else:
+        w = _vector(score, column, A, SIZE) * _LOG2_E
+    if KIND == "norm":
+        stretch, offset = _vector(gain, column, A, SIZE), _vector(shift, column, A, SIZE)
+    length = _length(lengths, sentence, positions)
+    k_later = _load_tile(tile, ROWS, positions, place, column, A, SIZE)
+    if values is not None:
+        v_later = _load_tile(pane, ROWS, positions, spot, unit, H, HIDDEN)
+        context = gl.full([ROWS, HIDDEN], 0.0, gl.float32, layout=VALUES)
+    flat = gl.arange(0, HIDDEN, layout=gl.SliceLayout(0, FLAT))
+    if share is not None:
+        added = gl.load(share + row * query_row + flat, mask=flat < H, other=0.0).to(gl.float32)
+    number = gl.expand_dims(gl.arange(0, TILES, layout=gl.SliceLayout(0, KEPT)), 0)
+    kept = gl.full([ROWS, TILES], _LOWEST, gl.float32, layout=KEPT)
+    # A score of additive attention is at most the sum of |w|: if exp2 can take that, no maximum is needed.
+    running = length > 0
+    if KIND != "dot":
+        running = gl.sum(gl.sum(gl.abs(w), 1), 0) > _BOUND
+    top = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, KEYS))
+    if running:
+        top += _LOWEST
+    total = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, KEYS))
+    for begin in range(0, length, ROWS):
+        later = begin + 2 * ROWS
+        k, k_next = k_next, k_later
+        k_later = _load_tile(tile, later, length, place, column, A, SIZE)
+        if values is not None:
+            v, v_next = v_next, v_later
+            v_later = _load_tile(pane, later, length, spot, unit, H, HIDDEN)
+        there = begin + place < length
+        scores = gl.where(there, _scores(k, q, w, stretch, offset, column, KIND, A, SIZE, FAST), _LOWEST)
+        kept = gl.where(number == begin // ROWS, _column(scores, KEPT), kept)
+        if running:
+            higher = gl.maximum(top, scores)
+            shrink = gl.exp2(top - higher)
+            total *= shrink
+            top = higher
+            if values is not None:
+                context *= _column(shrink, VALUES)
+        part = gl.where(there, gl.exp2(scores - top), 0.0)
+        total += part
+        if values is not None:
+            context += _column(part, VALUES) * v.to(gl.float32)
+    highest = gl.max(top, 0)
+    rest = gl.exp2(top - highest)
+    inverse = gl.where(length > 0, 1.0, 0.0) / gl.where(length > 0, gl.sum(total * rest, 0), 1.0)
+    position = number * ROWS + _column(gl.arange(0, ROWS, layout=gl.SliceLayout(1, KEYS)), KEPT)
+    weight = gl.where(position < length, gl.exp2(kept - highest) * inverse, 0.0)
+    _store(weights + row * weights_row, position, weight, positions)
+    if values is not None:
+        result = gl.sum(gl.convert_layout(context * _column(rest * inverse, VALUES), FLAT), 0)
+        if share is not None:
+            result = tanh(result + added)
+        _store(first + row * first_row, flat, result, H)
+        if second is not None:
+            _store(second + row * second_row, flat, result, H)
+
+
+@gluon.jit
+def _weighted(alphas: tl.tensor, values: tl.tensor, position: tl.tensor, length: tl.tensor) -> tl.tensor:
+    """The sum over a sentence's positions of their weights times their values."""
+    there = position < length
+    alpha = gl.load(alphas + position, mask=there, other=0.0).to(gl.float32)
+    return gl.sum(alpha * gl.load(values + position, mask=there, other=0.0).to(gl.float32), 0)
+
+
+@gluon.jit
+def _query_gradient(
+    de: tl.tensor,
+    k: tl.tensor,
+    q: tl.tensor,
+    w: tl.tensor,
+    stretch: tl.tensor,
+    offset: tl.tensor,
+    column: tl.tensor,
+    KIND: tl.constexpr,
+    A: tl.constexpr,
+    SIZE: tl.constexpr,
+    FAST: tl.constexpr,
+) -> tl.tensor:
+    """What each key k (ROWS, SIZE) gives to the gradient of the query, from that of its score, de (ROWS, 1).
+
+    Without the factor that is the same for all keys: the score, or the scale.
+    """
+    if KIND == "dot":
+        return de * k.to(gl.float32)
+    else:
+        x = k.to(gl.float32) + q
+        if KIND == "additive":
+            t = tanh_of(x, FAST)
+            return de * (1.0 - t * t)
+        else:
+            x, inverse = _normalise(x, column, A, SIZE)
+            t = tanh_of(x * stretch + offset, FAST)
+            dx = de * inverse * (1.0 - t * t) * w * stretch
+            along = gl.expand_dims(gl.sum(dx * x, 1), 1) / A
+            dx -= gl.expand_dims(gl.sum(dx, 1), 1) / A + x * along
+            if A != SIZE:
+                dx = gl.where(gl.expand_dims(column < A, 0), dx, 0.0)
+            return dx
+
+
+@gluon.jit(do_not_specialize=["batch", "positions", "weights_row", "dweights_row", "dscores_row"])
+def backward_kernel(
+    query: tl.tensor, keys: tl.tensor, values: tl.tensor, score: tl.tensor, gain: tl.tensor, shift: tl.tensor,
+    lengths: tl.tensor, weights: tl.tensor, context: tl.tensor, output: tl.tensor, first: tl.tensor, second: tl.tensor,
+    dweights: tl.tensor, dquery: tl.tensor, dshare: tl.tensor, dscores: tl.tensor,
+    scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
+    query_row: tl.tensor, weights_row: tl.tensor, context_row: tl.tensor, output_row: tl.tensor, first_row: tl.tensor,
+    second_row: tl.tensor, dweights_row: tl.tensor, dquery_row: tl.tensor, dscores_row: tl.tensor,
+    KIND: tl.constexpr, A: tl.constexpr, H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
+    ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
+) -> None:  # fmt: skip
+    """The gradients of queries (R, A), scores (R, S) and, with ``output``, of what tanh read, ``dshare`` (R, H).
+
+    ``first`` (R, H) and ``second``, which may be None, are gradients of the outputs or, where ``output`` is None, of
+    the contexts; with ``first`` None there is only the gradient ``dweights`` (R, S), which may else be None. The
+    rows of ``dquery`` and ``dshare`` are as far apart.
+    """
+    row = gl.program_id(0).to(gl.int64)
+    sentence = row // group % batch
+    column = gl.arange(0, SIZE, layout=gl.SliceLayout(0, KEYS))
+    place = gl.arange(0, ROWS, layout=gl.SliceLayout(1, KEYS))
+    unit = gl.arange(0, HIDDEN, layout=gl.SliceLayout(0, VALUES))
+    spot = gl.arange(0, ROWS, layout=gl.SliceLayout(1, VALUES))
+    tile = keys + sentence * positions * A + gl.expand_dims(place, 1) * A + gl.expand_dims(column, 0)
+    alphas = weights + row * weights_row
+    if first is not None:
+        pane = values + sentence * positions * H + gl.expand_dims(spot, 1) * H + gl.expand_dims(unit, 0)
+        v_next = _load_tile(pane, 0, positions, spot, unit, H, HIDDEN)
+    k_next = _load_tile(tile, 0, positions, place, column, A, SIZE)
+    length = _length(lengths, sentence, positions)
+    q = _vector(query + row * query_row, column, A, SIZE)
+    alpha_next = gl.load(alphas + spot, mask=spot < positions, other=0.0)
+    delta = 0.0
+    if first is not None:
+        da = _vector(first + row * first_row, unit, H, HIDDEN)
+        if second is not None:
+            da += _vector(second + row * second_row, unit, H, HIDDEN)
+        if output is not None:
+            o = _vector(output + row * output_row, unit, H, HIDDEN)
+            da *= 1.0 - o * o
+            _store(dshare + row * dquery_row, gl.expand_dims(unit, 0), da, H)
+        delta = gl.sum(gl.sum(da * _vector(context + row * context_row, unit, H, HIDDEN), 1), 0)
+        v_later = _load_tile(pane, ROWS, positions, spot, unit, H, HIDDEN)
+    k_later = _load_tile(tile, ROWS, positions, place, column, A, SIZE)
+    alpha_later = gl.load(alphas + ROWS + spot, mask=ROWS + spot < positions, other=0.0)
+    position = gl.arange(0, TILES * ROWS, layout=WIDE)
+    if dweights is not None:
+        delta += _weighted(alphas, dweights + row * dweights_row, position, length)
+    w, stretch, offset = q, q, q
+    if KIND == "norm":
+        w, stretch = _vector(score, column, A, SIZE), _vector(gain, column, A, SIZE)
+        offset = _vector(shift, column, A, SIZE)
+    dq = gl.full([ROWS, SIZE], 0.0, gl.float32, layout=KEYS)
+    for begin in range(0, length, ROWS):
+        later = begin + 2 * ROWS
+        k, k_next = k_next, k_later
+        k_later = _load_tile(tile, later, length, place, column, A, SIZE)
+        alpha, alpha_next = alpha_next.to(gl.float32), alpha_later
+        alpha_later = gl.load(alphas + later + spot, mask=later + spot < length, other=0.0)
+        there = begin + spot < length
+        dalpha = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, VALUES))
+        if first is not None:
+            v, v_next = v_next, v_later
+            v_later = _load_tile(pane, later, length, spot, unit, H, HIDDEN)
+            dalpha += gl.sum(v.to(gl.float32) * da, 1)
+        if dweights is not None:
+            given = gl.load(dweights + row * dweights_row + begin + spot, mask=there, other=0.0)
+            dalpha += given.to(gl.float32)
+        de = gl.where(there, alpha * (dalpha - delta), 0.0)
+        gl.store(dscores + row * dscores_row + begin + spot, de, mask=there)
+        dq += _query_gradient(_column(de, KEYS), k, q, w, stretch, offset, column, KIND, A, SIZE, FAST)
+    total = gl.sum(gl.convert_layout(dq, FLAT), 0)
+    feature = gl.arange(0, SIZE, layout=gl.SliceLayout(0, FLAT))
+    if KIND == "dot":
+        total *= scale
+    if KIND == "additive":
+        total *= gl.load(score + feature, mask=feature < A, other=0.0).to(gl.float32)
+    _store(dquery + row * dquery_row, feature, total, A)
+    beyond = (position >= length) & (position < positions)
+    nothing = gl.full([TILES * ROWS], 0.0, gl.float32, layout=WIDE)
+    gl.store(dscores + row * dscores_row + position, nothing, mask=beyond)
+
+
+def _plain() -> tuple[Any, Any]:
+    """The kernels in plain Triton."""
+    names: dict[str, Any] = {"gl": portable}
+    helpers = (_inside, _column, _load_tile, _vector, _store, _length, _normalise, _scores, _weighted)
+    for helper in (*helpers, _query_gradient):
+        names[helper.fn.__name__] = portable.twin(helper, names)
+    return portable.twin(forward_kernel, names), portable.twin(backward_kernel, names)
+
+
+plain_forward_kernel, plain_backward_kernel = _plain()

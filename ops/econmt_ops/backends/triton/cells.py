@@ -1,0 +1,202 @@
+"""The LSTM cell of one step, forward and backward, and the cell states of a block of steps: one kernel each.
+
+The sums before the nonlinearities are what a step leaves to its backward pass, just as the product wrote them; all
+nonlinearities are made again. Computed in float32. Shapes: B batch, H hidden size, K steps of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from econmt_ops.backends.protocol import Read
+from econmt_ops.backends.triton.pointwise import tanh
+
+_UNITS = 256
+"""Units of a row that a program takes at most."""
+
+_UNITS_OF_A_WARP = 128
+
+
+@triton.jit
+def _forward_kernel(
+    gates: tl.tensor,
+    before: tl.tensor,
+    after: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    read: tl.tensor,
+    residual: tl.tensor,
+    keep: tl.tensor,
+    scale: tl.tensor,
+    hidden: tl.tensor,
+    gates_row: tl.tensor,
+    before_row: tl.tensor,
+    after_row: tl.tensor,
+    first_row: tl.tensor,
+    second_row: tl.tensor,
+    read_row: tl.tensor,
+    residual_row: tl.tensor,
+    keep_row: tl.tensor,
+    UNITS: tl.constexpr,
+) -> None:
+    """One program: some units of a row. ``second``, ``read``, ``residual`` and ``keep`` may be None."""
+    row = tl.program_id(0).to(tl.int64)
+    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
+    inside = unit < hidden
+    sums = gates + row * gates_row + unit
+    i = tl.sigmoid(tl.load(sums, mask=inside).to(tl.float32))
+    f = tl.sigmoid(tl.load(sums + hidden, mask=inside).to(tl.float32))
+    g = tanh(tl.load(sums + 2 * hidden, mask=inside).to(tl.float32))
+    o = tl.sigmoid(tl.load(sums + 3 * hidden, mask=inside).to(tl.float32))
+    c = f * tl.load(before + row * before_row + unit, mask=inside) + i * g
+    tl.store(after + row * after_row + unit, c, mask=inside)
+    h = (o * tanh(c)).to(first.dtype.element_ty)
+    tl.store(first + row * first_row + unit, h, mask=inside)
+    if second is not None:
+        tl.store(second + row * second_row + unit, h, mask=inside)
+    if read is not None:
+        shown = h.to(tl.float32)
+        if residual is not None:
+            shown += tl.load(residual + row * residual_row + unit, mask=inside).to(tl.float32)
+        if keep is not None:
+            kept = tl.load(keep + row * keep_row + unit, mask=inside, other=0)
+            shown = tl.where(kept != 0, shown * scale, 0.0)
+        tl.store(read + row * read_row + unit, shown.to(read.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward_kernel(
+    gates: tl.tensor,
+    before: tl.tensor,
+    after: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    dc: tl.tensor,
+    dgates: tl.tensor,
+    hidden: tl.tensor,
+    gates_row: tl.tensor,
+    before_row: tl.tensor,
+    after_row: tl.tensor,
+    first_row: tl.tensor,
+    second_row: tl.tensor,
+    dc_row: tl.tensor,
+    dgates_row: tl.tensor,
+    UNITS: tl.constexpr,
+) -> None:
+    """One program: some units of a row. The gradient of h is ``first`` or, if it is not None, plus ``second``."""
+    row = tl.program_id(0).to(tl.int64)
+    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
+    inside = unit < hidden
+    sums = gates + row * gates_row + unit
+    i = tl.sigmoid(tl.load(sums, mask=inside).to(tl.float32))
+    f = tl.sigmoid(tl.load(sums + hidden, mask=inside).to(tl.float32))
+    g = tanh(tl.load(sums + 2 * hidden, mask=inside).to(tl.float32))
+    o = tl.sigmoid(tl.load(sums + 3 * hidden, mask=inside).to(tl.float32))
+    squashed = tanh(tl.load(after + row * after_row + unit, mask=inside))
+    dh = tl.load(first + row * first_row + unit, mask=inside).to(tl.float32)
+    if second is not None:
+        dh += tl.load(second + row * second_row + unit, mask=inside).to(tl.float32)
+    total = tl.load(dc + row * dc_row + unit, mask=inside) + dh * o * (1.0 - squashed * squashed)
+    earlier = tl.load(before + row * before_row + unit, mask=inside)
+    kind: tl.constexpr = dgates.dtype.element_ty
+    made = dgates + row * dgates_row + unit
+    tl.store(made, (total * g * i * (1.0 - i)).to(kind), mask=inside)
+    tl.store(made + hidden, (total * earlier * f * (1.0 - f)).to(kind), mask=inside)
+    tl.store(made + 2 * hidden, (total * i * (1.0 - g * g)).to(kind), mask=inside)
+    tl.store(made + 3 * hidden, (dh * squashed * o * (1.0 - o)).to(kind), mask=inside)
+    tl.store(dc + row * dc_row + unit, total * f, mask=inside)
+
+
+@triton.jit(do_not_specialize=["steps"])
+def _scan_kernel(
+    gates: tl.tensor,
+    start: tl.tensor,
+    cells: tl.tensor,
+    steps: tl.tensor,
+    hidden: tl.tensor,
+    gates_step: tl.tensor,
+    gates_row: tl.tensor,
+    start_row: tl.tensor,
+    cells_step: tl.tensor,
+    UNITS: tl.constexpr,
+) -> None:
+    """One program: some units of a row, through all steps. cells (K + 1, B, H), contiguous, are written."""
+    row = tl.program_id(0).to(tl.int64)
+    unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
+    inside = unit < hidden
+    c = tl.load(start + row * start_row + unit, mask=inside)
+    place = cells + row * hidden + unit
+    tl.store(place, c, mask=inside)
+    sums = gates + row * gates_row + unit
+    for _ in range(steps):
+        i = tl.sigmoid(tl.load(sums, mask=inside).to(tl.float32))
+        f = tl.sigmoid(tl.load(sums + hidden, mask=inside).to(tl.float32))
+        c = f * c + i * tanh(tl.load(sums + 2 * hidden, mask=inside).to(tl.float32))
+        sums += gates_step
+        place += cells_step
+        tl.store(place, c, mask=inside)
+
+
+def _division(rows: int, hidden: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """The grid of the cell's kernels, and what they are compiled with."""
+    units = min(_UNITS, triton.next_power_of_2(hidden))
+    warps = max(1, units // _UNITS_OF_A_WARP)
+    return (rows, triton.cdiv(hidden, units)), {"UNITS": units, "num_warps": warps}
+
+
+def row_stride(rows: Tensor | None) -> int:
+    """The distance between two rows of (R, N), whose last axis is contiguous; 0 for None."""
+    assert rows is None or (rows.dim() == 2 and (rows.stride(1) == 1 or rows.shape[1] == 1))
+    return 0 if rows is None else rows.stride(0)
+
+
+def forward(
+    gates: Tensor, before: Tensor, after: Tensor, h: Sequence[Tensor], read: Read | None = None
+) -> None:
+    """One step of an LSTM cell; see `econmt_ops.backends.protocol.StepKernels.cell_forward`. The gates are left."""
+    rows, hidden = before.shape
+    assert gates.shape == (rows, 4 * hidden)
+    second = h[1] if len(h) > 1 else None
+    if read is None:
+        # The layer above reads h itself: one more place for it in the same kernel.
+        h, read = h[:2], Read(h[2:])
+    shown = read.destinations[0] if read.destinations else None
+    keep = None if read.keep is None else read.keep.view(torch.int8)
+    grid, compiled_with = _division(rows, hidden)
+    tensors = (gates, before, after, h[0], second, shown, read.residual, keep)
+    strides = [row_stride(tensor) for tensor in tensors]
+    _forward_kernel[grid](*tensors, read.scale, hidden, *strides, **compiled_with)
+    for place in h[2:]:
+        place.copy_(h[0])
+    for place in read.destinations[1:]:
+        place.copy_(read.destinations[0])
+
+
+def backward(
+    gates: Tensor, before: Tensor, after: Tensor, dh: Sequence[Tensor], dc: Tensor, dgates: Tensor
+) -> None:
+    """One step back; see `econmt_ops.backends.protocol.StepKernels.cell_backward`. The gates are sums."""
+    rows, hidden = before.shape
+    assert gates.shape == dgates.shape == (rows, 4 * hidden)
+    assert 1 <= len(dh) <= 2
+    grid, compiled_with = _division(rows, hidden)
+    tensors = (gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
+    strides = [row_stride(tensor) for tensor in tensors]
+    _backward_kernel[grid](*tensors, hidden, *strides, **compiled_with)
+
+
+def scan(gates: Tensor, first: Tensor) -> Tensor:
+    """The cell states of a block; see `econmt_ops.backends.protocol.StepKernels.scan_cells`. The gates are sums."""
+    steps, rows, _ = gates.shape
+    hidden = first.shape[1]
+    assert gates.stride(2) == 1
+    cells = first.new_empty(steps + 1, rows, hidden)
+    grid, compiled_with = _division(rows, hidden)
+    strides = gates.stride(0), gates.stride(1), row_stride(first), rows * hidden
+    _scan_kernel[grid](gates, first, cells, steps, hidden, *strides, **compiled_with)
+    return cells

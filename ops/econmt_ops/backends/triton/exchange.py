@@ -1,0 +1,62 @@
+"""How the programs of one launch hand values to each other, step by step.
+
+A cooperative launch keeps all its programs on the device at once, so that they may wait for each other. What one wrote
+the others read from the L2 cache; a counter in memory says how many of a group have written. No wait is endless: a
+program that has waited some twenty milliseconds says so, waits no more, and goes on with NaN.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+COUNTER_STRIDE = tl.constexpr(32)
+"""Integers from one counter to the next: each has a cache line of its own."""
+
+SPINS = tl.constexpr(1 << 15)
+"""Looks at a counter, more than half a microsecond each, before a program gives up."""
+
+_WAIT = tl.constexpr("""{
+.reg .pred more;
+.reg .u32 seen, tries;
+mov.u32 tries, 0;
+again:
+ld.acquire.gpu.global.u32 seen, [$1];
+setp.lt.s32 more, seen, $2;
+add.u32 tries, tries, 1;
+setp.lt.and.u32 more, tries, $3, more;
+@more bra again;
+mov.u32 $0, seen;
+}""")
+
+
+_ARRIVE = tl.constexpr("""{
+.reg .pred first;
+.reg .u32 thread;
+mov.u32 thread, %tid.x;
+setp.eq.u32 first, thread, 0;
+@first red.release.gpu.global.add.u32 [$1], 1;
+mov.u32 $0, thread;
+}""")
+
+
+@triton.jit
+def arrive(counter):
+    """Adds one to the counter; who sees it also sees all that this program has stored before."""
+    tl.debug_barrier()
+    tl.inline_asm_elementwise(_ARRIVE, "=r,l", [counter.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def wait(counter, target, spins):
+    """Waits until the counter has reached the target.
+
+    Every thread looks for itself, which saves a barrier within the program.
+
+    Returns:
+        How often the next wait may look: ``spins``, or 0 once waiting was given up.
+    """
+    seen = tl.inline_asm_elementwise(
+        _WAIT, "=r,l,r,r", [counter.to(tl.int64), target, spins], dtype=tl.int32, is_pure=False, pack=1
+    )
+    return tl.where(seen < target, 0, spins)

@@ -1,0 +1,161 @@
+"""Random bits that depend on nothing but a seed and the number of an element: dropout's masks on a GPU.
+
+Philox 4x32-10 (Salmon, Moraes, Dror and Shaw 2011) with the seed as its key and the number of a group of eight elements
+as its counter gives 128 bits, 16 an element, the lower half of a word first. `econmt_ops.core.dropout` has the same in
+PyTorch, bit for bit, so that whoever needs a mask may make it where it is needed, or again, instead of keeping it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_GROUPS = 256
+"""Groups of eight elements that a program makes at once."""
+
+_POSITIONS = 8
+"""Positions that a program gives the same mask where positions share one."""
+
+
+@triton.jit
+def derive(seed, index):
+    """The seed of the index-th mask of a call: `econmt_ops.core.dropout.derive_seed`; a negative index: the seed."""
+    state = seed.to(tl.uint64) + (index + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB
+    return tl.where(index < 0, seed.to(tl.uint64), (state ^ (state >> 31)) >> 1)
+
+
+@triton.jit
+def _words(seed, group):
+    """The four words of groups of eight elements, int64."""
+    low = (group & 0xFFFFFFFF).to(tl.uint32)
+    high = (group >> 32).to(tl.uint32)
+    return tl.philox(seed, low, high, high * 0, high * 0)
+
+
+@triton.jit
+def keep(seed, element, threshold):
+    """Whether elements are kept.
+
+    Args:
+        seed: a number of 64 bits; of the index-th mask, that of `derive`.
+        element: numbers of elements, of 32 or 64 bits, not negative, in a block of any shape.
+        threshold: of 65,536; `econmt_ops.core.dropout.keep_threshold`.
+    """
+    element = element.to(tl.int64)
+    first, second, third, fourth = _words(seed, element >> 3)
+    place = (element & 7).to(tl.int32)
+    word = tl.where(place < 4, tl.where(place < 2, first, second), tl.where(place < 6, third, fourth))
+    bits = (word >> ((place & 1) * 16).to(tl.uint32)) & 0xFFFF
+    return bits.to(tl.int32) < threshold
+
+
+@triton.jit
+def _keep_groups(seed, group, threshold):
+    """Whether the elements (8 G,) of groups (G,), int64, are kept: `keep` with an eighth of its work."""
+    first, second, third, fourth = _words(seed, group)
+    words = tl.join(tl.join(first, third), tl.join(second, fourth))
+    halves = tl.join(words & 0xFFFF, words >> 16)
+    return tl.reshape(halves, (group.shape[0] * 8,)).to(tl.int32) < threshold
+
+
+@triton.jit(do_not_specialize=["index", "threshold"])
+def _mask_kernel(
+    seed_pointer,
+    index,
+    threshold,
+    mask,
+    elements,
+    GROUPS: tl.constexpr,
+):
+    """mask (N,) of bytes."""
+    seed = derive(tl.load(seed_pointer), index)
+    group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
+    element = tl.program_id(0).to(tl.int64) * (8 * GROUPS) + tl.arange(0, 8 * GROUPS)
+    kept = _keep_groups(seed, group, threshold)
+    tl.store(mask + element, kept.to(tl.int8), mask=element < elements)
+
+
+@triton.jit(do_not_specialize=["index", "threshold", "positions"])
+def _dropout_kernel(
+    seed_pointer,
+    index,
+    threshold,
+    scale,
+    values,
+    results,
+    positions,
+    width,
+    GROUPS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+):
+    """values and results (B, T, W); the mask is (B, 1, W). A program: groups of a row, some of its positions."""
+    seed = derive(tl.load(seed_pointer), index)
+    row = tl.program_id(2).to(tl.int64)
+    begin = row * width
+    first = begin // 8 + tl.program_id(0) * GROUPS
+    kept = _keep_groups(seed, first + tl.arange(0, GROUPS), threshold)
+    column = first * 8 - begin + tl.arange(0, 8 * GROUPS)
+    within = (column >= 0) & (column < width)
+    start = tl.program_id(1) * POSITIONS
+    for position in range(start, tl.minimum(start + POSITIONS, positions)):
+        place = (row * positions + position) * width + column
+        value = tl.load(values + place, mask=within, other=0.0)
+        dropped = tl.where(kept, value.to(tl.float32) * scale, 0.0).to(value.dtype)
+        tl.store(results + place, dropped, mask=within)
+
+
+def keep_mask(elements: int, seed: Tensor, index: int, threshold: int) -> Tensor:
+    """The bool mask (elements,); as `econmt_ops.core.dropout.keep_mask`.
+
+    Args:
+        elements: how many.
+        seed: a scalar int64 tensor on the device.
+        index: of the mask, or negative.
+        threshold: how many of 65,536 are kept.
+    """
+    mask = torch.empty(elements, dtype=torch.bool, device=seed.device)
+    if elements:
+        grid = (triton.cdiv(elements, 8 * _GROUPS),)
+        _mask_kernel[grid](seed, index, threshold, mask.view(torch.int8), elements, GROUPS=_GROUPS)
+    return mask
+
+
+def dropout(
+    values: Tensor, seed: Tensor, index: int, threshold: int, scale: float, variational: bool
+) -> Tensor:
+    """Dropout of values (B, T, ...) in one kernel, which makes the mask as it reads them.
+
+    Args:
+        values: (B, T, ...), of no more than 32 bits.
+        seed, index, threshold: as for `keep_mask`.
+        scale: what is kept is multiplied by it.
+        variational: the mask is (B, 1, ...).
+    """
+    values = values.contiguous()
+    results = torch.empty_like(values)
+    if not values.numel():
+        return results
+    rows, positions, width = 1, 1, values.numel()
+    if variational:
+        rows, positions = values.shape[:2]
+        width //= rows * positions
+    # One group more: that of a row's first elements may begin in the row before.
+    groups = min(_GROUPS, triton.next_power_of_2(width // 8 + 1))
+    grid = (triton.cdiv(width + 7, 8 * groups), triton.cdiv(positions, _POSITIONS), rows)
+    _dropout_kernel[grid](
+        seed,
+        index,
+        threshold,
+        scale,
+        values,
+        results,
+        positions,
+        width,
+        GROUPS=groups,
+        POSITIONS=_POSITIONS,
+    )
+    return results

@@ -1,0 +1,54 @@
+"""The scores of additive attention and their gradients, as pure functions that torch.compile can fuse.
+
+Shapes: B batch, S source positions, A attention size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LAYER_NORM_EPSILON = 1e-5
+
+
+def additive_forward(query: Tensor, keys: Tensor, score: Tensor) -> Tensor:
+    """score . tanh(query + keys_s), up to a constant that no softmax over s feels.
+
+    tanh x = 2 sigmoid(2 x) - 1, and the sum of -score is that constant; sigmoid is the cheaper function.
+
+    Args:
+        query: (B, A). keys: (B, S, A). score: (A,) in the accumulate type, in which all is computed.
+
+    Returns:
+        (B, S) in the accumulate type.
+    """
+    return torch.matmul(_halves(query, keys, score.dtype), score * 2)
+
+
+def _halves(query: Tensor, keys: Tensor, dtype: torch.dtype) -> Tensor:
+    """sigmoid(2 query + 2 keys_s), (B, S, A)."""
+    return torch.add((query.to(dtype) * 2).unsqueeze(1), keys, alpha=2).sigmoid_()
+
+
+def additive_backward(
+    query: Tensor, keys: Tensor, score: Tensor, de: Tensor, dkeys: Tensor, dscore: Tensor
+) -> Tensor:
+    """Backward of :func:`additive_forward`, the feature maps recomputed in one workspace (B, S, A).
+
+    With s = sigmoid(2 x): 1 - tanh^2 x = 4 (s - s^2), and as rows of ``de`` sum to zero, as gradients of a
+    softmax's scores do, sum de tanh x = 2 sum de s.
+
+    Args:
+        query: (B, A). keys: (B, S, A). score: (A,) in the accumulate type.
+        de: (B, S) gradient of the scores, in the accumulate type.
+        dkeys: (B, S, A) accumulates de_s (s - s^2), in place; the caller multiplies by 4 score, once for all steps.
+        dscore: (A,) accumulates sum de_s tanh, in place.
+
+    Returns:
+        The gradient of the query (B, A), in the accumulate type.
+    """
+    hidden = _halves(query, keys, score.dtype)
+    dscore.addmv_(hidden.view(-1, hidden.shape[2]).t(), de.reshape(-1), alpha=2)
+    hidden.addcmul_(hidden, hidden, value=-1)
+    dkeys.addcmul_(de.unsqueeze(2), hidden)
+    return torch.bmm(de.unsqueeze(1), hidden).squeeze(1) * (score * 4)

@@ -1,0 +1,117 @@
+"""The LSTM cell: the mathematics that every backend is held to.
+
+Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000. With the sums s = W x + U h + b, whose
+quarters belong to the gates i, f, g and o:
+
+    i, f, o = sigmoid(s)    g = tanh(s)         c' = f c + i g          h' = o tanh(c')
+
+    dc' += dh' o (1 - tanh^2 c')                dc = dc' f
+    di = dc' g i (1 - i)    df = dc' c f (1 - f)    dg = dc' i (1 - g^2)    do = dh' tanh(c') o (1 - o)
+
+B batch, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+Pointwise = Callable[[Tensor], Tensor]
+
+
+def activate(sums: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gates i, f, g and o, (..., H) each, of sums (..., 4H); ``tanh`` is what computes it."""
+    i, f, g, o = sums.chunk(4, -1)
+    return torch.sigmoid(i), torch.sigmoid(f), tanh(g), torch.sigmoid(o)
+
+
+def advance(gates: Sequence[Tensor], c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tensor, Tensor]:
+    """h and c after a step, (B, H) each, from i, f, g and o and the c before, (B, H) each."""
+    i, f, g, o = gates
+    c = f * c + i * g
+    return o * tanh(c), c
+
+
+def advance_back(
+    gates: Sequence[Tensor],
+    before: Tensor,
+    after: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+    tanh: Pointwise = torch.tanh,
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Backward of :func:`activate` and :func:`advance`.
+
+    Args:
+        gates: i, f, g and o, (B, H) each.
+        before, after: (B, H), c around the step.
+        dh, dc: (B, H), the gradients of h and c after the step.
+
+    Returns:
+        The gradients of the four quarters of the sums and of ``before``, (B, H) each.
+    """
+    i, f, g, o = gates
+    squashed = tanh(after)
+    total = dc + dh * o * (1.0 - squashed * squashed)
+    parts = (
+        total * g * i * (1.0 - i),
+        total * before * f * (1.0 - f),
+        total * i * (1.0 - g * g),
+        dh * squashed * o * (1.0 - o),
+    )
+    return parts, total * f
+
+
+def forward(sums: Tensor, c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tensor, Tensor]:
+    """One step from its sums.
+
+    Args:
+        sums: (B, 4H) in the compute type.
+        c: (B, H) in the accumulate type, in which all is computed.
+        tanh: what computes tanh.
+
+    Returns:
+        h in the compute type and c in the accumulate type, (B, H) each.
+    """
+    h, c = advance(activate(sums.to(c.dtype), tanh), c, tanh)
+    return h.to(sums.dtype), c
+
+
+class LSTMCell:
+    """The LSTM as a `econmt_ops.cells.protocol.Cell`, whose states are h and c."""
+
+    name = "lstm"
+    gates = 4
+    states = ("h", "c")
+
+    def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
+        """See `Cell`."""
+        return {"input": (4 * hidden, inputs), "hidden": (4 * hidden, hidden), "bias": (4 * hidden,)}
+
+    def operations(self, inputs: int, hidden: int) -> int:
+        """See `Cell`."""
+        return 2 * 4 * hidden * (inputs + hidden)
+
+    def forward(self, read: Tensor, recurrent: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """See `Cell`."""
+        return forward(read + recurrent, state[1])
+
+    def backward(
+        self,
+        read: Tensor,
+        recurrent: Tensor,
+        state: tuple[Tensor, ...],
+        after: tuple[Tensor, ...],
+        dafter: tuple[Tensor, ...],
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """See `Cell`; all of h's gradient flows through the recurrent product."""
+        (_, before), (_, c), (dh, dc) = state, after, dafter
+        gates = activate((read + recurrent).to(c.dtype))
+        parts, dbefore = advance_back(gates, before, c, dh.to(c.dtype), dc)
+        dsums = torch.cat(parts, -1).to(read.dtype)
+        return dsums, dsums, (torch.zeros_like(dh), dbefore)
+
+
+LSTM = LSTMCell()

@@ -1,0 +1,453 @@
+"""The LSTM on a GPU, a layer's recurrence in one launch: weights stay on the chip for all steps.
+
+The inputs' share of the gates is one product before the launch; the gradients of weights and inputs are a few large
+ones after it. What a level of the stash does not keep, gates and cell states, is made again by one product and a scan.
+Layers that no launch can serve (factorised, float64, IEEE float32, more than 1,024 units, a device too small) take
+their steps one by one, as in `recompute`.
+
+Shapes: D directions, B batch, T steps, I input size, H hidden. Inside, time comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt_ops.backends.triton import interpreted, serves, with_kernels
+from econmt_ops.core.chunks import reaches
+from econmt_ops.core.dropout import Seed
+from econmt_ops.core.dropout import dropout as drop_units
+from econmt_ops.core.lengths import padding_mask
+from econmt_ops.core.repeated import Inputs, Repeated, add_repeated, clean_rows, values_of
+from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
+from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.lstm import recompute
+
+if TYPE_CHECKING:
+    from econmt_ops.backends.triton.persistent import Partition
+
+_MOST_UNITS = 1024
+"""More take too much of the chip; they are left to implementations that are made for them."""
+
+TRAITS = with_kernels(
+    recompute.TRAITS, fastest_stash="attention", serves=lambda sizes, _: sizes["H"] <= _MOST_UNITS
+)
+
+
+class _Layer(NamedTuple):
+    """The arguments of a layer; lists have one entry a direction."""
+
+    inputs: Tensor
+    """(T, B, I); with places the distinct rows (N, I)."""
+    weights: list[Tensor]
+    """(4H, I), of any type: products are made in that of the inputs."""
+    recurrents: list[Tensor]
+    """(4H, H)"""
+    biases: list[Tensor]
+    """(4H,)"""
+    first_h: list[Tensor]
+    """(B, H), or nothing: the first state is zero."""
+    first_c: list[Tensor]
+    """(B, H) float32, or nothing."""
+    lengths: Tensor | None
+    """(B,)"""
+    places: Tensor | None
+    """(T, B), which row stands where."""
+    reverse: list[bool]
+    stash: str
+    products: str
+    """The type of the products in the recurrence, "bfloat16", "float16" or "float32"."""
+    together: str
+    """Whether two directions share a launch: "yes", "no" or "auto"."""
+
+
+class _Walked(NamedTuple):
+    """What a layer gives, and what it keeps for the backward pass; empty where the stash does not hold it."""
+
+    outputs: Tensor
+    """(T, B, D H)"""
+    last_h: Tensor
+    """(D, B, H)"""
+    last_c: Tensor
+    """(D, B, H) float32"""
+    cells: Tensor
+    """(D, T, B, H) float32, c before the step at each position."""
+    sums: Tensor
+    """(D, T, B, 4H), the gates before their nonlinearities."""
+
+
+def _sizes(layer: _Layer) -> tuple[int, int, int, int]:
+    """D, T, B and H."""
+    steps, batch = (layer.inputs if layer.places is None else layer.places).shape[:2]
+    return len(layer.recurrents), steps, batch, layer.recurrents[0].shape[1]
+
+
+def _empty(layer: _Layer, keep: bool) -> _Walked:
+    directions, steps, batch, hidden = _sizes(layer)
+    new = layer.inputs.new_empty
+    cells = steps if keep and reaches(layer.stash, "cells") else 0
+    sums = steps if keep and reaches(layer.stash, "gates") else 0
+    return _Walked(
+        new(steps, batch, directions * hidden),
+        new(directions, batch, hidden),
+        new(directions, batch, hidden, dtype=torch.float32),
+        new(directions, cells, batch, hidden, dtype=torch.float32),
+        new(directions, sums, batch, 4 * hidden),
+    )
+
+
+def _partition(layer: _Layer, back: bool) -> Partition:
+    from econmt_ops.backends.triton.persistent import limits_of, plan
+
+    directions, _, batch, hidden = _sizes(layer)
+    together = {"yes": True, "no": False, "auto": None}[layer.together]
+    products = getattr(torch, layer.products)
+    limits = limits_of(layer.inputs.device)
+    found = plan(batch, hidden, products, limits, back=back, directions=directions, together=together)
+    assert found is not None, "a layer that no launch can serve"
+    return found
+
+
+def _recurrents(layer: _Layer) -> Tensor:
+    """(D, 4H, H) in the type of the products."""
+    dtype = getattr(torch, layer.products)
+    return torch.stack([recurrent.to(dtype) for recurrent in layer.recurrents])
+
+
+def _first(layer: _Layer, given: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """A first state (D, B, H) as a new tensor."""
+    directions, _, batch, hidden = _sizes(layer)
+    if not given:
+        return layer.inputs.new_zeros(directions, batch, hidden, dtype=dtype)
+    return torch.stack([part.to(dtype) for part in given])
+
+
+def _rows(layer: _Layer) -> Tensor:
+    """What is multiplied with the input weights: the inputs (T B, I), zero in the padding, or the distinct rows."""
+    inputs = layer.inputs
+    if layer.places is None:
+        if layer.lengths is not None:
+            inputs = inputs.masked_fill(_padding(layer).unsqueeze(2), 0.0)
+        return inputs.reshape(-1, inputs.shape[2])
+    return clean_rows(inputs, layer.places, None if layer.lengths is None else _padding(layer))
+
+
+def _padding(layer: _Layer) -> Tensor:
+    """(T, B), True in the padding."""
+    assert layer.lengths is not None
+    _, steps, _, _ = _sizes(layer)
+    return padding_mask(layer.lengths, steps, layer.inputs.device).t()
+
+
+def _input_shares(layer: _Layer, rows: Tensor, sums: Tensor) -> None:
+    """Writes the inputs' share of the gates and, where a walk begins, that of the first h, to sums (D, T, B, 4H)."""
+    dtype = layer.inputs.dtype
+    parts = zip(sums.unbind(0), layer.weights, layer.biases, strict=True)
+    for share, weight, bias in parts:
+        flat = share.view(-1, share.shape[2])
+        if layer.places is None:
+            torch.addmm(bias.to(dtype), rows, weight.to(dtype).t(), out=flat)
+        else:
+            table = torch.addmm(bias.to(dtype), rows, weight.to(dtype).t())
+            torch.index_select(table, 0, layer.places.reshape(-1), out=flat)
+    for number, h in enumerate(layer.first_h):
+        at = _begins(layer, number)
+        sums[number][at] += h.to(dtype) @ layer.recurrents[number].to(dtype).t()
+
+
+def _begins(layer: _Layer, number: int) -> tuple[Tensor, Tensor] | int:
+    """The index, into (T, B), of the position of each row where a direction's walk begins."""
+    _, steps, batch, _ = _sizes(layer)
+    if not layer.reverse[number]:
+        return 0
+    if layer.lengths is None:
+        return steps - 1
+    rows = torch.arange(batch, device=layer.inputs.device)
+    return (layer.lengths - 1).clamp(min=0), rows
+
+
+def _neighbours(layer: _Layer, number: int, later: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of ``later`` (T, B, M) at all positions but a walk's first, and of ``before`` (T, B, N) one step earlier."""
+    if layer.reverse[number]:
+        later, before = later[:-1], before[1:]
+    else:
+        later, before = later[1:], before[:-1]
+    # Both are views: the steps and rows of a direction's outputs lie evenly apart.
+    return later.flatten(0, 1), before.flatten(0, 1)
+
+
+def _forward(layer: _Layer, keep: bool) -> _Walked:
+    from econmt_ops.backends.triton.persistent import walk_forward
+
+    directions, steps, batch, hidden = _sizes(layer)
+    last_h = _first(layer, layer.first_h, layer.inputs.dtype)
+    last_c = _first(layer, layer.first_c, torch.float32)
+    result = _empty(layer, keep)._replace(last_h=last_h, last_c=last_c)
+    kept = result.sums.shape[1] > 0
+    sums = result.sums if kept else result.sums.new_empty(directions, steps, batch, 4 * hidden)
+    # Padding may hold anything: no row's product is another's, and the walk does not look at it.
+    rows = layer.inputs.reshape(-1, layer.inputs.shape[-1])
+    _input_shares(layer, rows, sums)
+    walk_forward(
+        _partition(layer, back=False),
+        sums,
+        _recurrents(layer),
+        result.outputs,
+        result.cells if result.cells.shape[1] else None,
+        last_h,
+        last_c,
+        layer.lengths,
+        tuple(layer.reverse),
+        keep_sums=kept,
+    )
+    return result
+
+
+def _backward(layer: _Layer, result: _Walked, incoming: Incoming) -> Gradients:
+    from econmt_ops.backends.triton.persistent import walk_backward
+
+    rows = _rows(layer)
+    sums, cells = _kept(layer, result, rows)
+    dsums = torch.empty_like(sums) if reaches(layer.stash, "gates") else sums
+    doutputs = incoming["outputs"]
+    if doutputs is None:
+        doutputs = torch.zeros_like(result.outputs)
+    doutputs = doutputs if doutputs.stride(2) == 1 else doutputs.contiguous()
+    dlast_h = incoming["last_h"]
+    dlast_h = _first(layer, [], sums.dtype) if dlast_h is None else dlast_h.contiguous()
+    dc = incoming["last_c"]
+    dc = _first(layer, [], torch.float32) if dc is None else dc.clone(memory_format=torch.contiguous_format)
+    recurrents = _recurrents(layer)
+    partition = _partition(layer, back=True)
+    backwards = tuple(layer.reverse)
+    walk_backward(partition, sums, recurrents, cells, doutputs, dsums, dlast_h, dc, layer.lengths, backwards)
+    return {
+        **_gradients_of_recurrents(layer, result.outputs, dsums, dlast_h),
+        **_gradients_of_inputs(layer, rows, dsums),
+        "first_c": dc.unbind(0) if layer.first_c else [],
+    }
+
+
+def _kept(layer: _Layer, result: _Walked, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The gates before their nonlinearities and the cell states, as they were kept or made again."""
+    from econmt_ops.backends.triton.persistent import walk_cells
+
+    directions, steps, batch, hidden = _sizes(layer)
+    sums, cells = result.sums, result.cells
+    if not reaches(layer.stash, "gates"):
+        sums = sums.new_empty(directions, steps, batch, 4 * hidden)
+        _input_shares(layer, rows, sums)
+        for number, h in enumerate(result.outputs.chunk(directions, 2)):
+            later, before = _neighbours(layer, number, sums[number], h)
+            later.addmm_(before, layer.recurrents[number].to(before.dtype).t())
+    if not reaches(layer.stash, "cells"):
+        cells = cells.new_empty(directions, steps, batch, hidden)
+        first_c = _first(layer, layer.first_c, torch.float32)
+        walk_cells(sums, first_c, cells, layer.lengths, tuple(layer.reverse))
+    return sums, cells
+
+
+def _gradients_of_recurrents(layer: _Layer, outputs: Tensor, dsums: Tensor, dlast_h: Tensor) -> Gradients:
+    """Those of recurrent matrices, biases and first h."""
+    recurrents, biases, first_h = [], [], []
+    directions = len(layer.recurrents)
+    ones = dsums.new_ones(1, 1).expand(dsums[0, ..., 0].numel(), 1)
+    for number, (own, h) in enumerate(zip(dsums.unbind(0), outputs.chunk(directions, 2), strict=True)):
+        weight = layer.recurrents[number]
+        gradient = _outer(*_neighbours(layer, number, own, h), weight.dtype)
+        if layer.first_h:
+            begin = own[_begins(layer, number)]
+            gradient += _outer(begin, layer.first_h[number].to(own.dtype), weight.dtype)
+            dh = begin @ weight.to(own.dtype)
+            if layer.lengths is not None:
+                dh = torch.where((layer.lengths > 0).unsqueeze(1), dh, dlast_h[number].to(dh.dtype))
+            first_h.append(dh)
+        recurrents.append(gradient)
+        biases.append(_outer(ones, own.flatten(0, 1), weight.dtype).view(-1))
+    return {"recurrents": recurrents, "biases": biases, "first_h": first_h}
+
+
+def _gradients_of_inputs(layer: _Layer, rows: Tensor, dsums: Tensor) -> Gradients:
+    """Those of inputs and input matrices."""
+    weights = []
+    dinputs = torch.empty_like(rows)
+    for number, (own, weight) in enumerate(zip(dsums.flatten(1, 2).unbind(0), layer.weights, strict=True)):
+        if layer.places is not None:
+            total = own.new_zeros(len(rows), own.shape[1], dtype=torch.float32)
+            add_repeated(total, layer.places, dsums[number])
+            own = total.to(own.dtype)
+        weights.append(_outer(own, rows, weight.dtype))
+        if number == 0:
+            torch.mm(own, weight.to(own.dtype), out=dinputs)
+        else:
+            dinputs.addmm_(own, weight.to(own.dtype))
+    return {"inputs": dinputs.view(layer.inputs.shape), "weights": weights}
+
+
+def _outer(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """left^T right, of left (N, M) and right (N, K), in a type that is at least as wide: not rounded in between."""
+    if left.is_cuda and left.dtype != dtype == torch.float32:
+        product: Tensor = torch.mm(left.t(), right, out_dtype=torch.float32)
+        return product
+    return (left.t() @ right).to(dtype)
+
+
+def _saves(_layer: _Layer) -> set[str]:
+    """What the backward pass reads: the last states are nothing to it."""
+    return {*_Layer._fields, "outputs", "cells", "sums"}
+
+
+_operator = Operator(
+    "econmt_ops::persistent_lstm_layer",
+    _Layer,
+    _Walked,
+    forward=_forward,
+    fake=_empty,
+    backward=_backward,
+    saves=_saves,
+)
+
+
+def products_type(inputs: Tensor) -> torch.dtype | None:
+    """The type of the products in a layer's recurrence, or None if it is not served in this type or on this device.
+
+    Float32 is served where TF32 is allowed, with products in float16, which has TF32's precision in half its space;
+    gradients are scaled into its range. Where TF32 is not allowed, float32 has to be exact.
+    """
+    if inputs.dtype in (torch.bfloat16, torch.float16):
+        return inputs.dtype
+    if inputs.dtype != torch.float32:
+        return None
+    if interpreted():
+        return torch.float32
+    return torch.float16 if torch.backends.cuda.matmul.allow_tf32 else None
+
+
+def _products(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype | None:
+    """As `products_type`, and None too if no launch fits the device."""
+    from econmt_ops.backends.triton.persistent import limits_of, plan
+
+    values = values_of(inputs)
+    products = products_type(values)
+    if products is None or not all(isinstance(layer, LSTMWeights) for layer in layers):
+        return None
+    batch = len(inputs.places if isinstance(inputs, Repeated) else inputs)
+    limits = limits_of(values.device)
+    fits = (plan(batch, layers[0].hidden.shape[1], products, limits, back=back) for back in (False, True))
+    return products if all(partition is not None for partition in fits) else None
+
+
+def _steps(inputs: Inputs) -> str:
+    """The backend of layers that take their steps one by one."""
+    return "triton" if serves(values_of(inputs)) else "eager"
+
+
+def _run_layer(
+    inputs: Inputs,
+    layers: Sequence[AnyLSTMWeights],
+    state: Sequence[tuple[Tensor, Tensor]],
+    lengths: Tensor | None,
+    reverse: Sequence[bool],
+    stash: str,
+    products: torch.dtype,
+    together: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One layer: outputs (B, T, D H), and h and c (D, B, H) after each row's last step. No state: zeros."""
+    values = values_of(inputs)
+    if lengths is not None:
+        lengths = lengths.to(values.device, non_blocking=True)
+    result = _operator(
+        _Layer(
+            values if isinstance(inputs, Repeated) else values.transpose(0, 1),
+            [layer.input for layer in layers if isinstance(layer, LSTMWeights)],
+            [layer.hidden for layer in layers if isinstance(layer, LSTMWeights)],
+            [layer.bias for layer in layers],
+            [h for h, _ in state],
+            [c for _, c in state],
+            lengths,
+            inputs.places.t() if isinstance(inputs, Repeated) else None,
+            list(reverse),
+            stash,
+            str(products).removeprefix("torch."),
+            together,
+        )
+    )
+    return result.outputs.transpose(0, 1), result.last_h, result.last_c
+
+
+def lstm(
+    inputs: Inputs,
+    layers: tuple[AnyLSTMWeights, ...],
+    *,
+    state: LSTMState,
+    lengths: Tensor | None,
+    reverse: bool,
+    residual: bool,
+    dropout: float,
+    dropout_seed: Seed | None,
+    variational: bool,
+    from_zero: bool = False,
+    stash: str = "gates",
+) -> tuple[Tensor, LSTMState]:
+    """See `econmt_ops.lstm`; all arguments are given, checked and, but for the weights, cast.
+
+    ``from_zero``: all of ``state`` is zero.
+    """
+    products = _products(inputs, layers)
+    if products is None:
+        return recompute.lstm(
+            inputs,
+            layers,
+            state=state,
+            lengths=lengths,
+            reverse=reverse,
+            residual=residual,
+            dropout=dropout,
+            dropout_seed=dropout_seed,
+            variational=variational,
+            from_zero=from_zero,
+            stash=stash,
+            backend=_steps(inputs),
+        )
+    read = inputs
+    last: list[tuple[Tensor, Tensor]] = []
+    for number, layer in enumerate(layers):
+        if number > 0 and dropout > 0.0:
+            assert dropout_seed is not None
+            assert isinstance(read, Tensor)
+            read = drop_units(read, dropout, dropout_seed, variational, index=number)
+        first = [] if from_zero else [state[number]]
+        outputs, last_h, last_c = _run_layer(read, [layer], first, lengths, [reverse], stash, products)
+        last.append((last_h[0], last_c[0]))
+        if residual and number > 0:
+            assert isinstance(read, Tensor)
+            outputs = outputs + read
+        read = outputs
+    assert isinstance(read, Tensor)
+    return read, tuple(last)
+
+
+def bidirectional_lstm(
+    inputs: Inputs,
+    forward: AnyLSTMWeights,
+    backward: AnyLSTMWeights,
+    *,
+    lengths: Tensor | None,
+    stash: str = "gates",
+    together: str = "auto",
+) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+    """See `econmt_ops.bidirectional_lstm`; all arguments are checked and, but for the weights, cast.
+
+    ``together``: whether both directions share a launch, "yes", "no" or "auto".
+    """
+    layers = [forward, backward]
+    products = _products(inputs, layers)
+    if products is None:
+        return recompute.bidirectional_lstm(
+            inputs, forward, backward, lengths=lengths, stash=stash, backend=_steps(inputs)
+        )
+    outputs, h, c = _run_layer(inputs, layers, [], lengths, [False, True], stash, products, together)
+    return outputs, ((h[0], c[0]), (h[1], c[1]))

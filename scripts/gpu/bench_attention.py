@@ -1,0 +1,259 @@
+"""Attention and cell kernels on a GPU: checked against float64, then timed in CUDA graphs, one line a configuration.
+
+    python scripts/gpu/bench_attention.py
+    TRITON_INTERPRET=1 python scripts/gpu/bench_attention.py --batch 2 --size 16 --positions 20   # no GPU: checks only
+
+Microseconds are those of one launch out of 50 in a graph; of the sum over steps, of one launch for 50 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt_ops.backends.triton import attention, cells
+from econmt_ops.backends.triton.attention import Attention, Choice, KeyGradients
+
+STEPS = 50
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+CHOICES = {
+    torch.bfloat16: [Choice(16), Choice(8), Choice(16, 2), Choice(8, 2), Choice(4), Choice(8, gluon=False)],
+    torch.float32: [Choice(8), Choice(16, 2), Choice(8, 2), Choice(4), Choice(8, gluon=False)],
+}
+TIMED = [True]
+"""Whether launches are timed."""
+SUM_TILES = [(32, 64), (16, 64), (32, 32), (16, 128), (64, 32)]
+
+
+class Case(NamedTuple):
+    """One configuration."""
+
+    kind: str
+    dtype: torch.dtype
+    batch: int
+    size: int
+    positions: int
+    choice: Choice | None = None
+    tile: tuple[int, int] | None = None
+
+    def title(self) -> str:
+        """The left half of its line."""
+        how = self.tile if self.choice is None else tuple(self.choice)
+        return f"{self.kind:9} {str(self.dtype)[6:]:9} S {self.positions:3} {how!s:16}"
+
+
+def cases(batch: int, size: int, positions: list[int]) -> Iterator[Case]:
+    """All configurations."""
+    for dtype, choices in CHOICES.items():
+        for count in positions:
+            for choice in choices if DEVICE == "cuda" else choices[-1:]:
+                yield Case("additive", dtype, batch, size, count, choice)
+            for kind, choice in (
+                ("norm", Choice(8)),
+                ("norm", Choice(16, 2)),
+                ("dot", Choice(16)),
+                ("dot", Choice(8)),
+            ):
+                if DEVICE == "cuda":
+                    yield Case(kind, dtype, batch, size, count, choice)
+            for tile in SUM_TILES:
+                yield Case("sum", dtype, batch, size, count, tile=tile)
+        yield Case("cell", dtype, batch, size, 0)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    """The error of a result, by norms."""
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+def time_launches(launch: Callable[[], None], count: int) -> float:
+    """Microseconds of one of ``count`` launches in a graph, the best of five replays; nan without a GPU."""
+    if DEVICE == "cpu" or not TIMED[0]:
+        return float("nan")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            launch()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            launch()
+    found = []
+    for _ in range(6):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) * 1000 / count)
+    return min(found[1:])
+
+
+class Problem:
+    """The tensors of a case."""
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(0)
+        self.case = case
+        batch, size, positions, dtype = case.batch, case.size, case.positions, case.dtype
+
+        def draw(*shape: int, scale: float = 1.0) -> Tensor:
+            return (torch.randn(shape) * scale).to(DEVICE, dtype)
+
+        self.lengths = torch.randint(positions // 2, positions + 1, (batch,)).to(DEVICE)
+        self.padding = torch.arange(positions, device=DEVICE) >= self.lengths[:, None]
+        self.keys = draw(batch, positions, size).masked_fill(self.padding[..., None], 0.0)
+        self.values = draw(batch, positions, size).masked_fill(self.padding[..., None], 0.0)
+        self.score = None if case.kind == "dot" else (torch.randn(size) * 2 * size**-0.5).to(DEVICE)
+        self.norm = (1 + draw(size, scale=0.1), draw(size, scale=0.1)) if case.kind == "norm" else None
+        self.kernels = Attention(
+            self.keys, self.values, self.score, self.norm, size**-0.5, self.lengths, case.choice
+        )
+        self.both, self.doutput = draw(batch, 2 * size), draw(batch, size)
+
+    def reference(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """In float64: weights, output and the gradients of the query, of keys and of the score."""
+        size = self.case.size
+        query, keys = (tensor.double().requires_grad_() for tensor in (self.both[:, :size], self.keys))
+        score = None if self.score is None else self.score.double().requires_grad_()
+        if score is None:
+            scores = size**-0.5 * torch.einsum("ba,bsa->bs", query, keys)
+        else:
+            hidden = query.unsqueeze(1) + keys
+            if self.norm is not None:
+                gain, shift = (part.double() for part in self.norm)
+                hidden = torch.nn.functional.layer_norm(hidden, (size,), gain, shift)
+            scores = torch.tanh(hidden) @ score
+        weights = scores.masked_fill(self.padding, -1e9).softmax(1).masked_fill(self.padding, 0.0)
+        context = torch.einsum("bs,bsh->bh", weights, self.values.double())
+        output = torch.tanh(self.both[:, size:].double() + context)
+        leaves = [query, keys] if score is None else [query, keys, score]
+        return (
+            weights.detach(),
+            output.detach(),
+            list(torch.autograd.grad(output, leaves, self.doutput.double())),
+        )
+
+
+def run_attention(case: Case) -> str:
+    """Forward and backward."""
+    problem, size, batch = Problem(case), case.size, case.batch
+    both, kernels = problem.both, problem.kernels
+    exact_weights, exact_output, exact = problem.reference()
+    weights = both.new_empty(batch, case.positions)
+    output, dboth = torch.empty_like(problem.doutput), torch.empty_like(both)
+    dscores = torch.empty(batch, case.positions, device=DEVICE)
+
+    def forward() -> None:
+        kernels.forward(both[:, :size], both[:, size:], weights, [output])
+
+    forward()
+    context = torch.bmm(weights.unsqueeze(1), problem.values).squeeze(1)
+
+    def backward() -> None:
+        dquery, dshare = dboth[:, :size], dboth[:, size:]
+        kernels.backward(
+            both[:, :size], weights, context, output, [problem.doutput], None, dquery, dshare, dscores
+        )
+
+    backward()
+    errors = [
+        relative(weights, exact_weights),
+        relative(output, exact_output),
+        relative(dboth[:, :size], exact[0]),
+    ]
+    if problem.score is not None:
+        sums = KeyGradients(kernels)
+        sums.add(both[:, :size], dscores)
+        errors += [relative(sums.keys, exact[1]), relative(sums.vectors()[0], exact[2])]
+    times = [time_launches(launch, STEPS) for launch in (forward, backward)]
+    return f"us {times[0]:6.2f} {times[1]:6.2f}   errors " + " ".join(f"{error:.1e}" for error in errors)
+
+
+def run_sum(case: Case) -> str:
+    """The gradients that no step waits for, with another tile than the usual one."""
+    if case.tile is not None:
+        attention.SUM_ROWS, attention.SUM_WIDTH = case.tile[:1], case.tile[1]
+    problem = Problem(case)
+    steps = STEPS if DEVICE == "cuda" else 2
+    query = torch.randn(steps * case.batch, case.size).to(DEVICE, case.dtype)
+    dscores = torch.randn(steps * case.batch, case.positions).to(DEVICE)
+    sums = KeyGradients(problem.kernels)
+    sums.add(query, dscores)
+    hidden = torch.zeros(case.batch, case.positions, case.size, dtype=torch.float64, device=DEVICE)
+    for row, given in zip(query.split(case.batch), dscores.split(case.batch), strict=True):
+        t = torch.tanh(row.double().unsqueeze(1) + problem.keys.double())
+        hidden += given.double().unsqueeze(2) * (1 - t * t)
+    assert problem.score is not None
+    error = relative(sums.keys, hidden * problem.score.double())
+    return f"us {time_launches(lambda: sums.add(query, dscores), 3):6.1f}          errors {error:.1e}"
+
+
+def run_cell(case: Case) -> str:
+    """A step of an LSTM cell, forward and backward."""
+    batch, size, dtype = case.batch, case.size, case.dtype
+    gates = torch.randn(batch, 4 * size).to(DEVICE, dtype)
+    before = torch.randn(batch, size).to(DEVICE)
+    after, dc = torch.empty_like(before), torch.zeros_like(before)
+    h = [torch.empty(batch, 2 * size, dtype=dtype, device=DEVICE)[:, :size] for _ in range(2)]
+    dgates = torch.empty_like(gates)
+    leaves = [gates.double().requires_grad_(), before.double().requires_grad_()]
+    i, f, g, o = leaves[0].chunk(4, 1)
+    c = f.sigmoid() * leaves[1] + i.sigmoid() * g.tanh()
+    exact = o.sigmoid() * c.tanh()
+    cells.forward(gates, before, after, h)
+    cells.backward(gates, before, after, h, dc, dgates)
+    wanted = torch.autograd.grad(exact, leaves, 2 * h[0].double())
+    errors = relative(h[0], exact.detach()), relative(dgates, wanted[0]), relative(dc, wanted[1])
+    times = [
+        time_launches(lambda: cells.forward(gates, before, after, h), STEPS),
+        time_launches(lambda: cells.backward(gates, before, after, h, dc, dgates), STEPS),
+    ]
+    return f"us {times[0]:6.2f} {times[1]:6.2f}   errors " + " ".join(f"{error:.1e}" for error in errors)
+
+
+def run(case: Case) -> str:
+    """Check and time one case; what goes wrong is its result, so that the others are still timed."""
+    try:
+        return {"sum": run_sum, "cell": run_cell}.get(case.kind, run_attention)(case)
+    except (RuntimeError, ValueError, AssertionError, TypeError, AttributeError) as error:
+        return f"FAILED {type(error).__name__}: {str(error)[:200]}"
+
+
+def untimed() -> None:
+    """Launches are not timed in this process."""
+    TIMED[0] = False
+
+
+def main() -> None:
+    """Compile everything side by side in processes of their own, which fill Triton's cache; then time one by one."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--size", type=int, default=512)
+    parser.add_argument("--positions", type=int, nargs="+", default=[100, 50, 16])
+    parser.add_argument("--processes", type=int, default=12)
+    given = parser.parse_args()
+    todo = list(cases(given.batch, given.size, given.positions))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if DEVICE == "cuda":
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(given.processes, mp_context=context, initializer=untimed) as pool:
+            list(pool.map(run, todo, chunksize=-(-len(todo) // given.processes)))
+    print("case; us of forward and backward; errors of weights, output, dquery, dkeys, dscore", flush=True)
+    for case in todo:
+        print(case.title(), run(case), flush=True)
+
+
+if __name__ == "__main__":
+    main()

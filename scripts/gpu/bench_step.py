@@ -1,0 +1,206 @@
+"""Whole training steps on a GPU: econmt beside the same model in plain PyTorch, each in CUDA graphs, in turns.
+
+    python scripts/gpu/bench_step.py                              # both workloads, all precisions
+    python scripts/gpu/bench_step.py --only W2 --precision bfloat16 --variants plain auto
+
+W2 is Echo's model and batch (recipe iwslt, 128 x 100 x 100, every row full); W1 the multi30k recipe with batches of 64
+pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the rows shorter). Before its times count, the loss of
+each variant's first step is held to that of the first variant.
+
+Columns: target tokens a second (padding not counted), milliseconds a step, peak of what tensors take (graphs' pool in it)
+and of what the allocator has taken, MB of 10^6 bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import plain
+
+from econmt.data.batches import Batch
+from econmt.engine.graphs import GraphedStep
+from econmt.engine.precision import precision_of
+from econmt.engine.step import TrainingStep
+from econmt.model import Implementations
+from econmt.recipe import load_recipe
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
+
+DEVICE = torch.device("cuda")
+WORKLOADS = {
+    "W1": ("multi30k", [(64, 21, 22), (64, 10, 10), (64, 20, 17)], 6000, 6000, 0.5),
+    "W2": ("iwslt", [(128, 100, 100)], 17191, 7709, 1.0),
+}
+VARIANTS = ("plain", "reference", "recompute", "auto", "eager")
+PRECISIONS = ("bfloat16", "tf32", "float32")
+
+
+class Run(NamedTuple):
+    """A variant that is ready: enqueues a step on the n-th batch."""
+
+    step: Callable[[int], None]
+    loss: float
+    allocated: int
+    reserved: int
+
+
+def batches_of(task: TranslationTask, shapes: list[tuple[int, int, int]], full: float) -> list[Batch]:
+    """Random batches; a share ``full`` of the rows has all positions, the others 60 to 100 % of them."""
+    draw = torch.Generator().manual_seed(1)
+    found = []
+    for shape in shapes:
+        batch = task.example(Shape(*shape))
+        shorter = torch.rand(shape[0], generator=draw) >= full
+        shares = torch.where(shorter, 0.6 + 0.4 * torch.rand(shape[0], generator=draw), 1.0)
+        lengths = [(shares * positions).ceil().long() for positions in shape[1:]]
+        source, target = (
+            torch.arange(size)[None] < own[:, None] for size, own in zip(shape[1:], lengths, strict=True)
+        )
+        found.append(
+            replace(
+                batch,
+                source=batch.source * source,
+                source_lengths=lengths[0],
+                target_input=batch.target_input * target,
+                target_output=batch.target_output * target,
+                target_lengths=lengths[1],
+                source_tokens=int(source.sum()),
+                target_tokens=int(target.sum()),
+            )
+        )
+    return found
+
+
+def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision: str) -> Run:
+    """Builds and captures a variant; its memory is what was taken from here on."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    chosen = precision_of(precision, DEVICE)
+    torch.manual_seed(1)
+    if variant == "plain":
+        texts = [
+            plain.Text(
+                *(part.to(DEVICE) for part in (b.source, b.source_lengths, b.target_input, b.target_output))
+            )
+            for b in batches
+        ]
+        sizes = task.source_size, task.target_size
+        with chosen.products(DEVICE):
+            steps = [plain.CapturedStep(task.recipe, sizes, text, chosen.dtype) for text in texts]
+        steps[0]()
+        loss = float(steps[0].loss)
+        enqueue: Callable[[int], Any] = lambda number: steps[number]()  # noqa: E731
+    else:
+        model = task.build_model().to(DEVICE).train()
+        names = {"reference": "reference", "recompute": "recompute"}
+        wanted = names.get(variant, "auto")
+        implementations = Implementations(
+            **dict.fromkeys(("encoder", "decoder", "attention", "output"), wanted)
+        )
+        step = TrainingStep(task, model, chosen, implementations=implementations)
+        if variant == "eager":
+            on_device = [batch.to(DEVICE) for batch in batches]
+            tokens = [step.tokens([batch]) for batch in batches]
+            loss = float(step.run([on_device[0]], tokens[0]).loss) / batches[0].target_tokens
+            enqueue = lambda number: step.run([on_device[number]], tokens[number])  # noqa: E731
+        else:
+            graphed = GraphedStep(step, note=lambda line: print(f"  {variant}: {line}", flush=True))
+            for batch in sorted(batches, key=lambda each: -each.source.numel()):
+                graphed.capture(batch)
+            loss = float(graphed([batches[0]]).loss) / batches[0].target_tokens
+            enqueue = lambda number: graphed([batches[number]])  # noqa: E731
+    for number in range(len(batches)):
+        enqueue(number)
+    torch.cuda.synchronize()
+    return Run(
+        enqueue,
+        loss,
+        torch.cuda.max_memory_allocated() - before[0],
+        torch.cuda.max_memory_reserved() - before[1],
+    )
+
+
+def timed(runs: dict[str, Run], count: int, seconds: float) -> dict[str, float]:
+    """Seconds of a pass over all batches, each variant in turn; medians."""
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    deadline = time.perf_counter() + seconds * len(runs)
+    while time.perf_counter() < deadline or min(map(len, samples.values())) < 3:
+        for name, run in runs.items():
+            passes = max(1, 30 // count)
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _, number in itertools.product(range(passes), range(count)):
+                run.step(number)
+            torch.cuda.synchronize()
+            samples[name].append((time.perf_counter() - began) / passes)
+    return {name: sorted(found)[len(found) // 2] for name, found in samples.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"])
+    parser.add_argument("--seconds", type=float, default=2.0, help="of timing, a variant")
+    parser.add_argument("--json", type=Path, help="writes the rows there too")
+    given = parser.parse_args()
+    rows = []
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print(f"{'':4}{'precision':10}{'variant':11}{'tokens/s':>10}{'ms':>8}{'peak MB':>9}{'reserved':>9}  loss")
+    for name, precision in itertools.product(given.only, given.precision):
+        recipe_name, shapes, source, target, full = WORKLOADS[name]
+        task = TranslationTask(load_recipe(recipe_name), source, target)
+        torch.manual_seed(2)
+        batches = batches_of(task, shapes, full)
+        tokens = sum(batch.target_tokens for batch in batches)
+        runs: dict[str, Run] = {}
+        for variant in given.variants:
+            try:
+                runs[variant] = prepare(variant, task, batches, precision)
+            except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+                print(
+                    f"{name:4}{precision:10}{variant:11} failed: {str(error).strip().splitlines()[0][:90]}",
+                    flush=True,
+                )
+        for variant, seconds in timed(runs, len(batches), given.seconds).items():
+            run = runs[variant]
+            row = {
+                "workload": name,
+                "precision": precision,
+                "variant": variant,
+                "target tokens/s": tokens / seconds,
+                "milliseconds": 1e3 * seconds / len(batches),
+                "peak bytes": run.allocated,
+                "reserved bytes": run.reserved,
+                "loss": run.loss,
+            }
+            rows.append(row)
+            print(
+                f"{name:4}{precision:10}{variant:11}{tokens / seconds:10,.0f}{row['milliseconds']:8.2f}"
+                f"{run.allocated / 1e6:9,.0f}{run.reserved / 1e6:9,.0f}  {run.loss:.4f}",
+                flush=True,
+            )
+        runs.clear()
+        gc.collect()
+    if given.json is not None:
+        given.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Products with a weight that is laid out once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import econmt_ops
+from econmt_ops.core.gemm import LAYOUTS, Product, add_rows
+from econmt_ops.lstm import recompute
+from tests.ops.helpers import Make, assert_close, to, values_and_gradients
+from tests.ops.test_recompute import lstm_arguments
+
+TOLERANCES = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_product(layout: str, dtype: torch.dtype) -> None:
+    make = Make("cpu", dtype)
+    left, weight, bias = make(2, 3, 19), make(21, 19), make(21)
+    for given in (None, bias):
+        expected = left.double() @ weight.double().t() + (0 if given is None else given.double())
+        assert_close([Product(weight, given, layout)(left)], [expected], TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_share_is_added_or_given_back(layout: str, dtype: torch.dtype) -> None:
+    make = Make("cpu", dtype)
+    left, weight, start = make(3, 19), make(21, 19), make(3, 21)
+    total = start.clone()
+    share = Product(weight, None, layout).share(total, left)
+    assert share is None or torch.equal(total, start)
+    expected = start.double() + left.double() @ weight.double().t()
+    assert_close([total if share is None else total + share], [expected], 2 * TOLERANCES[dtype])
+
+
+def test_add_rows() -> None:
+    values = Make("cpu")(3, 4, 5)
+    assert_close([add_rows(values)], [values.sum((0, 1))], 1e-13)
+
+
+@pytest.mark.parametrize("calls", [1, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_columns_of_a_larger_matrix_are_laid_out_first(dtype: torch.dtype, calls: int) -> None:
+    # oneDNN would take a thousand times as long with them; of a strided bias it would add other numbers.
+    whole, left = torch.randn(6, 9).to(dtype), torch.randn(4, 5).to(dtype)
+    weight, bias = whole[:, 2:7], torch.randn(12).to(dtype)[::2]
+    product = Product(weight, bias, calls=calls)
+    laid_out = product._weight
+    assert laid_out.is_mkldnn or laid_out.is_contiguous() or laid_out.t().is_contiguous()
+    expected = left.double() @ weight.double().t() + bias.double()
+    assert_close([product(left)], [expected], 1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_layer_does_not_depend_on_the_layout(layout: str, dtype: torch.dtype) -> None:
+    tensors = to(dtype, lstm_arguments(Make("cpu")))
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    options = {"lengths": torch.tensor([4, 1, 2]), "reverse": False, "residual": True, "dropout": 0.0}
+    options |= {"dropout_seed": None, "variational": False}
+
+    def run(**given: object) -> object:
+        state = tuple((h, c.to(exact)) for h, c in given.pop("state"))  # type: ignore[attr-defined]
+        return recompute.lstm(**given, state=state, **options, stash="gates", layout=layout)  # type: ignore[arg-type]
+
+    values, gradients = values_and_gradients(
+        lambda **given: econmt_ops.lstm(**given, **options, implementation="reference"), tensors
+    )
+    found, found_gradients = values_and_gradients(run, tensors)
+    tolerance = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 8e-2}[dtype]
+    assert_close(found, values, tolerance)
+    assert_close(found_gradients, gradients, tolerance)

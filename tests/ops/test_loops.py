@@ -1,0 +1,248 @@
+"""What the loop of the attentional LSTM asks of a backend in a step, and what it does itself: its products."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
+from econmt_ops.attentional_lstm import recompute
+from econmt_ops.attentional_lstm.backward import Backward
+from econmt_ops.attentional_lstm.forward import Forward, Result
+from econmt_ops.attentional_lstm.problem import Arguments, Problem
+from econmt_ops.backends import BACKENDS
+from econmt_ops.backends.protocol import AttentionGradients, Read
+from tests.ops.helpers import Make
+
+LAYERS, BATCH, POSITIONS, HIDDEN, SIZE, WIDTH = 3, 2, 4, 5, 6, 7
+
+calls: Counter[str] = Counter()
+"""Of the backend, since it was cleared."""
+
+
+class NoAttention:
+    """Counts what is asked of an attention, and does nothing."""
+
+    def __init__(self, keys: Tensor, projected: Tensor, score: Tensor | None) -> None:
+        self.keys, self.projected, self.score = keys, projected, score
+
+    def forward(self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor) -> None:
+        calls["attention forward"] += 1
+        assert both.shape == (BATCH, self.keys.shape[2] + HIDDEN)
+        assert [output.shape for output in outputs] == [(BATCH, HIDDEN)] * 2
+        assert weights.shape == (BATCH, POSITIONS)
+
+    def weights_of(self, queries: Tensor) -> Tensor:
+        calls["weights"] += 1
+        return queries.new_zeros(*queries.shape[:2], POSITIONS)
+
+    def backward(
+        self,
+        query: Tensor,
+        context: Tensor,
+        weights: Tensor,
+        output: Tensor,
+        doutputs: Sequence[Tensor],
+        dweights: Tensor | None,
+        dboth: Tensor,
+        dscores: Tensor,
+    ) -> None:
+        calls["attention backward"] += 1
+        assert all(part.stride(1) == 1 for part in (query, context, weights, output, *doutputs, dboth))
+        assert dweights is None
+        assert dscores.shape == (BATCH, POSITIONS)
+
+    def sum_block(self, queries: Tensor, weights: Tensor, dboth: Tensor, dscores: Tensor) -> None:
+        calls["sums"] += 1
+        assert queries.is_contiguous()
+        assert dboth.is_contiguous()
+
+    def gradients(self) -> AttentionGradients:
+        score = None if self.score is None else torch.zeros_like(self.score)
+        return AttentionGradients(torch.zeros_like(self.keys), torch.zeros_like(self.projected), score, None)
+
+
+class NoSteps:
+    """Counts what is asked of a backend, and does nothing."""
+
+    def __init__(self, like: Tensor) -> None:
+        assert like.shape[-1] == WIDTH
+
+    def cell_forward(
+        self,
+        gates: Tensor,
+        before: Tensor,
+        after: Tensor,
+        h: Sequence[Tensor],
+        *,
+        keep: bool,
+        recurrent: Tensor | None = None,
+        read: Read | None = None,
+    ) -> None:
+        calls["cell forward"] += 1
+        assert recurrent is None
+        assert gates.shape == (BATCH, 4 * HIDDEN)
+        written = [*h, *(() if read is None else read.destinations)]
+        assert all(part.shape == (BATCH, HIDDEN) and part.stride(1) == 1 for part in written)
+
+    def prepare_gates(self, gates: Tensor) -> Tensor:
+        calls["prepare"] += 1
+        return gates
+
+    def scan_cells(self, gates: Tensor, first: Tensor) -> Tensor:
+        calls["scan"] += 1
+        return first.new_zeros(len(gates) + 1, *first.shape)
+
+    def cell_backward(
+        self, gates: Tensor, before: Tensor, after: Tensor, dh: Sequence[Tensor], dc: Tensor, dgates: Tensor
+    ) -> None:
+        calls["cell backward"] += 1
+        assert len(dh) == 2
+
+    def attention(
+        self,
+        keys: Tensor,
+        projected: Tensor,
+        score: Tensor | None,
+        norm: tuple[Tensor, Tensor] | None,
+        scale: float,
+        lengths: Tensor | None,
+    ) -> NoAttention:
+        assert norm is None
+        return NoAttention(keys, projected, score)
+
+
+VIEWS = {"view", "slice", "select", "t", "transpose", "unsqueeze", "squeeze", "unbind", "expand", "detach"}
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that do something with memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in VIEWS:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def arguments(steps: int, stash: str, query: bool) -> Arguments:
+    make = Make("cpu", torch.float32)
+    layers = make.layers(WIDTH + HIDDEN, HIDDEN, LAYERS)
+    state = make.state(BATCH, HIDDEN, LAYERS)
+    size = SIZE if query else HIDDEN
+    return Arguments(
+        inputs=make(BATCH, steps, WIDTH),
+        keys=make(BATCH, POSITIONS, size),
+        values=make(BATCH, POSITIONS, 3),
+        input_weights=[layer.input for layer in layers],
+        hidden_weights=[layer.hidden for layer in layers],
+        biases=[layer.bias for layer in layers],
+        query=make(SIZE, HIDDEN) if query else None,
+        score=make(size),
+        combine=make(HIDDEN, HIDDEN + 3),
+        combine_bias=make(HIDDEN),
+        gain=None,
+        shift=None,
+        lengths=None,
+        places=None,
+        first_h=[h for h, _ in state],
+        first_c=[c for _, c in state],
+        first_output=make(BATCH, HIDDEN),
+        residual=False,
+        dropout=0.0,
+        seed=0,
+        device_seed=None,
+        variational=False,
+        scale=1.0,
+        stash=stash,
+        backend="toy",
+    )
+
+
+def both_passes(steps: int, stash: str, query: bool) -> tuple[Counter[str], Counter[str]]:
+    """What the backend is asked in the passes of a call of one block, and the operators that the loop runs itself."""
+    given = arguments(steps, stash, query)
+    calls.clear()
+    with torch.no_grad(), Operators() as operators:
+        result = Forward(Problem(given), True).run()
+        incoming = dict.fromkeys(Result._fields, None) | {"outputs": torch.zeros_like(result.outputs)}
+        kept = result if stash != "outputs" else result._replace(attention=None)
+        Backward(Problem(given), kept, incoming).run()
+    return Counter(calls), operators.counts
+
+
+@pytest.mark.parametrize("query", [True, False])
+@pytest.mark.parametrize("stash", ["outputs", "attention", "cells", "gates"])
+def test_a_step_is_a_product_and_a_cell_each_layer_and_an_attention(
+    stash: str, query: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BACKENDS, "toy", f"{__name__}:NoSteps")
+    few, more = both_passes(5, stash, query), both_passes(6, stash, query)
+    wanted = {
+        "cell forward": LAYERS,
+        "attention forward": 1,
+        "cell backward": LAYERS,
+        "attention backward": 1,
+    }
+    assert more[0] - few[0] == wanted
+    # One more product for the query and the stack's share of o, and one back; without a query the gradient of the
+    # stack's output comes from two sides, which are added by the product.
+    assert sum((more[1] - few[1]).values()) == 2 * (LAYERS + 1)
+    assert set(more[1] - few[1]) <= {"mm", "addmm", "addmm_"}
+    assert not few[1] - more[1]
+
+
+@pytest.mark.parametrize("stash", ["outputs", "attention", "cells", "gates"])
+def test_what_a_block_makes_again(stash: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "toy", f"{__name__}:NoSteps")
+    asked, _ = both_passes(5, stash, True)
+    assert asked["sums"] == 1
+    assert asked["weights"] == (stash == "outputs")
+    assert asked["scan"] == (LAYERS if stash in ("outputs", "attention") else 0)
+    assert asked["prepare"] == (0 if stash == "gates" else LAYERS)
+
+
+def test_every_stash_gives_the_same() -> None:
+    """Outputs to the bit, and gradients: what the backward pass makes again is what the forward pass had."""
+    make = Make("cpu", torch.float32)
+    weights = AttentionalLSTMWeights(
+        make.layers(WIDTH + HIDDEN, HIDDEN, 2), make(SIZE, HIDDEN), make(SIZE), make(HIDDEN, HIDDEN + 3), None
+    )
+    inputs = make(BATCH, 5, WIDTH).requires_grad_()
+    keys, values = make(BATCH, POSITIONS, SIZE), make(BATCH, POSITIONS, 3)
+    state = AttentionalLSTMState(make.state(BATCH, HIDDEN, 2), make(BATCH, HIDDEN))
+    found = []
+    for stash in ("outputs", "attention", "cells", "gates"):
+        outputs, attention, _ = recompute.attentional_lstm(
+            inputs,
+            keys,
+            values,
+            weights,
+            lengths=torch.tensor([4, 2]),
+            state=state,
+            input_feeding=True,
+            residual=True,
+            dropout=0.3,
+            dropout_seed=torch.tensor(7),
+            variational=False,
+            layer_norm=None,
+            scale=1.0,
+            stash=stash,
+        )
+        (gradient,) = torch.autograd.grad(outputs.sum() + attention.square().sum(), inputs)
+        found.append((outputs, attention, gradient))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-6, atol=1e-6)
+    assert all(other[0].equal(found[0][0]) for other in found)

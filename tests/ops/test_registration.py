@@ -1,0 +1,170 @@
+"""OperatorSchema and Operator: what follows from a NamedTuple of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt_ops.dispatch.registration import Incoming, Operator, OperatorSchema
+
+
+class Arguments(NamedTuple):
+    first: Tensor
+    others: list[Tensor]
+    bias: Tensor | None
+    places: Tensor | None
+    scale: float
+    number: int
+    flip: list[bool]
+    text: str
+    doubled: bool
+
+
+class Results(NamedTuple):
+    total: Tensor
+    squares: Tensor
+
+
+def _forward(call: Arguments, keep: bool) -> Results:
+    total = call.first * call.scale
+    for other, flip in zip(call.others, call.flip, strict=True):
+        total = total - other if flip else total + other
+    if call.bias is not None:
+        total = total + call.bias
+    if call.places is not None:
+        total = total[call.places]
+    total = total * 2 if call.doubled else total.clone()
+    return Results(total, call.first.square() if keep else call.first.new_empty(0))
+
+
+def _fake(call: Arguments, keep: bool) -> Results:
+    rows = len(call.first) if call.places is None else len(call.places)
+    return Results(
+        call.first.new_empty(rows, *call.first.shape[1:]),
+        call.first.new_empty(call.first.shape if keep else (0,)),
+    )
+
+
+def _backward(call: Arguments, results: Results, incoming: Incoming) -> dict[str, Any]:
+    assert results.squares.shape == call.first.shape
+    dtotal, given, dsquares = torch.zeros_like(call.first), incoming["total"], incoming["squares"]
+    if given is not None:
+        places = torch.arange(len(given)) if call.places is None else call.places
+        dtotal.index_add_(0, places, given, alpha=2 if call.doubled else 1)
+    more = 0 if dsquares is None else 2 * call.first * dsquares
+    return {
+        "first": dtotal * call.scale + more,
+        "others": [-dtotal if flip else dtotal for flip in call.flip],  # one tensor twice: it must be copied
+        "bias": dtotal.sum(0),
+    }
+
+
+def _saves(call: Arguments) -> Collection[str]:
+    return ("first", "others", "bias", "squares") if call.places is None else (*Arguments._fields, "squares")
+
+
+_sum = Operator(
+    "econmt_ops_test::sum", Arguments, Results, forward=_forward, fake=_fake, backward=_backward, saves=_saves
+)
+
+
+def _arguments(places: bool = False, bias: bool = True, dtype: torch.dtype = torch.float64) -> Arguments:
+    torch.manual_seed(0)
+
+    def leaf(*size: int) -> Tensor:
+        return torch.randn(*size, dtype=dtype, requires_grad=True)
+
+    return Arguments(
+        leaf(3, 2),
+        [leaf(3, 2), leaf(3, 2), leaf(3, 2)],
+        leaf(2) if bias else None,
+        torch.tensor([2, 0, 2, 1]) if places else None,
+        0.5,
+        7,
+        [False, True, False],
+        "text",
+        True,
+    )
+
+
+def test_schema_names_kinds_and_order() -> None:
+    schema = OperatorSchema(Arguments)
+    assert schema.text == (
+        "Tensor first, Tensor[] others, Tensor? bias, Tensor? places, float scale, int number, bool[] flip, "
+        "str text, bool doubled"
+    )
+    call = _arguments(places=True, bias=False)
+    flat = schema.tensors(call)
+    assert [name for name, _ in schema.named_tensors(call)] == ["first", *["others"] * 3, "bias", "places"]
+    assert flat[4] is None
+    assert [id(part) for part in schema.differentiable(call)] == [id(part) for part in flat[:4]]
+    rebuilt = schema.make(schema.with_tensors(call, flat))
+    assert rebuilt.others == call.others
+    assert rebuilt[4:] == call[4:]
+    assert schema.with_tensors(call, range(6), rest=False) == [0, [1, 2, 3], 4, 5, *[None] * 5]
+
+
+def test_schema_refuses_what_no_operator_takes() -> None:
+    class Wrong(NamedTuple):
+        sizes: tuple[int, ...]
+
+    with pytest.raises(TypeError, match="Wrong: no operator can take sizes"):
+        OperatorSchema(Wrong)
+
+
+@pytest.mark.parametrize("places", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_operator_is_differentiable_in_every_tensor(places: bool, bias: bool) -> None:
+    call = _arguments(places, bias)
+    leaves = _sum.schema.differentiable(call)
+
+    def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        left = iter(tensors)
+        flat = [
+            next(left) if part is not None and part.requires_grad else part
+            for part in _sum.schema.tensors(call)
+        ]
+        return tuple(_sum(_sum.schema.make(_sum.schema.with_tensors(call, flat))))
+
+    torch.autograd.gradcheck(run, leaves)
+
+
+@pytest.mark.parametrize("places", [False, True])
+def test_operators_pass_opcheck(places: bool) -> None:
+    call = _arguments(places)
+    torch.library.opcheck(_sum.forward, (*call, True))
+    with torch.no_grad():
+        results = _sum(call)
+        incoming = (torch.ones_like(results.total), None)
+        torch.library.opcheck(_sum.backward, (*incoming, None, call.first.square(), *call))
+
+
+def test_nothing_is_kept_without_gradients() -> None:
+    call = _arguments()
+    with torch.no_grad():
+        assert _sum(call).squares.numel() == 0
+    assert _sum(call).squares.shape == (3, 2)
+
+
+def test_gradients_have_the_types_of_their_arguments() -> None:
+    call = _arguments()
+    call = call._replace(bias=torch.zeros(2, dtype=torch.float32, requires_grad=True))
+    _sum(call).total.sum().backward()
+    assert call.bias is not None
+    assert call.bias.grad is not None
+    assert call.bias.grad.dtype == torch.float32
+    assert call.first.grad is not None
+    assert call.first.grad.dtype == torch.float64
+
+
+def test_a_gradient_that_is_missing_is_noticed() -> None:
+    schema = OperatorSchema(Arguments)
+    call = _arguments()
+    with pytest.raises(AssertionError, match="no gradient of bias"):
+        schema.in_order(call, {"first": call.first, "others": call.others})
+    with pytest.raises(ValueError, match="zip"):
+        schema.in_order(call, {"first": call.first, "others": call.others[:2], "bias": call.bias})

@@ -1,0 +1,118 @@
+"""Compiles kernels for GPUs that this machine does not have, by the calls that would launch them there.
+
+Run as a program, in a process of its own, because there the interpreter is off:
+
+    python compiling.py CAPABILITY        for example 90
+
+prints a JSON object: for each call of `calls` the registers, the bytes of stack and of shared memory of each kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from econmt_ops.backends.triton import cells
+from econmt_ops.backends.triton.attention import Attention, KeyGradients
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def compile_only(capability: int) -> list[Any]:
+    """From now on a launch compiles its kernel for that capability and does no more; returns what has been compiled."""
+    driver.set_active(
+        SimpleNamespace(
+            get_current_device=lambda: 0,
+            get_current_stream=lambda _device: 0,
+            get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        )
+    )
+    compiled: list[Any] = []
+    run = JITFunction.run
+
+    def warm_up(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        compiled.append(run(self, *arguments, grid=grid, warmup=True, **options))
+
+    JITFunction.run = warm_up
+    return compiled
+
+
+def resources(kernel: Any) -> dict[str, int]:
+    """What a compiled kernel takes of a multiprocessor."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        found = subprocess.run(
+            [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", found)}
+    return {"registers": usage["REG"], "stack": usage["STACK"], "shared": kernel.metadata.shared}
+
+
+def calls() -> dict[str, Callable[[], None]]:
+    """Launches by name."""
+    found: dict[str, Callable[[], None]] = {}
+    for size in 512, 1024:
+        for dtype in torch.bfloat16, torch.float32:
+            for kind in (
+                ("additive", "norm", "dot") if (size, dtype) == (512, torch.bfloat16) else ("additive",)
+            ):
+                found[f"{kind} {size} {str(dtype)[6:]}"] = lambda args=(size, dtype, kind): attend(*args)
+    found["additive 300 bfloat16"] = lambda: attend(300, torch.bfloat16, "additive")
+    found["cell 512 bfloat16"] = lambda: step(512, torch.bfloat16)
+    return found
+
+
+def attend(size: int, dtype: torch.dtype, kind: str) -> None:
+    """Forward, backward and the sum over steps; 16 positions, so that nothing is cut down for being short."""
+    batch, positions = 16, 100
+    keys = torch.zeros(batch, positions, size, dtype=dtype)
+    score = None if kind == "dot" else torch.zeros(size)
+    norm = (torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)) if kind == "norm" else None
+    kernels = Attention(keys, keys, score, norm, 1.0, torch.zeros(batch, dtype=torch.int64))
+    both, output = torch.zeros(batch, 2 * size, dtype=dtype), torch.zeros(batch, size, dtype=dtype)
+    weights, dscores = torch.zeros(batch, positions, dtype=dtype), torch.zeros(batch, positions)
+    query, share = both[:, :size], both[:, size:]
+    kernels.forward(query, share, weights, [output, output])
+    kernels.backward(query, weights, output, output, [output, output], None, query, share, dscores)
+    if score is not None:
+        KeyGradients(kernels).add(query, dscores)
+
+
+def step(size: int, dtype: torch.dtype) -> None:
+    """A cell, forward and back, and the states of a block."""
+    gates, c, h = (
+        torch.zeros(16, 4 * size, dtype=dtype),
+        torch.zeros(16, size),
+        torch.zeros(16, size, dtype=dtype),
+    )
+    cells.forward(gates, c, c, [h, h])
+    cells.backward(gates, c, c, [h, h], c, gates)
+    cells.scan(gates.unsqueeze(0), c)
+
+
+def main() -> None:
+    compiled = compile_only(int(sys.argv[1]))
+    found = {}
+    for name, call in calls().items():
+        compiled.clear()
+        call()
+        found[name] = [resources(kernel) for kernel in compiled]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

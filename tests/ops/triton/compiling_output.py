@@ -1,0 +1,56 @@
+"""As compiling.py, for the kernels of the output layer, of dropout, look-ups and reversal.
+
+python -m tests.ops.triton.compiling_output CAPABILITY
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+
+from econmt_ops.backends.triton import cross_entropy, embedding, random, reversal
+from tests.ops.triton.compiling import compile_only, resources
+
+
+def losses(dtype: torch.dtype, vocabulary: int) -> None:
+    """With label smoothing and gradients; rows as `walk` pads them."""
+    stride = -(-vocabulary // 64) * 64
+    logits, values = torch.zeros(2, stride, dtype=dtype), torch.zeros(2)
+    targets = torch.zeros(2, dtype=torch.int64)
+    cross_entropy._make_losses(logits, vocabulary, targets, values, None, 0.1, -100, True)
+
+
+def calls() -> dict[str, Callable[[], object]]:
+    """Launches by name."""
+    rows, lengths = torch.zeros(2, 16, 512, dtype=torch.bfloat16), torch.ones(2, dtype=torch.int64)
+    seed = torch.zeros((), dtype=torch.int64)
+    return {
+        "losses bfloat16": lambda: losses(torch.bfloat16, 32_000),
+        "losses float32": lambda: losses(torch.float32, 32_000),
+        "losses of an odd vocabulary": lambda: losses(torch.bfloat16, 7709),
+        "bias": lambda: cross_entropy._add_rows(torch.zeros(32_000), rows.view(1, -1)[:, :16_384], False),
+        "mask": lambda: random.keep_mask(1 << 20, seed, 1, 50_000),
+        "dropout bfloat16": lambda: random.dropout(rows, seed, 1, 50_000, 1.25, False),
+        "dropout float32": lambda: random.dropout(rows.float(), seed, 1, 50_000, 1.25, True),
+        "look-up": lambda: embedding.gradient(rows.float(), torch.zeros(2, 16, dtype=torch.int64), 32_000, 0),
+        "reversal": lambda: reversal.reverse(rows, lengths),
+    }
+
+
+def main() -> None:
+    """Prints what each kernel takes."""
+    compiled = compile_only(int(sys.argv[1]))
+    found = {}
+    for name, call in calls().items():
+        compiled.clear()
+        call()
+        (kernel,) = compiled
+        found[name] = resources(kernel)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Kernels run on the GPU if there is one, and else in Triton's interpreter, which has to be on when they are imported."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _let_numbers_be_indices() -> None:
+    """Loop bounds that a kernel is given: the interpreter holds them as arrays of one, which numpy 2.4 makes no int of."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
+
+
+def _import_interpreted() -> None:
+    assert "triton" not in sys.modules, "triton was imported before its interpreter could be turned on"
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        _let_numbers_be_indices()
+        package = importlib.import_module("econmt_ops.backends.triton")
+        for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+            importlib.import_module(module.name)
+    finally:
+        del os.environ["TRITON_INTERPRET"]
+
+
+if DEVICE == "cpu":
+    _import_interpreted()
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the tests here the kernels are available; to all others in the same process they are not."""
+    if DEVICE == "cpu":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def device() -> str:
+    """Where the kernels run."""
+    return DEVICE

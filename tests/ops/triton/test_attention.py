@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops.backends.triton.attention import Attention, KeyGradients
+
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+# batch, positions, attention size, width of the values
+TYPED_SIZES = [
+    ((1, 1, 5, 17), torch.float32),
+    ((3, 3, 33, 12), torch.float32),
+    ((2, 130, 12, 33), torch.float32),
+    ((3, 40, 64, 16), torch.bfloat16),
+    ((2, 20, 16, 16), torch.float16),
+]
+KINDS = ["additive", "norm", "dot"]
+
+
+def rows(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Random rows, each a slice of a longer row of NaN."""
+    longer = torch.full((*shape[:-1], shape[-1] + 3), torch.nan, dtype=dtype, device=device)
+    longer[..., : shape[-1]] = torch.randn(shape, dtype=torch.float64).to(dtype)
+    return longer[..., : shape[-1]]
+
+
+def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
+    return rows(*shape, dtype=dtype, device=device).fill_(torch.nan)
+
+
+class Case:
+    """An attention with its operands, and the same in float64."""
+
+    def __init__(
+        self,
+        kind: str,
+        size: tuple[int, int, int, int],
+        dtype: torch.dtype,
+        device: str,
+        lengths: bool = True,
+    ) -> None:
+        torch.manual_seed(sum(size))
+        batch, positions, attention, hidden = self.size = size
+        self.dtype, self.device = dtype, device
+
+        def draw(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.randn(shape, dtype=torch.float64).to(dtype).to(device)
+
+        self.keys, self.values = draw(batch, positions, attention), draw(batch, positions, hidden)
+        self.lengths = None
+        self.padding = torch.zeros(batch, positions, dtype=torch.bool, device=device)
+        if lengths:
+            self.lengths = torch.tensor([positions, 0, positions // 2][:batch], device=device)
+            self.padding = torch.arange(positions, device=device) >= self.lengths[:, None]
+            for tensor in self.keys, self.values:
+                tensor[self.padding] = 0.0
+        self.score = None if kind == "dot" else draw(attention, dtype=torch.float32)
+        self.norm = (draw(attention), draw(attention)) if kind == "norm" else None
+        self.scale = 0.7
+        self.kernels = Attention(self.keys, self.values, self.score, self.norm, self.scale, self.lengths)
+        exact = [self.keys, self.values, self.score, *(self.norm or ())]
+        self.leaves = [leaf.double().requires_grad_() for leaf in exact if leaf is not None]
+
+    def reference(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (T, B, S) and contexts (T, B, H) of queries (T, B, A)."""
+        keys, values, *rest = self.leaves
+        if self.score is None:
+            scores = self.scale * torch.einsum("tba,bsa->tbs", query, keys)
+        else:
+            hidden = query.unsqueeze(2) + keys
+            if self.norm is not None:
+                hidden = functional.layer_norm(hidden, hidden.shape[3:], rest[1], rest[2], 1e-5)
+            scores = torch.tanh(hidden) @ rest[0]
+        weights = scores.masked_fill(self.padding, -1e9).softmax(2).masked_fill(self.padding, 0.0)
+        return weights, torch.einsum("tbs,bsh->tbh", weights, values)
+
+    def close(self, found: Tensor, expected: Tensor, name: str) -> None:
+        expected = expected.detach()
+        error = (found.double() - expected).abs().max().item()
+        assert error <= TOLERANCE[self.dtype] * max(1.0, expected.abs().max().item()), (name, error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("size", "dtype"), TYPED_SIZES)
+def test_a_step_and_its_gradients(
+    kind: str, size: tuple[int, int, int, int], dtype: torch.dtype, device: str
+) -> None:
+    case = Case(kind, size, dtype, device, lengths=size[0] > 1)
+    batch, positions, attention, hidden = size
+    both = rows(batch, attention + hidden, dtype=dtype, device=device)
+    query, share = both[:, :attention], both[:, attention:]
+    exact_query, exact_share = (part.double().unsqueeze(0).requires_grad_() for part in (query, share))
+    exact_weights, exact_context = case.reference(exact_query)
+    exact_output = torch.tanh(exact_share + exact_context)
+
+    weights = poisoned(batch, positions, dtype=dtype, device=device)
+    outputs = [poisoned(batch, hidden, dtype=dtype, device=device) for _ in range(2)]
+    case.kernels.forward(query, share, weights, outputs)
+    case.close(weights, exact_weights[0], "weights")
+    case.close(outputs[0], exact_output[0], "output")
+    assert torch.equal(*outputs)
+    again = poisoned(batch, positions, dtype=dtype, device=device)
+    case.kernels.forward(query, None, again)
+    assert torch.equal(again, weights)
+
+    doutputs = [rows(batch, hidden, dtype=dtype, device=device) for _ in range(2)]
+    dweights = rows(batch, positions, dtype=torch.float32, device=device)
+    context = exact_context[0].detach().to(dtype)
+    for given in None, dweights:
+        lost = (exact_output[0] * (doutputs[0].double() + doutputs[1].double())).sum()
+        if given is not None:
+            lost = lost + (exact_weights[0] * given.double()).sum()
+        dquery, dshare, *dleaves = torch.autograd.grad(
+            lost, [exact_query, exact_share, *case.leaves], retain_graph=True
+        )
+        dboth = poisoned(batch, attention + hidden, dtype=dtype, device=device)
+        dscores = poisoned(batch, positions, dtype=torch.float32, device=device)
+        case.kernels.backward(
+            query,
+            weights,
+            context,
+            outputs[0],
+            doutputs,
+            given,
+            dboth[:, :attention],
+            dboth[:, attention:],
+            dscores,
+        )
+        case.close(dboth[:, :attention], dquery[0], "query")
+        case.close(dboth[:, attention:], dshare[0], "share")
+        assert not dscores[case.padding].any()
+    if case.score is not None:
+        check_sums(case, query, dscores, 1, [dleaves[0], *dleaves[2:]])
+
+
+def check_sums(case: Case, query: Tensor, dscores: Tensor, group: int, expected: list[Tensor]) -> None:
+    """Twice, as for two blocks."""
+    sums = KeyGradients(case.kernels)
+    sums.add(query, dscores, group)
+    sums.add(query, dscores, group)
+    for found, wanted, name in zip(
+        [sums.keys, *sums.vectors()],
+        expected,
+        ("keys", "score", "gain", "bias")[: len(expected)],
+        strict=True,
+    ):
+        case.close(found / 2, wanted, name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch_first"), [("additive", False), ("additive", True), ("norm", True), ("dot", True)]
+)
+def test_all_queries_at_once(kind: str, batch_first: bool, device: str) -> None:
+    batch, positions, attention, hidden = 2, 19, 20, 9
+    case = Case(kind, (batch, positions, attention, hidden), torch.float32, device)
+    steps = 3
+    shape = (batch, steps) if batch_first else (steps, batch)
+    group = steps if batch_first else 1
+
+    def of_steps(tensor: Tensor) -> Tensor:
+        """As (T, B, .)."""
+        tensor = tensor.unflatten(0, shape)
+        return tensor.transpose(0, 1) if batch_first else tensor
+
+    count = batch * steps
+    query, dcontext = (
+        rows(count, attention, dtype=torch.float32, device=device),
+        torch.randn(count, hidden).to(device),
+    )
+    exact = of_steps(query.double()).requires_grad_()
+    exact_weights, exact_context = case.reference(exact)
+    weights, context = torch.empty(count, positions, device=device), torch.empty(count, hidden, device=device)
+    case.kernels.forward(query, None, weights, [context], group)
+    case.close(of_steps(weights), exact_weights, "weights")
+    case.close(of_steps(context), exact_context, "context")
+    dweights = torch.randn(count, positions, device=device)
+    by_context = (exact_context * of_steps(dcontext).double()).sum()
+    by_weights = (exact_weights * of_steps(dweights).double()).sum()
+    for doutputs, given, lost in (([dcontext], None, by_context), ([], dweights, by_weights)):
+        dquery, *dleaves = torch.autograd.grad(
+            lost, [exact, *case.leaves], retain_graph=True, allow_unused=True
+        )
+        made, dscores = torch.empty_like(query), torch.empty_like(weights)
+        case.kernels.backward(query, weights, context, None, doutputs, given, made, None, dscores, group)
+        case.close(of_steps(made), dquery, "query")
+        if case.score is not None:
+            check_sums(case, query, dscores, group, [dleaves[0], *dleaves[2:]])
+
+
+@pytest.mark.parametrize("kind", ["additive", "dot"])
+@pytest.mark.parametrize("factor", [-300.0, 300.0])
+def test_scores_of_any_size_leave_a_softmax(kind: str, factor: float, device: str) -> None:
+    """Sums of |score| far above what exp can take; scores all far below zero."""
+    batch, positions, attention = 2, 40, 8
+    case = Case(kind, (batch, positions, attention, attention), torch.float32, device)
+    case.kernels.score = None if case.score is None else torch.full_like(case.score, factor)
+    query = torch.full((batch, attention), 2.0, device=device)
+    if kind == "dot":
+        case.keys.fill_(factor)
+        case.keys[case.padding] = 0.0
+    weights = torch.empty(batch, positions, device=device)
+    case.kernels.forward(query, None, weights)
+    assert weights[0].sum().item() == pytest.approx(1.0, abs=1e-5)
+    assert not weights[case.padding].any()
+
+
+def test_where_tf32_is_allowed_keys_and_values_have_as_many_digits(device: str) -> None:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        case = Case("additive", (2, 20, 16, 8), torch.float32, device)
+        huge = Attention(case.keys * 1e6, case.values * 1e6, case.score, None, 1.0, case.lengths)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert case.kernels.keys.dtype == case.kernels.values.dtype == torch.float16
+    query, weights, context = (
+        torch.randn(2, 16, device=device),
+        torch.empty(2, 20, device=device),
+        torch.empty(2, 8, device=device),
+    )
+    case.kernels.forward(query, None, weights, [context])
+    exact_weights, exact_context = case.reference(query.double().unsqueeze(0))
+    assert (weights - exact_weights[0]).abs().max() < 1e-3
+    assert (context - exact_context[0]).abs().max() < 3e-3
+    huge.forward(query, None, weights, [context])
+    assert context.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_repetitions_are_equal_bit_for_bit(kind: str, device: str) -> None:
+    case = Case(kind, (2, 18, 12, 8), torch.float32, device)
+    query, weights = torch.randn(2, 12, device=device), torch.empty(2, 18, device=device)
+    found = []
+    for _ in range(2):
+        context, dquery, dscores = (
+            torch.empty(2, 8, device=device),
+            torch.empty_like(query),
+            torch.empty_like(weights),
+        )
+        case.kernels.forward(query, None, weights, [context])
+        case.kernels.backward(query, weights, context, None, [context], None, dquery, None, dscores)
+        found.append([weights.clone(), context, dquery, dscores])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt_ops.backends.protocol import Read
+from econmt_ops.backends.triton import cells
+
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+SIZES = [(1, 5), (3, 33), (2, 256), (2, 300)]
+
+
+def reference(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = gates.chunk(4, 1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def random(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Values of which each row is a slice of a longer row of NaN."""
+    longer = torch.full((*shape[:-1], shape[-1] + 3), torch.nan, dtype=dtype, device=device)
+    longer[..., : shape[-1]] = torch.randn(shape, dtype=torch.float64).to(dtype)
+    return longer[..., : shape[-1]]
+
+
+def empty(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
+    return random(*shape, dtype=dtype, device=device).fill_(torch.nan)
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    error = (found.double().cpu() - expected.detach().cpu()).abs().max()
+    assert error <= tolerance * expected.detach().abs().max().clamp(min=1), float(error)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("rows", "hidden"), SIZES)
+def test_a_step_and_its_gradients(rows: int, hidden: int, dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(rows + hidden)
+    tolerance = TOLERANCE[dtype]
+    gates = random(rows, 4 * hidden, dtype=dtype, device=device)
+    before = random(rows, hidden, dtype=torch.float32, device=device)
+    dh = [random(rows, hidden, dtype=dtype, device=device) for _ in range(2)]
+    dc = random(rows, hidden, dtype=torch.float32, device=device)
+    leaves = [value.double().requires_grad_() for value in (gates, before)]
+    h, c = reference(*leaves)
+    wanted = torch.autograd.grad([h, c], leaves, [dh[0].double() + dh[1].double(), dc.double()])
+    alone = torch.autograd.grad(reference(*leaves), leaves, [dh[0].double(), dc.double()])
+
+    after = empty(rows, hidden, dtype=torch.float32, device=device)
+    places = [empty(rows, hidden, dtype=dtype, device=device) for _ in range(3)]
+    kept = gates.clone()
+    cells.forward(gates, before, after, places)
+    assert torch.equal(gates, kept)
+    close(after, c, 1e-6)
+    for place in places:
+        close(place, h, tolerance)
+
+    dgates, dbefore = empty(rows, 4 * hidden, dtype=dtype, device=device), dc.clone()
+    cells.backward(gates, before, after, dh, dbefore, dgates)
+    close(dgates, wanted[0], tolerance)
+    close(dbefore, wanted[1], tolerance)
+    cells.backward(gates, before, after, dh[:1], dc, gates)
+    close(gates, alone[0], tolerance)
+    close(dc, alone[1], tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("dropout", [False, True])
+def test_what_the_layer_above_reads(dtype: torch.dtype, residual: bool, dropout: bool, device: str) -> None:
+    torch.manual_seed(0)
+    rows, hidden = 3, 17
+    gates = random(rows, 4 * hidden, dtype=dtype, device=device)
+    c = random(rows, hidden, dtype=torch.float32, device=device)
+    added = random(rows, hidden, dtype=dtype, device=device) if residual else None
+    keep = torch.rand(rows, hidden, device=device) < 0.5 if dropout else None
+    h, read = (empty(rows, hidden, dtype=dtype, device=device) for _ in range(2))
+    expected, after = reference(gates.double(), c.double())
+    if added is not None:
+        expected = expected + added.double()
+    if keep is not None:
+        expected = torch.where(keep, expected * 2, 0)
+    another = empty(rows, hidden, dtype=dtype, device=device)
+    cells.forward(gates, c, c, [h], Read([read, another], added, keep, 2.0 if dropout else 1.0))
+    close(c, after, 1e-6)  # in the place of the state before
+    close(read, expected, TOLERANCE[dtype])
+    assert torch.equal(read, another)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_cell_states_of_a_block(steps: int, device: str) -> None:
+    torch.manual_seed(0)
+    rows, hidden = 2, 33
+    gates = random(steps, rows, 4 * hidden, dtype=torch.float32, device=device)
+    first = random(rows, hidden, dtype=torch.float32, device=device)
+    states = [first.double()]
+    for step in range(steps):
+        states.append(reference(gates[step].double(), states[-1])[1])
+    close(cells.scan(gates, first), torch.stack(states), 1e-6)
+
+
+def test_tanh_keeps_the_digits_of_small_values(device: str) -> None:
+    values = torch.cat([torch.logspace(-8, 1.5, 400), torch.tensor([0.49999, 0.5, 0.50001, 100.0])]).to(
+        device
+    )
+    gates = torch.full((1, 4 * len(values)), 100.0, device=device)
+    gates[0, 2 * len(values) : 3 * len(values)] = values
+    before, after, h = torch.zeros(3, 1, len(values), device=device)
+    cells.forward(gates, before, after, [h])
+    exact = values.double().tanh()
+    assert ((after[0].double() - exact).abs() / exact).max() < 4e-7
+
+
+def test_what_is_no_number_stays_none(device: str) -> None:
+    gates = torch.zeros(1, 4 * 3, device=device)
+    gates[0, 7] = torch.nan
+    before, after, h = torch.zeros(3, 1, 3, device=device)
+    cells.forward(gates, before, after, [h])
+    assert h.isnan().tolist() == [[False, True, False]]

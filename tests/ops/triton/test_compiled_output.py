@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT, econmt_environment
+
+MOST = {
+    "losses bfloat16": (144, 64),
+    "losses float32": (144, 64),
+    "losses of an odd vocabulary": (192, 64),
+    "bias": (72, 2048),
+    "mask": (48, 0),
+    "dropout bfloat16": (64, 2048),
+    "dropout float32": (72, 4096),
+    "look-up": (80, 8192),
+    "reversal": (48, 0),
+}
+"""Registers of a thread and bytes of shared memory that a kernel may take, with room for other compilers."""
+
+
+@pytest.mark.parametrize("capability", [80, 86, 90])
+def test_compiled_for_a_gpu(capability: int) -> None:
+    """Nothing spills, and what a kernel takes leaves room for several blocks on a multiprocessor."""
+    environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ops.triton.compiling_output", str(capability)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == MOST.keys()
+    for name, (registers, shared) in MOST.items():
+        usage = found[name]
+        assert usage["stack"] == 0, (name, usage)
+        assert usage["registers"] <= registers, (name, usage)
+        assert usage["shared"] <= shared, (name, usage)

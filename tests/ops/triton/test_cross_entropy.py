@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops.backends.triton import cross_entropy as kernels
+from econmt_ops.linear_cross_entropy.triton import linear_cross_entropy
+
+# A CPU's float32 product sums thousands of terms one after the other.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+DTYPE = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1])
+BIAS = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+
+
+def arguments(
+    rows: int, hidden: int, vocabulary: int, bias: bool, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """On the CPU: hidden in the compute type, weights in float32, a third of the rows that do not count."""
+    draw = torch.Generator().manual_seed(rows + vocabulary)
+    targets = torch.randint(vocabulary, (rows,), generator=draw)
+    targets[2::3] = -7
+    return {
+        "hidden": torch.randn(rows, hidden, generator=draw).to(dtype),
+        "weight": torch.randn(vocabulary, hidden, generator=draw),
+        "targets": targets,
+        "bias": torch.randn(vocabulary, generator=draw) if bias else None,
+    }
+
+
+def results(function: Any, given: dict[str, Any], factor: Tensor, **options: Any) -> list[Tensor]:
+    """The loss and the gradients of hidden, weight and bias."""
+    own = {name: given[name].detach().requires_grad_() for name in ("hidden", "weight")}
+    if given["bias"] is not None:
+        own["bias"] = given["bias"].detach().requires_grad_()
+    loss = function(**{**given, **own}, **options)
+    return [loss.detach(), *torch.autograd.grad((loss * factor).sum(), list(own.values()))]
+
+
+def by_torch(
+    hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, dtype: torch.dtype, **options: Any
+) -> Tensor:
+    """In float64, of the same, rounded values."""
+    weight, bias = weight.to(dtype).double(), None if bias is None else bias.to(dtype).double()
+    return functional.cross_entropy(functional.linear(hidden.double(), weight, bias), targets, **options)
+
+
+def moved(given: dict[str, Any], device: str) -> dict[str, Any]:
+    return {name: None if value is None else value.to(device) for name, value in given.items()}
+
+
+def assert_same(
+    given: dict[str, Any], device: str, dtype: torch.dtype, reduction: str, smoothing: float
+) -> list[Tensor]:
+    options = {"label_smoothing": smoothing, "ignore_index": -7, "reduction": reduction}
+    draw = torch.Generator().manual_seed(3)
+    factor = torch.randn(len(given["targets"]) if reduction == "none" else (), generator=draw).abs()
+    expected = results(by_torch, given, factor.double(), dtype=dtype, **options)
+    found = results(linear_cross_entropy, moved(given, device), factor.to(device), **options)
+    for number, (left, right) in enumerate(zip(found, expected, strict=True)):
+        assert left.dtype == (torch.float32 if number != 1 else dtype)
+        assert left.shape == right.shape
+        error = float((left.cpu().double() - right.double()).detach().abs().max())
+        assert error <= TOLERANCE[dtype] * max(1.0, float(right.detach().abs().max())), (number, error)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "hidden", "vocabulary"),
+    [(1, 1, 1), (1, 5, 7), (3, 8, 4097), (130, 6, 7), (3, 4, 1000)],
+    ids=lambda size: str(size),
+)
+@pytest.mark.parametrize(("reduction", "bias"), [("mean", True), ("sum", False), ("none", True)])
+@SMOOTHING
+def test_float32(
+    rows: int, hidden: int, vocabulary: int, reduction: str, smoothing: float, bias: bool, device: str
+) -> None:
+    assert_same(arguments(rows, hidden, vocabulary, bias), device, torch.float32, reduction, smoothing)
+
+
+@DTYPE
+@SMOOTHING
+@BIAS
+@pytest.mark.parametrize(("rows", "vocabulary"), [(3, 7), (3, 4097)])
+def test_types_of_the_products(
+    rows: int, vocabulary: int, dtype: torch.dtype, smoothing: float, bias: bool, device: str
+) -> None:
+    """The weights stay in float32, and so are their gradients."""
+    assert_same(arguments(rows, 8, vocabulary, bias, dtype), device, dtype, "sum", smoothing)
+
+
+@DTYPE
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_many_chunks_of_rows(
+    monkeypatch: pytest.MonkeyPatch, reduction: str, dtype: torch.dtype, device: str
+) -> None:
+    """Chunks of 64 rows, the last one of two, and buffers that held something else."""
+    monkeypatch.setattr(kernels, "CHUNK_BYTES", 64 * 128 * dtype.itemsize)
+    made = torch.Tensor.new_empty
+
+    def poisoned(self: Tensor, *size: Any, **options: Any) -> Tensor:
+        tensor = made(self, *size, **options)
+        return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    found = assert_same(arguments(130, 8, 101, True, dtype), device, dtype, reduction, 0.1)
+    assert found[1][2::3].eq(0).all()
+    assert found[1][0].ne(0).any()
+
+
+def test_sizes_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "CHUNK_BYTES", 32 << 20)
+    assert kernels._chunk_rows(1, 64_000) == 64
+    assert kernels._chunk_rows(6400, 64_000) == 512
+    assert kernels._chunk_rows(12_800, 15_488) == 1856
+    assert kernels._chunk_rows(100, 1 << 24) == 2
+    assert kernels._chunk_rows(100, 1 << 26) == 1
+    for rows in (1, 63, 64, 65, 700, 12_800):
+        for row_bytes in (256, 3000, 64_000, 1 << 20):
+            size = kernels._chunk_rows(rows, row_bytes)
+            assert 1 <= size <= max(1, kernels.CHUNK_BYTES // row_bytes)
+
+
+@SMOOTHING
+def test_nothing_counts(smoothing: float, device: str) -> None:
+    given = moved(arguments(4, 3, 5, True), device)
+    given["targets"].fill_(-100)
+    options = {"label_smoothing": smoothing, "ignore_index": -100}
+    assert linear_cross_entropy(**given, **options, reduction="mean").isnan()
+    loss, *gradients = results(
+        linear_cross_entropy, given, torch.ones((), device=device), **options, reduction="sum"
+    )
+    assert loss.eq(0)
+    for gradient in gradients:
+        assert gradient.eq(0).all()
+
+
+def test_no_rows(device: str) -> None:
+    given = moved(arguments(0, 3, 5, True), device)
+    loss, *gradients = results(
+        linear_cross_entropy,
+        given,
+        torch.ones((), device=device),
+        label_smoothing=0.1,
+        ignore_index=-1,
+        reduction="sum",
+    )
+    assert loss.eq(0)
+    assert all(gradient.eq(0).all() for gradient in gradients)
+
+
+def test_rows_that_do_not_count_may_hold_anything(device: str) -> None:
+    given = moved(arguments(6, 3, 5, True), device)
+    poisoned = {**given, "hidden": given["hidden"].clone()}
+    poisoned["hidden"][2::3] = math.inf
+    found = []
+    for values in (given, poisoned):
+        losses = linear_cross_entropy(**values, label_smoothing=0.1, ignore_index=-7, reduction="none")
+        found.append(losses)
+    assert found[0].equal(found[1])
+    assert found[0][2::3].eq(0).all()
+
+
+@SMOOTHING
+def test_extreme_logits(smoothing: float, device: str) -> None:
+    """Far apart, equal, and infinitely small where no target is."""
+    hidden = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]], device=device)
+    weight = torch.tensor([[1e4, 0.0], [0.0, 0.0], [-1e4, 0.0]], device=device)
+    given = {"hidden": hidden, "weight": weight, "targets": torch.tensor([0, 2, 1], device=device)}
+    losses = linear_cross_entropy(
+        **given, bias=None, label_smoothing=smoothing, ignore_index=-100, reduction="none"
+    )
+    expected = functional.cross_entropy(
+        (hidden @ weight.t()).double(), given["targets"], label_smoothing=smoothing, reduction="none"
+    )
+    torch.testing.assert_close(losses.double(), expected, rtol=1e-6, atol=1e-6)
+    if smoothing == 0.0:
+        bias = torch.tensor([0.0, -math.inf, 0.0], device=device)
+        losses = linear_cross_entropy(
+            **{**given, "targets": torch.tensor([0, 2, 0], device=device)},
+            bias=bias,
+            label_smoothing=0.0,
+            ignore_index=-100,
+            reduction="none",
+        )
+        torch.testing.assert_close(losses.cpu(), torch.tensor([0.0, 2e4, math.log(2.0)]))
+
+
+def test_the_softmax_is_in_float32(device: str) -> None:
+    """All logits are equal: the loss is log(V) to the accuracy of float32, in bfloat16 it would be 8.3125."""
+    hidden = torch.zeros(3, 4, device=device, dtype=torch.bfloat16)
+    weight, targets = torch.ones(4001, 4, device=device), torch.tensor([0, 17, 4000], device=device)
+    loss = linear_cross_entropy(
+        hidden,
+        weight,
+        targets,
+        bias=None,
+        label_smoothing=0.0,
+        ignore_index=-100,
+        reduction="mean",
+    )
+    assert float(loss) == pytest.approx(math.log(4001), rel=1e-6)
+
+
+def test_float64_goes_another_way(device: str) -> None:
+    given = arguments(5, 4, 9, True)
+    given = {name: value.double() if value.is_floating_point() else value for name, value in given.items()}
+    options = {"label_smoothing": 0.1, "ignore_index": -7, "reduction": "mean"}
+    found = results(
+        linear_cross_entropy,
+        moved(given, device),
+        torch.ones((), dtype=torch.float64, device=device),
+        **options,
+    )
+    expected = results(by_torch, given, torch.ones((), dtype=torch.float64), dtype=torch.float64, **options)
+    for left, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(left.cpu(), right, rtol=1e-12, atol=1e-12)
+
+
+def test_weights_and_biases_of_any_type(device: str) -> None:
+    """A bias that needs no cast beside a weight that does, and the other way round."""
+    given = arguments(3, 8, 101, True, torch.bfloat16)
+    for name in ("weight", "bias"):
+        mixed = {**given, name: given[name].bfloat16()}
+        options = {"label_smoothing": 0.1, "ignore_index": -7, "reduction": "sum"}
+        one = torch.ones((), device=device)
+        found = results(linear_cross_entropy, moved(mixed, device), one, **options)
+        expected = results(linear_cross_entropy, moved(given, device), one, **options)
+        assert found[0].equal(expected[0])
+        for left, right in zip(found[1:], expected[1:], strict=True):
+            assert left.equal(right.to(left.dtype))
+
+
+@pytest.mark.cuda
+def test_repeats_are_equal_bit_for_bit() -> None:
+    device = "cuda"
+    given = moved(arguments(1300, 64, 3300, True, torch.bfloat16), device)
+    options = {"label_smoothing": 0.1, "ignore_index": -7, "reduction": "mean"}
+    runs = [results(linear_cross_entropy, given, torch.ones((), device=device), **options) for _ in range(2)]
+    for one, other in zip(*runs, strict=True):
+        assert one.equal(other)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_in_a_graph(reduction: str) -> None:
+    """Forward and backward captured, replayed with other values, and never a wait."""
+    given = moved(arguments(130, 16, 1000, True, torch.bfloat16), "cuda")
+    options = {"label_smoothing": 0.1, "ignore_index": -7, "reduction": reduction}
+    factor = torch.ones(130 if reduction == "none" else (), device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results(linear_cross_entropy, given, factor, **options)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = results(linear_cross_entropy, given, factor, **options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    given["hidden"].mul_(-0.5)
+    given["targets"].add_(1).remainder_(1000)
+    graph.replay()
+    for one, other in zip(found, results(linear_cross_entropy, given, factor, **options), strict=True):
+        assert one.equal(other)

@@ -1,0 +1,242 @@
+"""The persistent LSTM against the definition in float64, in the interpreter a step a launch; and how it is parted."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+import torch
+from torch import Tensor
+
+import econmt_ops
+from econmt_ops import LSTMWeights
+from econmt_ops.backends.triton import persistent
+from econmt_ops.backends.triton.persistent import Partition
+from econmt_ops.core.repeated import Repeated
+from econmt_ops.lstm import reference, triton
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory holds NaN, so that what nobody has written is seen."""
+    for name in ("empty", "empty_like"):
+        made = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, made=made, **k: _poison(made(*a, **k)))
+    new_empty = Tensor.new_empty
+    monkeypatch.setattr(Tensor, "new_empty", lambda self, *a, **k: _poison(new_empty(self, *a, **k)))
+
+
+def _poison(tensor: Tensor) -> Tensor:
+    return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+
+def _weights(hidden: int, size: int, device: str) -> LSTMWeights:
+    made = [torch.randn(4 * hidden, size), torch.randn(4 * hidden, hidden) * 0.7, torch.randn(4 * hidden)]
+    made[1] *= hidden**-0.5
+    return LSTMWeights(*(part.to(device).requires_grad_() for part in made))
+
+
+def _leaves(*parts: object) -> list[Tensor]:
+    return list(chain.from_iterable(_leaves(*p) if isinstance(p, tuple) else [p] for p in parts))  # type: ignore[misc]
+
+
+def _double(tree: object) -> object:
+    if isinstance(tree, LSTMWeights):
+        return LSTMWeights(*(_double(part) for part in tree))  # type: ignore[arg-type]
+    if isinstance(tree, tuple):
+        return tuple(_double(part) for part in tree)
+    assert isinstance(tree, Tensor)
+    return tree.detach().double().requires_grad_(tree.requires_grad)
+
+
+def _compare(got: list[Tensor], want: list[Tensor], tolerance: float = 2e-5) -> None:
+    for number, (ours, theirs) in enumerate(zip(got, want, strict=True)):
+        assert ours.shape == theirs.shape
+        error = float((ours.detach().double() - theirs.detach()).norm() / (theirs.detach().norm() + 1e-3))
+        assert error < tolerance, (number, error)
+
+
+def _gradients(results: list[Tensor], leaves: list[Tensor], seeds: list[Tensor]) -> list[Tensor]:
+    given = [seed.to(result.dtype) for result, seed in zip(results, seeds, strict=True)]
+    return list(torch.autograd.grad(results, leaves, given))
+
+
+def _check(
+    device: str,
+    batch: int,
+    steps: int,
+    size: int,
+    hidden: int,
+    *,
+    layers: int = 1,
+    lengths: list[int] | None = None,
+    reverse: bool = False,
+    residual: bool = False,
+    state: bool = False,
+    stash: str = "gates",
+) -> None:
+    torch.manual_seed(0)
+    stack = tuple(_weights(hidden, size if number == 0 else hidden, device) for number in range(layers))
+    inputs = torch.randn(batch, steps, size, device=device, requires_grad=True)
+    first = tuple(
+        tuple((torch.randn(batch, hidden, device=device) * state).requires_grad_(state) for _ in range(2))
+        for _ in stack
+    )
+    rows = None if lengths is None else torch.tensor(lengths)
+    options = {"lengths": rows, "reverse": reverse, "residual": residual}
+    options |= {"dropout": 0.0, "dropout_seed": None, "variational": False}
+    exact = [_double(inputs), _double(stack), _double(first)]
+    outputs, last = reference.lstm(exact[0], exact[1], state=exact[2], **options)  # type: ignore[arg-type]
+    want = _leaves(outputs, last)
+    seeds = [torch.randn_like(part) for part in want]
+    leaves = [part for part in _leaves(*exact) if part.requires_grad]
+    want += _gradients(want, leaves, seeds)
+    given = inputs
+    if rows is not None:
+        padding = torch.arange(steps, device=device) >= rows.to(device).unsqueeze(1)
+        given = inputs.masked_fill(padding.unsqueeze(2), float("nan"))
+    outputs, last = triton.lstm(given, stack, state=first, from_zero=not state, stash=stash, **options)  # type: ignore[arg-type]
+    got = _leaves(outputs, last)
+    ours = [part for part in _leaves(inputs, stack, first) if part.requires_grad]
+    got += _gradients(got, ours, seeds)
+    if rows is not None:  # behind the NaN of the padding
+        at = len(seeds)
+        got[at] = got[at].masked_fill(padding.unsqueeze(2), 0.0)
+    _compare(got, want)
+
+
+@pytest.mark.parametrize(("hidden", "batch", "steps"), [(5, 3, 4), (24, 17, 2), (33, 1, 4), (24, 3, 1)])
+def test_gradients(device: str, hidden: int, batch: int, steps: int) -> None:
+    _check(device, batch, steps, 7, hidden)
+
+
+@pytest.mark.parametrize("stash", ["outputs", "cells", "gates"])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_lengths_state_and_stash(device: str, reverse: bool, stash: str) -> None:
+    _check(device, 4, 4, 3, 5, lengths=[4, 1, 0, 3], reverse=reverse, state=True, stash=stash)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_stack_with_residual(device: str, reverse: bool) -> None:
+    _check(device, 2, 3, 5, 5, layers=2, lengths=[3, 2], reverse=reverse, residual=True)
+
+
+def test_reverse_with_state_and_no_lengths(device: str) -> None:
+    _check(device, 2, 3, 4, 6, reverse=True, state=True, stash="outputs")
+
+
+@pytest.mark.parametrize("together", ["yes", "no"])
+def test_bidirectional(device: str, together: str) -> None:
+    torch.manual_seed(0)
+    ahead, back = _weights(6, 4, device), _weights(6, 4, device)
+    inputs = torch.randn(3, 4, 4, device=device, requires_grad=True)
+    lengths = torch.tensor([4, 1, 3])
+    exact = [_double(part) for part in (inputs, ahead, back)]
+    outputs, states = reference.bidirectional_lstm(*exact, lengths=lengths)  # type: ignore[arg-type]
+    want = _leaves(outputs, states)
+    seeds = [torch.randn_like(part) for part in want]
+    want += _gradients(want, _leaves(*exact), seeds)
+    outputs, states = triton.bidirectional_lstm(inputs, ahead, back, lengths=lengths, together=together)
+    got = _leaves(outputs, states)
+    got += _gradients(got, _leaves(inputs, ahead, back), seeds)
+    _compare(got, want)
+
+
+def test_repeated_inputs(device: str) -> None:
+    torch.manual_seed(0)
+    ahead, back = _weights(6, 4, device), _weights(6, 4, device)
+    rows = torch.randn(5, 4, device=device, requires_grad=True)
+    places = torch.tensor([[0, 1, 4], [2, 2, 3]], device=device)
+    lengths = torch.tensor([2, 3])
+    with torch.no_grad():
+        rows[4] = float("nan")  # which only padding reads
+    clean = rows.detach().nan_to_num(0.0).double().requires_grad_()
+    exact = [_double(part) for part in (ahead, back)]
+    outputs, states = reference.bidirectional_lstm(clean[places], *exact, lengths=lengths)  # type: ignore[arg-type]
+    want = _leaves(outputs, states)
+    seeds = [torch.randn_like(part) for part in want]
+    want += _gradients(want, [clean, *_leaves(*exact)], seeds)
+    outputs, states = triton.bidirectional_lstm(Repeated(rows, places), ahead, back, lengths=lengths)
+    got = _leaves(outputs, states)
+    got += _gradients(got, [rows, *_leaves(ahead, back)], seeds)
+    _compare(got, want)
+
+
+@pytest.mark.parametrize(("team", "rows"), [(2, 16), (4, 8)])
+def test_teams_that_part_the_sum(device: str, monkeypatch: pytest.MonkeyPatch, team: int, rows: int) -> None:
+    """As layers of 1,024 units do; here of two teams, the second with units that are not there."""
+    ahead = Partition(16, 16, 4, 32, 132)
+    back = Partition(16, rows, 4, 32, 132, 64 // (16 * team), rows > 8, team=team)
+    monkeypatch.setattr(persistent, "plan", lambda *_, back, ours=(ahead, back), **__: ours[back])
+    hidden = 16 * team + 3
+    _check(device, rows + 1, 2, 4, hidden, lengths=[2, 0, *[1] * (rows - 1)], reverse=True, state=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits(device: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weights = _weights(6, 4, device)
+    inputs = torch.randn(3, 4, 4, device=device).to(dtype).requires_grad_()
+    exact = [_double(part) for part in (inputs, weights)]
+    outputs, _ = econmt_ops.lstm(exact[0], (exact[1],), implementation="reference")  # type: ignore[arg-type]
+    want = [outputs, *torch.autograd.grad(outputs.sum(), _leaves(*exact))]
+    outputs, state = triton._run_layer(inputs, [weights], [], None, [False], "gates", dtype)[:2]
+    assert outputs.dtype == state.dtype == dtype
+    got = [outputs, *torch.autograd.grad(outputs.float().sum(), _leaves(inputs, weights))]
+    assert got[2].dtype == torch.float32
+    _compare(got, want, 2e-2)
+
+
+def test_float16_products_of_float32(device: str) -> None:
+    """Gradients that float16 cannot hold are scaled into its range."""
+    torch.manual_seed(0)
+    weights = _weights(24, 4, device)
+    inputs = torch.randn(9, 4, 4, device=device, requires_grad=True)
+    exact = [_double(part) for part in (inputs, weights)]
+    outputs, _ = econmt_ops.lstm(exact[0], (exact[1],), implementation="reference")  # type: ignore[arg-type]
+    seed = torch.randn_like(outputs) * 1e-9
+    want = [outputs, *(part * 1e9 for part in _gradients([outputs], _leaves(*exact), [seed]))]
+    outputs, _, _ = triton._run_layer(inputs, [weights], [], None, [False], "gates", torch.float16)
+    got = [outputs, *(part * 1e9 for part in _gradients([outputs], _leaves(inputs, weights), [seed]))]
+    _compare(got, want, 1e-3)
+
+
+def test_the_operator_is_registered_as_torch_expects(device: str) -> None:
+    torch.manual_seed(0)
+    weights = _weights(5, 3, device)
+    inputs = torch.randn(3, 2, 3, device=device, requires_grad=True)
+    state = [torch.randn(2, 5, device=device, requires_grad=True) for _ in range(2)]
+    lengths = torch.tensor([3, 1], device=device)
+    layer = triton._Layer(
+        inputs, *([part] for part in (*weights, *state)), lengths, None, [True], "cells", "float32", "auto"
+    )
+    torch.library.opcheck(triton._operator.forward, (*layer, True))
+
+
+def test_types_and_layers_without_a_launch_take_steps(device: str) -> None:
+    weights = _weights(5, 3, device)
+    inputs = torch.randn(2, 3, 3, device=device, dtype=torch.float64)
+    options = {"lengths": None, "reverse": False, "residual": False, "from_zero": True}
+    options |= {"dropout": 0.0, "dropout_seed": None, "variational": False}
+    zero = torch.zeros(2, 5, device=device, dtype=torch.float64)
+    outputs, _ = triton.lstm(inputs, (weights,), state=((zero, zero),), **options)  # type: ignore[arg-type]
+    exact = _double(weights)
+    want, _ = econmt_ops.lstm(inputs, (exact,), implementation="reference")  # type: ignore[arg-type]
+    torch.testing.assert_close(outputs, want)
+    assert triton.products_type(inputs) is None
+
+
+def test_dropout_between_layers_is_that_of_the_other_implementations(device: str) -> None:
+    torch.manual_seed(0)
+    stack = (_weights(5, 5, device), _weights(5, 5, device))
+    inputs = torch.randn(2, 3, 5, device=device)
+    options = {
+        "dropout": 0.4,
+        "dropout_seed": 3,
+        "implementation": "recompute",
+        "lengths": torch.tensor([3, 2]),
+    }
+    want, _ = econmt_ops.lstm(inputs, stack, reverse=True, **options)  # type: ignore[arg-type]
+    options["implementation"] = "triton"
+    outputs, _ = econmt_ops.lstm(inputs, stack, reverse=True, **options)  # type: ignore[arg-type]
+    torch.testing.assert_close(outputs, want, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from econmt_ops.backends.triton import random
+from econmt_ops.core.dropout import (
+    SeedCounter,
+    apply_dropout,
+    derive_seed,
+    dropout,
+    keep_mask,
+    keep_threshold,
+    philox,
+)
+
+HUGE = (1 << 63) - 5
+
+
+def seed_of(number: int, device: str) -> Tensor:
+    return torch.tensor(number, dtype=torch.int64, device=device)
+
+
+@pytest.mark.parametrize(
+    ("seed", "counter", "words"),
+    [
+        (0, 0, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        (0, 1, None),
+        (-1, (1 << 62) + 12345, None),
+        (HUGE, (7 << 32) + 9, None),
+    ],
+)
+def test_philox_is_that_of_its_authors(
+    seed: int, counter: int, words: tuple[int, ...] | None, device: str
+) -> None:
+    """By the known answer of their library, and by their definition in Python's numbers."""
+    state, keys = [counter & 0xFFFFFFFF, counter >> 32, 0, 0], [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF]
+    for _ in range(10):
+        left, right = 0xD2511F53 * state[0], 0xCD9E8D57 * state[2]
+        state = [
+            (right >> 32) ^ state[1] ^ keys[0],
+            right & 0xFFFFFFFF,
+            (left >> 32) ^ state[3] ^ keys[1],
+            left & 0xFFFFFFFF,
+        ]
+        keys = [(key + step) & 0xFFFFFFFF for key, step in zip(keys, (0x9E3779B9, 0xBB67AE85), strict=True)]
+    found = philox(seed_of(seed, device), seed_of(counter, device).view(1))
+    assert [int(word) for word in found] == state
+    assert words is None or tuple(state) == words
+
+
+@pytest.mark.parametrize("seed", [0, 3, -3, HUGE, -HUGE])
+@pytest.mark.parametrize("index", [-1, 0, 1, 5])
+def test_kernel_and_pytorch_make_the_same_mask(seed: int, index: int, device: str) -> None:
+    place = torch.device("cpu")
+    expected = keep_mask((1, 3001), 0.3, seed_of(seed, "cpu"), place, index)
+    found = random.keep_mask(3001, seed_of(seed, device), index, keep_threshold(0.3))
+    assert found.dtype == torch.bool
+    assert found.cpu().equal(expected[0])
+    derived = seed if index < 0 else derive_seed(seed, index)
+    assert expected.equal(keep_mask((1, 3001), 0.3, seed_of(derived, "cpu"), place))
+
+
+@pytest.mark.parametrize("elements", [0, 1, 7, 8, 9, 2049])
+@pytest.mark.parametrize("p", [0.0, 1e-9, 0.5, 1 - 1e-9])
+def test_masks_of_odd_sizes(elements: int, p: float, device: str) -> None:
+    found = random.keep_mask(elements, seed_of(4, device), -1, keep_threshold(p))
+    assert found.cpu().equal(keep_mask((elements,), p, seed_of(4, "cpu"), torch.device("cpu")))
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 7), (1, 1, 1), (2, 9, 24), (2, 3, 2050), (2, 0, 4)], ids=str)
+@pytest.mark.parametrize("variational", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dropout_in_one_kernel(
+    shape: tuple[int, ...], variational: bool, dtype: torch.dtype, device: str
+) -> None:
+    """Rows that begin anywhere in a group; what is dropped may be NaN."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    mask_shape = (shape[0], 1, shape[2]) if variational else shape
+    keep = keep_mask(mask_shape, 0.4, seed_of(8, "cpu"), torch.device("cpu"), 2)
+    expected = apply_dropout(values, keep, 0.4)
+    scale = 1.0 / (1.0 - 0.4)
+    poisoned = values.masked_fill(~keep, float("nan"))
+    found = random.dropout(
+        poisoned.to(device), seed_of(8, device), 2, keep_threshold(0.4), scale, variational
+    )
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=0.0)
+    assert found.cpu().eq(0).equal(expected.eq(0))
+
+
+def test_what_is_not_contiguous(device: str) -> None:
+    values = torch.randn(4, 6, 5, device=device).transpose(1, 2)
+    expected = random.dropout(values.contiguous(), seed_of(8, device), 0, 30_000, 2.0, False)
+    assert random.dropout(values, seed_of(8, device), 0, 30_000, 2.0, False).equal(expected)
+
+
+@pytest.mark.parametrize("variational", [False, True])
+def test_gradient(variational: bool, device: str) -> None:
+    """Of the public function with a seed on the device: the same mask forward and backward."""
+    values = torch.ones(3, 4, 5, device=device, requires_grad=True)
+    found = dropout(values, 0.5, seed_of(3, device), variational)
+    (gradient,) = torch.autograd.grad(found.sum(), values)
+    assert gradient.equal(found.detach())
+    assert set(found.unique().tolist()) == {0.0, 2.0}
+
+
+def test_a_part_of_a_mask(device: str) -> None:
+    """What kernels that drop units as they write them call."""
+    shape = (4, 3, 10)
+
+    @triton.jit
+    def part(seed, index, begin, threshold, found):  # type: ignore[no-untyped-def]
+        place = tl.arange(0, 32)
+        kept = random.keep(random.derive(tl.load(seed), index), begin + place, threshold)
+        tl.store(found + place, kept.to(tl.int8))
+
+    whole = keep_mask(shape, 0.5, seed_of(11, device), torch.device(device), 1)
+    found = torch.full((32,), 7, dtype=torch.int8, device=device)
+    part[(1,)](seed_of(11, device), 1, 5, keep_threshold(0.5), found)
+    assert whole.view(-1)[5:37].equal(found.bool())
+
+
+def test_bits_are_even_and_unrelated(device: str) -> None:
+    """Shares, neighbours, and masks of other seeds and indices: within four standard deviations."""
+    place, count = torch.device(device), 40_000
+    masks = [
+        keep_mask((count,), 0.5, seed_of(seed, device), place, index).double() * 2 - 1
+        for seed, index in ((0, -1), (1, -1), (0, 0), (0, 1), (1, 0), (1 << 32, 0))
+    ]
+    bound = 4 * count**-0.5
+    for number, mask in enumerate(masks):
+        assert abs(float(mask.mean())) < bound
+        for other in masks[:number]:
+            assert abs(float((mask * other).mean())) < bound
+        for distance in (1, 2, 4, 8, 64):
+            assert abs(float((mask[distance:] * mask[:-distance]).mean())) < bound * 1.1
+
+
+def test_seeds_of_steps(device: str) -> None:
+    counter = SeedCounter(5, torch.device(device), draws=3)
+    seen = []
+    for _ in range(4):
+        counter.advance()
+        seen.append([int(counter.draw()) for _ in range(3)])
+    assert len({seed for step in seen for seed in step}) == 12
+    with pytest.raises(ValueError, match="draws more than 3 seeds"):
+        counter.draw()
+    again = SeedCounter(5, torch.device(device), draws=3)
+    again.set(4)
+    assert again.seeds.equal(counter.seeds)
+    assert not SeedCounter(6, torch.device(device), draws=3).seeds.eq(again.seeds).any()
+
+
+def test_a_seed_that_moves_on_before_the_backward_pass_is_found_out(device: str) -> None:
+    counter = SeedCounter(5, torch.device(device))
+    values = torch.ones(3, 4, device=device, requires_grad=True)
+    dropped = dropout(values, 0.5, counter.draw())
+    counter.advance()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        dropped.sum().backward()
+
+
+@pytest.mark.cuda
+def test_each_replay_of_a_graph_draws_anew() -> None:
+    device = torch.device("cuda")
+    counter, twin = SeedCounter(5, device), SeedCounter(5, device)
+    values = torch.ones(8, 100, device=device)
+
+    def step(seeds: SeedCounter) -> Tensor:
+        seeds.advance()
+        return dropout(values, 0.5, seeds.draw()) + dropout(values, 0.5, seeds.draw(), index=1)
+
+    step(SeedCounter(0, device))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(counter)
+    counter.set(0)
+    results = []
+    for _ in range(3):
+        graph.replay()
+        results.append(found.clone())
+        assert found.equal(step(twin))
+    assert not results[0].equal(results[1])

@@ -1,0 +1,109 @@
+"""The ways that `econmt bench lstm` times compute one function, and its rows hold what the table prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from econmt.bench import lstm_schedules as lstm
+from econmt.errors import InputError
+from tests.ops.helpers import assert_close
+
+SHAPE = lstm.StackShape(layers=3, steps=4, hidden=5, batch=2)
+STAGES = [stage for stage in lstm.stages(compile_loop=False) if "compiled" not in stage.name]
+
+
+def results(stage: lstm.Stage, dtype: torch.dtype) -> list[torch.Tensor]:
+    inputs, layers = lstm.arguments(SHAPE, dtype, torch.device("cpu"))
+    forward, both = lstm.passes(stage.run, inputs, layers)
+    return [forward().detach(), *both()]
+
+
+@pytest.mark.parametrize("stage", STAGES[1:], ids=lambda stage: stage.name)
+def test_all_ways_compute_the_same(stage: lstm.Stage) -> None:
+    assert_close(results(stage, torch.float64), results(STAGES[0], torch.float64), 1e-12)
+
+
+def test_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lstm, "stages", lambda compile_loop: STAGES[:2] + STAGES[-1:])
+    device, said = torch.device("cpu"), []
+    rows = list(lstm.ablation(SHAPE, [torch.float32], device, said.append, samples=2, compile_loop=False))
+    assert [row["schedule"] for row in rows] == [
+        "eight products a cell",
+        "four gates in one product",
+        "torch.nn.LSTM",
+    ]
+    assert rows[0]["forward, gain"] == 1.0
+    for row in rows:
+        milliseconds = row["forward and backward, ms"]
+        assert row["forward and backward, gain"] == pytest.approx(
+            rows[0]["forward and backward, ms"] / milliseconds
+        )
+        operations = 3 * 2 * 3 * 4 * 2 * (4 * 5) * (2 * 5)
+        assert row["forward and backward, GFLOP/s"] == pytest.approx(operations / milliseconds / 1e6)
+        assert milliseconds <= row["forward and backward, median ms"]
+    assert len(said) == 3
+
+
+def test_rates_and_their_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(lstm, "BATCHES", (1, 2))
+    monkeypatch.setattr(lstm, "has_compiler", lambda: False)
+    rows = list(lstm.rates(SHAPE, [torch.float32], torch.device("cpu"), str, samples=1))
+    assert [(row["schedule"], row["batch"]) for row in rows] == [
+        ("econmt_ops", 1),
+        ("torch.nn.LSTM", 1),
+        ("econmt_ops", 2),
+        ("torch.nn.LSTM", 2),
+    ]
+    picture = tmp_path / "rates.png"
+    lstm.draw_rates(rows, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    left = lstm.rates(
+        SHAPE, [torch.float32], torch.device("cpu"), str, samples=1, batches=[2, 3], done={("float32", 2)}
+    )
+    assert [row["batch"] for row in left] == [3, 3]
+    assert not list(lstm.rates(SHAPE, [torch.float32], torch.device("cpu"), str, samples=1, limit=-1.0))
+
+
+def test_some_rows_of_the_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lstm, "stages", lambda compile_loop: STAGES)
+
+    def names(*only: str) -> list[object]:
+        device = torch.device("cpu")
+        rows = lstm.ablation(SHAPE, [torch.float32], device, str, samples=1, compile_loop=False, only=only)
+        return [row["schedule"] for row in rows]
+
+    assert names("NN.lstm", "four") == ["four gates in one product", "torch.nn.LSTM"]
+    with pytest.raises(InputError, match="--schedule 'five': in no name of eight products a cell; four"):
+        names("five")
+
+
+def test_both_directions_compute_the_same() -> None:
+    device = torch.device("cpu")
+    inputs, layers = lstm.arguments(SHAPE._replace(layers=2), torch.float64, device)
+    found = []
+    for stage in lstm.stages_of_directions(device):
+        if "compiled" not in stage.name:
+            forward, both = lstm.passes(stage.run, inputs, layers)
+            found.append([forward().detach(), *both()])
+    assert len(found) == 4
+    for others in found[1:]:
+        assert_close(found[0], others, 1e-12)
+    names = [stage.name for stage in lstm.stages_of_directions(torch.device("cuda"))]
+    assert "directions on streams" in names
+
+
+def test_peak_bytes() -> None:
+    kept = torch.ones(1000)
+
+    def work() -> torch.Tensor:
+        first = kept + kept
+        first = first + kept
+        return first[:10].clone()
+
+    assert lstm._peak_bytes(work, torch.device("cpu")) == 2 * 4000
+    # A library takes memory that no operator of PyTorch gives.
+    inputs, layers = lstm.arguments(SHAPE, torch.float32, torch.device("cpu"))
+    assert lstm._peak_bytes(lambda: lstm.by_torch(inputs, layers), torch.device("cpu")) > 1000

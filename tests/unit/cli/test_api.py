@@ -1,0 +1,145 @@
+"""The Python interface: what the command line gives, without it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import econmt
+from econmt.errors import InputError
+from econmt.training.folder import ModelFolder
+from tests.conftest import econmt_environment
+from tests.unit.cli.conftest import Call
+from tests.unit.training.tiny import snapshot, write_recipe
+
+LINES = ["a b c", "", "d", "h g f e d"]
+
+
+@pytest.fixture(scope="module")
+def model(word_model: Path) -> econmt.TrainedModel:
+    return econmt.load(word_model, device="cpu")
+
+
+def test_importing_econmt_imports_no_torch() -> None:
+    code = "import sys, econmt; print('torch' in sys.modules, callable(econmt.load), 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=econmt_environment(), check=True
+    )
+    assert done.stdout.split() == ["False", "True", "True"]
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        econmt.lod  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_translations_are_those_of_the_command_line(
+    call: Call, model: econmt.TrainedModel, word_model: Path
+) -> None:
+    found = model.translate(LINES, beam_size=4, nbest_size=3)
+    options = ("-b", 4, "--nbest-size", 3, "--output-type", "attention")
+    ended = call("translate", "-m", word_model, *options, text="".join(line + "\n" for line in LINES))
+    for translation, line in zip(found, ended.lines, strict=True):
+        expected = json.loads(line)
+        assert translation.text == expected["translation"]
+        assert translation.score == expected["score"]
+        assert [each.text for each in translation.hypotheses] == [
+            each["translation"] for each in expected["nbest"]
+        ]
+        assert [each.score for each in translation.hypotheses] == [
+            each["score"] for each in expected["nbest"]
+        ]
+    assert [len(translation.hypotheses) for translation in found] == [3, 0, 3, 3]
+
+
+def test_attention_is_a_distribution_over_the_source(model: econmt.TrainedModel) -> None:
+    for line, translation in zip(LINES, model.translate(LINES), strict=True):
+        if not line:
+            assert translation.attention is None
+            continue
+        assert translation.attention is not None
+        assert translation.attention.shape == (len(translation.tokens) + 1, len(line.split()) + 1)
+        assert translation.attention.sum(dim=1).tolist() == pytest.approx(
+            [1.0] * (len(translation.tokens) + 1), abs=1e-5
+        )
+
+
+def test_one_model_serves_many_calls(model: econmt.TrainedModel) -> None:
+    first = [translation.text for translation in model.translate(LINES)]
+    drawn = [translation.text for translation in model.translate(LINES * 3, sample=0, seed=3)]
+    assert drawn == [translation.text for translation in model.translate(LINES * 3, sample=0, seed=3)]
+    assert drawn != first * 3
+    assert [translation.text for translation in model.translate(LINES, batch_size=1, device="cpu")] == first
+    assert model.translate([]) == []
+    assert all(translation.attention is None for translation in model.translate(LINES, attention=False))
+
+
+def test_an_ensemble_of_checkpoints(call: Call, word_model: Path) -> None:
+    both = econmt.load([word_model, word_model], [6, 8], device="cpu", precision="float32")
+    found = [translation.score for translation in both.translate(LINES, ensemble_mode="log_linear")]
+    options = ("-m", word_model, "-c", 6, "-c", 8, "--ensemble-mode", "log_linear", "--output-type", "score")
+    ended = call("translate", "-m", word_model, *options, text="".join(line + "\n" for line in LINES))
+    assert found == pytest.approx([float(line.split("\t")[0]) for line in ended.lines], abs=1e-5)
+
+
+def test_a_line_longer_than_any_in_training_warns(model: econmt.TrainedModel) -> None:
+    with pytest.warns(UserWarning, match="input:2: 120 source tokens"):
+        model.translate(["a", "b " * 120])
+
+
+def test_what_cannot_be_used_is_one_clear_line(
+    model: econmt.TrainedModel, word_model: Path, subword_model: Path, tmp_path: Path
+) -> None:
+    def refused(message: str) -> pytest.RaisesExc[InputError]:
+        return pytest.raises(InputError, match=message)
+
+    with refused("list of lines"):
+        model.translate("A dog.")
+    with refused("list of lines"):
+        model.translate([b"A dog."])  # type: ignore[list-item]
+    with refused("nbest_size 3 must not exceed beam_size 2"):
+        model.translate(LINES, beam_size=2, nbest_size=3)
+    with refused("beem_size"):
+        model.translate(LINES, beem_size=2)
+    with refused("cuda:99"):
+        model.translate(LINES, device="cuda:99")
+    with refused("device 'tpu'"):
+        econmt.load(word_model, device="tpu")
+    with refused("precision 'int8'"):
+        econmt.load(word_model, device="cpu", precision="int8")
+    with refused("no such model folder"):
+        econmt.load(tmp_path / "none")
+    with refused("no checkpoint '7'"):
+        econmt.load(str(word_model), 7)
+    with refused("at least one"):
+        econmt.load([])
+    with refused("given 2 times for 1 models"):
+        econmt.load(word_model, [6, 8])
+    with refused("vocabularies differ"):
+        econmt.load([word_model, subword_model])
+
+
+def test_training_is_the_command_lines(
+    call: Call, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "recipe.yaml", text, tmp_path / "none")
+    fewer = ("training.max_updates=4", "model.dropout={layers: 0.1}")
+    assert call("train", recipe, *fewer, f"output={tmp_path / 'cli'}").code == 0
+    changes = {"training.max_updates": 4, "model.dropout": {"layers": 0.1}, "output": tmp_path / "api"}
+    capsys.readouterr()
+    outcome = econmt.train(recipe, changes, data_dir=text, quiet=True)
+    assert capsys.readouterr() == ("", "")
+    assert outcome.training.update == 4
+    assert outcome.results is not None
+    assert outcome.results.best_update in (2, 4)
+    folders = ModelFolder(tmp_path / "cli"), ModelFolder(tmp_path / "api")
+    assert snapshot(folders[0]) == snapshot(folders[1])
+    again = econmt.train(str(recipe), [*fewer, f"output={tmp_path / 'api'}"])
+    assert again.results is None
+    for wrong, message in (
+        ("training.seed=2", "list of key=value"),
+        (["training.sed=2"], "did you mean training.seed"),
+    ):
+        with pytest.raises(InputError, match=message):
+            econmt.train(recipe, wrong)

@@ -1,0 +1,158 @@
+"""The shapes of derived buckets cost the least possible, by brute force and on texts where the answer is known."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from econmt.data import bucket_shapes as module
+from econmt.data.bucket_shapes import (
+    Derived,
+    choose,
+    derive_shapes,
+    grid_shapes,
+    nested_shapes,
+    padded_work,
+)
+from econmt.data.pair_flops import PairFlops
+
+works = st.builds(PairFlops, st.integers(0, 9), st.integers(1, 9), st.integers(0, 3))
+
+
+@st.composite
+def histograms(draw: st.DrawFn, longest: int = 4) -> np.ndarray:
+    """Counts of pairs of 1 to ``longest`` positions a side, at least one pair; row and column 0 are of no length."""
+    cells = st.lists(
+        st.tuples(st.integers(1, longest), st.integers(1, longest), st.integers(1, 30)),
+        min_size=1,
+        max_size=8,
+    )
+    counts = np.zeros((longest + 1, longest + 1), dtype=np.int64)
+    for source, target, pairs in draw(cells):
+        counts[source, target] += pairs
+    filled = np.argwhere(counts).max(axis=0)
+    return counts[: filled[0] + 1, : filled[1] + 1]
+
+
+def cost_of(counts: np.ndarray, shapes: list[tuple[int, int]], work: PairFlops) -> float:
+    """PairFlops when each pair goes into the cheapest shape that holds it, pair by pair; infinite if one fits none."""
+    total = 0.0
+    for source, target in np.argwhere(counts).tolist():
+        prices = [
+            work.source * s + work.target * t + work.pair * s * t
+            for s, t in shapes
+            if s >= source and t >= target
+        ]
+        total += int(counts[source, target]) * min(prices, default=np.inf)
+    return total
+
+
+def cells_of(counts: np.ndarray) -> list[tuple[int, int]]:
+    return list(itertools.product(range(1, counts.shape[0]), range(1, counts.shape[1])))
+
+
+@settings(max_examples=150, deadline=None)
+@given(histograms(), works, st.integers(1, 4))
+def test_no_nested_shapes_cost_less(counts: np.ndarray, work: PairFlops, most: int) -> None:
+    found = [tuple(shape) for shape in nested_shapes(counts, Derived(most, work)).tolist()]
+    assert 1 <= len(found) <= most
+    for smaller, larger in itertools.pairwise(found):
+        assert smaller != larger
+        assert smaller[0] <= larger[0]
+        assert smaller[1] <= larger[1]
+    last = counts.shape[0] - 1, counts.shape[1] - 1
+    assert found[-1] == last
+    chains = (
+        chain
+        for chain in itertools.combinations_with_replacement(cells_of(counts), most - 1)
+        if all(a[1] <= b[1] for a, b in itertools.pairwise(chain))  # sorted by source already
+    )
+    least = min(cost_of(counts, [*chain, last], work) for chain in chains)
+    assert cost_of(counts, found, work) == least
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=40), works, st.integers(1, 3))
+def test_where_both_sides_are_as_long_no_shapes_at_all_cost_less(
+    lengths: list[int], work: PairFlops, most: int
+) -> None:
+    counts = np.diag(np.bincount(lengths)).astype(np.int64)
+    found = [tuple(shape) for shape in nested_shapes(counts, Derived(most, work)).tolist()]
+    least = min(cost_of(counts, list(some), work) for some in itertools.combinations(cells_of(counts), 1))
+    for number in range(1, most + 1):
+        for some in itertools.combinations([(n, n) for n in range(1, len(counts))], number):
+            least = min(least, cost_of(counts, list(some), work))
+    assert cost_of(counts, found, work) == least
+
+
+@settings(max_examples=80, deadline=None)
+@given(histograms(longest=12), works, st.integers(1, 6))
+def test_never_more_work_than_fixed_buckets_of_as_many_shapes(
+    counts: np.ndarray, work: PairFlops, width: int
+) -> None:
+    fixed = grid_shapes(counts, width)
+    found = derive_shapes(counts, Derived(len(fixed), work))
+    assert len(found) <= len(fixed)
+    assert padded_work(counts, found, work) <= padded_work(counts, fixed, work)
+
+
+def test_lengths_that_have_nothing_to_do_with_each_other_get_a_grid() -> None:
+    counts = np.zeros((11, 11), dtype=np.int64)
+    counts[np.ix_([5, 10], [5, 10])] = 7
+    work = PairFlops(1, 1, 0)
+    assert derive_shapes(counts, Derived(4, work)).tolist() == [[5, 5], [10, 5], [5, 10], [10, 10]]
+    assert padded_work(counts, nested_shapes(counts, Derived(4, work)), work) > 7 * (10 + 15 + 15 + 20)
+
+
+def test_more_shapes_never_cost_more() -> None:
+    draw = np.random.default_rng(4)
+    source = draw.integers(1, 40, 5000)
+    target = np.clip(source + draw.integers(-4, 5, 5000), 1, 40)
+    counts = np.zeros((41, 41), dtype=np.int64)
+    np.add.at(counts, (source, target), 1)
+    work = PairFlops(2, 9, 1)
+    costs = [padded_work(counts, derive_shapes(counts, Derived(most, work)), work) for most in range(1, 14)]
+    assert all(before > after for before, after in itertools.pairwise(costs))
+
+
+def test_a_costlier_side_is_padded_less() -> None:
+    counts = np.zeros((9, 9), dtype=np.int64)
+    for source, target in ((2, 8), (8, 2), (2, 2), (8, 8)):
+        counts[source, target] = 10
+    for work, expected in ((PairFlops(1, 9, 0), [8, 2]), (PairFlops(9, 1, 0), [2, 8])):
+        assert nested_shapes(counts, Derived(2, work)).tolist() == [expected, [8, 8]]
+
+
+def test_many_lengths_are_thinned_and_still_all_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(2)
+    counts = np.zeros((301, 261), dtype=np.int64)
+    lengths = np.exp(draw.normal(3, 0.6, (20_000, 2))).astype(int) + 1
+    np.add.at(counts, (np.minimum(lengths[:, 0], 300), np.minimum(lengths[:, 1], 260)), 1)
+    counts[300, 260] += 1
+    monkeypatch.setattr(module, "_MOST_LENGTHS", 20)
+    rule = Derived(5, PairFlops(1, 3, 0))
+    few = nested_shapes(counts, rule)
+    monkeypatch.setattr(module, "_MOST_LENGTHS", 60)
+    more = nested_shapes(counts, rule)
+    assert few[-1].tolist() == more[-1].tolist() == [300, 260]
+    assert padded_work(counts, more, rule.work) <= padded_work(counts, few, rule.work)
+    assert padded_work(counts, few, rule.work) < 1.05 * padded_work(counts, more, rule.work)
+
+
+def test_grid_shapes_are_those_that_hold_a_pair() -> None:
+    counts = np.zeros((8, 6), dtype=np.int64)
+    counts[1, 5] = counts[7, 1] = counts[4, 4] = counts[3, 2] = 1
+    assert grid_shapes(counts, 4).tolist() == [[4, 4], [8, 4], [4, 8]]
+
+
+def test_each_length_goes_to_the_cheapest_shape_that_holds_it() -> None:
+    shapes = np.array([[4, 2], [2, 4], [5, 5]])
+    found = choose((7, 6), shapes, PairFlops(1, 2, 0))
+    assert found[2, 2] == 0
+    assert found[2, 3] == 1
+    assert found[3, 3] == 2
+    assert found[6, 1] == -1

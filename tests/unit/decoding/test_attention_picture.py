@@ -1,0 +1,63 @@
+"""The attention heat map: what is drawn where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from econmt.decoding.attention_picture import draw_attention, token_label
+
+SOURCE = ["\u2581ein", "\u2581und", "\u2581zwanzig"]
+TARGET = ["\u2581twenty", "-", "one"]
+
+
+def pixels(path: Path) -> np.ndarray:
+    return np.asarray(imread(path))[:, :, :3]
+
+
+def drawn(attention: torch.Tensor, path: Path) -> np.ndarray:
+    draw_attention(attention, SOURCE, TARGET, path)
+    return pixels(path)
+
+
+def darkest(image: np.ndarray) -> tuple[float, float]:
+    """Where the dark blue cell is: (down, right) as shares of the picture, the colour bar left out."""
+    blue = (image[:, :, 2] > image[:, :, 0] + 0.25) & (image[:, :, 0] < 0.1)
+    blue[:, int(0.8 * blue.shape[1]) :] = False
+    rows, columns = np.nonzero(blue)
+    return float(rows.mean() / image.shape[0]), float(columns.mean() / image.shape[1])
+
+
+def test_rows_are_target_tokens_and_columns_source_tokens(tmp_path: Path) -> None:
+    corner, right, below = (torch.zeros(4, 4) for _ in range(3))
+    corner[0, 0], right[0, 3], below[3, 0] = 1.0, 1.0, 1.0
+    places = [darkest(drawn(attention, tmp_path / "a.png")) for attention in (corner, right, below)]
+    assert places[1][0] == pytest.approx(places[0][0], abs=0.01)
+    assert places[1][1] > places[0][1] + 0.3
+    assert places[2][1] == pytest.approx(places[0][1], abs=0.01)
+    assert places[2][0] > places[0][0] + 0.3
+
+
+def test_end_of_sentence_may_be_there_or_not(tmp_path: Path) -> None:
+    for shape in ((3, 3), (4, 3), (4, 4)):
+        assert drawn(torch.full(shape, 0.25), tmp_path / "a.png").size > 0
+
+
+def test_a_matrix_of_another_sentence_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"\(3, 5\) does not fit 3 source tokens"):
+        draw_attention(torch.zeros(3, 5), SOURCE, TARGET, tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"\(2, 3\) does not fit 3 target tokens"):
+        draw_attention(torch.zeros(2, 3), SOURCE, TARGET, tmp_path / "a.png")
+
+
+def test_the_sign_for_a_space_can_be_read() -> None:
+    assert token_label("\u2581zwanzig") == "\u2423zwanzig"
+
+
+def test_a_dollar_sign_is_no_formula(tmp_path: Path) -> None:
+    draw_attention(torch.zeros(1, 1), ["$"], ["$x_$"], tmp_path / "a.png")
+    assert pixels(tmp_path / "a.png").size > 0
