@@ -151,12 +151,10 @@ def regrets(
     """Lets auto choose at each shape, then measures all candidates again and tells what the choice loses.
 
     Args:
-        entries: of the grid.
-        device: where.
+        entries: of the grid. device: where. say: told what is being measured.
         seconds: that a choice may take; measuring again takes at most three times that, and comparing the choice with
             the best, in turns, twice.
         limit: seconds after which no further shape is begun.
-        say: told what is being measured.
 
     Yields:
         One row a shape.

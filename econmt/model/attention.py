@@ -31,7 +31,7 @@ class Attention(nn.Module):
     query: nn.Parameter | None
     score: nn.Parameter | None
 
-    def __init__(self, config: recipe.Attention, encoder_size: int, decoder_size: int) -> None:
+    def __init__(self, config: recipe.AttentionSection, encoder_size: int, decoder_size: int) -> None:
         super().__init__()
         self.key: nn.Linear | None = None
         self.query = None

@@ -43,8 +43,8 @@ class Decoder(nn.Module, ABC):
 
     def __init__(
         self,
-        config: recipe.Decoder,
-        attention: recipe.Attention,
+        config: recipe.DecoderSection,
+        attention: recipe.AttentionSection,
         input_size: int,
         encoder_size: int,
         dropout: recipe.Dropout,

@@ -25,7 +25,7 @@ class Encoder(nn.Module):
     reads both ways in any case. Outputs stay at the positions of their words.
     """
 
-    def __init__(self, config: recipe.Encoder, input_size: int, dropout: recipe.Dropout) -> None:
+    def __init__(self, config: recipe.EncoderSection, input_size: int, dropout: recipe.Dropout) -> None:
         super().__init__()
         self.config = config
         self.dropout = SeededDropout(dropout.layers, dropout.variational)

@@ -116,6 +116,8 @@ class CapturedStep:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        # The graph knows addresses: what lies there must live as long as it does.
+        self._kept = model, optimizer, text
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self.loss = step()
