@@ -399,7 +399,8 @@ def test_only_the_rank_that_writes_writes(make_run: MakeRun) -> None:
     )
     assert len(next(trainer.batches).indices) == 2  # of the 4 that an update takes
     trainer.model.train()
-    with Progress(run.folder.log, run.folder.tensorboard, run.console, 0) as progress:
+    progress = Progress(run.folder.log, run.folder.tensorboard, run.console, 0)
+    with progress:
         trainer._update(progress)
         trainer._save(optimizer_tensors(trainer.optimizer, trainer.parameters), None)
     assert run.folder.commits() == []
