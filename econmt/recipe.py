@@ -18,10 +18,10 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, 
 from pydantic_core import PydanticKnownError
 
 from econmt.errors import InputError
-from econmt.recipe_model import Attention as Attention
-from econmt.recipe_model import Decoder as Decoder
+from econmt.recipe_model import AttentionSection as AttentionSection
+from econmt.recipe_model import DecoderSection as DecoderSection
 from econmt.recipe_model import Dropout as Dropout
-from econmt.recipe_model import Encoder as Encoder
+from econmt.recipe_model import EncoderSection as EncoderSection
 from econmt.recipe_model import Initialization as Initialization
 from econmt.recipe_model import Model as Model
 from econmt.recipe_model import Positive, Probability, Section
@@ -87,9 +87,7 @@ class Data(Section):
     test: str | None = Field(
         None, description="prefix of a test text, translated and scored when training ends"
     )
-    subwords: Subwords = Field(
-        default_factory=SentencePieceSubwords, description="how text is cut into tokens"
-    )
+    subwords: Subwords = Field(SentencePieceSubwords(), description="how text is cut into tokens")
     max_length: Positive = Field(
         100, description="training pairs with more tokens than this on a side are left out"
     )
@@ -158,7 +156,7 @@ class BatchSize(Section):
     size: Positive = Field(64, description="sentences, or target tokens, a batch")
 
 
-class Optimizer(Section):
+class OptimizerSection(Section):
     """The optimizer."""
 
     name: Literal["adam", "adamw", "sgd"] = Field("adam", description="algorithm")
@@ -173,13 +171,13 @@ class Optimizer(Section):
     momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd only)")
 
     @model_validator(mode="after")
-    def _betas_in_range(self) -> Optimizer:
+    def _betas_in_range(self) -> OptimizerSection:
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas {list(self.betas)} must be at least 0 and less than 1")
         return self
 
 
-class Schedule(Section):
+class ScheduleSection(Section):
     """How the learning rate changes."""
 
     name: Literal["constant", "inverse-sqrt", "plateau-reduce"] = Field(
@@ -195,7 +193,7 @@ class Schedule(Section):
     )
 
     @model_validator(mode="after")
-    def _inverse_sqrt_needs_warmup(self) -> Schedule:
+    def _inverse_sqrt_needs_warmup(self) -> ScheduleSection:
         if self.name == "inverse-sqrt" and self.warmup == 0:
             raise ValueError("name: inverse-sqrt needs warmup of at least 1 update")
         return self
@@ -224,7 +222,7 @@ class EarlyStopping(Section):
 class Training(Section):
     """How the parameters are learnt."""
 
-    batch: BatchSize = Field(default_factory=BatchSize, description="how many sentences go into one update")
+    batch: BatchSize = Field(BatchSize(), description="how many sentences go into one update")
     max_buckets: Positive = Field(
         12, description="most buckets: shapes to which pairs are padded, chosen from the text to pad it least"
     )
@@ -243,17 +241,15 @@ class Training(Section):
         description="bytes training may take, as 4GiB, 512MiB or a number; auto: what the device has; null: any",
     )
     update_interval: Positive = Field(1, description="batches whose gradients are added up before one update")
-    optimizer: Optimizer = Field(default_factory=Optimizer, description="the optimizer")
-    schedule: Schedule = Field(default_factory=Schedule, description="how the learning rate changes")
-    gradient_clipping: GradientClipping = Field(
-        default_factory=GradientClipping, description="bound on the gradient"
-    )
+    optimizer: OptimizerSection = Field(OptimizerSection(), description="the optimizer")
+    schedule: ScheduleSection = Field(ScheduleSection(), description="how the learning rate changes")
+    gradient_clipping: GradientClipping = Field(GradientClipping(), description="bound on the gradient")
     label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
         "auto",
         description="of products and feature maps; weights, optimizer, cell state and softmax stay float32. auto: "
-        "bfloat16 on a CPU that multiplies it clearly faster, measured when the run begins and kept, else float32; on "
-        "a GPU training lets cuDNN compute float32 LSTMs in TF32",
+        "bfloat16 on a GPU that has it, and on a CPU that multiplies it clearly faster, measured when the run begins "
+        "and kept; else float32. On a GPU float32 means IEEE products everywhere, tf32 allows TF32 everywhere",
     )
     max_updates: Positive | None = Field(None, description="stop after this many updates")
     max_epochs: Positive | None = Field(None, description="stop after this many passes over the data")
@@ -263,9 +259,7 @@ class Training(Section):
     decode_and_evaluate: int = Field(
         -1, ge=-1, description="validation sentences translated at a checkpoint for BLEU; -1: all, 0: none"
     )
-    early_stopping: EarlyStopping = Field(
-        default_factory=EarlyStopping, description="when training has learnt enough"
-    )
+    early_stopping: EarlyStopping = Field(EarlyStopping(), description="when training has learnt enough")
     keep_last_params: Positive = Field(3, description="newest parameter files kept, beside the best")
     initialize_from: str | None = Field(
         None,
@@ -315,12 +309,13 @@ class Recipe(Section):
     """One training run, whole."""
 
     name: str = Field(description="name of the run", min_length=1)
+    task: Literal["translation"] = Field("translation", description="what is learnt")
     output: str = Field(description="model folder; the same command again resumes from it", min_length=1)
     data: Data = Field(description="where the text is and how it becomes token ids")
-    model: Model = Field(default_factory=Model, description="the translation model")
-    ops: Ops = Field(default_factory=Ops, description="how the large operations keep their feature maps")
+    model: Model = Field(Model(), description="the translation model")
+    ops: Ops = Field(Ops(), description="how the large operations keep their feature maps")
     training: Training = Field(description="how the parameters are learnt")
-    decoding: Decoding = Field(default_factory=Decoding, description="how translations are searched for")
+    decoding: Decoding = Field(Decoding(), description="how translations are searched for")
 
     @model_validator(mode="after")
     def _tying_fits(self) -> Recipe:

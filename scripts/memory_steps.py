@@ -114,7 +114,9 @@ class CheckpointedDecoder(InputFeedingDecoder):
 
     scope = ""
 
-    def forward(self, inputs: Tensor, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
+    def forward(
+        self, inputs: Tensor, memory: Memory, state: Recurrent, _implementations: Implementations
+    ) -> tuple[Tensor, Tensor, Recurrent]:
         """See ``Decoder.forward``."""
         bottom, *upper = weights_of(self.layers)
         size, batch, steps = inputs.shape[2], inputs.shape[0], inputs.shape[1]
@@ -202,11 +204,15 @@ class CheckpointedModel(TranslationModel):
             module._parameters = others[name]._parameters
         self.train(original.training)
 
-    def encode(self, source: Tensor, lengths: Tensor) -> EncoderOutput:
+    def encode(
+        self, source: Tensor, lengths: Tensor, implementations: Implementations | None = None
+    ) -> EncoderOutput:
         """See ``TranslationModel.encode``; dropout seeds are drawn again, so the random state is saved."""
         if self.scope != "everything":
-            return super().encode(source, lengths)
-        encoded: EncoderOutput = _checkpoint(super().encode, source, lengths, preserve_rng_state=True)
+            return super().encode(source, lengths, implementations)
+        encoded: EncoderOutput = _checkpoint(
+            super().encode, source, lengths, implementations, preserve_rng_state=True
+        )
         return encoded
 
     def loss(
@@ -216,11 +222,14 @@ class CheckpointedModel(TranslationModel):
         target_input: Tensor,
         target_output: Tensor,
         label_smoothing: float = 0.0,
+        implementations: Implementations | None = None,
     ) -> Tensor:
         """See ``TranslationModel.loss``."""
         if self.scope != "everything":
-            return super().loss(source, source_lengths, target_input, target_output, label_smoothing)
-        hidden = self(source, source_lengths, target_input).flatten(0, 1)
+            return super().loss(
+                source, source_lengths, target_input, target_output, label_smoothing, implementations
+            )
+        hidden = self(source, source_lengths, target_input, implementations).flatten(0, 1)
 
         def part(hidden: Tensor, targets: Tensor) -> Tensor:
             logits = functional.linear(hidden, self.output_weight, self.output_bias)

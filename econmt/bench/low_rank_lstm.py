@@ -136,10 +136,8 @@ def rows(
     """Times all ways at each batch and type.
 
     Args:
-        shape: hidden size, which is that of the inputs too, and steps.
-        batches, ranks, dtypes: of the rows.
-        device: where.
-        say: told what is being measured.
+        shape: hidden size, which is that of the inputs too, and steps. batches, ranks, dtypes: of the rows.
+        device: where. say: told what is being measured.
         seconds: for each shape and pass, once all is compiled.
 
     Yields:

@@ -17,7 +17,8 @@ from econmt.cli.workload import find_workload
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.recipe import load_recipe
-from econmt.training.choice import Shape, expected_updates
+from econmt.tasks.protocol import Shape
+from econmt.training.choice import expected_updates
 
 app = typer.Typer(
     help="Measure on this machine: layouts of matrix products, what auto chooses, training steps, LSTM schedules.",
@@ -327,8 +328,14 @@ def _lstm_ablation(
     title: str,
 ) -> None:
     with place.measuring() as say:
-        options = {"samples": samples, "compile_loop": compile_loop, "both_ways": both_ways, "only": only}
-        rows = place.kept(lstm_schedules.ablation(shape, types, place.device, say, **options))
+        found = lstm_schedules.ablation(
+            *(shape, types, place.device, say),
+            samples=samples,
+            compile_loop=compile_loop,
+            both_ways=both_ways,
+            only=only,
+        )
+        rows = place.kept(found)
     gains = ("forward, gain", "published gain", "forward and backward, gain", "forward and backward, GFLOP/s")
     columns = ("dtype", "schedule", *_LSTM_TIMES, *gains, "peak bytes", "first call, s")
     title += f", batch {shape.batch}"

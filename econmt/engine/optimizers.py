@@ -12,7 +12,7 @@ from econmt.errors import InputError
 from econmt_ops.optimizer import FusedOptimizer
 
 
-def make_optimizer(parameters: Mapping[str, nn.Parameter], config: recipe.Optimizer) -> FusedOptimizer:
+def make_optimizer(parameters: Mapping[str, nn.Parameter], config: recipe.OptimizerSection) -> FusedOptimizer:
     """The optimizer of a recipe over named parameters, all of them on one device.
 
     The fused kernels are elementwise, so they give the same bits in every run.

@@ -50,6 +50,7 @@ class TrainingStep:
         implementations: of the ops; None: those of the recipe.
         optimizer: over the model's parameters; None: a new one, as the recipe says.
         world: the processes that train together.
+        stands_for: the type of device that fake tensors are meant to be on; None: where the model is.
 
     Attributes:
         keeps_gradients: fill gradients with zeros from one step to the next instead of giving them back, so that they
@@ -66,6 +67,7 @@ class TrainingStep:
         implementations: Implementations | None = None,
         optimizer: FusedOptimizer | None = None,
         world: World | None = None,
+        stands_for: str | None = None,
     ) -> None:
         training = task.recipe.training
         self.task = task
@@ -90,7 +92,7 @@ class TrainingStep:
             self.seeds = SeedCounter(training.seed, self.device)
             for group in self.optimizer.param_groups:
                 group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
-        if self.device.type == "cpu":
+        if (stands_for or self.device.type) == "cpu":
             give_sparse_gradients(model)
 
     def __call__(self, batches: Sequence[Batch]) -> StepResult:
@@ -184,14 +186,14 @@ class TrainingStep:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    def random_state(self) -> list[int]:
-        """The state of the dropout seeds that the step draws itself; empty where torch's generator gives them."""
-        return [] if self.seeds is None else self.seeds.seeds.tolist()
+    def random_state(self) -> Tensor:
+        """The dropout seeds that the step draws itself, int64 on its device; none where torch's generator gives them."""
+        return torch.zeros(0, dtype=torch.int64) if self.seeds is None else self.seeds.seeds.clone()
 
-    def set_random_state(self, state: Sequence[int]) -> None:
+    def set_random_state(self, state: Tensor) -> None:
         """Puts back what :meth:`random_state` gave; seeds of another device are left as they are."""
         if self.seeds is not None and len(state) == len(self.seeds.seeds):
-            self.seeds.seeds.copy_(torch.tensor(state, dtype=torch.int64))
+            self.seeds.seeds.copy_(state)
 
     def accumulate(
         self,

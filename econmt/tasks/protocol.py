@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,9 @@ class Task(Protocol):
         Returns:
             A float32 scalar in nats on the model's device, which nothing here waits for.
         """
+
+    def description(self) -> dict[str, Any]:
+        """What tells its models apart, as JSON values: the recipe's model section and the sizes of vocabularies."""
 
     def layers(self, model: nn.Module) -> dict[str, str]:
         """The ledger's layer (embedding, encoder, attention, decoder, output) of every parameter name of a model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,10 +71,19 @@ class TranslationTask:
     ) -> Tensor:
         """See :meth:`econmt.tasks.protocol.Task.loss`; the end of a sentence is a target token too."""
         assert isinstance(model, TranslationModel)
-        model.implementations = implementations
         return model.loss(
-            batch.source, batch.source_lengths, batch.target_input, batch.target_output, label_smoothing
+            batch.source,
+            batch.source_lengths,
+            batch.target_input,
+            batch.target_output,
+            label_smoothing,
+            implementations,
         )
+
+    def description(self) -> dict[str, Any]:
+        """See :meth:`econmt.tasks.protocol.Task.description`."""
+        sizes = {"source_size": self.source_size, "target_size": self.target_size}
+        return {**self.recipe.model.model_dump(mode="json"), **sizes}
 
     def layers(self, model: nn.Module) -> dict[str, str]:
         """See :meth:`econmt.tasks.protocol.Task.layers`."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from econmt.data.batches import Batch, BatchIterator, training_batches
+from econmt.data.batches import Batch, BatchIterator
 from econmt.data.store import PreparedData
 from econmt.decoding.search import MAX_OUTPUT_EXTRA
 from econmt.errors import InputError, TrainingError
@@ -19,7 +19,8 @@ from econmt.memory.plan.planner import Plan, Planner, estimator, sufficient_budg
 from econmt.memory.plan.prices import settings
 from econmt.model import Implementations
 from econmt.recipe import Recipe
-from econmt.tasks.translation import TranslationTask
+from econmt.tasks.protocol import Task
+from econmt.tasks.registry import make_task
 from econmt.training.state import TrainingState
 from econmt_ops.optimizer import FusedOptimizer
 
@@ -53,10 +54,11 @@ def first_plan(
     """
     if recipe.training.memory_budget is None:
         return None
-    batches = training_batches(recipe, prepared)
+    task = make_task(recipe, prepared)
+    batches = task.batches(prepared)
     with torch.device("meta"):
-        model = TranslationTask.of(recipe, prepared).build_model()
-    budget = Budget(recipe, prepared, batches, device, precision, model.parameters())
+        model = task.build_model()
+    budget = Budget(task, prepared, batches, device, precision, model.parameters())
     budget.make(TrainingState(), 0)
     return budget.plan
 
@@ -65,7 +67,7 @@ class Budget:
     """How a run keeps to the bytes that its recipe allows, if it does not allow all.
 
     Args:
-        recipe: the run.
+        task: what is learnt, with the recipe of the run.
         prepared: its text.
         batches: of training.
         device: where it computes.
@@ -79,7 +81,7 @@ class Budget:
 
     def __init__(
         self,
-        recipe: Recipe,
+        task: Task,
         prepared: PreparedData,
         batches: BatchIterator,
         device: torch.device,
@@ -88,7 +90,8 @@ class Budget:
     ) -> None:
         self.plan: Plan | None = None
         self.notes: list[str] = []
-        self._recipe = recipe
+        self._task = task
+        self._recipe = task.recipe
         self._prepared = prepared
         self._batches = batches
         self._device = device
@@ -216,7 +219,7 @@ class Budget:
             self._batches.shapes(),
             settings(Implementations.of(recipe.ops), kind),
             budget,
-            estimator(TranslationTask.of(recipe, self._prepared), kind, self._precision),
+            estimator(self._task, kind, self._precision),
             accumulating=training.update_interval > 1,
             width=training.bucket_width or 1,
         )

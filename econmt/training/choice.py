@@ -7,13 +7,14 @@ saved state. With a byte budget the plan chooses instead (`econmt.training.budge
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from econmt.engine.precision import Precision
-from econmt.model import Implementations, TranslationModel
+from econmt.model import Implementations
 from econmt.recipe import OPS, Recipe, Training, rename_ops
+from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.measurements import Measurement, Record, decide
 from econmt_ops.dispatch.rule import rule
 from econmt_ops.dispatch.session import Session, measuring
@@ -34,27 +35,20 @@ _WORTH_ITS_MEMORY = 0.15
 _LEAST_OPERATIONS = 1e9
 """Below this many operations in the measured batch there is nothing to gain: it takes milliseconds."""
 
-_FIRST_ID = 4
 
-
-class Shape(NamedTuple):
-    """Of a batch: rows, source positions, target positions."""
-
-    rows: int
-    source: int
-    target: int
-
-
-def is_worth_measuring(model: TranslationModel, shape: Shape) -> bool:
+def is_worth_measuring(model: nn.Module, shape: Shape) -> bool:
     """Whether an update of this model takes long enough for a choice to matter."""
-    tables = {model.source_embedding.weight, model.target_embedding.weight} - {model.output_weight}
+    # Rows of a table are looked up, unless it is an output layer's weight too.
+    multiplied = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
+    tables = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)} - multiplied
     size = sum(parameter.numel() for parameter in model.parameters() if parameter not in tables)
     positions = min(max(shape.source, shape.target), POSITIONS)
     return 6.0 * size * shape.rows * positions >= _LEAST_OPERATIONS
 
 
 def measure(
-    model: TranslationModel,
+    task: Task,
+    model: nn.Module,
     shape: Shape,
     device: torch.device,
     precision: Precision,
@@ -64,29 +58,28 @@ def measure(
     byte_limit: int | None = None,
     remember: bool = True,
 ) -> Session:
-    """Times the candidates of every op that the model leaves at auto, on random ids of at most `POSITIONS` positions.
+    """Times the candidates of every op that a recipe leaves at auto, on random ids of at most `POSITIONS` positions.
 
     Args:
-        model: in training mode, with the implementations that the recipe names.
+        task: what is learnt; its recipe names implementations.
+        model: in training mode.
         shape: of the batches that are most frequent.
         device, precision: where and how products are computed.
         seconds, compiled, byte_limit, remember: see `econmt_ops.dispatch.session.measuring`.
     """
-    source, target = min(shape.source, POSITIONS), min(shape.target, POSITIONS)
+    shape = Shape(shape.rows, min(shape.source, POSITIONS), min(shape.target, POSITIONS))
+    given = Implementations.of(task.recipe.ops)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), precision.products(device), precision.autocast(device):
-        ids = torch.randint(_FIRST_ID, max(_FIRST_ID + 1, model.source_size), (shape.rows, source))
-        words = torch.randint(_FIRST_ID, max(_FIRST_ID + 1, model.target_size), (shape.rows, target))
-        ids, words = ids.to(device), words.to(device)
-        lengths = torch.full((shape.rows,), source, device=device)
+        batch = task.example(shape).to(device)
         with measuring(
             seconds, byte_limit=byte_limit, compiled=compiled, remember=remember, share=SHARE
         ) as session:
-            model.loss(ids, lengths, words, words)
+            task.loss(model, batch, given)
     return session
 
 
-def settle(
+def choose_implementations(
     given: Implementations,
     measurements: Iterable[Measurement],
     *,

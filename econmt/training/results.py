@@ -20,7 +20,7 @@ from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.memory.plan.planner import Plan
 from econmt.model import IncrementalModel
 from econmt.recipe import Recipe
-from econmt.tasks.translation import TranslationTask
+from econmt.tasks.registry import make_task
 from econmt.training.checkpoints import load_model, load_saved, load_state, named_parameters
 from econmt.training.choice import saved_choice
 from econmt.training.files import write_text
@@ -159,7 +159,7 @@ def _measure(
 ) -> Ledger:
     """The bytes of a training step on the largest batch, or with a plan on the largest micro-batch."""
     training = recipe.training
-    task = TranslationTask.of(recipe, prepared)
+    task = make_task(recipe, prepared)
     step = TrainingStep(task, load_model(folder.path, "best", device).model.train(), precision)
     saved = load_saved(folder, folder.commits()[-1])
     if saved.optimizer_name == training.optimizer.name:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from econmt.data.batches import Batch
 from econmt.data.store import PreparedData
@@ -19,28 +20,27 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.engine.world import World
 from econmt.errors import TrainingError
-from econmt.model import Implementations, TranslationModel
-from econmt.recipe import Recipe
-from econmt.tasks.translation import TranslationTask
+from econmt.model import Implementations
+from econmt.tasks.protocol import Task
 from econmt.training.budget import Budget, divide
 from econmt.training.checkpoints import (
     Saved,
+    finish_commit,
     load_parameters,
     load_saved,
     named_parameters,
     save_checkpoint,
     save_interrupted,
     saving,
-    settle,
 )
 from econmt.training.files import read_tensors
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.limits import end_reason, seconds_left
 from econmt.training.progress import Figures, Progress
-from econmt.training.readings import Reading, Readings
 from econmt.training.schedules import Schedule
 from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
+from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
 from econmt.training.validation import Abandoned, Validation, validate
 
 _UPDATES_BETWEEN_TRIMS = 5
@@ -61,7 +61,7 @@ class Trainer:
     """One process of one run.
 
     Args:
-        recipe: the run.
+        task: what is learnt, with the recipe of the run.
         folder: its model folder, in order.
         prepared: its text as ids.
         model: with first parameters, on the device.
@@ -71,33 +71,31 @@ class Trainer:
 
     def __init__(
         self,
-        recipe: Recipe,
+        task: Task,
         folder: ModelFolder,
         prepared: PreparedData,
-        model: TranslationModel,
+        model: nn.Module,
         state: TrainingState,
         precision: Precision,
         world: World | None = None,
     ) -> None:
-        training = recipe.training
-        self.recipe = recipe
+        training = task.recipe.training
+        self.task = task
+        self.recipe = task.recipe
         self.folder = folder
         self.prepared = prepared
         self.model = model
         self.state = state
-        self.task = TranslationTask.of(recipe, prepared)
-        self.step = TrainingStep(self.task, model, precision, world=world)
+        self.step = TrainingStep(task, model, precision, world=world)
         self.device = device = self.step.device
         self.optimizer = self.step.optimizer
         self.parameters = named_parameters(model)
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate)
-        self.batches = self.task.batches(prepared, self.step.world.rank, self.step.world.size)
-        self.budget = Budget(
-            recipe, prepared, self.batches, device, precision.dtype, self.parameters.values()
-        )
+        self.batches = task.batches(prepared, self.step.world.rank, self.step.world.size)
+        self.budget = Budget(task, prepared, self.batches, device, precision.dtype, self.parameters.values())
         self._trims = trims_batches(training.trim_batches, device)
         self._graphed: GraphedStep | None = None
-        self._readings = Readings(device)
+        self._metrics = MetricsQueue(device)
         self._saved = state.update
         self._clock = time.monotonic()
 
@@ -118,7 +116,8 @@ class Trainer:
         self.schedule.load_state_dict(saved.state.schedule)
         self.batches.load_state_dict(saved.state.data)
         restore_random_states(saved.state.random)
-        self.step.set_random_state(saved.state.random.get("dropout", []))
+        dropout = saved.state.random.get("dropout", [])
+        self.step.set_random_state(torch.tensor(dropout, dtype=torch.int64))
         return notes
 
     def make_plan(self) -> None:
@@ -145,7 +144,6 @@ class Trainer:
     def _run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
         self.model.train()
         if self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
-            plan = self.budget.plan
             self.budget.room_for_optimizer(self.optimizer)
             # What a byte budget divides further, or an update adds up, is captured batch by batch.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
@@ -171,12 +169,13 @@ class Trainer:
     def rehearse(self) -> None:
         """Computes the gradient of the largest batch and forgets it: too little memory shows now and not hours later.
 
-        In CUDA graphs its step is captured, which takes the same memory. With a byte budget it is the micro-batch for which the plan predicts the most.
+        In CUDA graphs its step is captured, which takes the same memory. With a byte budget it is the micro-batch for
+        which the plan predicts the most.
 
         Raises:
             TrainingError: if memory does not suffice.
         """
-        with _random_states_kept():
+        with self._random_states_kept():
             room = self.budget.room_for_optimizer(self.optimizer)
             largest = self.budget.largest_batches()
             if self._graphed is None:
@@ -211,8 +210,8 @@ class Trainer:
         loss, norm = self.gradient(batches, trim=self._trims)
         self._tell_of_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
-        for reading in self._readings.submit(update, loss, norm, tokens, indices):
-            self._count(reading)
+        for metrics in self._metrics.submit(update, loss, norm, tokens, indices):
+            self._count(metrics)
         if self._graphed is None:
             self.step.update()
         self.state.update = update
@@ -245,7 +244,7 @@ class Trainer:
             TrainingError: if memory was full and there is no plan, or nothing left to divide.
         """
         tokens = self.step.tokens(batches)
-        before = None if self.budget.plan is None else random_states()
+        before = None if self.budget.plan is None else (random_states(), self.step.random_state())
         while True:
             found = [divide(batch, self.budget.plan, self.step.implementations) for batch in batches]
             origins = [batch for batch, parts in zip(batches, found, strict=True) for _ in parts]
@@ -265,18 +264,19 @@ class Trainer:
             # Only now, after the error, are the tensors of the step that failed gone.
             self.step.clear()
             self.budget.shrink(origins[number], len(parts[number].indices))
-            restore_random_states(before)
+            restore_random_states(before[0])
+            self.step.set_random_state(before[1])
 
-    def _count(self, reading: Reading) -> None:
-        if not reading.finite:
-            raise TrainingError(self._not_finite(reading))
-        self.state.gradient_norm = reading.gradient_norm
-        self.state.since_log.loss += reading.loss
-        self.state.since_checkpoint.loss += reading.loss
+    def _count(self, metrics: UpdateMetrics) -> None:
+        if not metrics.finite:
+            raise TrainingError(self._not_finite(metrics))
+        self.state.gradient_norm = metrics.gradient_norm
+        self.state.since_log.loss += metrics.loss
+        self.state.since_checkpoint.loss += metrics.loss
 
     def _flush(self) -> None:
-        for reading in self._readings.flush():
-            self._count(reading)
+        for metrics in self._metrics.flush():
+            self._count(metrics)
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -290,11 +290,11 @@ class Trainer:
         self._flush()
         self.step.clear()
         try:
-            with _random_states_kept():
+            with self._random_states_kept():
                 result = validate(
+                    self.task,
                     self.model,
                     self.prepared,
-                    self.recipe,
                     self.device,
                     self.step.precision,
                     lambda: interrupts.pending,
@@ -318,17 +318,10 @@ class Trainer:
         state.since_checkpoint = Meter()
         goes_back = self.schedule.checkpoint(improved)
         tensors = optimizer_tensors(self.optimizer, self.parameters)
-        best = None
-        if goes_back:
-            best = self._best(tensors)
-            tensors = best.optimizer
+        best = self._best(tensors) if goes_back else None
+        if best is not None:
             state.parameters_from = state.best_update
-        self._remember()
-        with saving(self.folder, state.update, self._saved):
-            name = self.recipe.training.optimizer.name
-            save_checkpoint(self.folder, state, self.model, tensors, name, result.hypotheses)
-            settle(self.folder, state, self.recipe.training.keep_last_params, self.schedule.goes_back)
-        self._saved = state.update
+        self._save(tensors if best is None else best.optimizer, result)
         if best is not None:
             load_parameters(self.model, best.parameters, self.folder.path)
             load_optimizer_tensors(self.optimizer, self.parameters, best.optimizer, str(self.folder.path))
@@ -336,7 +329,7 @@ class Trainer:
             progress.note(f"BLEU signature {result.signature}")
         self._tell(progress, result, improved, goes_back)
 
-    def _best(self, current: dict[str, torch.Tensor]) -> Saved:
+    def _best(self, current: dict[str, Tensor]) -> Saved:
         """The best checkpoint; with the ``current`` optimizer tensors if another schedule did not keep its own."""
         commit = Commit(self.state.best_update, True)
         if self.folder.state(commit).is_dir():
@@ -374,11 +367,26 @@ class Trainer:
             "gradient_norm": state.gradient_norm,
         }
 
+    def _save(self, optimizer: Mapping[str, Tensor], result: Validation | None) -> None:
+        """Writes a checkpoint with a validation's result or, without one, where training stands between two."""
+        state, training = self.state, self.recipe.training
+        self._remember()
+        if self.step.world.writes:
+            saved = Saved(state, self.parameters, optimizer, training.optimizer.name)
+            with saving(self.folder, state.update, self._saved):
+                if result is None:
+                    save_interrupted(self.folder, saved, self.task.description())
+                else:
+                    save_checkpoint(self.folder, saved, self.task.description(), result.hypotheses)
+                finish_commit(self.folder, state, training.keep_last_params, self.schedule.goes_back)
+        self.step.world.barrier()
+        self._saved = state.update
+
     def _remember(self) -> None:
         """Puts what lives outside of the state into it, before it is saved."""
         self.state.schedule = self.schedule.state_dict()
         self.state.data = self.batches.state_dict()
-        self.state.random = {**random_states(), "dropout": self.step.random_state()}
+        self.state.random = {**random_states(), "dropout": self.step.random_state().tolist()}
         self.budget.remember(self.state)
 
     def _tell_of_plan(self, progress: Progress) -> None:
@@ -407,17 +415,21 @@ class Trainer:
         self._flush()
         self._tick()
         if state.update > self._saved:
-            self._remember()
-            with saving(self.folder, state.update, self._saved):
-                name = self.recipe.training.optimizer.name
-                tensors = optimizer_tensors(self.optimizer, self.parameters)
-                save_interrupted(self.folder, state, self.model, tensors, name)
-                settle(self.folder, state, self.recipe.training.keep_last_params, self.schedule.goes_back)
+            self._save(optimizer_tensors(self.optimizer, self.parameters), None)
         what = f"saved at update {state.update}" if state.update else "nothing was learnt yet"
         raise Interrupted(
             f"{interrupts.name}: {what} in {self.folder.path}; the same command again goes on",
             interrupts.exit_code,
         )
+
+    @contextmanager
+    def _random_states_kept(self) -> Iterator[None]:
+        states, dropout = random_states(), self.step.random_state()
+        try:
+            yield
+        finally:
+            restore_random_states(states)
+            self.step.set_random_state(dropout)
 
     # ------------------------------------------------------------------ words
 
@@ -440,12 +452,12 @@ class Trainer:
         epochs = update * self.recipe.training.update_interval / self.batches.batches_per_epoch
         return seconds_left(self.recipe.training, self.state, epochs, per_update)
 
-    def _not_finite(self, reading: Reading) -> str:
-        what = "loss" if reading.loss != reading.loss or abs(reading.loss) == float("inf") else "gradient"
-        lines = [self.prepared.train.location(int(i)) for indices in reading.indices for i in indices]
+    def _not_finite(self, metrics: UpdateMetrics) -> str:
+        what = "loss" if metrics.loss != metrics.loss or abs(metrics.loss) == float("inf") else "gradient"
+        lines = [self.prepared.train.location(int(i)) for indices in metrics.indices for i in indices]
         shown = ", ".join(lines[:8]) + (f" and {len(lines) - 8} more" if len(lines) > 8 else "")
         return (
-            f"the {what} is not finite at update {reading.update}, pairs {shown}; {self._last_good()}: lower "
+            f"the {what} is not finite at update {metrics.update}, pairs {shown}; {self._last_good()}: lower "
             "training.optimizer.learning_rate or training.gradient_clipping.threshold"
         )
 
@@ -465,12 +477,3 @@ class Trainer:
             f"no memory left on {self.device} for a batch of {size} pairs, {batch.source.size(1)} source and {target} "
             f"target positions; {self._last_good()}: {advice}"
         )
-
-
-@contextmanager
-def _random_states_kept() -> Iterator[None]:
-    states = random_states()
-    try:
-        yield
-    finally:
-        restore_random_states(states)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import econmt_ops
-from econmt_ops.backends import steps
+from econmt_ops.backends import compiled, steps_for
+from econmt_ops.backends.c.steps import CSteps
 from tests.ops.helpers import Make, assert_close, values_and_gradients
 from tests.ops.test_recompute import attentional_arguments, lstm_arguments
 
@@ -49,12 +50,12 @@ def test_compiled_equals_recompute() -> None:
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    steps.compiled.cache_clear()
+    compiled.is_available.cache_clear()
     try:
         with pytest.warns(
             RuntimeWarning, match=r"no C\+\+ compiler found, so 'compiled' runs as 'recompute'"
         ):
             both("lstm", lstm_arguments(Make("cpu", torch.float32)))
-        assert steps.compiled() is steps.EAGER
+        assert type(steps_for(torch.empty(0), "compiled")) is CSteps
     finally:
-        steps.compiled.cache_clear()
+        compiled.is_available.cache_clear()

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import econmt_ops
-from econmt_ops.backends import steps
-from econmt_ops.lstm import cells
+from econmt_ops.backends import compiled
 
 Shape = tuple[int, int, int, int]
 SHAPES: list[Shape] = [(3, 4, 5, 8), (2, 7, 3, 8), (1, 5, 2, 8), (5, 3, 1, 6), (4, 1, 4, 6), (6, 9, 8, 10)]
@@ -22,13 +21,11 @@ def _traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Steps that torch.compile traces and hands to no compiler; it fails where it would give up."""
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(steps, "has_compiler", lambda: True)
-    steps.compiled.cache_clear()
-    cells._compiled.cache_clear()
+    monkeypatch.setattr(compiled, "is_available", lambda: True)
+    compiled.compile_step.cache_clear()
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         yield
-    steps.compiled.cache_clear()
-    cells._compiled.cache_clear()
+    compiled.compile_step.cache_clear()
     torch.compiler.reset()
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt.bench.selection import choose, rows_of
+from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.memory.estimate.step import estimate_step
 from econmt.memory.plan.prices import settings
@@ -19,7 +20,7 @@ from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe, implementation_names, load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt.training.choice import settle
+from econmt.training.choice import choose_implementations
 from econmt_ops.dispatch import session, traits
 from econmt_ops.dispatch.rule import rule
 from econmt_ops.dispatch.traits import Cost, Traits
@@ -90,7 +91,7 @@ def test_recipes_may_name_it() -> None:
 
 def test_the_rule_plans_and_profiles_choose_it() -> None:
     assert rule(OP, "cpu") == "toy"
-    assert settle(Implementations(), []).output == "toy"
+    assert choose_implementations(Implementations(), []).output == "toy"
     assert settings(Implementations(), "cpu")[-1].output == "toy"
     rows = {row.name: row.implementations for row in techniques("auto", "cpu", False)}
     assert rows["all"].output == rows["+ output"].output == "toy"
@@ -101,8 +102,8 @@ def test_the_model_runs_it() -> None:
     torch.manual_seed(1)
     model, words = build_model(small(), 11, 11), torch.tensor([[4, 5, 3], [6, 3, 0]])
     found = [
-        model.loss(words, torch.tensor([3, 2]), words, words).item()
-        for model.implementations in (Implementations(output="reference"), Implementations())
+        model.loss(words, torch.tensor([3, 2]), words, words, implementations=how).item()
+        for how in (Implementations(output="reference"), Implementations())
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
@@ -125,7 +126,7 @@ def test_benches_and_runs_measure_it() -> None:
         (20, 30),
         Shape(3, 4, 5),
         CPU,
-        torch.float32,
+        Precision(),
         seconds=5.0,
         compiled=False,
         byte_limit=None,

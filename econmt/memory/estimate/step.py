@@ -15,10 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt.engine.precision import Precision
+from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
+from econmt.memory.estimate.shapes import RememberedShapes
 from econmt.memory.measure.ledger import Ledger, give_state, track_step
 from econmt.memory.measure.tracker import Storage, Tracker
 from econmt.model import Implementations
@@ -49,7 +50,7 @@ def estimate_step(
         task: what is trained, by the training section of its recipe.
         shape: (B, S, T): sentence pairs, source positions, target positions.
         device: "cpu" or "cuda".
-        precision: of products and feature maps; None: as the recipe says, "auto" being float32.
+        precision: of products and feature maps; None: as the recipe says, "auto" being float32 on a CPU.
         implementations: instead of those that the recipe asks for.
         accumulating: whether the step finds gradients to add to; None: if an update has several batches.
 
@@ -59,15 +60,25 @@ def estimate_step(
     cuda = device == "cuda"
     training = task.recipe.training
     if precision is None:
-        precision = torch.bfloat16 if training.precision == "bfloat16" else torch.float32
+        # What is faster on a CPU is not measured on the one where it is asked.
+        precision = precision_of(
+            training.precision, torch.device(device), saved="" if cuda else "float32"
+        ).dtype
     if accumulating is None:
         accumulating = training.update_interval > 1
-    with standing_in(device):
+    with standing_in(device) as mode:
         model = task.build_model().train()
-        step = TrainingStep(task, model, Precision(precision), implementations=implementations)
+        step = TrainingStep(
+            task, model, Precision(precision), implementations=implementations, stands_for=device
+        )
         give_state(step)
         batch = task.example(Shape(*shape))
-        tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)
+        tracker = Tracker(
+            _CPU,
+            block=BLOCK if cuda else 1,
+            replacements=ON_GPU if cuda else REPLACEMENTS,
+            run=RememberedShapes(mode),
+        )
         workspaces = cublas_workspaces(tracker) if cuda else []
         ledger = track_step(tracker, step, batch, accumulating=accumulating)
         del workspaces

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import functools
 
-import torch
-
 from econmt_ops.attentional_lstm import recompute
-from econmt_ops.backends.triton import is_available
-from econmt_ops.dispatch.traits import Traits
+from econmt_ops.backends.triton import with_kernels
+from econmt_ops.lstm import triton as lstm_triton
 
-TRAITS = Traits(
-    devices=frozenset({"cuda"}),
-    dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
-    recomputes=True,
-    takes_stash=True,
-    fastest_stash="attention",
-    casts=True,
-    has_kernels=True,
-    needs="triton",
-    is_available=is_available,
-)
+TRAITS = with_kernels(recompute.TRAITS, fastest_stash="attention")
 
-attentional_lstm = functools.partial(recompute.attentional_lstm, backend="triton")
+attentional_lstm = functools.partial(recompute.attentional_lstm, backend="triton", run_stack=lstm_triton.lstm)

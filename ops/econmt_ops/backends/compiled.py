@@ -43,6 +43,7 @@ def is_available() -> bool:
     return True
 
 
+@functools.cache
 def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
     """The function compiled by torch.compile, for tensors that are slices of others.
 
@@ -53,7 +54,7 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
 
     Args:
         function: of tensors and numbers, run where autograd does not look.
-        dynamic: as torch.compile takes it.
+        dynamic: as torch.compile takes it; by default sizes are constants until one of them changes.
     """
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, _VARIANTS)
@@ -115,12 +116,6 @@ def _advance_back(
     dc.copy_(dbefore)
 
 
-@functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # Sizes are constants of the code until one of them changes; then that one becomes a variable.
-    return compile_step(function)
-
-
 class CompiledSteps(EagerSteps):
     """As `EagerSteps`, a step's pointwise work in one compiled function."""
 
@@ -134,7 +129,7 @@ class CompiledSteps(EagerSteps):
         keep: bool,
     ) -> None:
         after = before if after.is_set_to(before) else after
-        _compiled(_advance)(gates, recurrent, before, after, h, keep)
+        compile_step(_advance)(gates, recurrent, before, after, h, keep)
 
     def cell_backward(
         self,
@@ -147,7 +142,7 @@ class CompiledSteps(EagerSteps):
     ) -> None:
         """See `StepKernels`."""
         dgates = gates if dgates.is_set_to(gates) else dgates
-        _compiled(_advance_back)(gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
+        compile_step(_advance_back)(gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
 
     def attention(
         self,
@@ -160,5 +155,5 @@ class CompiledSteps(EagerSteps):
     ) -> AttentionKernels:
         """See `StepKernels`; where the C library serves, only the scores are compiled."""
         made = CAttention if library.serves(keys) else EagerAttention
-        functions = (_compiled(additive_forward), _compiled(additive_backward))
+        functions = (compile_step(additive_forward), compile_step(additive_backward))
         return made(keys, projected, score, norm, scale, lengths, *functions)

@@ -256,6 +256,8 @@ class Operator(Generic[Arguments, Results]):
         ctx.save_for_backward(*(tensor if name in saved else None for name, tensor in named))
 
     def _differentiate(self, ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
+        if all(gradient is None for gradient in incoming):
+            return (None,) * (len(self.schema.names) + 1)
         count = len(self._names)
         results, tensors = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         arguments = self.schema.make(self.schema.with_tensors(ctx.arguments, tensors))

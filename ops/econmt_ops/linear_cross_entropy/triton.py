@@ -7,19 +7,9 @@ from __future__ import annotations
 
 import functools
 
-import torch
-
-from econmt_ops.backends.triton import is_available
-from econmt_ops.dispatch.traits import Traits
+from econmt_ops.backends.triton import with_kernels
 from econmt_ops.linear_cross_entropy import recompute
 
-TRAITS = Traits(
-    devices=frozenset({"cuda"}),
-    dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
-    recomputes=True,
-    has_kernels=True,
-    needs="triton",
-    is_available=is_available,
-)
+TRAITS = with_kernels(recompute.TRAITS)
 
 linear_cross_entropy = functools.partial(recompute.linear_cross_entropy, backend="triton")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton import interpreted, is_available, serves
+from econmt_ops.backends.triton import interpreted, serves, with_kernels
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.dropout import dropout as drop_units
@@ -24,7 +24,6 @@ from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.repeated import Inputs, Repeated, add_repeated, clean_rows, values_of
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
-from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm import recompute
 
 if TYPE_CHECKING:
@@ -33,17 +32,8 @@ if TYPE_CHECKING:
 _MOST_UNITS = 1024
 """More take too much of the chip; they are left to implementations that are made for them."""
 
-TRAITS = Traits(
-    devices=frozenset({"cuda"}),
-    dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
-    recomputes=True,
-    takes_stash=True,
-    fastest_stash="gates",
-    casts=True,
-    has_kernels=True,
-    needs="triton",
-    is_available=is_available,
-    serves=lambda sizes, _: sizes["H"] <= _MOST_UNITS,
+TRAITS = with_kernels(
+    recompute.TRAITS, fastest_stash="attention", serves=lambda sizes, _: sizes["H"] <= _MOST_UNITS
 )
 
 

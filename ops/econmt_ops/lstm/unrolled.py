@@ -8,8 +8,7 @@ B batch, H hidden, r rank, K steps of a block, k steps of a compiled function.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -86,11 +85,6 @@ def _backward(
     return torch.stack(dgates[::-1]), torch.stack(thin[::-1]).to(dh.dtype), dh, dc
 
 
-@functools.cache
-def _compiled(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    return compile_step(function)
-
-
 class UnrolledSteps:
     """The steps of one call."""
 
@@ -135,7 +129,7 @@ class UnrolledSteps:
         left, right = (part.t().contiguous() for part in self._factors(gates.shape[1]))
         for begin in range(0, whole, _TOGETHER):
             part = slice(begin, begin + _TOGETHER)
-            made = _compiled(_forward)(gates[part], h, c, right, left, keep, cells is not None)
+            made = compile_step(_forward)(gates[part], h, c, right, left, keep, cells is not None)
             kept, outputs[part], states = made
             if keep:
                 gates[part] = kept
@@ -173,7 +167,7 @@ class UnrolledSteps:
             part = slice(begin, begin + _TOGETHER)
             cells = torch.stack(tuple(states[begin : part.stop + 1]))
             given = None if incoming is None else incoming[part]
-            dgates[part], thin[part], dh, state = _compiled(_backward)(
+            dgates[part], thin[part], dh, state = compile_step(_backward)(
                 gates[part], cells, given, dh, state, left, right
             )
         dc.copy_(state)

@@ -80,7 +80,7 @@ def test_every_bench_takes_the_same_options(call: Call) -> None:
 def test_select(call: Call, tmp_path: Path) -> None:
     ended = call("bench", "select", "quickstart", *SMALL, "--bucket", "4x4", "--csv", tmp_path / "select.csv")
     assert ended.code == 0, ended.err
-    assert "a run uses: attention re" in ended.out
+    assert "a run uses: encoder re" in ended.out
     assert "recompute/gates" in ended.out
     assert len(rows_of(tmp_path / "select.csv")) >= 6
     assert list((tmp_path / "cache").glob("choices.json"))
@@ -136,7 +136,7 @@ def test_training(call: Call, tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     (row,) = rows_of(tmp_path / "t.csv")
     assert float(row["target tokens/s"]) > 0
-    assert row["ops"] == "attention=auto, lstm=auto, output=auto, stash=auto"
+    assert row["ops"] == "encoder=auto, decoder=auto, attention=auto, output=auto, stash=auto"
 
 
 @pytest.mark.parametrize(

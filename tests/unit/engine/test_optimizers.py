@@ -16,7 +16,7 @@ from econmt.engine.optimizers import (
     set_learning_rate,
 )
 from econmt.errors import InputError
-from econmt.recipe import Optimizer
+from econmt.recipe import OptimizerSection as Optimizer
 
 GRADIENTS = [0.5, -1.0, 0.25, 2.0]
 
@@ -105,7 +105,7 @@ def test_training_does_not_import_the_compiler() -> None:
     """It takes 70 MB and two seconds, and torch.optim imports it when an optimizer is made."""
     program = """
 import sys, torch
-from econmt.recipe import Optimizer
+from econmt.recipe import OptimizerSection as Optimizer
 from econmt.engine.optimizers import make_optimizer
 parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = make_optimizer({"a": parameter}, Optimizer(name="adam", learning_rate=0.1))

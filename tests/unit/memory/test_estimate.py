@@ -175,8 +175,8 @@ def test_on_cuda_sizes_are_whole_blocks_and_segments() -> None:
     assert cpu.device == "cpu"
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_auto_is_float32(device: str) -> None:
+@pytest.mark.parametrize(("device", "auto"), [("cuda", torch.bfloat16), ("cpu", torch.float32)])
+def test_auto_is_bfloat16_on_a_gpu(device: str, auto: torch.dtype) -> None:
     recipe, shape = small("quickstart", *REFERENCE, "training.precision=auto"), (16, 4, 1)
     stashed = {
         given: estimate_step(
@@ -184,7 +184,7 @@ def test_auto_is_float32(device: str) -> None:
         ).stashed
         for given in (None, torch.bfloat16, torch.float32)
     }
-    assert stashed[None] == stashed[torch.float32]
+    assert stashed[None] == stashed[auto]
     assert stashed[torch.bfloat16] < stashed[torch.float32]
 
 

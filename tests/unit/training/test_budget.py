@@ -147,7 +147,7 @@ def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
     for text in (run.said(), log):
         assert "plan for a memory budget of 1 GiB" in text
         assert "2 of 3" in text
-        assert "recompute attention, lstm, output; stash outputs" in text
+        assert "recompute encoder, decoder, attention, output; stash outputs" in text
         assert "predicted peak" in text
     assert all(line[:2] == "20" for line in log.splitlines())
 

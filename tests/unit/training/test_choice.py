@@ -16,11 +16,11 @@ from econmt.training import choice, run
 from econmt.training.choice import (
     Shape,
     as_saved,
+    choose_implementations,
     expected_updates,
     is_worth_measuring,
     measure,
     saved_choice,
-    settle,
 )
 from econmt_ops.dispatch import session
 from econmt_ops.dispatch.measurements import Measurement, Record
@@ -41,13 +41,15 @@ def measurement(op: str, calls: int = 1, first: float = 0.0, **milliseconds: flo
 
 
 def test_nothing_measured_is_the_rule() -> None:
-    assert settle(AUTO, []) == RULE
-    assert settle(Implementations(output="reference"), []) == RULE._replace(output="reference")
-    assert settle(Implementations(stash="cells"), []) == RULE._replace(stash="cells")
+    assert choose_implementations(AUTO, []) == RULE
+    assert choose_implementations(Implementations(output="reference"), []) == RULE._replace(
+        output="reference"
+    )
+    assert choose_implementations(Implementations(stash="cells"), []) == RULE._replace(stash="cells")
     # What is named keeps what it keeps by itself.
-    assert settle(Implementations(encoder="recompute"), []).stash == "auto"
-    assert settle(Implementations(encoder="reference"), []).stash == "gates"
-    assert settle(AUTO, [], device="cuda") == Implementations(
+    assert choose_implementations(Implementations(encoder="recompute"), []).stash == "auto"
+    assert choose_implementations(Implementations(encoder="reference"), []).stash == "gates"
+    assert choose_implementations(AUTO, [], device="cuda") == Implementations(
         "reference", "reference", "recompute", "recompute", "gates"
     )
 
@@ -58,26 +60,34 @@ def test_each_kind_of_op_for_itself() -> None:
         measurement("linear_cross_entropy", reference=2.0, recompute=1.0),
         measurement("linear", reference=2.0, recompute=1.0),
     ]
-    assert settle(AUTO, found) == Implementations("recompute", "reference", "recompute", "recompute", "gates")
-    assert settle(Implementations(decoder="recompute"), found).decoder == "recompute"
+    assert choose_implementations(AUTO, found) == Implementations(
+        "recompute", "reference", "recompute", "recompute", "gates"
+    )
+    assert choose_implementations(Implementations(decoder="recompute"), found).decoder == "recompute"
 
 
 def test_all_calls_of_a_kind_count() -> None:
     both = measurement("bidirectional_lstm", reference=1.0, recompute=2.5)
     stack = measurement("lstm", reference=2.0, recompute=1.5)
-    assert settle(AUTO, [both, stack]).encoder == "reference"
-    assert settle(AUTO, [both, stack._replace(calls=3)]).encoder == "recompute"
+    assert choose_implementations(AUTO, [both, stack]).encoder == "reference"
+    assert choose_implementations(AUTO, [both, stack._replace(calls=3)]).encoder == "recompute"
 
 
 def test_the_reference_must_be_worth_its_memory() -> None:
-    assert settle(AUTO, [measurement("lstm", reference=0.9, recompute=1.0)]).encoder == "recompute"
-    assert settle(AUTO, [measurement("lstm", reference=0.8, recompute=1.0)]).encoder == "reference"
+    assert (
+        choose_implementations(AUTO, [measurement("lstm", reference=0.9, recompute=1.0)]).encoder
+        == "recompute"
+    )
+    assert (
+        choose_implementations(AUTO, [measurement("lstm", reference=0.8, recompute=1.0)]).encoder
+        == "reference"
+    )
 
 
 @pytest.mark.parametrize(("updates", "expected"), [(99.0, "recompute"), (101.0, "compiled")])
 def test_compiling_must_pay(updates: float, expected: str) -> None:
     found = [measurement("attentional_lstm", first=20.0, reference=300.0, recompute=200.0, compiled=100.0)]
-    assert settle(AUTO, found, updates=updates, positions=2.0).decoder == expected
+    assert choose_implementations(AUTO, found, updates=updates, positions=2.0).decoder == expected
 
 
 def test_a_run_is_as_long_as_its_first_limit() -> None:

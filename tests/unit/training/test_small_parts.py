@@ -23,8 +23,8 @@ from econmt.recipe import EarlyStopping, Training
 from econmt.training.interrupts import Interrupts
 from econmt.training.limits import end_reason, seconds_left
 from econmt.training.progress import Figures, Progress, duration, perplexity
-from econmt.training.readings import Readings
 from econmt.training.state import TrainingState
+from econmt.training.update_metrics import MetricsQueue
 
 CPU = torch.device("cpu")
 
@@ -64,7 +64,7 @@ def test_time_left_is_that_of_the_nearest_limit() -> None:
 
 
 def test_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> None:
-    readings = Readings(CPU)
+    readings = MetricsQueue(CPU)
     index = [np.arange(3)]
     (found,) = readings.submit(4, torch.tensor(6.5), torch.tensor(0.25), 13, index)
     assert (found.update, found.loss, found.gradient_norm, found.tokens) == (4, 6.5, 0.25, 13)
@@ -87,8 +87,8 @@ def test_readings_of_a_gpu_come_one_update_late_and_in_order(monkeypatch: pytest
 
         return host, arrived
 
-    monkeypatch.setattr("econmt.training.readings.copy_in_background", copy)
-    readings = Readings(torch.device("cuda"))
+    monkeypatch.setattr("econmt.training.update_metrics.copy_in_background", copy)
+    readings = MetricsQueue(torch.device("cuda"))
     found = []
     for update in (1, 2, 3):
         ready = readings.submit(update, torch.tensor(10.0 * update), torch.tensor(0.5), update, [])

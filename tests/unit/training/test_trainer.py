@@ -15,9 +15,9 @@ from econmt.evaluation.metrics import Score
 from econmt.tasks.translation import TranslationTask
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
-from econmt.training.readings import Reading
 from econmt.training.state import seed_everything
 from econmt.training.trainer import Trainer
+from econmt.training.update_metrics import UpdateMetrics
 from econmt.training.validation import Validation
 from tests.unit.training.tiny import Run, metrics, snapshot
 
@@ -237,7 +237,7 @@ def test_loss_that_is_not_finite_stops_before_it_reaches_the_parameters(make_run
 
 def test_gradient_that_is_not_finite_is_told_apart_and_long_lists_are_cut(make_run: MakeRun) -> None:
     trainer = make_run().trainer()
-    reading = Reading(3, 1.5, float("inf"), 9, [torch.arange(12).numpy()])
+    reading = UpdateMetrics(3, 1.5, float("inf"), 9, [torch.arange(12).numpy()])
     message = trainer._not_finite(reading)
     assert message.startswith("the gradient is not finite at update 3")
     assert "and 4 more; there is no checkpoint yet" in message
