@@ -328,8 +328,14 @@ def _lstm_ablation(
     title: str,
 ) -> None:
     with place.measuring() as say:
-        options = {"samples": samples, "compile_loop": compile_loop, "both_ways": both_ways, "only": only}
-        rows = place.kept(lstm_schedules.ablation(shape, types, place.device, say, **options))
+        found = lstm_schedules.ablation(
+            *(shape, types, place.device, say),
+            samples=samples,
+            compile_loop=compile_loop,
+            both_ways=both_ways,
+            only=only,
+        )
+        rows = place.kept(found)
     gains = ("forward, gain", "published gain", "forward and backward, gain", "forward and backward, GFLOP/s")
     columns = ("dtype", "schedule", *_LSTM_TIMES, *gains, "peak bytes", "first call, s")
     title += f", batch {shape.batch}"

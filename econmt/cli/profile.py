@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -97,7 +97,7 @@ def profile(
     if size is not None:
         fits = _fit(found, [each for each in rows if not compare or each.name in FITTED], where, size)
         if as_json:
-            record = {"recipe": loaded.name, "command": command, "device": str(where)}
+            record: dict[str, Any] = {"recipe": loaded.name, "command": command, "device": str(where)}
             record |= {"machine": describe_machine(str(where)), "fit": fit_data(fits, size)}
             print(json.dumps(record, indent=1))
             return

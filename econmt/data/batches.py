@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,16 +67,15 @@ class Batch:
         """The same batch with all tensors on ``device``; what a GPU has to do before is not waited for."""
         pinned = torch.device(device).type == "cuda"
 
-        def there(tensor: torch.Tensor) -> torch.Tensor:
+        def there(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
             # A copy of what may be paged out, once it is large, begins when the GPU has done all else.
-            if pinned and not tensor.is_cuda:
-                tensor = tensor.pin_memory()
-            return tensor.to(device, non_blocking=True)
+            if pinned and not value.is_cuda:
+                value = value.pin_memory()
+            return value.to(device, non_blocking=True)
 
-        tensors = {
-            name: there(value) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
-        }
-        return replace(self, **tensors)
+        return Batch(**{name: there(value) for name, value in vars(self).items()})
 
     def split(self, rows: int) -> list[Batch]:
         """The same pairs in the fewest parts of at most ``rows`` rows, as even as can be, padded as before."""
