@@ -19,6 +19,7 @@ from torch.nn import functional
 from econmt.recipe import Initialization
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
 from econmt_ops.core.dropout import Seed, SeedCounter, apply_dropout, dropout, keep_mask
+from econmt_ops.core.look_up import look_up
 from econmt_ops.core.weights import AnyLSTMWeights
 
 _FEW = 4
@@ -39,7 +40,7 @@ class Embedding(nn.Embedding):
         if self.sparse and few and self.weight.requires_grad and torch.is_grad_enabled():
             found: Tensor = _LookUp.apply(self.weight, ids, self.padding_idx)  # type: ignore[no-untyped-call]
             return found
-        return functional.embedding(ids, self.weight, self.padding_idx)
+        return look_up(self.weight, ids, self.padding_idx)
 
 
 class _LookUp(torch.autograd.Function):

@@ -203,15 +203,15 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
 
 
 @contextmanager
-def standing_in(device: str) -> Iterator[None]:
+def standing_in(device: str) -> Iterator[FakeTensorMode]:
     """Within it, tensors of the CPU have shapes and no values, and stand for those of a device, "cpu" or "cuda"."""
     with ExitStack() as stack:
-        stack.enter_context(FakeTensorMode())
+        mode = stack.enter_context(FakeTensorMode())
         stack.enter_context(rules_only(device))
         if device == "cuda":
             stack.enter_context(CuDNN())
             stack.enter_context(launching_nothing())
-        yield
+        yield mode
 
 
 @contextmanager

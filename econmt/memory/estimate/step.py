@@ -19,6 +19,7 @@ from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
+from econmt.memory.estimate.shapes import RememberedShapes
 from econmt.memory.measure.ledger import Ledger, give_state, track_step
 from econmt.memory.measure.tracker import Storage, Tracker
 from econmt.model import Implementations
@@ -65,14 +66,19 @@ def estimate_step(
         ).dtype
     if accumulating is None:
         accumulating = training.update_interval > 1
-    with standing_in(device):
+    with standing_in(device) as mode:
         model = task.build_model().train()
         step = TrainingStep(
             task, model, Precision(precision), implementations=implementations, stands_for=device
         )
         give_state(step)
         batch = task.example(Shape(*shape))
-        tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)
+        tracker = Tracker(
+            _CPU,
+            block=BLOCK if cuda else 1,
+            replacements=ON_GPU if cuda else REPLACEMENTS,
+            run=RememberedShapes(mode),
+        )
         workspaces = cublas_workspaces(tracker) if cuda else []
         ledger = track_step(tracker, step, batch, accumulating=accumulating)
         del workspaces

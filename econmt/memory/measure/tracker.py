@@ -127,6 +127,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block: sizes are rounded up to multiples of this, as an allocator does.
         replacements: what to run instead of an operator, called with its arguments, the tracker on; NotImplemented
             leaves it to the operator.
+        run: runs an operator of PyTorch.
         meter: gives the bytes that the device's allocator has given out, and their peak since the last call.
 
     Attributes:
@@ -145,6 +146,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block: int = 1,
         replacements: Mapping[OpOverload, Callable[..., Any]] | None = None,
         meter: Callable[[], tuple[int, int]] | None = None,
+        run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = lambda func, args, kwargs: func(
+            *args, **kwargs
+        ),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
@@ -158,6 +162,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._block = block
         self._replacements = replacements or {}
         self._meter = meter
+        self._run = run
         self._at_start = self._grown = 0
         self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
         self._inside: list[str] = []
@@ -201,8 +206,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # a fake tensor asks for its device
-            return func(*args, **kwargs)
+        if func.namespace == "prim":  # a fake tensor is asked for its device
+            return args[0].fake_device if func is torch.ops.prim.device.default else func(*args, **kwargs)
         if _is_composite(func):  # below autograd PyTorch does not take them apart by itself
             # Its own kernel, as without the tracker: func.decompose might run what is there for tracing, which takes
             # an LSTM apart into steps where the kernel calls cuDNN.
@@ -223,12 +228,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if body is None:
                 if self._meter is not None:
                     self._meter()
-                result = func(*args, **kwargs)
+                result = self._run(func, args, kwargs)
             else:
                 with self:
                     result = body(*args, **kwargs)
                 if result is NotImplemented:
-                    result = func(*args, **kwargs)
+                    result = self._run(func, args, kwargs)
             if cost is None and read:
                 self.flops[read[0].dtype] += count_flops(func, args, kwargs, result)
             for tensor in read:

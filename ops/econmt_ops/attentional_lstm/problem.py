@@ -174,7 +174,8 @@ class Problem:
         # Additive attention was given clean keys; those of dot attention may be the values.
         keys = zero_padding(given.keys, self.padding) if given.score is None else given.keys
         norm = None if given.gain is None or given.shift is None else (given.gain, given.shift)
-        return self.run.attention(keys, projected, given.score, norm, given.scale, given.lengths)
+        score = None if given.score is None else given.score.to(self.dtype)
+        return self.run.attention(keys, projected, score, norm, given.scale, given.lengths)
 
     def read(self, begin: int, end: int) -> Tensor:
         """Inputs (K, B, I) of a block of steps, contiguous, or their places (K, B)."""

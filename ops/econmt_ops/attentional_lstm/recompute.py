@@ -28,19 +28,11 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import Inputs, Repeated, values_of
 from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.registration import Operator
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.recompute import lstm
 
 TRAITS = Traits(recomputes=True, takes_stash=True, casts=True)
-
-
-def _forward(given: Arguments, keep: bool) -> Result:
-    return Forward(Problem(given), keep).run()
-
-
-def _backward(given: Arguments, stash: Result, incoming: Incoming) -> Gradients:
-    return Backward(Problem(given), stash, incoming).run()
 
 
 def _saves(given: Arguments) -> list[str]:
@@ -52,9 +44,9 @@ _operator = Operator(
     "econmt_ops::attentional_lstm",
     Arguments,
     Result,
-    forward=_forward,
+    forward=lambda given, keep: Forward(Problem(given), keep).run(),
     fake=empty_result,
-    backward=_backward,
+    backward=lambda given, stash, incoming: Backward(Problem(given), stash, incoming).run(),
     saves=_saves,
 )
 
@@ -159,7 +151,13 @@ def _attend_at_once(
             context, attention = attend(scores, zero_padding(values, padding), padding)
         else:
             context, attention = additive_attention(
-                query, keys, values, weights.score, lengths=lengths, layer_norm=layer_norm, backend=backend
+                query,
+                keys,
+                values,
+                weights.score.to(h.dtype),
+                lengths=lengths,
+                layer_norm=layer_norm,
+                backend=backend,
             )
     bias = None if weights.combine_bias is None else weights.combine_bias.to(h.dtype)
     combined = functional.linear(torch.cat([h, context], 2), weights.combine.to(h.dtype), bias)

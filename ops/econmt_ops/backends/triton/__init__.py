@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.traits import Traits
 
 _RELEASE = (3, 6)
@@ -51,10 +52,16 @@ def is_available() -> bool:
     return torch.cuda.get_device_capability() >= _CAPABILITY
 
 
+def runs_on(device: torch.device) -> bool:
+    """Whether the kernels run on a device, or would on the one that it stands for while memory is estimated."""
+    if MODE.device is not None and MODE.device != device.type:
+        return MODE.device == "cuda" and _is_installed()
+    return device.type == ("cpu" if interpreted() else "cuda") and is_available()
+
+
 def serves(tensor: torch.Tensor) -> bool:
     """Whether the kernels can take this tensor: it is where they run, and of a type that they compute in."""
-    where = "cpu" if interpreted() else "cuda"
-    return tensor.device.type == where and tensor.dtype in _TYPES and is_available()
+    return tensor.dtype in _TYPES and runs_on(tensor.device)
 
 
 def with_kernels(traits: Traits, **others: Any) -> Traits:

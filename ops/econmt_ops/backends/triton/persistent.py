@@ -42,7 +42,8 @@ _REGISTERS = 512
 @functools.cache
 def _limits(device: int) -> Limits:
     found = torch.cuda.get_device_properties(device)
-    return Limits(found.multi_processor_count, found.shared_memory_per_block_optin, found.major >= 9)
+    shared: int = found.shared_memory_per_block_optin  # type: ignore[attr-defined] # torch's types lack it
+    return Limits(found.multi_processor_count, shared, found.major >= 9)
 
 
 def limits_of(device: torch.device) -> Limits:
