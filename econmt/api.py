@@ -28,12 +28,12 @@ from econmt.data.corpus import search_path
 from econmt.data.subwords import fingerprint
 from econmt.decoding.search import SearchOptions
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
+from econmt.engine.devices import resolve_device
+from econmt.engine.precision import precision_of
 from econmt.errors import InputError
 from econmt.model import IncrementalModel
 from econmt.recipe import find_recipe, load_recipe
 from econmt.training.checkpoints import LoadedModel, load_model
-from econmt.training.devices import resolve_device, resolve_precision
-from econmt.training.precision import automatic_precision
 from econmt.training.run import Outcome, run_recipe
 
 Checkpoint = Union[str, int, Path]
@@ -143,10 +143,8 @@ class TrainedModel:
         """Move to a device, auto, cpu, cuda or cuda:N; returns itself."""
         self.device = resolve_device(str(device))
         self.models = [each.model.to(self.device) for each in self.loaded]
-        if self._wanted == "auto":
-            self.precision = automatic_precision([each.recipe for each in self.loaded], self.device).dtype
-        else:
-            self.precision = resolve_precision(self._wanted, self.device)
+        recipes = [each.recipe for each in self.loaded]
+        self.precision = precision_of(self._wanted, self.device, recipes).dtype
         self._incremental: list[IncrementalModel] = []
         return self
 

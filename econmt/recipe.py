@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic_core import PydanticKnownError
 
 from econmt.errors import InputError
-from econmt.recipe_model import Attention as Attention
-from econmt.recipe_model import Decoder as Decoder
+from econmt.recipe_model import AttentionSection as AttentionSection
+from econmt.recipe_model import DecoderSection as DecoderSection
 from econmt.recipe_model import Dropout as Dropout
-from econmt.recipe_model import Encoder as Encoder
+from econmt.recipe_model import EncoderSection as EncoderSection
 from econmt.recipe_model import Initialization as Initialization
 from econmt.recipe_model import Model as Model
 from econmt.recipe_model import Positive, Probability, Section
@@ -86,9 +87,7 @@ class Data(Section):
     test: str | None = Field(
         None, description="prefix of a test text, translated and scored when training ends"
     )
-    subwords: Subwords = Field(
-        default_factory=SentencePieceSubwords, description="how text is cut into tokens"
-    )
+    subwords: Subwords = Field(SentencePieceSubwords(), description="how text is cut into tokens")
     max_length: Positive = Field(
         100, description="training pairs with more tokens than this on a side are left out"
     )
@@ -101,14 +100,38 @@ class Data(Section):
     )
 
 
-Implementation = Literal["auto", "reference", "recompute", "compiled"]
+OPS = {
+    "encoder": ("lstm", "bidirectional_lstm"),
+    "decoder": ("attentional_lstm",),
+    "attention": ("additive_attention",),
+    "output": ("linear_cross_entropy",),
+}
+"""By key of the section ``ops`` the functions of ``econmt_ops`` whose implementation it names."""
+
+
+def implementation_names(key: str) -> list[str]:
+    """The names that a key of :data:`OPS` may have: "auto", and those of its functions' implementations."""
+    from econmt_ops.dispatch.traits import names_of  # PyTorch with it, which not every recipe needs
+
+    return ["auto", *names_of(*OPS[key])]
+
+
+def _check_implementation(name: str, info: ValidationInfo) -> str:
+    if name != "auto":
+        known = implementation_names(str(info.field_name))
+        if name not in known:
+            raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, known))})
+    return name
+
+
+Implementation = Annotated[str, AfterValidator(_check_implementation)]
 
 
 class Ops(Section):
     """How the large operations treat their feature maps: memory and time change, not what is learnt.
 
     reference: as plain autograd. recompute: small inputs are kept, the rest is made again in the backward pass.
-    compiled: the same with its inner steps compiled, which needs a C++ compiler.
+    compiled: the same with its inner steps compiled, which needs a C++ compiler. triton: kernels for a GPU.
     """
 
     encoder: Implementation = Field("auto", description="LSTM layers of the encoder")
@@ -133,7 +156,7 @@ class BatchSize(Section):
     size: Positive = Field(64, description="sentences, or target tokens, a batch")
 
 
-class Optimizer(Section):
+class OptimizerSection(Section):
     """The optimizer."""
 
     name: Literal["adam", "adamw", "sgd"] = Field("adam", description="algorithm")
@@ -148,13 +171,13 @@ class Optimizer(Section):
     momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd only)")
 
     @model_validator(mode="after")
-    def _betas_in_range(self) -> Optimizer:
+    def _betas_in_range(self) -> OptimizerSection:
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas {list(self.betas)} must be at least 0 and less than 1")
         return self
 
 
-class Schedule(Section):
+class ScheduleSection(Section):
     """How the learning rate changes."""
 
     name: Literal["constant", "inverse-sqrt", "plateau-reduce"] = Field(
@@ -170,7 +193,7 @@ class Schedule(Section):
     )
 
     @model_validator(mode="after")
-    def _inverse_sqrt_needs_warmup(self) -> Schedule:
+    def _inverse_sqrt_needs_warmup(self) -> ScheduleSection:
         if self.name == "inverse-sqrt" and self.warmup == 0:
             raise ValueError("name: inverse-sqrt needs warmup of at least 1 update")
         return self
@@ -199,7 +222,7 @@ class EarlyStopping(Section):
 class Training(Section):
     """How the parameters are learnt."""
 
-    batch: BatchSize = Field(default_factory=BatchSize, description="how many sentences go into one update")
+    batch: BatchSize = Field(BatchSize(), description="how many sentences go into one update")
     max_buckets: Positive = Field(
         12, description="most buckets: shapes to which pairs are padded, chosen from the text to pad it least"
     )
@@ -209,22 +232,24 @@ class Training(Section):
     trim_batches: Literal["auto", "always", "never"] = Field(
         "auto", description="cut batches to their own longest pair; never: few shapes; auto: on the CPU only"
     )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto",
+        description="on a GPU, capture a step for each shape of batches and replay it; off: launch every kernel",
+    )
     memory_budget: SizeOrAuto | None = Field(
         None,
         description="bytes training may take, as 4GiB, 512MiB or a number; auto: what the device has; null: any",
     )
     update_interval: Positive = Field(1, description="batches whose gradients are added up before one update")
-    optimizer: Optimizer = Field(default_factory=Optimizer, description="the optimizer")
-    schedule: Schedule = Field(default_factory=Schedule, description="how the learning rate changes")
-    gradient_clipping: GradientClipping = Field(
-        default_factory=GradientClipping, description="bound on the gradient"
-    )
+    optimizer: OptimizerSection = Field(OptimizerSection(), description="the optimizer")
+    schedule: ScheduleSection = Field(ScheduleSection(), description="how the learning rate changes")
+    gradient_clipping: GradientClipping = Field(GradientClipping(), description="bound on the gradient")
     label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
         "auto",
         description="of products and feature maps; weights, optimizer, cell state and softmax stay float32. auto: "
-        "bfloat16 on a CPU that multiplies it clearly faster, measured when the run begins and kept, else float32; on "
-        "a GPU training lets cuDNN compute float32 LSTMs in TF32",
+        "bfloat16 on a GPU that has it, and on a CPU that multiplies it clearly faster, measured when the run begins "
+        "and kept; else float32. On a GPU float32 means IEEE products everywhere, tf32 allows TF32 everywhere",
     )
     max_updates: Positive | None = Field(None, description="stop after this many updates")
     max_epochs: Positive | None = Field(None, description="stop after this many passes over the data")
@@ -234,9 +259,7 @@ class Training(Section):
     decode_and_evaluate: int = Field(
         -1, ge=-1, description="validation sentences translated at a checkpoint for BLEU; -1: all, 0: none"
     )
-    early_stopping: EarlyStopping = Field(
-        default_factory=EarlyStopping, description="when training has learnt enough"
-    )
+    early_stopping: EarlyStopping = Field(EarlyStopping(), description="when training has learnt enough")
     keep_last_params: Positive = Field(3, description="newest parameter files kept, beside the best")
     initialize_from: str | None = Field(
         None,
@@ -286,12 +309,13 @@ class Recipe(Section):
     """One training run, whole."""
 
     name: str = Field(description="name of the run", min_length=1)
+    task: Literal["translation"] = Field("translation", description="what is learnt")
     output: str = Field(description="model folder; the same command again resumes from it", min_length=1)
     data: Data = Field(description="where the text is and how it becomes token ids")
-    model: Model = Field(default_factory=Model, description="the translation model")
-    ops: Ops = Field(default_factory=Ops, description="how the large operations keep their feature maps")
+    model: Model = Field(Model(), description="the translation model")
+    ops: Ops = Field(Ops(), description="how the large operations keep their feature maps")
     training: Training = Field(description="how the parameters are learnt")
-    decoding: Decoding = Field(default_factory=Decoding, description="how translations are searched for")
+    decoding: Decoding = Field(Decoding(), description="how translations are searched for")
 
     @model_validator(mode="after")
     def _tying_fits(self) -> Recipe:

@@ -28,7 +28,7 @@ class LSTMStack(Section):
     layers: Positive = Field(1, description="number of layers")
 
 
-class Encoder(LSTMStack):
+class EncoderSection(LSTMStack):
     """A stack of LSTM layers over the source."""
 
     size: Positive = Field(
@@ -44,7 +44,7 @@ class Encoder(LSTMStack):
     reverse_input: bool = Field(False, description="read the source backwards (Sutskever et al., 2014)")
 
     @model_validator(mode="after")
-    def _two_directions_halve(self) -> Encoder:
+    def _two_directions_halve(self) -> EncoderSection:
         if self.bidirectional != "none" and self.size % 2:
             raise ValueError(
                 f"size {self.size} must be even: a bidirectional layer has half of it in each direction"
@@ -52,7 +52,7 @@ class Encoder(LSTMStack):
         return self
 
 
-class Decoder(LSTMStack):
+class DecoderSection(LSTMStack):
     """A stack of LSTM layers over the target, with attention."""
 
     size: Positive = Field(512, description="width of every layer and of the attentional hidden vector")
@@ -69,7 +69,7 @@ class Decoder(LSTMStack):
     )
 
 
-class Attention(Section):
+class AttentionSection(Section):
     """How a decoder state is compared with the encoder's outputs."""
 
     type: Literal["additive", "dot", "scaled_dot", "bilinear"] = Field(
@@ -83,7 +83,7 @@ class Attention(Section):
     layer_norm: bool = Field(False, description="layer normalisation of q + k before tanh (additive only)")
 
     @model_validator(mode="after")
-    def _norm_needs_additive(self) -> Attention:
+    def _norm_needs_additive(self) -> AttentionSection:
         if self.layer_norm and self.type != "additive":
             raise ValueError(f"layer_norm needs type: additive, not {self.type}")
         return self
@@ -125,18 +125,16 @@ class Model(Section):
     """The attention-LSTM translation model."""
 
     embedding: Positive = Field(512, description="width of source and target embeddings")
-    encoder: Encoder = Field(default_factory=Encoder, description="the encoder")
-    decoder: Decoder = Field(default_factory=Decoder, description="the decoder")
-    attention: Attention = Field(default_factory=Attention, description="the attention")
+    encoder: EncoderSection = Field(EncoderSection(), description="the encoder")
+    decoder: DecoderSection = Field(DecoderSection(), description="the decoder")
+    attention: AttentionSection = Field(AttentionSection(), description="the attention")
     dropout: DropoutChoice = Field(
         0.0, description="one probability everywhere, or a section with one a place"
     )
     weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
         "none", description="which of source embedding, target embedding and output layer share one matrix"
     )
-    initialization: Initialization = Field(
-        default_factory=Initialization, description="first values of the parameters"
-    )
+    initialization: Initialization = Field(Initialization(), description="first values of the parameters")
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Model:

@@ -53,14 +53,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt.data.batches import rows_of_batch
+from econmt.engine.devices import reproducible, resolve_device
 from econmt.errors import EconmtError, InputError
 from econmt.memory.measure.machine import describe_machine
 from econmt.memory.measure.tracker import Tracker
 from econmt.memory.plan.fit import fit, largest_batch
-from econmt.memory.report.profiling import Shape, Step, Technique, Workload
+from econmt.memory.report.profiling import Step, Technique
 from econmt.memory.report.tables import format_bytes, format_rate
 from econmt.recipe import load_recipe
-from econmt.training.devices import reproducible, resolve_device
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
 from econmt.training.interrupts import Interrupts
 from econmt.typed_yaml import parse_size
 from econmt_ops import linear_cross_entropy
@@ -106,8 +108,8 @@ def measure_case(case: Case, variants: list[Variant], device: torch.device, cloc
     timed = device.type == "cuda" or positions <= TIMED_POSITIONS
     reference = variants[0]
     ledgers = [steps.ledger(reference, batch) for batch in steps.batches]
-    wanted = ledgers[steps.batches.index(steps.largest)][1:]
-    needed = sum(ledger.flops for ledger, _, _ in ledgers)
+    wanted = steps.values(reference)
+    needed = sum(ledger.flops for ledger in ledgers)
     if not timed:
         variants = [variant for variant in variants if "compiled" not in variant.name]
     rows: list[dict[str, Any]] = []
@@ -122,15 +124,14 @@ def measure_case(case: Case, variants: list[Variant], device: torch.device, cloc
             continue
         begin = time.monotonic()
         try:
+            agree(variant.name, steps.values(variant), wanted, TOLERANCE[variant.precision])
             if timed:
-                agree(variant.name, steps.values(variant), wanted, TOLERANCE[variant.precision])
                 steps.turn(variant)
                 row["warm_up_seconds"] = time.monotonic() - begin
             if device.type == "cuda":
                 row["stash_bytes"], row["peak_bytes"] = steps.allocated(variant)
             else:
-                ledger, *found = steps.ledger(variant, steps.largest)
-                agree(variant.name, found, wanted, TOLERANCE[variant.precision])
+                ledger = steps.ledger(variant, steps.largest)
                 row |= {"stash_bytes": ledger.stashed, "peak_bytes": ledger.peak, "flops": ledger.flops}
                 row["stash_bytes_by_layer"] = dict(ledger.stash)
                 row["process_bytes"] = resident_peak(partial(steps.run, variant, steps.largest))
@@ -225,7 +226,7 @@ def measure_batch(
 ) -> dict[str, Any]:
     """The largest batches of a recipe within a budget: by real steps on a GPU, by estimates on the CPU."""
     recipe, sizes = recipe_of(name, quick)
-    workload, bucket = Workload(recipe, *sizes), positions_of(lengths)
+    task, bucket = TranslationTask(recipe, *sizes), positions_of(lengths)
     float32 = [row for row in step_variants() if row.precision == torch.float32]
     reference, least = (row for row in float32 if row.name in ("reference", "all, outputs"))
     chosen = [reference, least, *([] if quick else [least._replace(precision=torch.bfloat16)])]
@@ -239,24 +240,24 @@ def measure_batch(
             continue
         technique = Technique(variant.name, variant.implementations, variant.precision)
         if device.type == "cuda":
-            needed = cache(partial(_peak_of_step, workload, technique, bucket, device))
+            needed = cache(partial(_peak_of_step, task, technique, bucket, device))
             largest = largest_batch(needed, budget, start)
             row |= {"batch": largest, "bytes": needed(max(1, largest))}
         else:
-            found = fit(workload, technique, bucket, budget, device.type, start)
+            found = fit(task, technique, bucket, budget, device.type, start)
             row |= {"batch": found.rows, "bytes": found.bytes}
         start = max(1, int(row["batch"]))
     return {"recipe": name, "lengths": lengths, "budget_bytes": budget, "rows": rows}
 
 
 def _peak_of_step(
-    workload: Workload, technique: Technique, bucket: tuple[int, int], device: torch.device, rows: int
+    task: TranslationTask, technique: Technique, bucket: tuple[int, int], device: torch.device, rows: int
 ) -> int:
     """Bytes that CUDA's allocator gives out at most in a step on so many rows; all there are if too few."""
     free(device)
     torch.cuda.reset_peak_memory_stats(device)
     try:
-        step = Step(workload, Shape(rows, *bucket), device)
+        step = Step(task, Shape(rows, *bucket), device)
         step.use(technique)
         step.run()
     except torch.cuda.OutOfMemoryError:

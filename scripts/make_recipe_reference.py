@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from econmt.recipe import Recipe
+from econmt.recipe import OPS, Ops, Recipe, implementation_names
 from econmt.typed_yaml import dump_yaml, members, section_kinds
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
@@ -76,7 +76,8 @@ def section_text(kind: type[BaseModel], path: str) -> str:
         meaning = plain(str(field.description))
         if section_kinds(field.annotation):
             meaning = f"{meaning}: [see below](#{anchor(f'{path}.{name}' if path else name)})"
-        cells = (f"`{name}`", value_text(field), default_text(field), meaning)
+        value = word_list(implementation_names(name)) if kind is Ops and name in OPS else value_text(field)
+        cells = (f"`{name}`", value, default_text(field), meaning)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -140,6 +141,11 @@ def value_text(field: FieldInfo) -> str:
     return " or ".join(dict.fromkeys(choices)) + (f", {bounds}" if bounds else "")
 
 
+def word_list(words: Iterable[str]) -> str:
+    """Words that a key may hold."""
+    return ", ".join(f"`{word}`" for word in words)
+
+
 def type_text(annotation: Any) -> str:
     """A type in words."""
     if get_origin(annotation) is Annotated:
@@ -147,7 +153,7 @@ def type_text(annotation: Any) -> str:
         bounds = bounds_text(part for item in metadata for part in getattr(item, "metadata", [item]))
         return type_text(inner) + (f", {bounds}" if bounds else "")
     if get_origin(annotation) is Literal:
-        return ", ".join(f"`{word}`" for word in get_args(annotation))
+        return word_list(get_args(annotation))
     if get_origin(annotation) is list:
         return f"list of {type_text(get_args(annotation)[0])}"
     if get_origin(annotation) is tuple:
@@ -171,7 +177,7 @@ def default_text(field: FieldInfo) -> str:
     """The default as it stands in YAML."""
     if field.is_required():
         return "*required*"
-    if field.default is PydanticUndefined:
+    if field.default is PydanticUndefined or isinstance(field.default, BaseModel):
         return "its defaults"
     value = list(field.default) if isinstance(field.default, tuple) else field.default
     text = dump_yaml({"key": value}).removeprefix("key:").strip()

@@ -15,33 +15,36 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from econmt.engine.devices import resolve_device
+from econmt.engine.precision import precision_of
 from econmt.errors import EconmtError
 from econmt.memory.plan.planner import describe
 from econmt.memory.plan.prices import settings
-from econmt.memory.report.profiling import Shape, Step, Technique, Workload, estimate
+from econmt.memory.report.profiling import Step, Technique, estimate
 from econmt.model import Implementations
 from econmt.recipe import Recipe, WordSubwords, load_recipe
-from econmt.training.devices import resolve_device, resolve_precision
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
 
 GIB = 1 << 30
 
 
-def workload_of(recipe: Recipe) -> Workload:
+def task_of(recipe: Recipe) -> TranslationTask:
     """The recipe with the vocabulary sizes that it asks for."""
     words = recipe.data.subwords
     sizes = (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
-    return Workload(recipe, *sizes)
+    return TranslationTask(recipe, *sizes)
 
 
 def measure(
-    workload: Workload, shape: Shape, device: torch.device, precision: torch.dtype, rounds: int
+    task: TranslationTask, shape: Shape, device: torch.device, precision: torch.dtype, rounds: int
 ) -> Table:
     """A row a setting, in the order in which a plan considers them."""
     kind = device.type
     techniques = [
         Technique(describe(setting), setting, precision) for setting in settings(Implementations(), kind)
     ]
-    step = Step(workload, shape, device)
+    step = Step(task, shape, device)
     quickest = [float("inf")] * len(techniques)
     for round_number in range(rounds + 1):
         for number, technique in enumerate(techniques):
@@ -50,9 +53,9 @@ def measure(
             if round_number:  # the first round warms up
                 quickest[number] = min(quickest[number], seconds)
     del step
-    kept = [estimate(workload, technique, shape, kind).stashed for technique in techniques]
+    kept = [estimate(task, technique, shape, kind).stashed for technique in techniques]
     precision_name = str(precision).removeprefix("torch.")
-    table = Table(title=f"{workload.recipe.name}, {shape}, {kind}, {precision_name}")
+    table = Table(title=f"{task.recipe.name}, {shape}, {kind}, {precision_name}")
     table.add_column("setting")
     for column in ("ms a step", "MiB kept", "ms for each GiB less"):
         table.add_column(column, justify="right")
@@ -80,11 +83,11 @@ def main() -> None:
     try:
         recipe = load_recipe(options.recipe)
         device = resolve_device(options.device)
-        precision = resolve_precision(options.precision, device)
+        precision = precision_of(options.precision, device, [recipe]).dtype
     except EconmtError as error:
         parser.error(str(error))
     shape = Shape(*map(int, options.shape.split("x")))
-    Console(width=120).print(measure(workload_of(recipe), shape, device, precision, options.rounds))
+    Console(width=120).print(measure(task_of(recipe), shape, device, precision, options.rounds))
 
 
 if __name__ == "__main__":

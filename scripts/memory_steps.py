@@ -25,17 +25,18 @@ from torch.utils.checkpoint import checkpoint
 from econmt.data.batches import Batch, pad_batch, rows_of_batch, training_batches
 from econmt.data.corpus import search_path
 from econmt.data.store import prepare
+from econmt.engine.devices import trims_batches
+from econmt.engine.precision import Precision
+from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import InputError
 from econmt.memory.measure.ledger import Ledger, give_state, measure_step
 from econmt.memory.measure.timing import peak_flops
-from econmt.model import EncoderOutput, Implementations, TranslationModel, build_model
+from econmt.model import EncoderOutput, Implementations, TranslationModel
 from econmt.model.decoder import InputFeedingDecoder, Memory, Recurrent
 from econmt.model.layers import draw_seed, weights_of
 from econmt.recipe import Recipe, WordSubwords, find_recipe, load_recipe
-from econmt.training.devices import autocast, trims_batches
+from econmt.tasks.translation import TranslationTask
 from econmt.training.interrupts import Interrupts
-from econmt.training.objective import loss_of_batch
-from econmt.training.optimizers import make_optimizer
 from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.cells.lstm import forward as lstm_cell
@@ -113,7 +114,9 @@ class CheckpointedDecoder(InputFeedingDecoder):
 
     scope = ""
 
-    def forward(self, inputs: Tensor, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
+    def forward(
+        self, inputs: Tensor, memory: Memory, state: Recurrent, _implementations: Implementations
+    ) -> tuple[Tensor, Tensor, Recurrent]:
         """See ``Decoder.forward``."""
         bottom, *upper = weights_of(self.layers)
         size, batch, steps = inputs.shape[2], inputs.shape[0], inputs.shape[1]
@@ -201,11 +204,15 @@ class CheckpointedModel(TranslationModel):
             module._parameters = others[name]._parameters
         self.train(original.training)
 
-    def encode(self, source: Tensor, lengths: Tensor) -> EncoderOutput:
+    def encode(
+        self, source: Tensor, lengths: Tensor, implementations: Implementations | None = None
+    ) -> EncoderOutput:
         """See ``TranslationModel.encode``; dropout seeds are drawn again, so the random state is saved."""
         if self.scope != "everything":
-            return super().encode(source, lengths)
-        encoded: EncoderOutput = _checkpoint(super().encode, source, lengths, preserve_rng_state=True)
+            return super().encode(source, lengths, implementations)
+        encoded: EncoderOutput = _checkpoint(
+            super().encode, source, lengths, implementations, preserve_rng_state=True
+        )
         return encoded
 
     def loss(
@@ -215,11 +222,14 @@ class CheckpointedModel(TranslationModel):
         target_input: Tensor,
         target_output: Tensor,
         label_smoothing: float = 0.0,
+        implementations: Implementations | None = None,
     ) -> Tensor:
         """See ``TranslationModel.loss``."""
         if self.scope != "everything":
-            return super().loss(source, source_lengths, target_input, target_output, label_smoothing)
-        hidden = self(source, source_lengths, target_input).flatten(0, 1)
+            return super().loss(
+                source, source_lengths, target_input, target_output, label_smoothing, implementations
+            )
+        hidden = self(source, source_lengths, target_input, implementations).flatten(0, 1)
 
         def part(hidden: Tensor, targets: Tensor) -> Tensor:
             logits = functional.linear(hidden, self.output_weight, self.output_bias)
@@ -323,21 +333,18 @@ class Steps:
     """Training steps on the batches of a case, in any variant, always with the same parameters."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
-        training = case.recipe.training
-        torch.manual_seed(training.seed)
+        torch.manual_seed(case.recipe.training.seed)
         self.device = device
-        model = build_model(case.recipe, *case.sizes).train()
-        self._models = {"": model.to(device)}
+        task = TranslationTask(case.recipe, *case.sizes)
+        model = task.build_model().train().to(device)
+        plain = TrainingStep(task, model)
+        plain.set_learning_rate(0.0)
+        give_state(plain)
+        self._steps = {"": plain}
         for variant in checkpoint_variants():
             if case.recipe.model.decoder.input_feeding:
-                self._models[variant.scope] = CheckpointedModel(model, variant.scope)
-        self._parameters = dict(model.named_parameters())
-        self._optimizer = make_optimizer(self._parameters, training.optimizer)
-        for group in self._optimizer.param_groups:
-            group["lr"] = 0.0
-        give_state(self._optimizer)
-        self._training = training
-        self._loss = self._norm = torch.zeros(())
+                checkpointed = CheckpointedModel(model, variant.scope)
+                self._steps[variant.scope] = TrainingStep(task, checkpointed, optimizer=plain.optimizer)
         self.batches = [batch.to(device) for batch in case.batches]
         self.largest = max(
             self.batches,
@@ -345,29 +352,16 @@ class Steps:
         )
         self.tokens = sum(batch.target_tokens for batch in self.batches)
 
-    def loss(self, variant: Variant, batch: Batch) -> Tensor:
-        """The loss a token, as the trainer makes it."""
-        model = self._models[variant.scope]
-        model.implementations = variant.implementations
-        with autocast(self.device, variant.precision):
-            loss, _ = loss_of_batch(model, batch, self._training.label_smoothing)
-        self._loss = loss.detach() / batch.target_tokens
-        return loss / batch.target_tokens
+    def step(self, variant: Variant) -> TrainingStep:
+        """The step of a variant."""
+        step = self._steps[variant.scope]
+        step.implementations, step.precision = variant.implementations, Precision(variant.precision)
+        return step
 
-    def clip(self) -> None:
-        """Clips as the trainer does, and remembers the norm."""
-        clipping = self._training.gradient_clipping
-        limit = clipping.threshold if clipping.type == "norm" else float("inf")
-        self._norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), limit)
-        if clipping.type == "value":
-            torch.nn.utils.clip_grad_value_(self._parameters.values(), clipping.threshold)
-
-    def run(self, variant: Variant, batch: Batch) -> None:
+    def run(self, variant: Variant, batch: Batch) -> StepResult:
         """One whole step."""
-        self._optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(self.loss(variant, batch))
-        self.clip()
-        self._optimizer.step()
+        step = self.step(variant)
+        return step.run([batch], step.tokens([batch]))
 
     def turn(self, variant: Variant) -> float:
         """Seconds of a step on each batch."""
@@ -384,40 +378,32 @@ class Steps:
         return float(sum(event.self_cpu_time_total for event in events if event.key in PRODUCTS)) / 1000.0
 
     def values(self, variant: Variant) -> tuple[float, float]:
-        """Loss and gradient norm of a step on the largest batch."""
+        """Loss a token and gradient norm of a step on the largest batch."""
         torch.manual_seed(1)
-        self.run(variant, self.largest)
-        return float(self._loss), float(self._norm)
+        result = self.run(variant, self.largest)
+        return float(result.loss) / self.largest.target_tokens, float(result.norm)
 
-    def ledger(self, variant: Variant, batch: Batch) -> tuple[Ledger, float, float]:
-        """The ledger of a step, with its loss and gradient norm."""
-        torch.manual_seed(1)
-        ledger = measure_step(
-            self._models[""],
-            lambda: self.loss(variant, batch),
-            self._optimizer,
-            batch.target_tokens,
-            clip=self.clip,
-            timed=False,
-        )
-        return ledger, float(self._loss), float(self._norm)
+    def ledger(self, variant: Variant, batch: Batch) -> Ledger:
+        """The ledger of a step."""
+        return measure_step(self.step(variant), batch, timed=False)
 
     def allocated(self, variant: Variant) -> tuple[int, int]:
         """Bytes that CUDA's allocator has given out: what the forward pass leaves, and the peak of the step."""
         self.forget()
         torch.cuda.reset_peak_memory_stats(self.device)
-        before = torch.cuda.memory_allocated(self.device)
-        loss = self.loss(variant, self.largest)
-        kept = torch.cuda.memory_allocated(self.device) - before
-        torch.autograd.backward(loss)
-        self.clip()
-        self._optimizer.step()
+        left: dict[str, int] = {}
+        step = self.step(variant)
+        step.run(
+            [self.largest],
+            step.tokens([self.largest]),
+            watch=lambda phase, _: left.update({phase: torch.cuda.memory_allocated(self.device)}),
+        )
         now(self.device)
-        return kept, torch.cuda.max_memory_allocated(self.device)
+        return left["backward"] - left["forward"], torch.cuda.max_memory_allocated(self.device)
 
     def forget(self) -> None:
         """Frees what a step has left."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self._steps[""].clear()
         free(self.device)
 
 

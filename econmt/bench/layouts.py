@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,11 +49,8 @@ def products(
     """Times a product and the two of its backward pass, in each layout; and `econmt_ops.linear` with both passes.
 
     Args:
-        shapes: (N, I, O) each.
-        dtypes: of all operands.
-        device: of the operands.
-        seconds: for the candidates of one product.
-        say: told what is being measured.
+        shapes: (N, I, O) each. dtypes, device: of all operands.
+        seconds: for the candidates of one product. say: told what is being measured.
 
     Yields:
         One row a layout, library and product.
@@ -135,16 +133,13 @@ def _groups(
     x.requires_grad_()
     weight.requires_grad_()
     yield {
-        ("forward and backward", "econmt_ops.linear", layout): _both_ways(x, weight, y, layout)
+        ("forward and backward", "econmt_ops.linear", layout): partial(_both_ways, x, weight, y, layout)
         for layout in LAYOUTS
     }
 
 
-def _both_ways(x: Tensor, weight: Tensor, y: Tensor, layout: str) -> Callable[[], object]:
-    def run() -> object:
-        return torch.autograd.grad(econmt_ops.linear(x, weight, layout=layout), (x, weight), y)
-
-    return run
+def _both_ways(x: Tensor, weight: Tensor, y: Tensor, layout: str) -> object:
+    return torch.autograd.grad(econmt_ops.linear(x, weight, layout=layout), (x, weight), y)
 
 
 def recurrence(
@@ -178,32 +173,11 @@ def _loops(batch: int, hidden: int, dtype: torch.dtype, device: torch.device) ->
     h, c = _random((batch, hidden), dtype, device), _random((batch, hidden), torch.float32, device)
     h_columns, c_columns = _turned(h), _turned(c)
 
-    def by_rows(product: Callable[[Tensor, Tensor], Tensor], cell: bool) -> Callable[[], None]:
-        def run() -> None:
-            state, memory = h, c
-            for step in given:
-                gates = product(step, state)
-                if cell:
-                    state, memory = cell_forward(gates, memory)
-                else:
-                    state = gates[:, :hidden].contiguous()
-
-        return run
-
-    def by_columns(cell: bool) -> Callable[[], None]:
-        def run() -> None:
-            state, memory = h_columns, c_columns
-            for step in given_columns:
-                gates = torch.addmm(step, weight, state)
-                if cell:
-                    state, memory = _cell_by_columns(gates, memory)
-                else:
-                    state = gates[:hidden]
-
-        return run
-
     def plain(step: Tensor, state: Tensor) -> Tensor:
         return torch.addmm(step, state, weight.t())
+
+    def plain_columns(step: Tensor, state: Tensor) -> Tensor:
+        return torch.addmm(step, weight, state)
 
     packs = is_available(h)
     packed = pack(weight, batch) if packs else weight
@@ -211,13 +185,26 @@ def _loops(batch: int, hidden: int, dtype: torch.dtype, device: torch.device) ->
     def by_packed(step: Tensor, state: Tensor) -> Tensor:
         return by_onednn(state, packed).add_(step)
 
-    for what, cell in (("loop of products", False), ("loop of products and cells", True)):
+    def no_cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return gates[:, :hidden].contiguous(), c
+
+    def no_cell_columns(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        return gates[:hidden], c
+
+    for what, cell, cell_columns in (
+        ("loop of products", no_cell, no_cell_columns),
+        ("loop of products and cells", cell_forward, _cell_by_columns),
+    ):
         functions: _Functions = {
-            (what, library, "by rows"): by_rows(plain, cell),
-            (what, library, "by columns"): by_columns(cell),
+            (what, library, "by rows"): partial(_loop, given, h, c, plain, cell),
+            (what, library, "by columns"): partial(
+                _loop, given_columns, h_columns, c_columns, plain_columns, cell_columns
+            ),
         }
         if packs:
-            functions[(what, "oneDNN", "by rows, W packed before")] = by_rows(by_packed, cell)
+            functions[(what, "oneDNN", "by rows, W packed before")] = partial(
+                _loop, given, h, c, by_packed, cell
+            )
         yield functions
     backward: _Functions = {
         ("loop of backward products", library, "by rows"): lambda: [torch.mm(step, weight) for step in given],
@@ -229,6 +216,17 @@ def _loops(batch: int, hidden: int, dtype: torch.dtype, device: torch.device) ->
         key = ("loop of backward products", "oneDNN", "by rows, W^T packed in the loop's time")
         backward[key] = lambda: _packed_loop(turned, given, batch)
     yield backward
+
+
+def _loop(
+    steps: Tensor,
+    state: Tensor,
+    memory: Tensor,
+    product: Callable[[Tensor, Tensor], Tensor],
+    cell: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> None:
+    for step in steps:
+        state, memory = cell(product(step, state), memory)
 
 
 def _packed_loop(turned: Tensor, given: Tensor, batch: int) -> None:

@@ -19,6 +19,8 @@ from econmt.errors import EconmtError
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.core.weights import AnyLSTMWeights, tensors_of
+from econmt_ops.dispatch.rule import can_run
+from econmt_ops.dispatch.traits import implementations_of
 
 PUBLISHED = (256, 100)
 """Hidden size and steps of the published comparison, 42.8 to 8.4 ms (Optim-LSTM)."""
@@ -65,7 +67,10 @@ def ways(hidden: int, ranks: Sequence[int], dtype: torch.dtype, device: torch.de
         scale = hidden**-0.25 * rank**-0.25
         return LowRank(make(4 * hidden, rank, scale=scale), make(rank, hidden, scale=scale))
 
-    own = ["recompute", *(["compiled"] if has_compiler() else [])]
+    lstms = [each for each in implementations_of("lstm").values() if can_run(each.traits, device.type, dtype)]
+    own = [
+        each.name for each in lstms if each.traits.recomputes and (has_compiler() or not each.traits.warms_up)
+    ]
     whole = LSTMWeights(*(make(4 * hidden, *size, scale=hidden**-0.5) for size in ((hidden,), (hidden,), ())))
     found = [Way("whole: torch.nn.LSTM", 0, "torch", whole)]
     found += [Way(f"whole: econmt_ops, {name}", 0, name, whole) for name in own]
@@ -131,10 +136,8 @@ def rows(
     """Times all ways at each batch and type.
 
     Args:
-        shape: hidden size, which is that of the inputs too, and steps.
-        batches, ranks, dtypes: of the rows.
-        device: where.
-        say: told what is being measured.
+        shape: hidden size, which is that of the inputs too, and steps. batches, ranks, dtypes: of the rows.
+        device: where. say: told what is being measured.
         seconds: for each shape and pass, once all is compiled.
 
     Yields:

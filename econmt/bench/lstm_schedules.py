@@ -146,7 +146,7 @@ def directions_together(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor
     biases = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
     weights = torch.stack([layer.input.t() for layer in layers])
     recurrents = torch.stack([layer.hidden.t() for layer in layers])
-    given = torch.baddbmm(biases, reads.flatten(1, 2), weights).unflatten(1, inputs.shape[:2])
+    given = torch.baddbmm(biases, reads.flatten(1, 2), weights).view(2, *inputs.shape[:2], -1)
     h = inputs.new_zeros(2, len(inputs), layers[0].hidden.shape[1])
     c = h.flatten(0, 1).to(accumulate_dtype(h.dtype))
     outputs = []
@@ -238,7 +238,7 @@ def _directions_apart(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
 
 def _directions_on_streams(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
     """The same on a GPU, each direction on a stream of its own, also in the backward pass."""
-    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(main)
     with torch.cuda.stream(side):
         back = plain_layer(inputs.flip(1), layers[1], at_once=True).flip(1)
@@ -316,10 +316,8 @@ def ablation(
     """Times every step of the ablation.
 
     Args:
-        shape: of the stack.
-        dtypes: of inputs and weights.
-        device: where.
-        say: told what is being measured.
+        shape: of the stack. dtypes: of inputs and weights.
+        device: where. say: told what is being measured.
         samples: timed calls of each; the quickest counts, as what disturbs only adds.
         compile_loop: also torch.compile of one layer's loop.
         both_ways: instead the ways to run one layer in both directions; ``shape`` has two layers then.

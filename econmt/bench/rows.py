@@ -83,8 +83,7 @@ def append_csv(path: Path, rows: Sequence[Row], fixed: Mapping[str, Value]) -> N
 
     Args:
         path: of the file, which is made if it is not there.
-        rows: to add.
-        fixed: columns that have the same value in each of them.
+        rows: to add. fixed: columns that have the same value in each of them.
 
     Raises:
         InputError: the file is something else, or cannot be written.
@@ -128,11 +127,9 @@ def draw(rows: Sequence[Row], path: Path, *, label: Sequence[str], value: str, t
     """Draws one bar a row.
 
     Args:
-        rows: to draw.
-        path: of the PNG.
+        rows: to draw. path: of the PNG. title: over the picture.
         label: the columns that name a bar.
         value: the column that is its length; rows without it are left out.
-        title: over the picture.
 
     Raises:
         InputError: the file cannot be written.

@@ -13,13 +13,16 @@ from torch import Tensor
 
 import econmt_ops
 from econmt.bench.rows import Row, Say
+from econmt.engine.precision import Precision
 from econmt.errors import InputError
-from econmt.model import Implementations, build_model
+from econmt.model import Implementations
 from econmt.recipe import Recipe
-from econmt.training.choice import POSITIONS, Shape, measure, settle
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
+from econmt.training.choice import POSITIONS, choose_implementations, measure
 from econmt_ops import AttentionalLSTMWeights, LSTMWeights
 from econmt_ops.dispatch.measurements import MARGIN, Measurement
-from econmt_ops.dispatch.select import measuring
+from econmt_ops.dispatch.session import measuring
 from econmt_ops.dispatch.timing import quantile
 
 MOST_OPERATIONS = 40e9
@@ -42,7 +45,7 @@ def choose(
     sizes: tuple[int, int],
     shape: Shape,
     device: torch.device,
-    precision: torch.dtype,
+    precision: Precision,
     *,
     seconds: float,
     compiled: bool,
@@ -55,19 +58,20 @@ def choose(
         recipe: the run.
         sizes: of source and target vocabulary.
         shape: of its batches.
-        device, precision: where and in which type products are computed.
+        device, precision: where and how products are computed.
         seconds: that measuring may take.
         compiled: also compiled candidates, which takes long.
         byte_limit: what an op may keep.
         updates: of the run, in which compiling must pay.
     """
-    model = build_model(recipe, *sizes).to(device).train()
+    task = TranslationTask(recipe, *sizes)
+    model = task.build_model().to(device).train()
     session = measure(
-        model, shape, device, precision, seconds=seconds, compiled=compiled, byte_limit=byte_limit
+        task, model, shape, device, precision, seconds=seconds, compiled=compiled, byte_limit=byte_limit
     )
     found = list(session.measurements.values())
     positions = max(shape.source, shape.target)
-    chosen = settle(
+    chosen = choose_implementations(
         Implementations.of(recipe.ops),
         found,
         device=device.type,
@@ -147,12 +151,10 @@ def regrets(
     """Lets auto choose at each shape, then measures all candidates again and tells what the choice loses.
 
     Args:
-        entries: of the grid.
-        device: where.
+        entries: of the grid. device: where. say: told what is being measured.
         seconds: that a choice may take; measuring again takes at most three times that, and comparing the choice with
             the best, in turns, twice.
         limit: seconds after which no further shape is begun.
-        say: told what is being measured.
 
     Yields:
         One row a shape.

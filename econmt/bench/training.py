@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 import torch
 
 from econmt.bench.rows import Row
-from econmt.data.batches import Batch, pad_batch
+from econmt.engine.devices import peak_memory
+from econmt.engine.precision import precision_of
+from econmt.engine.step import TrainingStep
 from econmt.errors import EconmtError
 from econmt.memory.measure.ledger import measure_step
-from econmt.model import build_model
 from econmt.recipe import Recipe, WordSubwords
-from econmt.training.devices import autocast, peak_memory, resolve_precision
-from econmt.training.objective import loss_of_batch
-from econmt.training.optimizers import make_optimizer
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch.timing import quantile, synchronizer
 
 WARM_UP = 3
@@ -32,14 +31,6 @@ def vocabulary_sizes(recipe: Recipe) -> tuple[int, int]:
     """Source and target entries that the recipe's vocabularies are meant to have."""
     words = recipe.data.subwords
     return (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
-
-
-def random_batch(sizes: tuple[int, int], rows: int, length: int, device: torch.device) -> Batch:
-    """A batch of ``rows`` pairs with ``length`` positions on each side, end of sentence counted."""
-    draw = np.random.default_rng(1)
-    source, target = (draw.integers(4, size, (rows, length - 1)) for size in sizes)
-    lengths = np.full(rows, length - 1)
-    return pad_batch(np.arange(rows), source, lengths, target, lengths, (length, length)).to(device)
 
 
 def row_of(
@@ -68,25 +59,15 @@ def measure(recipe: Recipe, precision: str, length: int, device: torch.device, s
         torch.OutOfMemoryError: memory does not suffice.
     """
     torch.manual_seed(recipe.training.seed)
-    dtype = resolve_precision(precision, device)
-    sizes = vocabulary_sizes(recipe)
-    model = build_model(recipe, *sizes).to(device).train()
-    parameters = dict(model.named_parameters())
-    optimizer = make_optimizer(parameters, recipe.training.optimizer)
-    batch = random_batch(sizes, recipe.training.batch.size, length, device)
+    task = TranslationTask(recipe, *vocabulary_sizes(recipe))
+    model = task.build_model().to(device).train()
+    step = TrainingStep(task, model, precision_of(precision, device, [recipe]))
+    batch = task.example(Shape(recipe.training.batch.size, length, length)).to(device)
     synchronize = synchronizer(device)
-
-    def loss() -> torch.Tensor:
-        with autocast(device, dtype):
-            total, tokens = loss_of_batch(model, batch, recipe.training.label_smoothing)
-        return total / tokens
 
     def update() -> float:
         began = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss())
-        torch.nn.utils.clip_grad_norm_(parameters.values(), recipe.training.gradient_clipping.threshold)
-        optimizer.step()
+        step([batch])
         synchronize()
         return time.perf_counter() - began
 
@@ -98,7 +79,7 @@ def measure(recipe: Recipe, precision: str, length: int, device: torch.device, s
     while len(times) < LEAST or sum(times) < seconds:
         times.append(update())
     peak = peak_memory(device)
-    ledger = measure_step(model, loss, optimizer, batch.target_tokens)
+    ledger = measure_step(step, batch)
     layers = {layer: size for (kind, layer), size in ledger.entries.items() if kind == "feature maps"}
     median = quantile(times, 0.5)
     return {

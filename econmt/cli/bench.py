@@ -14,10 +14,11 @@ from econmt.bench.rows import Row, Say, append_csv, read_csv
 from econmt.cli.measuring import CsvOption, Place, PlotOption, ThreadsOption, TypesOption, dtypes_of
 from econmt.cli.options import BucketOption, DeviceOption, OverridesArgument, PairsOption, bytes_of
 from econmt.cli.workload import find_workload
+from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.recipe import load_recipe
-from econmt.training.choice import Shape, expected_updates
-from econmt.training.precision import precision_of_run
+from econmt.tasks.protocol import Shape
+from econmt.training.choice import expected_updates
 
 app = typer.Typer(
     help="Measure on this machine: layouts of matrix products, what auto chooses, training steps, LSTM schedules.",
@@ -143,10 +144,10 @@ def _select(
     found = find_workload(name, recipe, bucket, batch, None)
     chosen = selection.choose(
         recipe,
-        (found.workload.source_size, found.workload.target_size),
+        found.task.sizes,
         Shape(*found.shape),
         place.device,
-        precision_of_run(recipe, place.device).dtype,
+        precision_of_run(recipe, place.device),
         seconds=600.0 if compiled else seconds,
         compiled=compiled,
         byte_limit=byte_limit,
@@ -327,8 +328,14 @@ def _lstm_ablation(
     title: str,
 ) -> None:
     with place.measuring() as say:
-        options = {"samples": samples, "compile_loop": compile_loop, "both_ways": both_ways, "only": only}
-        rows = place.kept(lstm_schedules.ablation(shape, types, place.device, say, **options))
+        found = lstm_schedules.ablation(
+            *(shape, types, place.device, say),
+            samples=samples,
+            compile_loop=compile_loop,
+            both_ways=both_ways,
+            only=only,
+        )
+        rows = place.kept(found)
     gains = ("forward, gain", "published gain", "forward and backward, gain", "forward and backward, GFLOP/s")
     columns = ("dtype", "schedule", *_LSTM_TIMES, *gains, "peak bytes", "first call, s")
     title += f", batch {shape.batch}"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from econmt.training.checkpoints import export_model
+from econmt.training.export import export_model
 
 
 def export(

@@ -14,8 +14,8 @@ import typer
 from econmt.bench.rows import Row, Say, append_csv, circumstances, draw, read_csv, table
 from econmt.cli.consoles import status_line, table_console
 from econmt.cli.options import check_writable
+from econmt.engine.devices import reproducible, resolve_device
 from econmt.errors import InputError
-from econmt.training.devices import reproducible, resolve_device
 
 ThreadsOption = Annotated[
     int | None, typer.Option(min=1, help="CPU threads; else as many as there are cores.")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -23,6 +24,8 @@ from econmt.cli.options import (
     check_writable,
 )
 from econmt.cli.workload import Found, find_workload
+from econmt.engine.devices import reproducible, resolve_device
+from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.memory.measure.machine import describe_machine
 from econmt.memory.plan.fit import Fit, fit
@@ -31,11 +34,10 @@ from econmt.memory.report.profiling import Profile, Say, Step, Technique, estima
 from econmt.memory.report.profiling import profile as measure_profile
 from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
 from econmt.model import Implementations
-from econmt.recipe import load_recipe
-from econmt.training.devices import reproducible, resolve_device
+from econmt.recipe import Recipe, load_recipe
 from econmt.training.files import write_text
-from econmt.training.precision import precision_of_run
 from econmt_ops.backends.compiled import has_compiler
+from econmt_ops.dispatch.rule import rules_only
 
 FITTED = ("reference", "all", "all, bfloat16")
 """The techniques whose largest batches --fit --compare tells."""
@@ -84,17 +86,18 @@ def profile(
     predicted = estimated or size is not None
     where = _device(loaded.training.device, predicted)
     found = find_workload(recipe, loaded, bucket, batch, data_dir)
-    # A prediction does not measure what is faster on the machine where it is made.
-    unmeasured = predicted and loaded.training.precision == "auto"
-    precision = torch.float32 if unmeasured else precision_of_run(loaded, where).dtype
+    precision = _precision(loaded, where, predicted)
     own = Technique("as in the recipe", Implementations.of(loaded.ops), precision)
-    rows = techniques(loaded.ops.stash, has_compiler() and not predicted) if compare else [own]
+    rows = [own]
+    if compare:
+        with rules_only(where.type) if predicted else nullcontext():
+            rows = techniques(loaded.ops.stash, where.type, has_compiler() and not predicted)
     command = shlex.join(["econmt", *context.obj])
     console = table_console(140)
     if size is not None:
         fits = _fit(found, [each for each in rows if not compare or each.name in FITTED], where, size)
         if as_json:
-            record = {"recipe": loaded.name, "command": command, "device": str(where)}
+            record: dict[str, Any] = {"recipe": loaded.name, "command": command, "device": str(where)}
             record |= {"machine": describe_machine(str(where)), "fit": fit_data(fits, size)}
             print(json.dumps(record, indent=1))
             return
@@ -110,7 +113,7 @@ def profile(
         loaded.name,
         command,
         found.shape,
-        (found.workload.source_size, found.workload.target_size),
+        found.task.sizes,
         str(where),
         _how(profiles, predicted),
         found.notes,
@@ -133,8 +136,8 @@ def _profiles(
 ) -> list[Profile]:
     """Profiles of some techniques: measured, or if ``predicted`` without running a step."""
     if not predicted:
-        return measure_profile(found.workload, rows, found.shape, where, patient=measured, say=say)
-    ledgers = estimates(found.workload, rows, found.shape, where.type, say)
+        return measure_profile(found.task, rows, found.shape, where, patient=measured, say=say)
+    ledgers = estimates(found.task, rows, found.shape, where.type, say)
     return [
         Profile(technique, found.shape, ledger, measured=False)
         for technique, ledger in zip(rows, ledgers, strict=True)
@@ -151,7 +154,7 @@ def _trace(
             f"--trace {path}: not even one row fits the free memory, so there is no step to trace"
         )
     say(f"tracing {shape}")
-    step = Step(found.workload, shape, where)
+    step = Step(found.task, shape, where)
     step.use(own)
     step.trace(path)
 
@@ -164,7 +167,7 @@ def _fit(found: Found, rows: Sequence[Technique], where: torch.device, budget: i
         for technique in rows:
             for bucket in reversed(found.buckets):
                 say(f"fitting {bucket[0]} x {bucket[1]}: {technique.name}")
-                largest = fit(found.workload, technique, bucket, budget, where.type, start)
+                largest = fit(found.task, technique, bucket, budget, where.type, start)
                 fits[technique.name].insert(0, largest)
                 start = max(1, largest.rows)
     return fits
@@ -197,6 +200,13 @@ def _device(name: str, predicted: bool) -> torch.device:
                 f"device '{name}': torch sees no GPU here; add --estimate to predict without one, or give --device cpu"
             )
     return resolve_device(name)
+
+
+def _precision(recipe: Recipe, where: torch.device, predicted: bool) -> torch.dtype:
+    """As the recipe says; a prediction does not measure what is faster on the CPU where it is made."""
+    if predicted and where.type == "cpu" and recipe.training.precision == "auto":
+        return torch.float32
+    return precision_of_run(recipe, where).dtype
 
 
 def _how(profiles: Sequence[Profile], predicted: bool) -> str:

@@ -15,16 +15,17 @@ from econmt.data.batches import bucket_rule, training_batches
 from econmt.data.buckets import assign_buckets
 from econmt.data.corpus import search_path
 from econmt.data.store import PreparedData, prepare, store_folder
+from econmt.engine.devices import resolve_device
+from econmt.engine.precision import precision_of_run
 from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
 from econmt.recipe import Recipe, find_recipe, load_recipe
+from econmt.tasks.translation import TranslationTask
 from econmt.training.budget import first_plan
-from econmt.training.devices import resolve_device
 from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupted
-from econmt.training.precision import precision_of_run
 from econmt.training.results import Results
-from econmt.training.run import first_model, run_recipe
+from econmt.training.run import run_recipe
 from econmt.training.state import seed_everything
 
 
@@ -102,7 +103,7 @@ def _print_results(found: Results, console: Console) -> None:
 def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
     """What would be trained: the model by layer, the vocabulary, the batches by shape."""
     seed_everything(recipe.training.seed)
-    model = first_model(recipe, prepared)
+    model = TranslationTask.of(recipe, prepared).build_model()
     print(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     table = Table(title=f"parameters: {sum(sizes.values()):,}")

@@ -13,8 +13,9 @@ from econmt.data.batches import rows_of_batch, training_batches
 from econmt.data.corpus import search_path
 from econmt.data.store import PreparedData, holds_text_of, open_prepared, prepare, store_folder
 from econmt.errors import InputError
-from econmt.memory.report.profiling import Shape, Workload
 from econmt.recipe import Recipe, WordSubwords, find_recipe
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
 
 MOST_BUCKETS = 12
 """How many buckets are shown of a recipe that has more."""
@@ -23,7 +24,7 @@ MOST_BUCKETS = 12
 class Found(NamedTuple):
     """What to profile, the buckets of the recipe as (source, target) positions, and what to say of it."""
 
-    workload: Workload
+    task: TranslationTask
     shape: Shape
     buckets: list[tuple[int, int]]
     notes: list[str]
@@ -55,7 +56,7 @@ def find_workload(
         buckets, notes = [wanted], notes[1:]
     if rows is not None:
         shape = shape._replace(rows=rows)
-    return Found(Workload(recipe, *sizes), shape, buckets, notes)
+    return Found(TranslationTask(recipe, *sizes), shape, buckets, notes)
 
 
 def parse_bucket(text: str) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,16 +67,15 @@ class Batch:
         """The same batch with all tensors on ``device``; what a GPU has to do before is not waited for."""
         pinned = torch.device(device).type == "cuda"
 
-        def there(tensor: torch.Tensor) -> torch.Tensor:
+        def there(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
             # A copy of what may be paged out, once it is large, begins when the GPU has done all else.
-            if pinned and not tensor.is_cuda:
-                tensor = tensor.pin_memory()
-            return tensor.to(device, non_blocking=True)
+            if pinned and not value.is_cuda:
+                value = value.pin_memory()
+            return value.to(device, non_blocking=True)
 
-        tensors = {
-            name: there(value) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
-        }
-        return replace(self, **tensors)
+        return Batch(**{name: there(value) for name, value in vars(self).items()})
 
     def split(self, rows: int) -> list[Batch]:
         """The same pairs in the fewest parts of at most ``rows`` rows, as even as can be, padded as before."""
@@ -126,10 +125,8 @@ def pad_batch(
 
     Args:
         indices: (B,).
-        source: (B, at least the longest row) ids; what lies past a row's length is not read.
-        source_lengths: (B,), ``</s>`` not counted.
-        target: as ``source``.
-        target_lengths: as ``source_lengths``.
+        source, target: (B, at least the longest row) ids; what lies past a row's length is not read.
+        source_lengths, target_lengths: (B,), ``</s>`` not counted.
         shape: source and target positions of the result; each side has room for ``</s>``.
     """
     rows = len(indices)
@@ -337,18 +334,17 @@ class BatchIterator:
         self._permutation = draw.permutation(self.batches_per_epoch)
         self._shuffled_epoch = self._epoch
 
-    def _build(self, pairs: npt.NDArray[np.int32], shape: tuple[int, int], epoch: int) -> Batch:
-        indices = pairs[self._rank :: self._world_size]
+    def _build(self, chosen: npt.NDArray[np.int32], shape: tuple[int, int], epoch: int) -> Batch:
+        indices = chosen[self._rank :: self._world_size]
         if not len(indices):
             return _stand_in(shape)
-        source, source_lengths, target, target_lengths = self._store.gather(indices)
+        pairs = self._store.gather(indices)
         if self._dropout is not None:
             room = min(shape[0] - 1, self._max_length), min(shape[1] - 1, self._max_length)
-            source, source_lengths, target, target_lengths = self._dropout.resample(
-                indices, source, source_lengths, target, target_lengths, room, (self._seed, epoch)
-            )
-            shape = self._shape_for(int(source_lengths.max()) + 1, int(target_lengths.max()) + 1, shape)
-        return pad_batch(indices, source, source_lengths, target, target_lengths, shape)
+            pairs = self._dropout.resample(indices, pairs, room, (self._seed, epoch))
+            longest = int(pairs.source_lengths.max()) + 1, int(pairs.target_lengths.max()) + 1
+            shape = self._shape_for(*longest, shape)
+        return pad_batch(indices, *pairs, shape)
 
     def _shape_for(self, source: int, target: int, largest: tuple[int, int]) -> tuple[int, int]:
         """The shape for a batch whose pairs turned out shorter than they might have: no larger than ``largest``."""
@@ -397,7 +393,7 @@ def valid_batches(store: TokenStore, batch_size: int) -> Iterator[Batch]:
     order = np.lexsort((store.source_lengths, store.target_lengths))
     for first in range(0, len(order), batch_size):
         indices = order[first : first + batch_size]
-        source, source_lengths, target, target_lengths = store.gather(indices)
-        shape = (int(source_lengths.max()) + 1, int(target_lengths.max()) + 1)
-        yield pad_batch(indices, source, source_lengths, target, target_lengths, shape)
+        pairs = store.gather(indices)
+        longest = int(pairs.source_lengths.max()) + 1, int(pairs.target_lengths.max()) + 1
+        yield pad_batch(indices, *pairs, longest)
     store.release()

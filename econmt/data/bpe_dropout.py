@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from econmt.data.subwords import UNK, SentencePieceVocabulary, Vocabularies, Vocabulary
-from econmt.data.token_store import IntArray
+from econmt.data.token_store import IntArray, PairIds
 
 _SPACE = "\u2581"
 _MOST_REMEMBERED = 500_000
@@ -159,38 +159,26 @@ class BpeDropout:
         self._dropout = dropout
 
     def resample(
-        self,
-        indices: IntArray,
-        source: IntArray,
-        source_lengths: IntArray,
-        target: IntArray,
-        target_lengths: IntArray,
-        room: tuple[int, int],
-        seed: tuple[int, int],
-    ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        self, indices: IntArray, pairs: PairIds, room: tuple[int, int], seed: tuple[int, int]
+    ) -> PairIds:
         """Cut the pairs of a batch anew.
 
         Args:
-            indices: (B,) pairs; each has a generator of its own, seeded by ``seed`` and its index.
-            source: (B, longest) ids without sentence marks, and so on as :meth:`TokenStore.gather` gives
-                them.
-            source_lengths: (B,).
-            target: (B, longest).
-            target_lengths: (B,).
+            indices: (B,) of the pairs; each has a generator of its own, seeded by ``seed`` and its index.
+            pairs: as :meth:`TokenStore.gather` gives them.
             room: most source and target tokens of a cut; the pair itself has no more.
             seed: run's seed and epoch.
-
-        Returns:
-            The same four arrays with other cuts.
         """
         sources: list[list[int]] = []
         targets: list[list[int]] = []
         for row, index in enumerate(indices.tolist()):
             draw = np.random.Generator(np.random.PCG64([*seed, index]))
             gaps = Gaps(draw, self._dropout)
-            sources.append(_fitting(self._source, source[row, : source_lengths[row]].tolist(), gaps, room[0]))
-            targets.append(_fitting(self._target, target[row, : target_lengths[row]].tolist(), gaps, room[1]))
-        return (*_rectangle(sources), *_rectangle(targets))
+            source = pairs.source[row, : pairs.source_lengths[row]].tolist()
+            target = pairs.target[row, : pairs.target_lengths[row]].tolist()
+            sources.append(_fitting(self._source, source, gaps, room[0]))
+            targets.append(_fitting(self._target, target, gaps, room[1]))
+        return PairIds(*_rectangle(sources), *_rectangle(targets))
 
 
 def _fitting(sampler: BpeSampler, ids: list[int], gaps: Gaps, room: int) -> list[int]:

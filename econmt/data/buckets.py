@@ -67,8 +67,7 @@ def count_lengths(
     """Count the pairs of each shape, in chunks.
 
     Args:
-        source_lengths: (N,) ids of each source side, ``</s>`` not counted.
-        target_lengths: (N,) the same of the target side.
+        source_lengths, target_lengths: (N,) ids of each side, ``</s>`` not counted.
         capacity: (longest + 1,) the length to make room for instead of each length; None: the length itself.
         release: called after each chunk, to give mapped memory pages back.
     """
@@ -98,11 +97,8 @@ def assign_buckets(
     """Sort pairs into buckets.
 
     Args:
-        source_lengths: (N,) ids of each source side, ``</s>`` not counted.
-        target_lengths: (N,) the same of the target side.
+        source_lengths, target_lengths, capacity, release: see :func:`count_lengths`.
         rule: a width, of which lengths, ``</s>`` counted, are rounded up to multiples; or how shapes are derived.
-        capacity: (longest + 1,) the length to make room for instead of each length; None: the length itself.
-        release: called after each chunk, to give mapped memory pages back.
     """
     assert len(source_lengths) == len(target_lengths) < 1 << 31
     counts = count_lengths(source_lengths, target_lengths, capacity, release)
@@ -191,15 +187,11 @@ def bucket_table(counts: Counts, rule: int | Derived) -> list[BucketRow]:
     rows: list[BucketRow] = []
     for group in _groups(shapes, rule):
         inside = np.isin(of_cells, group)
-        tokens = int((cells[inside].sum(axis=1) * pairs[inside]).sum())
-        padded = int((shapes[of_cells[inside]].sum(axis=1) * pairs[inside]).sum())
-        sources = shapes[group, 0]
-        target = int(shapes[group[0], 1])
-        rows.append(
-            BucketRow(
-                target, int(sources.min()), int(sources.max()), int(pairs[inside].sum()), tokens, padded
-            )
-        )
+        held, sources = pairs[inside], shapes[group, 0]
+        tokens = (cells[inside].sum(axis=1) * held).sum()
+        padded = (shapes[of_cells[inside]].sum(axis=1) * held).sum()
+        figures = (shapes[group[0], 1], sources.min(), sources.max(), held.sum(), tokens, padded)
+        rows.append(BucketRow(*map(int, figures)))
     return rows
 
 

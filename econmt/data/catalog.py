@@ -154,16 +154,7 @@ CATALOG: dict[str, DataSet] = {
 
 
 def fetch_pair(prefix: str, source: str, target: str, progress: bool) -> tuple[Path, Path] | None:
-    """Bring ``NAME/SPLIT`` in two languages into the cache.
-
-    Args:
-        prefix: data set and split, such as ``multi30k/train``.
-        source: source language.
-        target: target language.
-        progress: show a bar on stderr while downloading.
-
-    Returns:
-        The two files, or None if the catalog does not know them.
+    """Bring ``prefix``, such as ``multi30k/train``, in two languages into the cache; None if it is not known.
 
     Raises:
         InputError: the download failed; see :func:`econmt.data.download.download`.

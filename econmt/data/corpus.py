@@ -40,18 +40,10 @@ def search_path(recipe_folder: Path | None, data_dir: Path | None) -> list[Path]
     """
     if data_dir is not None and not data_dir.is_dir():
         raise InputError(f"--data-dir {data_dir}: no such folder")
-    places: list[Path] = []
-    if recipe_folder is not None:
-        places += [recipe_folder, recipe_folder / ".."]
-    if data_dir is not None:
-        places.append(data_dir)
-    if os.environ.get("ECONMT_DATA"):
-        places.append(Path(os.environ["ECONMT_DATA"]))
-    places += [Path.cwd(), data_cache()]
-    unique: dict[Path, None] = {}
-    for place in places:
-        unique.setdefault(place.resolve())
-    return list(unique)
+    beside = [] if recipe_folder is None else [recipe_folder, recipe_folder / ".."]
+    given = [Path(place) for place in (data_dir, os.environ.get("ECONMT_DATA")) if place]
+    places = [*beside, *given, Path.cwd(), data_cache()]
+    return list(dict.fromkeys(place.resolve() for place in places))
 
 
 def find_corpus(
@@ -61,9 +53,8 @@ def find_corpus(
 
     Args:
         prefix: path without the language suffix; relative ones are tried in each folder of ``search``.
-        source: source language, the suffix of its file.
-        target: target language.
-        search: folders to look in, see :func:`search_path`.
+        source, target: languages, the suffixes of the files.
+        search: see :func:`search_path`.
         progress: show a bar if the catalog has to download.
         fetch: ask the catalog, which may download, if the text is in none of the folders.
 

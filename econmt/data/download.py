@@ -43,12 +43,7 @@ def download(remote: RemoteFile, path: Path, progress: bool) -> None:
     """Bring a file to ``path``.
 
     What has arrived lies in ``path.part`` and is gone on with by the next call. The finished file is checked, synced
-    and renamed.
-
-    Args:
-        remote: address and checksum.
-        path: where the file goes.
-        progress: show a bar if stderr is a terminal.
+    and renamed. ``progress``: show a bar if stderr is a terminal.
 
     Raises:
         InputError: no network, a refusal by the server, a checksum that does not match (what arrived is removed), or
@@ -159,13 +154,7 @@ def _check(remote: RemoteFile, partial: Path, name: str) -> None:
 
 
 def text_checksum(path: Path, kind: str, *, compressed: bool) -> str:
-    """Hexadecimal checksum of a file's text.
-
-    Args:
-        path: the file.
-        kind: "sha256", "sha1" or "git" (blob id).
-        compressed: the file is gzip, its decompressed content is meant.
-    """
+    """Hexadecimal "sha256", "sha1" or "git" (blob id) of a file, or if ``compressed`` of what its gzip holds."""
     if kind == "git":
         digest = hashlib.sha1(usedforsecurity=False)
         digest.update(f"blob {sum(map(len, _blocks(path, compressed)))}\0".encode())

@@ -38,74 +38,58 @@ def plan_epoch(
         rule: whether they are fixed or derived.
     """
     divide = _divide_derived if isinstance(rule, Derived) else _divide_fixed
-    return divide(shapes.tolist(), counts.tolist(), rows)
-
-
-def _table(
-    starts: list[int],
-    rows: list[int],
-    shapes: list[tuple[int, int]],
-    remainders: Sequence[int] = (),
-    windows: Sequence[tuple[int, int, int]] = (),
-) -> EpochTable:
+    batches, remainders, windows = divide(shapes.tolist(), counts.tolist(), rows)
+    table = np.array(batches, dtype=np.int64).reshape(-1, 4)
     return EpochTable(
-        np.array(starts, dtype=np.int64),
-        np.array(rows, dtype=np.int64),
-        np.array(shapes, dtype=np.int64).reshape(-1, 2),
+        table[:, 0],
+        table[:, 1],
+        table[:, 2:],
         np.array(remainders, dtype=np.int64),
         np.array(windows, dtype=np.int64).reshape(-1, 3),
     )
 
 
-def _divide_derived(buckets: list[list[int]], counts: list[int], sizes: Sequence[int]) -> EpochTable:
+_Divided = tuple[list[tuple[int, int, int, int]], list[int], list[tuple[int, int, int]]]
+"""Start, rows, source and target positions of each batch; remainders; windows."""
+
+
+def _divide_derived(buckets: list[list[int]], counts: list[int], sizes: Sequence[int]) -> _Divided:
     """Full batches of each bucket; the longest pairs, which do not fill one, go into the next bucket if it has room."""
-    starts: list[int] = []
-    rows: list[int] = []
-    shapes: list[tuple[int, int]] = []
-    windows: list[tuple[int, int, int]] = []
+    batches = []
+    windows = []
     first = end = 0
     for number, ((source, target), count) in enumerate(zip(buckets, counts, strict=True)):
         end += count
         full = sizes[number]
         larger = number + 1 < len(buckets) and buckets[number + 1][0] >= source
         last = end - (end - first) % full if larger else end
-        here = [min(full, last - start) for start in range(first, last, full)]
-        starts += range(first, last, full)
-        rows += here
-        shapes += [(source, target)] * len(here)
+        batches += [(start, min(full, last - start), source, target) for start in range(first, last, full)]
         windows.append((first, last, full))
         first = last
-    return _table(starts, rows, shapes, windows=windows)
+    return batches, [], windows
 
 
-def _divide_fixed(buckets: list[list[int]], counts: list[int], sizes: Sequence[int]) -> EpochTable:
+def _divide_fixed(buckets: list[list[int]], counts: list[int], sizes: Sequence[int]) -> _Divided:
     """Full batches of each bucket, and the remainders of all buckets in batches of mixed shape."""
     pairs, first = sum(counts), 0
-    starts: list[int] = []
-    rows: list[int] = []
-    shapes: list[tuple[int, int]] = []
+    batches = []
     remainders: list[int] = []
     mixed_start, mixed_source, mixed_target = 0, 0, 0
     for full, count, (source, target) in zip(sizes, counts, buckets, strict=True):
-        whole = count // full
-        starts += range(first, first + whole * full, full)
-        rows += [full] * whole
-        shapes += [(source, target)] * whole
-        for place in range(first + whole * full, first + count):
+        whole = count // full * full
+        batches += [(start, full, source, target) for start in range(first, first + whole, full)]
+        for place in range(first + whole, first + count):
             # Buckets come by rising target length, so the newest pair has the longest target of its batch.
-            if len(remainders) - mixed_start >= full:
-                starts.append(pairs + mixed_start)
-                rows.append(len(remainders) - mixed_start)
-                shapes.append((mixed_source, mixed_target))
+            mixed = len(remainders) - mixed_start
+            if mixed >= full:
+                batches.append((pairs + mixed_start, mixed, mixed_source, mixed_target))
                 mixed_start, mixed_source = len(remainders), 0
             remainders.append(place)
             mixed_source, mixed_target = max(mixed_source, source), target
         first += count
     if len(remainders) > mixed_start:
-        starts.append(pairs + mixed_start)
-        rows.append(len(remainders) - mixed_start)
-        shapes.append((mixed_source, mixed_target))
-    return _table(starts, rows, shapes, remainders)
+        batches.append((pairs + mixed_start, len(remainders) - mixed_start, mixed_source, mixed_target))
+    return batches, remainders, []
 
 
 def mix(pairs: npt.NDArray[np.int32], rows: int, draw: np.random.Generator) -> None:

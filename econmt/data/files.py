@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from econmt.errors import InputError
 
@@ -63,21 +64,28 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which is at ``path`` only once the context has ended without an error, whole and synced."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write ``content`` to a temporary name beside ``path``, sync it, rename it.
+    """Write a file under a temporary name, sync it, rename it; its folder is made if need be.
 
     Raises:
         InputError: the operating system refused (see :func:`writing`).
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with writing(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-            partial.replace(path)
-            sync_folder(path.parent)
-        finally:
-            partial.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as stream:
+            stream.write(content)

@@ -63,13 +63,10 @@ def planned(batches: BatchIterator, most: int = _SAMPLE) -> Iterator[PlannedBatc
 def random_batches(
     sources: IntArray, targets: IntArray, batch: BatchSize, most: int = _SAMPLE
 ) -> Iterator[PlannedBatch]:
-    """Batches without buckets: pairs in random order, each batch padded to its longest pair.
+    """Batches without buckets: pairs in random order, each batch padded to its longest pair; at most ``most``.
 
     Args:
-        sources: (N,) ids of each source side, ``</s>`` not counted.
-        targets: (N,) the same of the target side.
-        batch: how many pairs.
-        most: batches.
+        sources, targets: (N,) ids of each side, ``</s>`` not counted. batch: how many pairs.
     """
     order = np.random.default_rng(1).permutation(len(sources))
     first = 0
@@ -98,9 +95,7 @@ def padded_to_buckets(
 
     Args:
         counts: of the pairs, as :func:`econmt.data.buckets.count_lengths` gives them.
-        rule: as :func:`econmt.data.buckets.assign_buckets` has it.
-        batch: how many pairs.
-        work: of a pair.
+        rule: as :func:`econmt.data.buckets.assign_buckets` has it. batch: how many pairs. work: of a pair.
     """
     shapes, buckets = place(counts, rule)
     cells = np.argwhere(counts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from econmt.data.corpus import Corpus, find_corpus, read_pairs
+from econmt.data.download import text_checksum
 from econmt.data.files import notice, sync_folder, write_atomically, writing
 from econmt.data.progress_bars import counted
 from econmt.data.subwords import (
@@ -70,8 +70,7 @@ def prepare(recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progre
 
     Args:
         recipe: its data section says which text and how it becomes tokens.
-        folder: where the store lies.
-        search: folders in which the text is looked up, see :func:`econmt.data.corpus.search_path`.
+        folder: where the store lies. search: see :func:`econmt.data.corpus.search_path`.
         show_progress: show bars on stderr if it is a terminal.
 
     Raises:
@@ -203,21 +202,13 @@ def _describe_inputs(inputs: Sequence[_Input], meta: dict[str, Any] | None) -> l
             try:
                 status = path.stat()
                 key = (str(path.resolve()), status.st_size, status.st_mtime_ns)
-                checksum = known.get(key) or _sha256(path)
+                checksum = known.get(key) or text_checksum(path, "sha256", compressed=False)
             except OSError as error:
                 raise InputError(f"{path}: cannot read: {error.strerror or error}") from error
             described.append(
                 {"split": split, "path": key[0], "size": key[1], "time": key[2], "sha256": checksum}
             )
     return described
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _why_outdated(meta: dict[str, Any], data: Data, files: Sequence[dict[str, Any]]) -> str | None:

@@ -74,11 +74,8 @@ class SentencePieceVocabulary:
         self.processor = sentencepiece.SentencePieceProcessor()
         try:
             self.processor.LoadFromSerializedProto(model)
-            special = (
-                tuple(self.processor.IdToPiece(i) for i in range(4))
-                if self.processor.GetPieceSize() > 4
-                else ()
-            )
+            known = range(min(4, self.processor.GetPieceSize()))
+            special = tuple(self.processor.IdToPiece(i) for i in known)
         except (RuntimeError, IndexError, OSError) as error:
             raise InputError(f"{where}: not a SentencePiece model, or damaged") from error
         if special != SPECIAL_TOKENS:
@@ -94,7 +91,7 @@ class SentencePieceVocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a line of raw text."""
-        return list(self.processor.EncodeAsIds(unicodedata.normalize("NFC", text)))
+        return self.encode_many([text])[0]
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """:meth:`encode` for many lines at once, on several threads."""
@@ -164,9 +161,8 @@ def train_vocabularies(
     ``subwords.source.model`` and ``subwords.target.model``, or ``vocab.source.txt`` and ``vocab.target.txt``.
 
     Args:
-        data: the recipe's data section.
+        data: the recipe's data section. folder: where the files go; made if need be.
         pairs_factory: opens the training text; called more than once, each time from the start.
-        folder: where the files go; made if need be.
 
     Raises:
         InputError: the text is unusable, or ``data.subwords.size`` is smaller than its alphabet.

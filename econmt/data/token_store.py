@@ -44,6 +44,19 @@ class StoreFile(NamedTuple):
     first_pair: int
 
 
+class PairIds(NamedTuple):
+    """Ids of B pairs without sentence marks; what lies past a row's length is zero."""
+
+    source: IntArray
+    """(B, longest) int64."""
+    source_lengths: IntArray
+    """(B,) int64."""
+    target: IntArray
+    """(B, longest) int64."""
+    target_lengths: IntArray
+    """(B,) int64."""
+
+
 def token_type(vocabulary_size: int) -> np.dtype[Any]:
     """Smallest type that holds every id of a vocabulary."""
     return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
@@ -121,19 +134,11 @@ class TokenStore:
 
     def pair(self, index: int) -> tuple[IntArray, IntArray]:
         """Source and target ids of one pair."""
-        source, source_lengths, target, target_lengths = self.gather(np.array([index]))
-        return source[0, : source_lengths[0]], target[0, : target_lengths[0]]
+        ids = self.gather(np.array([index]))
+        return ids.source[0], ids.target[0]
 
-    def gather(self, indices: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Many pairs at once.
-
-        Args:
-            indices: (B,) pairs.
-
-        Returns:
-            source ids (B, longest) int64, source lengths (B,) int64, target ids, target lengths; what lies past a
-            row's length is zero.
-        """
+    def gather(self, indices: IntArray) -> PairIds:
+        """Many pairs at once, those of ``indices`` (B,)."""
         records = np.frombuffer(
             b"".join([self._index.read(index, 1) for index in indices.tolist()]), dtype=INDEX_TYPE
         )
@@ -145,9 +150,8 @@ class TokenStore:
         inside = np.arange(int(lengths.max(initial=0))) < lengths[:, :, None]
         rows = np.zeros(inside.shape, dtype=np.int64)
         rows[inside] = flat
-        source_lengths, target_lengths = lengths[:, 0], lengths[:, 1]
-        source = rows[:, 0, : int(source_lengths.max(initial=0))]
-        return source, source_lengths, rows[:, 1, : int(target_lengths.max(initial=0))], target_lengths
+        longest_source, longest_target = lengths.max(axis=0, initial=0).tolist()
+        return PairIds(rows[:, 0, :longest_source], lengths[:, 0], rows[:, 1, :longest_target], lengths[:, 1])
 
     def location(self, index: int) -> str:
         """Where a pair comes from, as ``file:line``."""

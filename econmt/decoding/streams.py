@@ -7,13 +7,11 @@ import select
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from econmt.data.corpus import decode_line
-from econmt.data.files import sync_folder, writing
+from econmt.data.files import whole_file, writing
 from econmt.errors import InputError
 
 PAUSE_SECONDS = 0.1
@@ -77,40 +75,21 @@ def read_chunks(descriptor: int, size: int, where: str = STANDARD_INPUT) -> Iter
 
 
 @contextmanager
-def line_output(path: Path | None) -> Iterator[Callable[[Iterable[str]], None]]:
-    """A function that writes lines and hands them on at once.
+def line_output(path: Path | None) -> Iterator[Callable[[Iterable[str]], object]]:
+    """A function that writes lines: to standard output at once, or to ``path``.
 
-    They go to standard output, or to ``path``, which appears only once everything has been written: an interrupted run
-    leaves an older file as it was.
+    The file appears only once everything has been written: an interrupted run leaves an older one as it was.
 
     Raises:
         InputError: if the file cannot be written.
     """
     if path is None:
-        yield partial(_write_lines, sys.stdout)
+        yield _write_to_standard_output
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with writing(path):
-        stream = temporary.open("w", encoding="utf-8", newline="\n")
-
-    def write(lines: Iterable[str]) -> None:
-        with writing(path):
-            _write_lines(stream, lines)
-
-    try:
-        yield write
-        with writing(path):
-            os.fsync(stream.fileno())
-            stream.close()
-            temporary.replace(path)
-            sync_folder(path.parent)
-    finally:
-        # What the disk did not take has been told already; closing tries to write it once more.
-        with suppress(OSError):
-            stream.close()
-        temporary.unlink(missing_ok=True)
+    with writing(path), whole_file(path) as stream:
+        yield lambda lines: stream.write("".join(line + "\n" for line in lines).encode())
 
 
-def _write_lines(stream: IO[str], lines: Iterable[str]) -> None:
-    stream.write("".join(line + "\n" for line in lines))
-    stream.flush()
+def _write_to_standard_output(lines: Iterable[str]) -> None:
+    sys.stdout.write("".join(line + "\n" for line in lines))
+    sys.stdout.flush()

@@ -1,13 +1,14 @@
 """Training steps as CUDA graphs: captured once for each shape of batches, replayed from then on.
 
-A step of a recurrent model is thousands of small kernels, and launching them from Python takes longer than running them.
-A graph launches them all at once. Everything that changes from step to step lies in tensors at fixed places: the batch
-and its number of tokens, the learning rate, the seeds of dropout, the counters of the optimizer; so nothing waits for the
-device. All graphs share one pool of memory, since they run one after another and keep nothing from one to the next but
-parameters and optimizer state, which lie outside.
+A step of a recurrent model is thousands of small kernels, and launching them from Python takes longer than running
+them. A graph launches them all at once. Everything that changes from step to step lies in tensors at fixed places: the
+batch and its number of tokens, the learning rate, the seeds of dropout, the counters of the optimizer; so nothing waits
+for the device. All graphs share one pool of memory, since they run one after another and keep nothing from one to the
+next but parameters and optimizer state, which lie outside.
 
 Updates of one batch are one graph. Of updates of several batches (``training.update_interval``, a byte budget's
-micro-batches) each batch is a graph that adds to the gradients, which then stay where they are, and the update is another.
+micro-batches) each batch is a graph that adds to the gradients, which then stay where they are, and the update is
+another.
 """
 
 from __future__ import annotations
@@ -20,20 +21,13 @@ import torch
 from torch import Tensor
 
 from econmt.data.batches import Batch
+from econmt.engine.devices import is_out_of_memory
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations
-from econmt_ops.core.memory import is_out_of_memory
+from econmt_ops.dispatch.rule import captured
 
 _HOST_BUFFERS = 4
 """Batches that may be on their way to the device while the next one is written."""
-
-
-class _Key(NamedTuple):
-    """What a graph was captured for: one batch's shapes and the ops' implementations; several batches or one."""
-
-    shapes: tuple[torch.Size, ...]
-    implementations: Implementations
-    whole: bool
 
 
 class _Inputs:
@@ -41,37 +35,44 @@ class _Inputs:
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
         fields = _tensors(batch)
-        self._sizes = [tensor.numel() for tensor in fields.values()]
-        length = sum(self._sizes) + 1
-        self._flat = torch.empty(length, dtype=torch.int64, device=device)
-        self._hosts = [torch.empty(length, dtype=torch.int64, pin_memory=True) for _ in range(_HOST_BUFFERS)]
-        self._copied = [torch.cuda.Event() for _ in self._hosts]
+        self._shapes = [tensor.shape for tensor in fields.values()]
+        self._sizes = [tensor.numel() for tensor in fields.values()] + [1]
+        self._flat = torch.zeros(sum(self._sizes), dtype=torch.int64, device=device)
+        self._hosts = [
+            torch.zeros(len(self._flat), dtype=torch.int64).pin_memory() for _ in range(_HOST_BUFFERS)
+        ]
+        self._copied = [torch.cuda.Event() for _ in self._hosts]  # type: ignore[no-untyped-call]
         self._next = 0
-        parts = torch.split(self._flat, [*self._sizes, 1])
+        *parts, tokens = torch.split(self._flat, self._sizes)
         views = {
-            name: part.view(tensor.shape) for (name, tensor), part in zip(fields.items(), parts, strict=False)
+            name: part.view(shape) for name, part, shape in zip(fields, parts, self._shapes, strict=True)
         }
-        self.batch: Batch = dataclasses.replace(batch, **views)
-        self.tokens = parts[-1][0]
-        self.bytes = self._flat.nbytes
+        changes: dict[str, Any] = {**views}
+        self.batch = dataclasses.replace(batch, **changes)
+        self.tokens = tokens[0]
+        self.rows = len(batch.indices)
 
     def fill(self, batch: Batch, tokens: int) -> None:
-        """Enqueues the copy of a batch that lies on the CPU."""
+        """Enqueues the copy of a batch that lies on the CPU; rows that it lacks are padding, which has no gradient."""
         host, copied = self._hosts[self._next], self._copied[self._next]
         self._next = (self._next + 1) % len(self._hosts)
         copied.synchronize()  # of some batches ago, so there is nothing to wait for
-        fields = _tensors(batch).values()
-        for part, tensor in zip(torch.split(host, [*self._sizes, 1]), fields, strict=False):
-            part.copy_(tensor.reshape(-1))
-        host[-1] = tokens
+        *parts, count = torch.split(host, self._sizes)
+        for part, shape, tensor in zip(parts, self._shapes, _tensors(batch).values(), strict=True):
+            rows = part.view(shape)
+            rows[: len(tensor)] = tensor
+            rows[len(tensor) :] = 0
+        count.fill_(tokens)
         self._flat.copy_(host, non_blocking=True)
         copied.record()
 
 
 class _Captured(NamedTuple):
+    """A graph, where its batch goes, and what it leaves."""
+
     graph: torch.cuda.CUDAGraph
     inputs: _Inputs
-    result: Any
+    result: StepResult | None
 
 
 def _tensors(batch: Batch) -> dict[str, Tensor]:
@@ -104,10 +105,11 @@ class GraphedStep:
         self.step = step
         self._several = several
         self._note = note
-        self._stream = torch.cuda.Stream(step.device)
+        self._stream = torch.cuda.Stream(step.device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[_Key, _Captured | None] = {}
-        self._update: _Captured | None = None
+        self._graphs: dict[tuple[Implementations, torch.Size, torch.Size], list[_Captured]] = {}
+        self._refused: set[tuple[Implementations, torch.Size, torch.Size]] = set()
+        self._update: tuple[torch.cuda.CUDAGraph, StepResult] | None = None
         self._total = torch.zeros((), device=step.device)
         step.prepare(gradients=several)
         step.keeps_gradients = several
@@ -115,7 +117,7 @@ class GraphedStep:
     @property
     def captured(self) -> int:
         """How many graphs there are."""
-        return sum(found is not None for found in self._graphs.values()) + (self._update is not None)
+        return sum(map(len, self._graphs.values())) + (self._update is not None)
 
     def __call__(
         self, batches: Sequence[Batch], implementations: Sequence[Implementations] | None = None
@@ -129,30 +131,34 @@ class GraphedStep:
         Returns:
             Scalars on the device that hold until the next call.
         """
-        tokens = sum(batch.target_tokens for batch in batches)
         chosen = implementations or [self.step.implementations] * len(batches)
-        found = [self._find(batch, which) for batch, which in zip(batches, chosen, strict=True)]
-        if any(graph is None for graph in found):
-            device = self.step.device
-            return self.step.run(
-                [batch.to(device) for batch in batches], self.step.tokens(batches), implementations
-            )
-        for graph, batch in zip(found, batches, strict=True):
-            assert graph is not None
-            graph.inputs.fill(batch, tokens)
-            graph.graph.replay()
-        if not self._several:
-            assert found[0] is not None
-            result: StepResult = found[0].result
-            return result
+        found = []
+        for number, (batch, how) in enumerate(zip(batches, chosen, strict=True)):
+            self.step.number = number
+            found.append(self._find(batch, how))
+        self.step.number = None
+        if any(each is None for each in found):
+            moved = [batch.to(self.step.device) for batch in batches]
+            return self.step.run(moved, self.step.tokens(batches), chosen)
+        tokens = sum(batch.target_tokens for batch in batches)
+        for each, batch in zip(found, batches, strict=True):
+            assert each is not None
+            each.inputs.fill(batch, tokens)
+            each.graph.replay()
+            if each.result is not None:
+                return each.result
         if self._update is None:
             self._update = self._capture_update()
-        self._update.graph.replay()
-        result = self._update.result
+        graph, result = self._update
+        graph.replay()
         return result
 
     def capture(self, batch: Batch, implementations: Implementations | None = None) -> None:
-        """Captures the graph for batches of this shape, if there is none yet; the largest shape should come first."""
+        """Captures the graph for batches of this shape, if there is none yet; the largest shape should come first.
+
+        Raises:
+            RuntimeError: there is too little memory.
+        """
         self._find(batch, implementations or self.step.implementations)
 
     def release(self) -> None:
@@ -163,21 +169,29 @@ class GraphedStep:
         torch.cuda.empty_cache()
 
     def _find(self, batch: Batch, implementations: Implementations) -> _Captured | None:
-        """The graph for a batch, captured if need be; None if it cannot be."""
-        shapes = tuple(tensor.shape for tensor in _tensors(batch).values())
-        key = _Key(shapes, implementations, not self._several)
-        if key not in self._graphs:
-            try:
-                self._graphs[key] = self._capture(batch, implementations)
-            except RuntimeError as error:
-                if is_out_of_memory(error):
-                    raise
-                self._graphs[key] = None
-                if self._note is not None:
-                    size = " x ".join(str(length) for length in batch.source.shape)
-                    reason = str(error).strip().splitlines()[0]
-                    self._note(f"no CUDA graph for batches of {size} source positions: {reason}")
-        return self._graphs[key]
+        """The graph for a batch, captured if need be: one of as many rows or more; None if there can be none."""
+        key = implementations, batch.source.shape[1:], batch.target_input.shape[1:]
+        if key in self._refused:
+            return None
+        rows = len(batch.indices)
+        there = [each for each in self._graphs.get(key, ()) if each.inputs.rows >= rows]
+        if there:
+            return min(there, key=lambda each: each.inputs.rows)
+        try:
+            made = self._capture(batch, implementations)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            self._refused.add(key)
+            if self._note is not None:
+                size = " x ".join(map(str, (*batch.source.shape, *batch.target_input.shape[1:])))
+                reason = str(error).strip().splitlines()[0]
+                self._note(
+                    f"no CUDA graph for batches of {size}, which are launched kernel by kernel: {reason}"
+                )
+            return None
+        self._graphs.setdefault(key, []).append(made)
+        return made
 
     def _capture(self, batch: Batch, implementations: Implementations) -> _Captured:
         step = self.step
@@ -186,7 +200,7 @@ class GraphedStep:
         self._warm_up(inputs, implementations)
         graph = torch.cuda.CUDAGraph()
         result: StepResult | None = None
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with captured(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             if self._several:
                 self._total += step.accumulate(inputs.batch, inputs.tokens, implementations)
             else:
@@ -194,7 +208,7 @@ class GraphedStep:
                 step.clear()
         return _Captured(graph, inputs, result)
 
-    def _capture_update(self) -> _Captured:
+    def _capture_update(self) -> tuple[torch.cuda.CUDAGraph, StepResult]:
         """The graph that ends an update of several batches: clip, update, and zeros for the next one's gradients."""
         step = self.step
         graph = torch.cuda.CUDAGraph()
@@ -203,9 +217,7 @@ class GraphedStep:
             step.update()
             step.clear()
             self._total.zero_()
-        assert self._graphs
-        some = next(found for found in self._graphs.values() if found is not None)
-        return _Captured(graph, some.inputs, result)
+        return graph, result
 
     def _warm_up(self, inputs: _Inputs, implementations: Implementations) -> None:
         """Runs forward and backward pass once outside the pool: kernels are compiled, libraries make their handles.
@@ -213,17 +225,17 @@ class GraphedStep:
         It leaves no trace: gradients and seeds are as before, and parameters are not touched.
         """
         step = self.step
-        kept = step.seeds.seeds.clone()
-        gradients = [part.grad for part in step.model.parameters()]
-        for part in step.model.parameters():
+        parameters = list(step.model.parameters())
+        kept, gradients = step.random_state(), [part.grad for part in parameters]
+        for part in parameters:
             part.grad = None
         self._stream.wait_stream(torch.cuda.current_stream(step.device))
-        with torch.cuda.stream(self._stream):
+        with captured(), torch.cuda.stream(self._stream):
             step.accumulate(inputs.batch, inputs.tokens, implementations)
         torch.cuda.current_stream(step.device).wait_stream(self._stream)
-        for part, gradient in zip(step.model.parameters(), gradients, strict=True):
+        for part, gradient in zip(parameters, gradients, strict=True):
             part.grad = gradient
-        step.seeds.seeds.copy_(kept)
+        step.set_random_state(kept)
         torch.cuda.synchronize(step.device)
         # What the warm-up took would lie beside the pool as long as the run lasts.
         torch.cuda.empty_cache()

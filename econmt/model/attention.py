@@ -26,15 +26,13 @@ class Attention(nn.Module):
         query: (A, H) projection of the decoder state, or None: the state itself is the query.
         score: (A,) weights of the sum over tanh(query + key), or None: query and key are multiplied.
         scale: factor of the product of query and key.
-        implementations: of the ops; the model sets them.
     """
 
     query: nn.Parameter | None
     score: nn.Parameter | None
 
-    def __init__(self, config: recipe.Attention, encoder_size: int, decoder_size: int) -> None:
+    def __init__(self, config: recipe.AttentionSection, encoder_size: int, decoder_size: int) -> None:
         super().__init__()
-        self.implementations = Implementations()
         self.key: nn.Linear | None = None
         self.query = None
         self.score = None
@@ -70,11 +68,19 @@ class Attention(nn.Module):
         keys: Tensor = self.key(by_time).transpose(0, 1) if turn else self.key(values)
         return keys
 
-    def forward(self, states: Tensor, keys: Tensor, values: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        states: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        lengths: Tensor,
+        implementations: Implementations,
+    ) -> tuple[Tensor, Tensor]:
         """Look at the source from all decoder states at once.
 
         Args:
             states: (B, T, H) decoder states. keys: (B, S, A or H). values: (B, S, E). lengths: (B,).
+            implementations: of the ops.
 
         Returns:
             The contexts (B, T, E) and the attention weights (B, T, S).
@@ -88,7 +94,7 @@ class Attention(nn.Module):
                 self.score,
                 lengths=lengths,
                 layer_norm=self.layer_norm,
-                **self.implementations.for_attention(),
+                **implementations.for_attention(),
             )
         scores = torch.matmul(states, keys.transpose(1, 2))
         scores = scores.to(accumulate_dtype(scores.dtype)) * self.scale

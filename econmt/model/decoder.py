@@ -39,22 +39,18 @@ class Decoder(nn.Module, ABC):
     """What both decoders share: the layers, the attention and the combination of state and context.
 
     o_t = tanh(combine [h_t ; context_t]) is the attentional hidden vector (Luong et al., 2015, equation 5).
-
-    Attributes:
-        implementations: of the ops; the model sets them.
     """
 
     def __init__(
         self,
-        config: recipe.Decoder,
-        attention: recipe.Attention,
+        config: recipe.DecoderSection,
+        attention: recipe.AttentionSection,
         input_size: int,
         encoder_size: int,
         dropout: recipe.Dropout,
     ) -> None:
         super().__init__()
         self.config = config
-        self.implementations = Implementations()
         self.attention = Attention(attention, encoder_size, config.size)
         self.dropout = SeededDropout(dropout.layers, dropout.variational)
         self.layers = nn.ModuleList(
@@ -71,12 +67,14 @@ class Decoder(nn.Module, ABC):
         """Input width of every layer, bottom first."""
 
     @abstractmethod
-    def forward(self, inputs: Inputs, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
+    def forward(
+        self, inputs: Inputs, memory: Memory, state: Recurrent, implementations: Implementations
+    ) -> tuple[Tensor, Tensor, Recurrent]:
         """Run over target embeddings.
 
         Args:
             inputs: (B, T, I) target embeddings, or those of the distinct words.
-            memory: the source. state: where the rows stand.
+            memory: the source. state: where the rows stand. implementations: of the ops.
 
         Returns:
             The attentional hidden vectors (B, T, H), the attention (B, T, S) and the state after the last position.
@@ -111,7 +109,9 @@ class InputFeedingDecoder(Decoder):
     def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:  # noqa: ARG002
         return [input_size + self.config.size] + [self.config.size] * (self.config.layers - 1)
 
-    def forward(self, inputs: Inputs, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
+    def forward(
+        self, inputs: Inputs, memory: Memory, state: Recurrent, implementations: Implementations
+    ) -> tuple[Tensor, Tensor, Recurrent]:
         """See :meth:`Decoder.forward`; the whole loop is one ``econmt_ops.attentional_lstm``."""
         attention = self.attention
         probability = self.dropout.probability if self.training else 0.0
@@ -137,7 +137,7 @@ class InputFeedingDecoder(Decoder):
             layer_norm=attention.layer_norm,
             scale=attention.scale,
             clean=True,  # the encoder leaves zeros there
-            **self.implementations.for_decoder(),
+            **implementations.for_decoder(),
         )
         return outputs, alignment, Recurrent(after.layers, after.output)
 
@@ -151,14 +151,18 @@ class ParallelDecoder(Decoder):
     def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:
         return [input_size] + [self.config.size + encoder_size] * (self.config.layers - 1)
 
-    def forward(self, inputs: Inputs, memory: Memory, state: Recurrent) -> tuple[Tensor, Tensor, Recurrent]:
+    def forward(
+        self, inputs: Inputs, memory: Memory, state: Recurrent, implementations: Implementations
+    ) -> tuple[Tensor, Tensor, Recurrent]:
         """See :meth:`Decoder.forward`."""
         weights = weights_of(self.layers)
-        how = self.implementations.for_decoder()
+        how = implementations.for_decoder()
         outputs, (after,) = lstm(inputs, weights[:1], state=state.layers[:1], **how)
         states = [after]
         with account("attention"):
-            contexts, alignment = self.attention(outputs, memory.keys, memory.values, memory.lengths)
+            contexts, alignment = self.attention(
+                outputs, memory.keys, memory.values, memory.lengths, implementations
+            )
         contexts = contexts.to(outputs.dtype)
         for layer in range(1, len(weights)):
             below = self.dropout(outputs)

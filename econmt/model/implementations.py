@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from econmt import recipe
+from econmt_ops.dispatch.rule import leanest
+from econmt_ops.dispatch.traits import Traits, implementations_of
 
 
 class Implementations(NamedTuple):
@@ -36,13 +38,36 @@ class Implementations(NamedTuple):
         """The same one for all ops."""
         return cls(name, name, name, name, stash)
 
+    @classmethod
+    def leanest(cls, device: str, stash: str = "auto") -> Implementations:
+        """Those that keep least for the backward pass on a type of device and need not warm up."""
+        names = {key: leanest(functions[0], device) for key, functions in recipe.OPS.items()}
+        return cls(**names, stash=stash)
+
+    def traits(self, key: str) -> Traits | None:
+        """Those of the implementation under a key of :data:`econmt.recipe.OPS`; None: it is left to "auto"."""
+        name = getattr(self, key)
+        return None if name == "auto" else implementations_of(recipe.OPS[key][0])[name].traits
+
+    def followed(self) -> Implementations:
+        """Those that allocate the same bytes and can be followed on tensors without values."""
+        traits = {key: self.traits(key) for key in recipe.OPS}
+        return self._replace(
+            **{key: each.stands_in for key, each in traits.items() if each and each.stands_in}
+        )
+
+    def looks_rows_up(self, key: str) -> bool:
+        """Whether an LSTM takes rows of which many positions read the same."""
+        traits = self.traits(key)
+        return traits is None or traits.casts
+
     def for_encoder(self) -> dict[str, Any]:
         """Keyword arguments of ``econmt_ops.lstm`` and ``bidirectional_lstm``."""
-        return _arguments(self.encoder, self.stash)
+        return self._recurrent("encoder")
 
     def for_decoder(self) -> dict[str, Any]:
         """Keyword arguments of ``attentional_lstm``, or of a decoder's ``lstm`` without input feeding."""
-        return _arguments(self.decoder, self.stash)
+        return self._recurrent("decoder")
 
     def for_attention(self) -> dict[str, Any]:
         """Keyword arguments of ``econmt_ops.additive_attention``."""
@@ -52,9 +77,7 @@ class Implementations(NamedTuple):
         """Keyword arguments of ``econmt_ops.linear_cross_entropy``."""
         return {"implementation": self.output}
 
-
-def _arguments(implementation: str, stash: str) -> dict[str, Any]:
-    # The reference keeps what autograd keeps, whatever the level.
-    if implementation == "reference" or stash == "auto":
-        return {"implementation": implementation}
-    return {"implementation": implementation, "stash": stash}
+    def _recurrent(self, key: str) -> dict[str, Any]:
+        traits = self.traits(key)
+        takes_stash = self.stash != "auto" and (traits is None or traits.takes_stash)
+        return {"implementation": getattr(self, key), **({"stash": self.stash} if takes_stash else {})}

@@ -6,6 +6,9 @@ Shapes: B batch, S source positions, T target positions, H hidden size, I input 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +18,8 @@ from torch.nn import functional
 
 from econmt.recipe import Initialization
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
-from econmt_ops.core.dropout import apply_dropout, keep_mask
+from econmt_ops.core.dropout import Seed, SeedCounter, apply_dropout, dropout, keep_mask
+from econmt_ops.core.look_up import look_up
 from econmt_ops.core.weights import AnyLSTMWeights
 
 _FEW = 4
@@ -36,7 +40,7 @@ class Embedding(nn.Embedding):
         if self.sparse and few and self.weight.requires_grad and torch.is_grad_enabled():
             found: Tensor = _LookUp.apply(self.weight, ids, self.padding_idx)  # type: ignore[no-untyped-call]
             return found
-        return functional.embedding(ids, self.weight, self.padding_idx)
+        return look_up(self.weight, ids, self.padding_idx)
 
 
 class _LookUp(torch.autograd.Function):
@@ -53,7 +57,7 @@ class _LookUp(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         ids, positions = ctx.saved_tensors[0].flatten().sort(stable=True)
         if ctx.padding is not None:
-            kept = ids != ctx.padding
+            kept = (ids != ctx.padding).nonzero().flatten()
             ids, positions = ids[kept], positions[kept]
         words, counts = ids.unique_consecutive(return_counts=True)
         begins = counts.cumsum(0) - counts
@@ -164,15 +168,37 @@ class SeededDropout(nn.Module):
         """Drop units of ``inputs`` (B, T, H) in training mode; the identity otherwise."""
         if not self.training or self.probability == 0.0:
             return inputs
+        if inputs.is_cuda:
+            return dropout(inputs, self.probability, draw_seed(), self.variational)
         shape = (inputs.shape[0], 1, inputs.shape[2]) if self.variational else inputs.shape
         return apply_dropout(
             inputs, keep_mask(shape, self.probability, draw_seed(), inputs.device), self.probability
         )
 
 
-def draw_seed() -> int:
-    """A dropout seed from torch's default CPU generator."""
-    return int(torch.randint(2**62, (), device="cpu"))
+class _Drawing(threading.local):
+    """Of this thread: where dropout seeds are drawn from."""
+
+    seeds: SeedCounter | None = None
+
+
+_DRAWING = _Drawing()
+
+
+@contextmanager
+def drawing_from(seeds: SeedCounter | None) -> Iterator[None]:
+    """Within it, dropout seeds are those of ``seeds``, or if it is None of torch's default CPU generator."""
+    before, _DRAWING.seeds = _DRAWING.seeds, seeds
+    try:
+        yield
+    finally:
+        _DRAWING.seeds = before
+
+
+def draw_seed() -> Seed:
+    """A dropout seed: see :func:`drawing_from`."""
+    seeds = _DRAWING.seeds
+    return int(torch.randint(2**62, (), device="cpu")) if seeds is None else seeds.draw()
 
 
 def uniform_bound(rows: int, columns: int, init: Initialization) -> float:

@@ -55,7 +55,7 @@ class TranslationModel(nn.Module):
         source_size: source vocabulary, special symbols counted.
         target_size: target vocabulary V.
         pad: the padding id; its embeddings get no gradient from positions that hold it, and no loss counts it.
-        implementations: of the ops.
+        implementations: of the ops, where a call names no others.
     """
 
     def __init__(
@@ -97,18 +97,6 @@ class TranslationModel(nn.Module):
         self.initialize()
 
     @property
-    def implementations(self) -> Implementations:
-        """Which implementations of the ops the model runs; they may be changed between two batches."""
-        return self._implementations
-
-    @implementations.setter
-    def implementations(self, implementations: Implementations) -> None:
-        self._implementations = implementations
-        self.encoder.implementations = implementations
-        self.decoder.implementations = implementations
-        self.decoder.attention.implementations = implementations
-
-    @property
     def output_weight(self) -> Tensor:
         """Weight (V, D) of the output layer."""
         return self.output.weight
@@ -130,34 +118,51 @@ class TranslationModel(nn.Module):
         self.encoder.initialize(init)
         self.decoder.initialize(init)
 
-    def encode(self, source: Tensor, lengths: Tensor) -> EncoderOutput:
-        """Encode sentences. source (B, S) int64 ids, lengths (B,) int64, each at least 1."""
+    def encode(
+        self, source: Tensor, lengths: Tensor, implementations: Implementations | None = None
+    ) -> EncoderOutput:
+        """Encode sentences.
+
+        Args:
+            source: (B, S) int64 ids. lengths: (B,) int64, each at least 1.
+            implementations: of the ops; None: the model's.
+        """
+        how = self.implementations if implementations is None else implementations
         with layer("embedding"):
-            embedded = self._look_up(self.source_embedding, source, self.implementations.encoder)
+            embedded = self._look_up(self.source_embedding, source, how.looks_rows_up("encoder"))
         with layer("encoder"):
-            values, last = self.encoder(embedded, lengths)
+            values, last = self.encoder(embedded, lengths, how)
             summary = mean_of_valid(values, lengths) if self.config.decoder.state_init == "avg" else last
         with layer("attention"):
             keys = self.decoder.attention.keys(values)
         return EncoderOutput(Memory(keys, values, lengths), summary)
 
-    def forward(self, source: Tensor, source_lengths: Tensor, target_input: Tensor) -> Tensor:
+    def forward(
+        self,
+        source: Tensor,
+        source_lengths: Tensor,
+        target_input: Tensor,
+        implementations: Implementations | None = None,
+    ) -> Tensor:
         """Hidden vectors for the output layer under teacher forcing.
 
         Args:
             source: (B, S) int64 ids. source_lengths: (B,). target_input: (B, T) int64, the target after BOS.
+            implementations: of the ops; None: the model's.
 
         Returns:
             (B, T, D): ``econmt_ops.linear_cross_entropy`` with :attr:`output_weight` makes the loss of them.
         """
-        encoded = self.encode(source, source_lengths)
+        how = self.implementations if implementations is None else implementations
+        encoded = self.encode(source, source_lengths, how)
         with layer("embedding"):
-            embedded = self._look_up(self.target_embedding, target_input, self.implementations.decoder)
+            embedded = self._look_up(self.target_embedding, target_input, how.looks_rows_up("decoder"))
         with layer("decoder"):
             state = self.decoder.initial_state(encoded.summary)
-            outputs, _, _ = self.decoder(embedded, encoded.memory, state)
+            outputs, _, _ = self.decoder(embedded, encoded.memory, state, how)
         with layer("output"):
-            return self._read_out(self.output_dropout(outputs))
+            dropped: Tensor = self.output_dropout(outputs)
+            return dropped if self.readout is None else self.readout(dropped)
 
     def loss(
         self,
@@ -166,6 +171,7 @@ class TranslationModel(nn.Module):
         target_input: Tensor,
         target_output: Tensor,
         label_smoothing: float = 0.0,
+        implementations: Implementations | None = None,
     ) -> Tensor:
         """Cross-entropy summed over the target tokens that are not padding, a float32 scalar in nats.
 
@@ -173,8 +179,10 @@ class TranslationModel(nn.Module):
             source: (B, S) int64 ids. source_lengths: (B,). target_input: (B, T) int64, the target after BOS.
             target_output: (B, T) int64, the target before EOS and EOS.
             label_smoothing: probability mass spread evenly over all V target tokens.
+            implementations: of the ops; None: the model's.
         """
-        hidden = self(source, source_lengths, target_input)
+        how = self.implementations if implementations is None else implementations
+        hidden = self(source, source_lengths, target_input, how)
         with layer("output"):
             loss = linear_cross_entropy(
                 hidden.reshape(-1, hidden.size(-1)),
@@ -184,23 +192,22 @@ class TranslationModel(nn.Module):
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
                 reduction="sum",
-                **self.implementations.for_output(),
+                **how.for_output(),
             )
         return loss.to(torch.float32)
 
-    def _look_up(self, embedding: nn.Embedding, ids: Tensor, implementation: str) -> Inputs:
+    def _look_up(self, embedding: nn.Embedding, ids: Tensor, once: bool) -> Inputs:
         """Embeddings of ids (B, T), after dropout: written out or, to be multiplied once each, of the distinct words.
 
-        Dropout makes every position another input, and a GPU would have to be waited for; what the reference is given
-        it writes out.
+        Dropout makes every position another input, and a GPU would have to be waited for.
 
         Args:
             embedding: of all words.
             ids: (B, T).
-            implementation: of the LSTM that will read them.
+            once: whether the LSTM that will read them can take the distinct words.
         """
         drops = self.training and self.embedding_dropout.probability > 0.0
-        if not (drops or ids.is_cuda or implementation == "reference") and torch.is_grad_enabled():
+        if once and not (drops or ids.is_cuda) and torch.is_grad_enabled():
             words, places = torch.unique(ids, return_inverse=True)
             rows = -(-words.numel() // ROWS) * ROWS
             if rows <= DISTINCT * ids.numel():
@@ -209,24 +216,20 @@ class TranslationModel(nn.Module):
         embedded: Tensor = self.embedding_dropout(embedding(ids))
         return embedded
 
-    def _read_out(self, outputs: Tensor) -> Tensor:
-        return outputs if self.readout is None else self.readout(outputs)
-
     def parameter_layers(self) -> dict[str, str]:
         """The ledger's layer (embedding, encoder, attention, decoder, output) of every parameter name."""
-        layers = {}
-        for name, _ in self.named_parameters():
-            if name.startswith(("source_embedding", "target_embedding")):
-                layers[name] = "embedding"
-            elif name.startswith("encoder"):
-                layers[name] = "encoder"
-            elif name.startswith("decoder.attention"):
-                layers[name] = "attention"
-            elif name.startswith("decoder"):
-                layers[name] = "decoder"
-            else:
-                layers[name] = "output"
-        return layers
+        rooms = {
+            "source_embedding": "embedding",
+            "target_embedding": "embedding",
+            "encoder": "encoder",
+            "decoder.attention": "attention",
+            "decoder": "decoder",
+        }
+        names = [name for name, _ in self.named_parameters()]
+        return {
+            name: next((own for prefix, own in rooms.items() if name.startswith(prefix)), "output")
+            for name in names
+        }
 
 
 def build_model(config: recipe.Recipe, source_size: int, target_size: int) -> TranslationModel:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from econmt.data.batches import Batch, BatchIterator, training_batches
+from econmt.data.batches import Batch, BatchIterator
 from econmt.data.store import PreparedData
 from econmt.decoding.search import MAX_OUTPUT_EXTRA
 from econmt.errors import InputError, TrainingError
@@ -17,33 +17,25 @@ from econmt.memory.estimate.search import estimate_search, search_rows
 from econmt.memory.plan.limits import budget_bytes, size_text, total_memory
 from econmt.memory.plan.planner import Plan, Planner, estimator, sufficient_budget, usable
 from econmt.memory.plan.prices import settings
-from econmt.model import Implementations, TranslationModel, build_model
+from econmt.model import Implementations
 from econmt.recipe import Recipe
+from econmt.tasks.protocol import Task
+from econmt.tasks.registry import make_task
 from econmt.training.state import TrainingState
 from econmt_ops.optimizer import FusedOptimizer
 
-_ALLOCATION_FAILED = (
-    "DefaultCPUAllocator",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-"""How PyTorch says that memory is full where it has no type of error for it."""
 
+def divide(
+    batch: Batch, plan: Plan | None, implementations: Implementations
+) -> list[tuple[Batch, Implementations]]:
+    """The micro-batches of a batch and how their ops are run as planned.
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device, or the machine, has no memory left."""
-    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _ALLOCATION_FAILED)
-
-
-def divide(model: TranslationModel, batch: Batch, plan: Plan | None) -> list[Batch]:
-    """The micro-batches of a batch, whose ops the model is made to run as planned; the batch itself without a plan."""
+    Without a plan it is the batch itself, with the given ``implementations``.
+    """
     if plan is None:
-        return [batch]
+        return [(batch, implementations)]
     entry = plan.find(batch)
-    model.implementations = entry.implementations
-    return batch.split(entry.rows)
+    return [(part, entry.implementations) for part in batch.split(entry.rows)]
 
 
 def first_plan(
@@ -62,11 +54,11 @@ def first_plan(
     """
     if recipe.training.memory_budget is None:
         return None
-    batches = training_batches(recipe, prepared)
-    source, target = prepared.vocabularies
+    task = make_task(recipe, prepared)
+    batches = task.batches(prepared)
     with torch.device("meta"):
-        model = build_model(recipe, source.size, target.size)
-    budget = Budget(recipe, prepared, batches, device, precision, model.parameters())
+        model = task.build_model()
+    budget = Budget(task, prepared, batches, device, precision, model.parameters())
     budget.make(TrainingState(), 0)
     return budget.plan
 
@@ -75,7 +67,7 @@ class Budget:
     """How a run keeps to the bytes that its recipe allows, if it does not allow all.
 
     Args:
-        recipe: the run.
+        task: what is learnt, with the recipe of the run.
         prepared: its text.
         batches: of training.
         device: where it computes.
@@ -89,7 +81,7 @@ class Budget:
 
     def __init__(
         self,
-        recipe: Recipe,
+        task: Task,
         prepared: PreparedData,
         batches: BatchIterator,
         device: torch.device,
@@ -98,7 +90,8 @@ class Budget:
     ) -> None:
         self.plan: Plan | None = None
         self.notes: list[str] = []
-        self._recipe = recipe
+        self._task = task
+        self._recipe = task.recipe
         self._prepared = prepared
         self._batches = batches
         self._device = device
@@ -226,7 +219,7 @@ class Budget:
             self._batches.shapes(),
             settings(Implementations.of(recipe.ops), kind),
             budget,
-            estimator(recipe, *self._sizes, kind, self._precision),
+            estimator(self._task, kind, self._precision),
             accumulating=training.update_interval > 1,
             width=training.bucket_width or 1,
         )

@@ -30,8 +30,9 @@ from torch.overrides import TorchFunctionMode
 from econmt.data.files import sync_folder
 from econmt.data.subwords import Vocabularies, fingerprint, load_vocabularies
 from econmt.errors import InputError, TrainingError
-from econmt.model import TranslationModel, build_model
+from econmt.model import TranslationModel
 from econmt.recipe import Model, Recipe, parse_recipe
+from econmt.tasks.translation import TranslationTask
 from econmt.training.files import FORMAT, read_metadata, read_tensors, write_tensors, write_text
 from econmt.training.folder import Commit, ModelFolder, remove
 from econmt.training.state import TrainingState
@@ -46,98 +47,70 @@ class LoadedModel(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A run as it was saved: parameters and optimizer tensors by name, the optimizer's name, and the rest."""
+    """A run as it is saved: parameters and optimizer tensors by name, the optimizer's name, and the rest."""
 
     state: TrainingState
-    parameters: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
+    parameters: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
     optimizer_name: str
 
 
-def parameters_metadata(model: TranslationModel, update: int, vocabulary: str) -> dict[str, str]:
+def parameters_metadata(model: Mapping[str, Any], update: int, vocabulary: str) -> dict[str, str]:
     """What a parameter file says about itself: format, update, fingerprint of the vocabulary, the model's sizes."""
-    sizes = {"source_size": model.source_size, "target_size": model.target_size}
-    description = json.dumps({**model.config.model_dump(mode="json"), **sizes}, sort_keys=True)
+    description = json.dumps(model, sort_keys=True)
     return {"format": FORMAT, "update": str(update), "vocabulary": vocabulary, "model": description}
 
 
-def named_parameters(model: TranslationModel) -> dict[str, torch.nn.Parameter]:
+def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Parameters by name; a matrix shared between layers comes once."""
     return dict(model.named_parameters())
 
 
 def save_checkpoint(
-    folder: ModelFolder,
-    state: TrainingState,
-    model: TranslationModel,
-    optimizer: Mapping[str, Tensor],
-    optimizer_name: str,
-    hypotheses: Sequence[str] | None,
+    folder: ModelFolder, saved: Saved, model: Mapping[str, Any], hypotheses: Sequence[str] | None
 ) -> None:
     """Saves the parameters and, unless a plateau made training go back, the state to go on from.
 
     Args:
         folder: where.
-        state: with the checkpoint's row of metrics in it.
-        model: the parameters that were validated.
-        optimizer: the tensors to go on with, see :func:`~econmt.training.optimizers.optimizer_tensors`.
-        optimizer_name: whose tensors they are.
+        saved: the state, with the checkpoint's row of metrics in it, the parameters that were validated, and the
+            optimizer's tensors to go on with.
+        model: see :meth:`econmt.tasks.protocol.Task.description`.
         hypotheses: translations of the validation text, if there are any.
 
     Raises:
         OSError: if the disk is full; the checkpoint before is untouched.
     """
+    state = saved.state
     metadata = parameters_metadata(model, state.update, state.vocabulary)
-    write_tensors(folder.parameters(state.update), named_parameters(model), metadata)
+    write_tensors(folder.parameters(state.update), saved.parameters, metadata)
     if hypotheses is not None:
         write_text(folder.hypotheses(state.update), "".join(line + "\n" for line in hypotheses))
-    _commit(
-        folder, Commit(state.update, True), state, optimizer, {**metadata, "optimizer": optimizer_name}, {}
-    )
+    _commit(folder, Commit(state.update, True), saved, metadata)
 
 
-def save_interrupted(
-    folder: ModelFolder,
-    state: TrainingState,
-    model: TranslationModel,
-    optimizer: Mapping[str, Tensor],
-    optimizer_name: str,
-) -> None:
+def save_interrupted(folder: ModelFolder, saved: Saved, model: Mapping[str, Any]) -> None:
     """Saves the state between two checkpoints: parameters lie beside it, no parameter file and no metrics are added."""
-    metadata = parameters_metadata(model, state.update, state.vocabulary)
-    extra = {"params.safetensors": (named_parameters(model), metadata)}
-    _commit(
-        folder,
-        Commit(state.update, False),
-        state,
-        optimizer,
-        {**metadata, "optimizer": optimizer_name},
-        extra,
-    )
+    metadata = parameters_metadata(model, saved.state.update, saved.state.vocabulary)
+    _commit(folder, Commit(saved.state.update, False), saved, metadata)
 
 
-def _commit(
-    folder: ModelFolder,
-    commit: Commit,
-    state: TrainingState,
-    optimizer: Mapping[str, Tensor],
-    optimizer_metadata: Mapping[str, str],
-    extra: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, str]]],
-) -> None:
+def _commit(folder: ModelFolder, commit: Commit, saved: Saved, metadata: dict[str, str]) -> None:
     final = folder.state(commit)
     temporary = final.with_name(final.name + ".tmp")
     remove(temporary)
     temporary.mkdir(parents=True)
-    write_tensors(temporary / "optimizer.safetensors", optimizer, optimizer_metadata)
-    for name, (tensors, metadata) in extra.items():
-        write_tensors(temporary / name, tensors, metadata)
-    write_text(temporary / "state.json", state.to_json())
+    own = {**metadata, "optimizer": saved.optimizer_name}
+    write_tensors(temporary / "optimizer.safetensors", saved.optimizer, own)
+    if not commit.is_checkpoint:
+        write_tensors(temporary / "params.safetensors", saved.parameters, metadata)
+    write_text(temporary / "state.json", saved.state.to_json())
     sync_folder(temporary)
     temporary.rename(final)
     sync_folder(folder.states)
 
 
-def settle(folder: ModelFolder, state: TrainingState, keep_last: int, keep_best_state: bool) -> None:
+def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, keep_best_state: bool) -> None:
     """Makes everything follow from the newest committed state: best parameters, metrics, and what is kept.
 
     Args:
@@ -176,7 +149,7 @@ def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Commi
         for path in (*folder.numbered_parameters().values(), *folder.numbered_hypotheses().values()):
             path.unlink(missing_ok=True)
         return None
-    settle(folder, load_state(folder, commits[-1]), keep_last, keep_best_state)
+    finish_commit(folder, load_state(folder, commits[-1]), keep_last, keep_best_state)
     return commits[-1]
 
 
@@ -219,7 +192,7 @@ def check_vocabulary(metadata: Mapping[str, str], expected: str, path: Path) -> 
         )
 
 
-def load_parameters(model: TranslationModel, tensors: Mapping[str, Tensor], where: Path | str) -> None:
+def load_parameters(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: Path | str) -> None:
     """Copies tensors into a model's parameters.
 
     Raises:
@@ -270,7 +243,7 @@ def load_model(
     check_model(metadata, recipe.model, path)
     vocabularies = load_vocabularies(home.path)
     with _Undrawn():
-        model = build_model(recipe, vocabularies.source.size, vocabularies.target.size)
+        model = TranslationTask(recipe, vocabularies.source.size, vocabularies.target.size).build_model()
     load_parameters(model, tensors, path)
     return LoadedModel(model.to(device).eval(), vocabularies, recipe)
 
@@ -341,31 +314,6 @@ def _description(metadata: Mapping[str, str]) -> dict[str, Any]:
     except ValidationError:  # of a model that this version does not know: compared as it is
         return found
     return {key: whole[key] for key in known}
-
-
-def export_model(folder: Path | str, destination: Path | str) -> Path:
-    """Copies what translation needs, the best parameters, recipe and vocabulary, and none of the training state.
-
-    Returns:
-        The destination.
-
-    Raises:
-        InputError: if the folder holds no model or the destination cannot be written or holds one already.
-    """
-    home, target = ModelFolder(folder), ModelFolder(destination)
-    load_model(home.path)
-    if target.best.exists() or target.recipe.exists():
-        raise InputError(f"{target.path}: holds a model already; give a new folder")
-    vocabulary = [path for path in home.path.iterdir() if path.name.startswith(("subwords.", "vocab."))]
-    try:
-        target.path.mkdir(parents=True, exist_ok=True)
-        for path in (home.recipe, *sorted(vocabulary), home.best):
-            shutil.copyfile(path, target.path / path.name)
-    except OSError as error:
-        raise InputError(
-            f"{target.path}: cannot be written ({error.strerror}); give another folder"
-        ) from error
-    return target.path
 
 
 @contextlib.contextmanager

@@ -7,32 +7,18 @@ saved state. With a byte budget the plan chooses instead (`econmt.training.budge
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import torch
+from torch import nn
 
-import econmt_ops.dispatch.select
-from econmt.model import Implementations, TranslationModel
-from econmt.recipe import Recipe, Training, rename_ops
-from econmt.training.devices import autocast
+from econmt.engine.precision import Precision
+from econmt.model import Implementations
+from econmt.recipe import OPS, Recipe, Training, rename_ops
+from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.measurements import Measurement, Record, decide
-
-OPS = {
-    "encoder": ({"lstm", "bidirectional_lstm"},),
-    "decoder": ({"attentional_lstm"}, {"lstm", "bidirectional_lstm"}),
-    "attention": ({"additive_attention"},),
-    "output": ({"linear_cross_entropy"},),
-}
-"""By key of a recipe's section ``ops`` the ops that it names, or, where a model has none of these, the next ones: the
-layers of a decoder without input feeding are those of the encoder to an op."""
-
-_RULED_BY = {
-    "encoder": "lstm",
-    "decoder": "attentional_lstm",
-    "attention": "additive_attention",
-    "output": "linear_cross_entropy",
-}
-"""The op whose rule holds for a key where nothing was measured."""
+from econmt_ops.dispatch.rule import rule
+from econmt_ops.dispatch.session import Session, measuring
+from econmt_ops.dispatch.traits import implementations_of
 
 POSITIONS = 6
 """Positions of the batch that is measured: a step of a long sentence takes as long as one of a short one."""
@@ -43,68 +29,57 @@ SECONDS = 1.6
 SHARE = 0.5
 """Of the time that is left, what one op may take: later ones, of which the decoder is the slowest, need some too."""
 
-_STASH = "gates"
-"""What recomputing LSTMs keep where nothing else is said."""
-
 _WORTH_ITS_MEMORY = 0.15
 """By which share the reference must be faster: it keeps several times as much, and so few positions flatter it."""
 
 _LEAST_OPERATIONS = 1e9
 """Below this many operations in the measured batch there is nothing to gain: it takes milliseconds."""
 
-_FIRST_ID = 4
 
-
-class Shape(NamedTuple):
-    """Of a batch: rows, source positions, target positions."""
-
-    rows: int
-    source: int
-    target: int
-
-
-def is_worth_measuring(model: TranslationModel, shape: Shape) -> bool:
+def is_worth_measuring(model: nn.Module, shape: Shape) -> bool:
     """Whether an update of this model takes long enough for a choice to matter."""
-    tables = {model.source_embedding.weight, model.target_embedding.weight} - {model.output_weight}
+    # Rows of a table are looked up, unless it is an output layer's weight too.
+    multiplied = {part.weight for part in model.modules() if isinstance(part, nn.Linear)}
+    tables = {part.weight for part in model.modules() if isinstance(part, nn.Embedding)} - multiplied
     size = sum(parameter.numel() for parameter in model.parameters() if parameter not in tables)
     positions = min(max(shape.source, shape.target), POSITIONS)
     return 6.0 * size * shape.rows * positions >= _LEAST_OPERATIONS
 
 
 def measure(
-    model: TranslationModel,
+    task: Task,
+    model: nn.Module,
     shape: Shape,
     device: torch.device,
-    precision: torch.dtype,
+    precision: Precision,
     *,
     seconds: float = SECONDS,
     compiled: bool = False,
     byte_limit: int | None = None,
     remember: bool = True,
-) -> econmt_ops.dispatch.select.Session:
-    """Times the candidates of every op that the model leaves at auto, on random ids of at most `POSITIONS` positions.
+) -> Session:
+    """Times the candidates of every op that a recipe leaves at auto, on random ids of at most `POSITIONS` positions.
 
     Args:
-        model: in training mode, with the implementations that the recipe names.
+        task: what is learnt; its recipe names implementations.
+        model: in training mode.
         shape: of the batches that are most frequent.
-        device, precision: where and in which type products are computed.
-        seconds, compiled, byte_limit, remember: see `econmt_ops.dispatch.select.measuring`.
+        device, precision: where and how products are computed.
+        seconds, compiled, byte_limit, remember: see `econmt_ops.dispatch.session.measuring`.
     """
-    source, target = min(shape.source, POSITIONS), min(shape.target, POSITIONS)
+    shape = Shape(shape.rows, min(shape.source, POSITIONS), min(shape.target, POSITIONS))
+    given = Implementations.of(task.recipe.ops)
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), autocast(device, precision):
-        ids = torch.randint(_FIRST_ID, max(_FIRST_ID + 1, model.source_size), (shape.rows, source))
-        words = torch.randint(_FIRST_ID, max(_FIRST_ID + 1, model.target_size), (shape.rows, target))
-        ids, words = ids.to(device), words.to(device)
-        lengths = torch.full((shape.rows,), source, device=device)
-        with econmt_ops.dispatch.select.measuring(
+    with torch.random.fork_rng(devices=devices), precision.products(device), precision.autocast(device):
+        batch = task.example(shape).to(device)
+        with measuring(
             seconds, byte_limit=byte_limit, compiled=compiled, remember=remember, share=SHARE
         ) as session:
-            model.loss(ids, lengths, words, words)
+            task.loss(model, batch, given)
     return session
 
 
-def settle(
+def choose_implementations(
     given: Implementations,
     measurements: Iterable[Measurement],
     *,
@@ -123,17 +98,21 @@ def settle(
     """
     found = list(measurements)
     chosen = {}
-    for field, kinds in OPS.items():
-        if getattr(given, field) == "auto":
-            choices = ([measurement for measurement in found if measurement.op in ops] for ops in kinds)
-            mine: list[Measurement] = next(filter(None, choices), [])
-            chosen[field] = _fastest(mine, updates * positions, device) or econmt_ops.dispatch.select.rule(
-                _RULED_BY[field], device
-            )
+    for key, functions in OPS.items():
+        if getattr(given, key) == "auto":
+            mine = [measurement for measurement in found if measurement.op in functions]
+            if (
+                key == "decoder" and not mine
+            ):  # without input feeding its layers are to an op what the encoder's are
+                mine = [measurement for measurement in found if measurement.op in OPS["encoder"]]
+            chosen[key] = _fastest(mine, updates * positions, device) or rule(functions[0], device)
+    settled = given._replace(**chosen)
     # An implementation that is named keeps what it keeps by itself, and there is one level for all.
-    free = {given.encoder, given.decoder} <= {"auto", "reference"}
-    stash = _STASH if given.stash == "auto" and free else given.stash
-    return given._replace(**chosen, stash=stash)
+    named = filter(None, map(given.traits, ("encoder", "decoder")))
+    decoder = settled.traits("decoder")
+    if given.stash == "auto" and not any(traits.takes_stash for traits in named) and decoder is not None:
+        settled = settled._replace(stash=decoder.fastest_stash)
+    return settled
 
 
 def _fastest(measurements: list[Measurement], times: float, device: str) -> str | None:
@@ -157,20 +136,19 @@ def _fastest(measurements: list[Measurement], times: float, device: str) -> str 
     if not totals:
         return None
     # Not the rule of the measured shape, which is smaller than those of the run.
-    rule = econmt_ops.dispatch.select.rule(measurements[0].op, device)
-    if rule not in totals:
+    default = rule(measurements[0].op, device)
+    if default not in totals:
         return None
-    compiled = totals.get("compiled")
-    if compiled is not None:
-        others = min(record.milliseconds for name, record in totals.items() if name != "compiled")
-        if (others - compiled.milliseconds) * 1e-3 * times <= compiled.first_seconds:
-            del totals["compiled"]
-    best = decide(totals, rule)
-    if (
-        best == "reference"
-        and totals[best].milliseconds > (1 - _WORTH_ITS_MEMORY) * totals[rule].milliseconds
-    ):
-        return rule
+    known = implementations_of(measurements[0].op)
+    ready = [record.milliseconds for name, record in totals.items() if not known[name].traits.warms_up]
+    for name in [name for name in totals if known[name].traits.warms_up]:
+        gained = (min(ready) - totals[name].milliseconds) * 1e-3 * times
+        if gained <= totals[name].first_seconds:
+            del totals[name]
+    best = decide(totals, default)
+    keeps_more = known[default].traits.recomputes and not known[best].traits.recomputes
+    if keeps_more and totals[best].milliseconds > (1 - _WORTH_ITS_MEMORY) * totals[default].milliseconds:
+        return default
     return best
 
 

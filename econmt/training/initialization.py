@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torch import nn
+
 from econmt.errors import InputError
-from econmt.model import TranslationModel
 from econmt.recipe import Recipe
 from econmt.training.checkpoints import check_model, check_vocabulary, load_parameters, parameter_file
 from econmt.training.files import read_metadata, read_tensors
@@ -38,7 +39,7 @@ def parameters_to_start_from(recipe: Recipe) -> Path | None:
     return path
 
 
-def initialize(model: TranslationModel, path: Path, vocabulary: str) -> str:
+def initialize(model: nn.Module, path: Path, vocabulary: str) -> str:
     """Gives a model the parameters of a file; returns what a person should know.
 
     Args:

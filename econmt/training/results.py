@@ -9,22 +9,22 @@ from typing import NamedTuple
 
 import torch
 
-from econmt.data.batches import training_batches
 from econmt.data.store import PreparedData
 from econmt.decoding.attention_picture import draw_attention
 from econmt.decoding.translator import Translation, Translator
+from econmt.engine.optimizers import load_optimizer_tensors
+from econmt.engine.precision import Precision
+from econmt.engine.step import TrainingStep
 from econmt.evaluation.metrics import bleu
 from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.memory.plan.planner import Plan
 from econmt.model import IncrementalModel
 from econmt.recipe import Recipe
+from econmt.tasks.registry import make_task
 from econmt.training.checkpoints import load_model, load_saved, load_state, named_parameters
 from econmt.training.choice import saved_choice
-from econmt.training.devices import autocast
 from econmt.training.files import write_text
 from econmt.training.folder import ModelFolder
-from econmt.training.objective import loss_of_batch
-from econmt.training.optimizers import load_optimizer_tensors, make_optimizer
 from econmt.training.pictures import draw_learning_curve
 
 SAMPLES = 3
@@ -61,7 +61,7 @@ def are_complete(folder: ModelFolder, recipe: Recipe, update: int) -> bool:
 
 
 def make_results(
-    recipe: Recipe, folder: ModelFolder, prepared: PreparedData, device: torch.device, precision: torch.dtype
+    recipe: Recipe, folder: ModelFolder, prepared: PreparedData, device: torch.device, precision: Precision
 ) -> Results:
     """Translates with the best parameters, draws, measures, and notes in results.json that it is done.
 
@@ -154,30 +154,24 @@ def _measure(
     folder: ModelFolder,
     prepared: PreparedData,
     device: torch.device,
-    precision: torch.dtype,
+    precision: Precision,
     plan: Plan | None,
 ) -> Ledger:
     """The bytes of a training step on the largest batch, or with a plan on the largest micro-batch."""
     training = recipe.training
-    model = load_model(folder.path, "best", device).model.train()
-    parameters = named_parameters(model)
-    optimizer = make_optimizer(parameters, training.optimizer)
+    task = make_task(recipe, prepared)
+    step = TrainingStep(task, load_model(folder.path, "best", device).model.train(), precision)
     saved = load_saved(folder, folder.commits()[-1])
     if saved.optimizer_name == training.optimizer.name:
-        load_optimizer_tensors(optimizer, parameters, saved.optimizer, str(folder.path))
-    batches = training_batches(recipe, prepared)
+        parameters = named_parameters(step.model)
+        load_optimizer_tensors(step.optimizer, parameters, saved.optimizer, str(folder.path))
+    batches = task.batches(prepared)
     batch, accumulating = batches.worst_batch(), False
     if plan is not None:
         worst = plan.worst
         batch = batches.largest_batch(worst.source, worst.target).first(worst.rows)
-        model.implementations = worst.implementations
+        step.implementations = worst.implementations
         accumulating = training.update_interval > 1 or worst.parts > 1
     elif (chosen := saved_choice(recipe, saved.state.choices, device)) is not None:
-        model.implementations = chosen
-    batch = batch.to(device)
-
-    def loss() -> torch.Tensor:
-        with autocast(device, precision):
-            return loss_of_batch(model, batch, training.label_smoothing)[0]
-
-    return measure_step(model, loss, optimizer, batch.target_tokens, accumulating=accumulating, timed=False)
+        step.implementations = chosen
+    return measure_step(step, batch, accumulating=accumulating, timed=False)

@@ -28,6 +28,7 @@ FREE_KEYS = frozenset(
         "training.early_stopping.max_num_checkpoint_not_improved",
         "training.keep_last_params",
         "training.device",
+        "training.cuda_graphs",
         "training.threads",
         "training.log_interval",
     }

@@ -14,35 +14,36 @@ from rich.console import Console
 
 from econmt.data.store import PreparedData, prepare
 from econmt.data.subwords import fingerprint
+from econmt.engine.devices import reproducible, resolve_device
+from econmt.engine.precision import Precision, precision_of_run
 from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.memory.plan.planner import plan_table
-from econmt.model import Implementations, TranslationModel, build_model
+from econmt.model import Implementations
 from econmt.recipe import Recipe, recipe_text
+from econmt.tasks.protocol import Shape
+from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
 from econmt.training.checkpoints import load_state
 from econmt.training.choice import (
     POSITIONS,
-    Shape,
     as_saved,
+    choose_implementations,
     expected_updates,
     is_worth_measuring,
     measure,
     saved_choice,
-    settle,
 )
-from econmt.training.devices import reproducible, resolve_device
 from econmt.training.files import write_text, write_whole
 from econmt.training.folder import ModelFolder
 from econmt.training.initialization import initialize, parameters_to_start_from
 from econmt.training.interrupts import Interrupts
 from econmt.training.limits import end_reason
-from econmt.training.precision import Precision, precision_of_run
 from econmt.training.progress import Progress
 from econmt.training.results import Results, are_complete, make_results
 from econmt.training.resume import Start, find_start
 from econmt.training.state import TrainingState, seed_everything
 from econmt.training.trainer import Trainer, TrainingResult
-from econmt_ops.dispatch.select import rules_only
+from econmt_ops.dispatch.rule import rules_only
 
 
 class Outcome(NamedTuple):
@@ -95,9 +96,9 @@ def run_recipe(
         with reproducible(device, recipe.training.threads):
             store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
             prepared = prepare(recipe, store, search, show_progress=console.is_terminal)
-            precision = _precision(recipe, folder, start, device).dtype
+            precision = _precision(recipe, folder, start, device)
             if overwrite_output:  # only now: text or a budget that cannot be used must not cost the old run
-                first_plan(recipe, prepared, device, precision)
+                first_plan(recipe, prepared, device, precision.dtype)
                 folder.clear()
                 folder.create()
             result = train(recipe, folder, prepared, start=start, console=console)
@@ -155,13 +156,14 @@ def make_trainer(
     device = resolve_device(recipe.training.device)
     precision = _precision(recipe, folder, start, device)
     seed_everything(recipe.training.seed)
-    model = first_model(recipe, prepared)
+    task = make_task(recipe, prepared)
+    model = task.build_model()
     for path in prepared.vocabulary_files:
         _copy(path, folder.path / path.name, start)
     state = TrainingState(vocabulary=fingerprint(folder.path), text=text_fingerprint(prepared))
     given = parameters_to_start_from(recipe) if start.commit is None else None
     beginnings = [] if given is None else [initialize(model, given, state.vocabulary)]
-    trainer = Trainer(recipe, folder, prepared, model.to(device), state, device, precision.dtype)
+    trainer = Trainer(task, folder, prepared, model.to(device), state, precision)
     count = sum(parameter.numel() for parameter in model.parameters())
     notes = [
         f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} pairs, {trainer.batches.batches_per_epoch:,} "
@@ -206,28 +208,22 @@ def _choose(trainer: Trainer) -> str:
         if "auto" not in given:
             why = "as the recipe says"
         elif is_worth_measuring(model, shape):
-            session = measure(model.train(), shape, trainer.device, trainer.precision)
+            session = measure(trainer.task, model.train(), shape, trainer.device, trainer.step.precision)
             found, why = list(session.measurements.values()), f"measured in {session.seconds:.1f} s"
         positions = max(frequent.source, frequent.target)
         tokens = int(trainer.prepared.train.target_lengths.sum()) + len(trainer.prepared.train)
         updates = expected_updates(recipe.training, trainer.batches.batches_per_epoch, tokens)
-        chosen = settle(
+        chosen = choose_implementations(
             given,
             found,
             device=trainer.device.type,
             updates=updates,
             positions=positions / min(positions, POSITIONS),
         )
-    model.implementations = chosen
+    trainer.step.implementations = chosen
     state.choices = as_saved(chosen, trainer.device)
     parts = ", ".join(f"{field} {name}" for field, name in chosen._asdict().items())
     return f"ops: {parts} ({why})"
-
-
-def first_model(recipe: Recipe, prepared: PreparedData) -> TranslationModel:
-    """The model on the CPU with the first parameters that the generator gives."""
-    vocabularies = prepared.vocabularies
-    return build_model(recipe, vocabularies.source.size, vocabularies.target.size)
 
 
 def text_fingerprint(prepared: PreparedData) -> str:

@@ -17,7 +17,7 @@ class Schedule:
     the first ``warmup`` updates.
     """
 
-    def __init__(self, config: recipe.Schedule, learning_rate: float) -> None:
+    def __init__(self, config: recipe.ScheduleSection, learning_rate: float) -> None:
         self._config = config
         self._base = learning_rate
         self.factor = 1.0

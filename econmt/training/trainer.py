@@ -4,45 +4,43 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+from torch import Tensor, nn
 
-from econmt.data.batches import Batch, training_batches
+from econmt.data.batches import Batch
 from econmt.data.store import PreparedData
+from econmt.engine.devices import give_back_memory, is_out_of_memory, peak_memory, trims_batches
+from econmt.engine.graphs import GraphedStep
+from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors
+from econmt.engine.precision import Precision
+from econmt.engine.step import StepResult, TrainingStep
+from econmt.engine.world import World
 from econmt.errors import TrainingError
-from econmt.model import TranslationModel
-from econmt.model.layers import give_sparse_gradients
-from econmt.recipe import Recipe
-from econmt.training.budget import Budget, divide, is_out_of_memory
+from econmt.model import Implementations
+from econmt.tasks.protocol import Task
+from econmt.training.budget import Budget, divide
 from econmt.training.checkpoints import (
     Saved,
+    finish_commit,
     load_parameters,
     load_saved,
     named_parameters,
     save_checkpoint,
     save_interrupted,
     saving,
-    settle,
 )
-from econmt.training.devices import autocast, give_back_memory, peak_memory, trims_batches
 from econmt.training.files import read_tensors
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.limits import end_reason, seconds_left
-from econmt.training.objective import loss_of_batch
-from econmt.training.optimizers import (
-    load_optimizer_tensors,
-    make_optimizer,
-    optimizer_tensors,
-    set_learning_rate,
-)
 from econmt.training.progress import Figures, Progress
-from econmt.training.readings import Reading, Readings
 from econmt.training.schedules import Schedule
 from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
+from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
 from econmt.training.validation import Abandoned, Validation, validate
 
 _UPDATES_BETWEEN_TRIMS = 5
@@ -63,42 +61,41 @@ class Trainer:
     """One process of one run.
 
     Args:
-        recipe: the run.
+        task: what is learnt, with the recipe of the run.
         folder: its model folder, in order.
         prepared: its text as ids.
         model: with first parameters, on the device.
         state: where it stands; a new one or a saved one's.
-        device: where it computes.
-        precision: dtype of products and feature maps.
+        precision: of products and feature maps.
     """
 
     def __init__(
         self,
-        recipe: Recipe,
+        task: Task,
         folder: ModelFolder,
         prepared: PreparedData,
-        model: TranslationModel,
+        model: nn.Module,
         state: TrainingState,
-        device: torch.device,
-        precision: torch.dtype,
+        precision: Precision,
+        world: World | None = None,
     ) -> None:
-        training = recipe.training
-        self.recipe = recipe
+        training = task.recipe.training
+        self.task = task
+        self.recipe = task.recipe
         self.folder = folder
         self.prepared = prepared
         self.model = model
         self.state = state
-        self.device = device
-        self.precision = precision
+        self.step = TrainingStep(task, model, precision, world=world)
+        self.device = device = self.step.device
+        self.optimizer = self.step.optimizer
         self.parameters = named_parameters(model)
-        self.optimizer = make_optimizer(self.parameters, training.optimizer)
-        if device.type == "cpu":
-            give_sparse_gradients(model)
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate)
-        self.batches = training_batches(recipe, prepared)
-        self.budget = Budget(recipe, prepared, self.batches, device, precision, self.parameters.values())
+        self.batches = task.batches(prepared, self.step.world.rank, self.step.world.size)
+        self.budget = Budget(task, prepared, self.batches, device, precision.dtype, self.parameters.values())
         self._trims = trims_batches(training.trim_batches, device)
-        self._readings = Readings(device)
+        self._graphed: GraphedStep | None = None
+        self._metrics = MetricsQueue(device)
         self._saved = state.update
         self._clock = time.monotonic()
 
@@ -119,6 +116,8 @@ class Trainer:
         self.schedule.load_state_dict(saved.state.schedule)
         self.batches.load_state_dict(saved.state.data)
         restore_random_states(saved.state.random)
+        dropout = saved.state.random.get("dropout", [])
+        self.step.set_random_state(torch.tensor(dropout, dtype=torch.int64))
         return notes
 
     def make_plan(self) -> None:
@@ -144,6 +143,12 @@ class Trainer:
 
     def _run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
         self.model.train()
+        if self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
+            self.budget.room_for_optimizer(self.optimizer)
+            # What a byte budget divides further, or an update adds up, is captured batch by batch.
+            plan, interval = self.budget.plan, self.recipe.training.update_interval
+            several = interval > 1 or (plan is not None and plan.worst.parts > 1)
+            self._graphed = GraphedStep(self.step, several=several, note=progress.note)
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
         self._tell_of_plan(progress)
@@ -164,17 +169,30 @@ class Trainer:
     def rehearse(self) -> None:
         """Computes the gradient of the largest batch and forgets it: too little memory shows now and not hours later.
 
-        With a byte budget it is the micro-batch for which the plan predicts the most.
+        In CUDA graphs its step is captured, which takes the same memory. With a byte budget it is the micro-batch for
+        which the plan predicts the most.
 
         Raises:
             TrainingError: if memory does not suffice.
         """
-        with _random_states_kept():
+        with self._random_states_kept():
             room = self.budget.room_for_optimizer(self.optimizer)
-            batches = self.budget.largest_batches()
-            self.gradient(batches, batches[0].target_tokens)
+            largest = self.budget.largest_batches()
+            if self._graphed is None:
+                self.gradient(largest)
+            else:
+                for part, how in divide(largest[0], self.budget.plan, self.step.implementations):
+                    self._capture(self._graphed, part, how)
             del room
-        self.optimizer.zero_grad(set_to_none=True)
+        self.step.clear()
+
+    def _capture(self, graphed: GraphedStep, batch: Batch, how: Implementations) -> None:
+        try:
+            graphed.capture(batch, how)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise TrainingError(self._out_of_memory(batch)) from error
+            raise
 
     def _checkpoint_due(self, reason: str | None) -> bool:
         state = self.state
@@ -188,13 +206,14 @@ class Trainer:
         update = self.state.update + 1
         batches = [next(self.batches) for _ in range(training.update_interval)]
         tokens = sum(batch.target_tokens for batch in batches)
-        set_learning_rate(self.optimizer, self.schedule.learning_rate(update))
-        loss, norm = self.gradient(batches, tokens, trim=self._trims)
+        self.step.set_learning_rate(self.schedule.learning_rate(update))
+        loss, norm = self.gradient(batches, trim=self._trims)
         self._tell_of_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
-        for reading in self._readings.submit(update, loss, norm, tokens, indices):
-            self._count(reading)
-        self.optimizer.step()
+        for metrics in self._metrics.submit(update, loss, norm, tokens, indices):
+            self._count(metrics)
+        if self._graphed is None:
+            self.step.update()
         self.state.update = update
         self.state.target_tokens += tokens
         for meter in (self.state.since_log, self.state.since_checkpoint):
@@ -210,67 +229,54 @@ class Trainer:
         elif progress.is_live:
             progress.live(self._figures(update))
 
-    def gradient(
-        self, batches: list[Batch], tokens: int, *, trim: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Leaves the gradient of the loss a token in the parameters, to be clipped by the optimizer's step.
+    def gradient(self, batches: Sequence[Batch], *, trim: bool = False) -> StepResult:
+        """Leaves the gradient of the loss a token in the parameters, to be clipped by the step's update.
+
+        Graphs update the parameters, too.
+
+        If memory is full and the budget's plan can divide batches further, they are computed again in smaller parts.
 
         Args:
             batches: whose losses are added up.
-            tokens: target tokens of all of them.
             trim: cut each part that is computed at once to its own longest pair.
-
-        Returns:
-            The summed loss and the norm of the gradient before clipping, scalars on the device.
-        """
-        before = None if self.budget.plan is None else random_states()
-        while (total := self._add_up(batches, tokens, trim)) is None:
-            assert before is not None
-            restore_random_states(before)
-        clipping = self.recipe.training.gradient_clipping
-        return total, self.optimizer.clip(clipping.type, clipping.threshold)
-
-    def _add_up(self, batches: list[Batch], tokens: int, trim: bool) -> torch.Tensor | None:
-        """The summed loss, its gradient left in the parameters; None if memory was full and less is tried at once.
 
         Raises:
             TrainingError: if memory was full and there is no plan, or nothing left to divide.
         """
-        self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), device=self.device)
-        for batch in batches:
-            for part in divide(self.model, batch, self.budget.plan):
-                self.optimizer.make_dense()  # what is there already, for this part to be added to in place
-                try:
-                    total = total + self._backward(part.trimmed() if trim else part, tokens)
-                    continue
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    if self.budget.plan is None or len(part.indices) == 1:
-                        raise TrainingError(self._out_of_memory(part)) from error
-                # Only now, after the error, are the tensors of the step that failed gone.
-                self.optimizer.zero_grad(set_to_none=True)
-                self.budget.shrink(batch, len(part.indices))
-                return None
-        return total
+        tokens = self.step.tokens(batches)
+        before = None if self.budget.plan is None else (random_states(), self.step.random_state())
+        while True:
+            found = [divide(batch, self.budget.plan, self.step.implementations) for batch in batches]
+            origins = [batch for batch, parts in zip(batches, found, strict=True) for _ in parts]
+            parts = [part.trimmed() if trim else part for parts in found for part, _ in parts]
+            implementations = [how for parts in found for _, how in parts]
+            try:
+                if self._graphed is not None:
+                    return self._graphed(parts, implementations)
+                moved = [part.to(self.device) for part in parts]
+                return self.step.gradient(moved, tokens, implementations)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                number = self.step.number or 0
+                if before is None or len(parts[number].indices) == 1:
+                    raise TrainingError(self._out_of_memory(parts[number])) from error
+            # Only now, after the error, are the tensors of the step that failed gone.
+            self.step.clear()
+            self.budget.shrink(origins[number], len(parts[number].indices))
+            restore_random_states(before[0])
+            self.step.set_random_state(before[1])
 
-    def _backward(self, batch: Batch, tokens: int) -> torch.Tensor:
-        with autocast(self.device, self.precision):
-            loss, _ = loss_of_batch(self.model, batch.to(self.device), self.recipe.training.label_smoothing)
-        (loss / tokens).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
-    def _count(self, reading: Reading) -> None:
-        if not reading.finite:
-            raise TrainingError(self._not_finite(reading))
-        self.state.gradient_norm = reading.gradient_norm
-        self.state.since_log.loss += reading.loss
-        self.state.since_checkpoint.loss += reading.loss
+    def _count(self, metrics: UpdateMetrics) -> None:
+        if not metrics.finite:
+            raise TrainingError(self._not_finite(metrics))
+        self.state.gradient_norm = metrics.gradient_norm
+        self.state.since_log.loss += metrics.loss
+        self.state.since_checkpoint.loss += metrics.loss
 
     def _flush(self) -> None:
-        for reading in self._readings.flush():
-            self._count(reading)
+        for metrics in self._metrics.flush():
+            self._count(metrics)
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -282,15 +288,15 @@ class Trainer:
     def _checkpoint(self, progress: Progress, interrupts: Interrupts) -> None:
         """Validates and saves; nothing of it stays if an interruption cuts the validation short."""
         self._flush()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.step.clear()
         try:
-            with _random_states_kept():
+            with self._random_states_kept():
                 result = validate(
+                    self.task,
                     self.model,
                     self.prepared,
-                    self.recipe,
                     self.device,
-                    self.precision,
+                    self.step.precision,
                     lambda: interrupts.pending,
                     self.budget.plan,
                 )
@@ -312,17 +318,10 @@ class Trainer:
         state.since_checkpoint = Meter()
         goes_back = self.schedule.checkpoint(improved)
         tensors = optimizer_tensors(self.optimizer, self.parameters)
-        best = None
-        if goes_back:
-            best = self._best(tensors)
-            tensors = best.optimizer
+        best = self._best(tensors) if goes_back else None
+        if best is not None:
             state.parameters_from = state.best_update
-        self._remember()
-        with saving(self.folder, state.update, self._saved):
-            name = self.recipe.training.optimizer.name
-            save_checkpoint(self.folder, state, self.model, tensors, name, result.hypotheses)
-            settle(self.folder, state, self.recipe.training.keep_last_params, self.schedule.goes_back)
-        self._saved = state.update
+        self._save(tensors if best is None else best.optimizer, result)
         if best is not None:
             load_parameters(self.model, best.parameters, self.folder.path)
             load_optimizer_tensors(self.optimizer, self.parameters, best.optimizer, str(self.folder.path))
@@ -330,7 +329,7 @@ class Trainer:
             progress.note(f"BLEU signature {result.signature}")
         self._tell(progress, result, improved, goes_back)
 
-    def _best(self, current: dict[str, torch.Tensor]) -> Saved:
+    def _best(self, current: dict[str, Tensor]) -> Saved:
         """The best checkpoint; with the ``current`` optimizer tensors if another schedule did not keep its own."""
         commit = Commit(self.state.best_update, True)
         if self.folder.state(commit).is_dir():
@@ -368,11 +367,26 @@ class Trainer:
             "gradient_norm": state.gradient_norm,
         }
 
+    def _save(self, optimizer: Mapping[str, Tensor], result: Validation | None) -> None:
+        """Writes a checkpoint with a validation's result or, without one, where training stands between two."""
+        state, training = self.state, self.recipe.training
+        self._remember()
+        if self.step.world.writes:
+            saved = Saved(state, self.parameters, optimizer, training.optimizer.name)
+            with saving(self.folder, state.update, self._saved):
+                if result is None:
+                    save_interrupted(self.folder, saved, self.task.description())
+                else:
+                    save_checkpoint(self.folder, saved, self.task.description(), result.hypotheses)
+                finish_commit(self.folder, state, training.keep_last_params, self.schedule.goes_back)
+        self.step.world.barrier()
+        self._saved = state.update
+
     def _remember(self) -> None:
         """Puts what lives outside of the state into it, before it is saved."""
         self.state.schedule = self.schedule.state_dict()
         self.state.data = self.batches.state_dict()
-        self.state.random = random_states()
+        self.state.random = {**random_states(), "dropout": self.step.random_state().tolist()}
         self.budget.remember(self.state)
 
     def _tell_of_plan(self, progress: Progress) -> None:
@@ -401,17 +415,21 @@ class Trainer:
         self._flush()
         self._tick()
         if state.update > self._saved:
-            self._remember()
-            with saving(self.folder, state.update, self._saved):
-                name = self.recipe.training.optimizer.name
-                tensors = optimizer_tensors(self.optimizer, self.parameters)
-                save_interrupted(self.folder, state, self.model, tensors, name)
-                settle(self.folder, state, self.recipe.training.keep_last_params, self.schedule.goes_back)
+            self._save(optimizer_tensors(self.optimizer, self.parameters), None)
         what = f"saved at update {state.update}" if state.update else "nothing was learnt yet"
         raise Interrupted(
             f"{interrupts.name}: {what} in {self.folder.path}; the same command again goes on",
             interrupts.exit_code,
         )
+
+    @contextmanager
+    def _random_states_kept(self) -> Iterator[None]:
+        states, dropout = random_states(), self.step.random_state()
+        try:
+            yield
+        finally:
+            restore_random_states(states)
+            self.step.set_random_state(dropout)
 
     # ------------------------------------------------------------------ words
 
@@ -434,12 +452,12 @@ class Trainer:
         epochs = update * self.recipe.training.update_interval / self.batches.batches_per_epoch
         return seconds_left(self.recipe.training, self.state, epochs, per_update)
 
-    def _not_finite(self, reading: Reading) -> str:
-        what = "loss" if reading.loss != reading.loss or abs(reading.loss) == float("inf") else "gradient"
-        lines = [self.prepared.train.location(int(i)) for indices in reading.indices for i in indices]
+    def _not_finite(self, metrics: UpdateMetrics) -> str:
+        what = "loss" if metrics.loss != metrics.loss or abs(metrics.loss) == float("inf") else "gradient"
+        lines = [self.prepared.train.location(int(i)) for indices in metrics.indices for i in indices]
         shown = ", ".join(lines[:8]) + (f" and {len(lines) - 8} more" if len(lines) > 8 else "")
         return (
-            f"the {what} is not finite at update {reading.update}, pairs {shown}; {self._last_good()}: lower "
+            f"the {what} is not finite at update {metrics.update}, pairs {shown}; {self._last_good()}: lower "
             "training.optimizer.learning_rate or training.gradient_clipping.threshold"
         )
 
@@ -459,12 +477,3 @@ class Trainer:
             f"no memory left on {self.device} for a batch of {size} pairs, {batch.source.size(1)} source and {target} "
             f"target positions; {self._last_good()}: {advice}"
         )
-
-
-@contextmanager
-def _random_states_kept() -> Iterator[None]:
-    states = random_states()
-    try:
-        yield
-    finally:
-        restore_random_states(states)

@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from econmt.data.batches import valid_batches
 from econmt.data.store import PreparedData
 from econmt.data.token_store import TokenStore
 from econmt.decoding.translator import Translator
+from econmt.engine.precision import Precision
 from econmt.evaluation.metrics import bleu
 from econmt.memory.plan.planner import Plan
 from econmt.model import Implementations, IncrementalModel, IncrementalState, TranslationModel
 from econmt.recipe import Recipe
+from econmt.tasks.protocol import Task
 from econmt.training.budget import divide
-from econmt.training.devices import autocast
-from econmt.training.objective import loss_of_batch
 from econmt.training.progress import perplexity as perplexity_of
 
 
@@ -36,20 +36,20 @@ class Validation(NamedTuple):
 
 
 def validate(
-    model: TranslationModel,
+    task: Task,
+    model: nn.Module,
     prepared: PreparedData,
-    recipe: Recipe,
     device: torch.device,
-    precision: torch.dtype,
+    precision: Precision,
     stop: Callable[[], bool],
     plan: Plan | None = None,
 ) -> Validation:
-    """Perplexity of the validation text and, if the recipe wants it, translations and BLEU.
+    """Perplexity of the validation text and, of a translation model if the recipe wants it, translations and BLEU.
 
     Args:
+        task: what is learnt; its recipe says how translations are searched for, and of how many sentences.
         model: is put into evaluation mode and back into training mode.
         prepared: with the validation text raw, so that BLEU compares detokenised text with it.
-        recipe: its decoding section, and how many sentences are translated.
         device: of the model.
         precision: of the perplexity, as in training.
         stop: asked often; True makes validation end at once.
@@ -58,14 +58,14 @@ def validate(
     Raises:
         Abandoned: if ``stop`` said so.
     """
-    chosen = model.implementations
-    # Those of econmt translate, not those that training has chosen or whatever batch came last.
-    model.implementations = Implementations.of(recipe.ops)
+    recipe = task.recipe
     model.eval()
     try:
-        value = perplexity(model, prepared.valid, recipe.decoding.batch_size, device, precision, stop, plan)
+        value = perplexity(
+            task, model, prepared.valid, recipe.decoding.batch_size, device, precision, stop, plan
+        )
         count = recipe.training.decode_and_evaluate
-        if count == 0:
+        if count == 0 or not isinstance(model, TranslationModel):
             return Validation(value, float("nan"), "", None)
         count = len(prepared.valid_source) if count < 0 else count
         hypotheses = translate(model, prepared.valid_source[:count], prepared, recipe, device, stop, plan)
@@ -73,27 +73,27 @@ def validate(
         return Validation(value, score.value, score.signature, hypotheses)
     finally:
         model.train()
-        model.implementations = chosen
 
 
 def perplexity(
-    model: TranslationModel,
+    task: Task,
+    model: nn.Module,
     store: TokenStore,
     batch_size: int,
     device: torch.device,
-    precision: torch.dtype,
+    precision: Precision,
     stop: Callable[[], bool],
     plan: Plan | None = None,
 ) -> float:
     """Perplexity of a store's targets, end of sentence counted, without label smoothing."""
     total = torch.zeros((), dtype=torch.float64, device=device)
     tokens = 0
-    with torch.no_grad(), autocast(device, precision):
+    with torch.no_grad(), precision.products(device), precision.autocast(device):
         for whole in valid_batches(store, batch_size):
-            for batch in divide(model, whole, plan):
+            for batch, how in divide(whole, plan, Implementations.of(task.recipe.ops)):
                 if stop():
                     raise Abandoned
-                loss, _ = loss_of_batch(model, batch.to(device), 0.0)
+                loss = task.loss(model, batch.to(device), how)
                 total += loss
                 tokens += batch.target_tokens
     return perplexity_of(total.item() / tokens)
@@ -113,9 +113,6 @@ def translate(
     In float32, as those of the test text are when a run ends: the precision that ``econmt translate`` takes by itself
     comes from a measurement, and a run that goes on elsewhere must find the BLEU that it would have found here.
     """
-    if plan is not None:
-        # Not those of whatever batch came last: the same after an interruption.
-        model.implementations = Implementations.of(recipe.ops)
     translator = Translator(
         [_Stoppable(IncrementalModel(model), stop)],
         prepared.vocabularies,

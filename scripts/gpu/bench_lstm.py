@@ -40,59 +40,82 @@ SIZES = [(64, 512), (128, 512), (64, 1024), (128, 1024), (64, 256), (128, 256)]
 WORKERS = 14
 FAILURES = (RuntimeError, ValueError, AssertionError, TypeError, CompilationError, TritonError)
 
-# Units, rows, warps, chunk, split, rows first, chunks ahead.
+# Units, rows, warps, chunk, split, rows first, chunks ahead, team.
+# fmt: off
 FORWARD = {
-    (64, 512): [(16, 16, 4, 512, 1, 0, 1), (16, 16, 8, 256, 2, 0, 1), (32, 16, 8, 512, 1, 0, 1), (16, 16, 4, 128, 1, 0, 1)],
-    (128, 512): [(32, 16, 8, 512, 1, 0, 1), (16, 32, 4, 512, 1, 0, 1), (16, 32, 8, 256, 2, 0, 1)],
-    (64, 1024): [(16, 32, 8, 512, 2, 0, 1), (16, 32, 8, 128, 2, 0, 1), (16, 32, 4, 512, 1, 0, 1)],
-    (128, 1024): [(16, 64, 8, 128, 2, 0, 1), (16, 64, 8, 128, 2, 0, 2), (16, 64, 8, 64, 2, 0, 2), (16, 64, 8, 128, 2, 1, 1)],
-    (64, 256): [(16, 16, 4, 256, 1, 0, 1), (32, 16, 8, 256, 1, 0, 1)],
-    (128, 256): [(16, 16, 4, 256, 1, 0, 1), (32, 16, 8, 256, 1, 0, 1)],
-}  # fmt: skip
+    (64, 512): [(16, 16, 4, 512, 1, 0, 1, 1), (16, 16, 8, 256, 2, 0, 1, 1), (16, 16, 8, 64, 2, 0, 1, 1)],
+    (128, 512): [(32, 16, 8, 512, 1, 0, 1, 1), (16, 32, 8, 256, 2, 0, 1, 1), (16, 32, 8, 128, 2, 0, 1, 1)],
+    (64, 1024): [(16, 32, 8, 512, 2, 0, 1, 1), (16, 32, 8, 256, 2, 0, 1, 1)],
+    (128, 1024): [(16, 64, 8, 128, 2, 0, 1, 1)],
+    (64, 256): [(16, 16, 4, 256, 1, 0, 1, 1), (16, 16, 8, 128, 2, 0, 1, 1)],
+    (128, 256): [(16, 16, 4, 256, 1, 0, 1, 1), (16, 16, 8, 128, 2, 0, 1, 1)],
+}
 BACKWARD = {
-    (64, 512): [(32, 8, 4, 1024, 2, 0, 1), (32, 8, 8, 512, 4, 0, 1), (32, 8, 4, 256, 2, 0, 1), (16, 16, 4, 512, 4, 0, 1)],
-    (128, 512): [(32, 16, 8, 1024, 2, 0, 1), (32, 16, 8, 512, 4, 0, 1), (32, 16, 8, 256, 2, 0, 1), (16, 32, 8, 512, 4, 1, 1)],
-    (64, 1024): [(16, 32, 8, 128, 4, 1, 1), (16, 32, 4, 128, 2, 1, 1), (16, 32, 8, 128, 4, 1, 2)],
-    (128, 1024): [(16, 64, 8, 128, 2, 1, 1), (16, 64, 8, 64, 2, 1, 2), (16, 64, 8, 128, 2, 1, 2)],
-    (64, 256): [(16, 8, 4, 256, 4, 0, 1), (32, 8, 4, 512, 2, 0, 1), (32, 8, 8, 256, 4, 0, 1)],
-    (128, 256): [(32, 8, 4, 512, 2, 0, 1), (16, 16, 4, 256, 4, 0, 1), (32, 16, 8, 512, 2, 0, 1)],
-}  # fmt: skip
+    (64, 512): [(32, 8, 4, 1024, 2, 0, 1, 1), (16, 16, 8, 512, 4, 0, 1, 2), (16, 16, 4, 512, 1, 0, 1, 4)],
+    (128, 512): [(32, 16, 8, 512, 4, 0, 1, 1), (16, 32, 8, 512, 2, 0, 1, 2), (16, 32, 8, 256, 2, 0, 1, 4)],
+    (64, 1024): [(16, 32, 8, 512, 2, 0, 1, 4), (16, 32, 8, 128, 2, 0, 1, 4), (16, 32, 8, 128, 4, 1, 1, 1)],
+    (128, 1024): [(16, 64, 8, 128, 2, 0, 1, 4), (16, 64, 8, 64, 2, 0, 2, 4), (16, 64, 8, 128, 2, 1, 1, 4),
+                  (16, 64, 8, 128, 2, 1, 1, 1), (16, 64, 8, 128, 2, 1, 1, 2)],
+    (64, 256): [(16, 8, 4, 256, 4, 0, 1, 1), (32, 8, 4, 512, 2, 0, 1, 1)],
+    (128, 256): [(32, 8, 4, 512, 2, 0, 1, 1), (16, 16, 4, 256, 4, 0, 1, 1)],
+}
+# fmt: on
 
 
 def partitions(listed: list[tuple[int, ...]]) -> list[Partition]:
     """The partitions of a list, on this device."""
     programs = limits_of(CUDA).processors
-    return [Partition(u, r, w, c, programs, s, bool(f), a) for u, r, w, c, s, f, a in listed]
+    return [Partition(u, r, w, c, programs, s, bool(f), a, t) for u, r, w, c, s, f, a, t in listed]
 
 
 # ---- right
 
 CASES: list[dict[str, Any]] = [
-    dict(batch=3, steps=4, size=7, hidden=5),
-    dict(batch=17, steps=9, size=24, hidden=24, lengths=True),
-    dict(batch=17, steps=9, size=24, hidden=24, lengths=True, reverse=True, state=True),
-    dict(batch=1, steps=1, size=8, hidden=33),
-    dict(batch=33, steps=7, size=64, hidden=100, reverse=True, layers=2),
-    dict(batch=40, steps=6, size=64, hidden=200, state=True, stash="outputs", lengths=True),
-    dict(batch=64, steps=12, size=128, hidden=512, stash="cells"),
-    dict(batch=100, steps=12, size=128, hidden=512, lengths=True, layers=2),
-    dict(batch=64, steps=5, size=64, hidden=768),
-    dict(batch=64, steps=8, size=64, hidden=1024, lengths=True),
-    dict(batch=128, steps=8, size=64, hidden=1024),
-    dict(batch=300, steps=5, size=64, hidden=512, lengths=True, reverse=True),
-    dict(batch=64, steps=9, size=64, hidden=512, both=True, lengths=True),
-    dict(batch=20, steps=9, size=64, hidden=48, both=True, lengths=True),
-    dict(batch=64, steps=8, size=64, hidden=512, dtype=torch.float16),
-    dict(batch=64, steps=8, size=64, hidden=512, dtype=torch.float32),
-    dict(batch=17, steps=8, size=64, hidden=100, dtype=torch.float32, lengths=True, reverse=True),
-    dict(batch=64, steps=9, size=64, hidden=256, dtype=torch.float32, both=True, lengths=True),
+    {"batch": 3, "steps": 4, "size": 7, "hidden": 5},
+    {"batch": 17, "steps": 9, "size": 24, "hidden": 24, "lengths": True},
+    {"batch": 17, "steps": 9, "size": 24, "hidden": 24, "lengths": True, "reverse": True, "state": True},
+    {"batch": 1, "steps": 1, "size": 8, "hidden": 33},
+    {"batch": 33, "steps": 7, "size": 64, "hidden": 100, "reverse": True, "layers": 2},
+    {"batch": 40, "steps": 6, "size": 64, "hidden": 200, "state": True, "stash": "outputs", "lengths": True},
+    {"batch": 64, "steps": 12, "size": 128, "hidden": 512, "stash": "cells"},
+    {"batch": 100, "steps": 12, "size": 128, "hidden": 512, "lengths": True, "layers": 2},
+    {"batch": 64, "steps": 5, "size": 64, "hidden": 768},
+    {"batch": 64, "steps": 8, "size": 64, "hidden": 1024, "lengths": True},
+    {"batch": 128, "steps": 8, "size": 64, "hidden": 1024},
+    {"batch": 300, "steps": 5, "size": 64, "hidden": 512, "lengths": True, "reverse": True},
+    {"batch": 64, "steps": 9, "size": 64, "hidden": 512, "both": True, "lengths": True},
+    {"batch": 20, "steps": 9, "size": 64, "hidden": 48, "both": True, "lengths": True},
+    {"batch": 64, "steps": 8, "size": 64, "hidden": 512, "dtype": torch.float16},
+    {"batch": 64, "steps": 8, "size": 64, "hidden": 512, "dtype": torch.float32},
+    {
+        "batch": 17,
+        "steps": 8,
+        "size": 64,
+        "hidden": 100,
+        "dtype": torch.float32,
+        "lengths": True,
+        "reverse": True,
+    },
+    {
+        "batch": 64,
+        "steps": 9,
+        "size": 64,
+        "hidden": 256,
+        "dtype": torch.float32,
+        "both": True,
+        "lengths": True,
+    },
 ]
 
 
 def weights(hidden: int, size: int) -> LSTMWeights:
     """Of a layer, float32."""
     scale = hidden**-0.5
-    made = (torch.randn(4 * hidden, size) * size**-0.5, torch.randn(4 * hidden, hidden) * scale, torch.randn(4 * hidden) * scale)
+    made = (
+        torch.randn(4 * hidden, size) * size**-0.5,
+        torch.randn(4 * hidden, hidden) * scale,
+        torch.randn(4 * hidden) * scale,
+    )
     return LSTMWeights(*(part.to(CUDA).requires_grad_() for part in made))
 
 
@@ -115,20 +138,24 @@ def run_case(case: dict[str, Any], compare: bool = True) -> str:
     batch, steps, size, hidden = (case[name] for name in ("batch", "steps", "size", "hidden"))
     dtype = case.get("dtype", torch.bfloat16)
     count = 2 if case.get("both") else case.get("layers", 1)
-    stack = tuple(weights(hidden, hidden if number and not case.get("both") else size) for number in range(count))
+    stack = tuple(
+        weights(hidden, hidden if number and not case.get("both") else size) for number in range(count)
+    )
     inputs = torch.randn(batch, steps, size, device=CUDA).to(dtype).requires_grad_()
     lengths = None
     if case.get("lengths"):
         lengths = torch.randint(0, steps + 1, (batch,), generator=torch.Generator().manual_seed(2))
         lengths[0] = steps
     given = bool(case.get("state"))
+    make = torch.randn if given else torch.zeros
     state = tuple(
-        (torch.randn(batch, hidden, device=CUDA).to(dtype).requires_grad_(), torch.randn(batch, hidden, device=CUDA).requires_grad_())
-        if given
-        else (torch.zeros(batch, hidden, device=CUDA, dtype=dtype), torch.zeros(batch, hidden, device=CUDA))
+        tuple(
+            make(batch, hidden, device=CUDA).to(kind).requires_grad_(given) for kind in (dtype, torch.float32)
+        )
         for _ in stack
-    )  # fmt: skip
-    options = dict(lengths=lengths, reverse=bool(case.get("reverse")), residual=False, dropout=0.0, dropout_seed=None, variational=False)
+    )
+    options = {"lengths": lengths, "reverse": bool(case.get("reverse")), "residual": False}
+    options |= {"dropout": 0.0, "dropout_seed": None, "variational": False}
     exact = doubled((inputs, stack, state))
     stash = case.get("stash", "gates")
     if case.get("both"):
@@ -142,11 +169,18 @@ def run_case(case: dict[str, Any], compare: bool = True) -> str:
     own = [*leaves(inputs, stack), *(leaves(state) if given else [])]
     theirs = [*leaves(exact[0], exact[1]), *(leaves(exact[2]) if given else [])]
     if not compare:
-        torch.autograd.grad(results, own, [seed.to(part.dtype) for seed, part in zip(seeds, results)])
+        torch.autograd.grad(
+            results, own, [seed.to(part.dtype) for seed, part in zip(seeds, results, strict=True)]
+        )
         return ""
-    results += torch.autograd.grad(results, own, [seed.to(part.dtype) for seed, part in zip(seeds, results)])
+    results += torch.autograd.grad(
+        results, own, [seed.to(part.dtype) for seed, part in zip(seeds, results, strict=True)]
+    )
     rights += torch.autograd.grad(rights, theirs, seeds)
-    errors = [float((a.detach().double() - b.detach()).norm() / (b.detach().norm() + 1e-6)) for a, b in zip(results, rights)]
+    errors = [
+        float((a.detach().double() - b.detach()).norm() / (b.detach().norm() + 1e-6))
+        for a, b in zip(results, rights, strict=True)
+    ]
     limit = 3e-2 if dtype == torch.bfloat16 else 5e-3
     worst = max(errors) if all(error == error for error in errors) else float("nan")
     text = f"worst error {worst:.1e}"
@@ -172,13 +206,17 @@ class Walk:
         self.c = torch.zeros(1, batch, hidden, device=CUDA)
 
     def forward(self, partition: Partition) -> None:
+        """All steps."""
         persistent.walk_forward(
-            partition, self.sums, self.recurrent, self.outputs, self.cells, self.h.zero_(), self.c.zero_(), None, (False,), True
+            partition, self.sums, self.recurrent, self.outputs, self.cells, self.h.zero_(), self.c.zero_(), None,
+            (False,), True,
         )  # fmt: skip
 
     def backward(self, partition: Partition) -> None:
+        """All steps, back."""
         persistent.walk_backward(
-            partition, self.sums, self.recurrent, self.cells, self.doutputs, self.dsums, self.h.zero_(), self.c.zero_(), None, (False,)
+            partition, self.sums, self.recurrent, self.cells, self.doutputs, self.dsums, self.h.zero_(),
+            self.c.zero_(), None, (False,),
         )  # fmt: skip
 
     def exact(self) -> tuple[Tensor, Tensor]:
@@ -245,14 +283,16 @@ def time_partitions(batch: int, hidden: int) -> Iterator[str]:
                 error = relative(walk.dsums[0], dsums) if back else relative(walk.outputs, outputs)
                 used = graph_time(lambda: walk.backward(each) if back else walk.forward(each))  # noqa: B023
                 mark = "*" if each == chosen[back] else " "
-                yield f" {mark}{'backward' if back else 'forward '} {label(each)}: {1e3 * used / STEPS:6.2f} us, error {error:.1e}"
+                way = "backward" if back else "forward "
+                yield f" {mark}{way} {label(each)}: {1e3 * used / STEPS:6.2f} us, error {error:.1e}"
             except FAILURES as error:
                 yield f"  {'backward' if back else 'forward '} {label(each)}: FAILED {brief(error)}"
 
 
 def label(partition: Partition) -> str:
-    u, r, w, c, _, s, f, a = partition
-    return f"{u:2} units x {r:2} rows, {w} warps, chunk {c:4} x {s}{', rows first' if f else ''}, ahead {a}"
+    u, r, w, c, _, s, f, a, t = partition
+    order = ", rows first" if f else ""
+    return f"{u:2} units x {r:2} rows, {w} warps, chunk {c:4} x {s}{order}, ahead {a}, teams of {t}"
 
 
 def brief(error: Exception) -> str:
@@ -278,7 +318,9 @@ def layer_times(batch: int, hidden: int, dtype: torch.dtype, layers: int = 1) ->
         with torch.no_grad():
             forward()
 
-    return graph_time(alone), graph_time(lambda: torch.autograd.grad(forward(), [inputs, *leaves(stack)], given))
+    return graph_time(alone), graph_time(
+        lambda: torch.autograd.grad(forward(), [inputs, *leaves(stack)], given)
+    )
 
 
 def cudnn_times(batch: int, hidden: int, dtype: torch.dtype, layers: int = 1) -> tuple[float, float]:
@@ -291,7 +333,9 @@ def cudnn_times(batch: int, hidden: int, dtype: torch.dtype, layers: int = 1) ->
         with torch.no_grad():
             module(inputs)
 
-    return graph_time(alone), graph_time(lambda: torch.autograd.grad(module(inputs)[0], [inputs, *module.parameters()], given))
+    return graph_time(alone), graph_time(
+        lambda: torch.autograd.grad(module(inputs)[0], [inputs, *module.parameters()], given)
+    )
 
 
 def attempt(text: str, function: Callable[..., tuple[float, float]], *arguments: Any) -> str:
@@ -326,7 +370,9 @@ def time_directions(batch: int, hidden: int) -> str:
             return triton.bidirectional_lstm(inputs, ahead, back, lengths=None, together=together)[0]
 
         def times(run: Callable[[], Tensor] = run) -> tuple[float, float]:
-            return graph_time(lambda: run()), graph_time(lambda: torch.autograd.grad(run(), [inputs, *leaves(ahead, back)], given))
+            return graph_time(lambda: run()), graph_time(
+                lambda: torch.autograd.grad(run(), [inputs, *leaves(ahead, back)], given)
+            )
 
         parts.append(attempt(f"together={together}", times))
     return "; ".join(parts)
@@ -337,7 +383,8 @@ def repeat(batch: int = 64, hidden: int = 512, times: int = 1000) -> str:
     walk = Walk(batch, hidden, torch.bfloat16)
     limits = limits_of(CUDA)
     ahead, back = (plan(batch, hidden, torch.bfloat16, limits, back=each) for each in (False, True))
-    assert ahead is not None and back is not None
+    assert ahead is not None
+    assert back is not None
 
     def once() -> None:
         walk.sums.copy_(walk.shares)
@@ -365,7 +412,9 @@ def jobs(sizes: list[tuple[int, int]]) -> list[Callable[[], object]]:
         for back, listed in ((False, FORWARD), (True, BACKWARD)):
             for each in partitions(listed[batch, hidden]):
 
-                def walk(batch: int = batch, hidden: int = hidden, each: Partition = each, back: bool = back) -> None:
+                def walk(
+                    batch: int = batch, hidden: int = hidden, each: Partition = each, back: bool = back
+                ) -> None:
                     walk = Walk(batch, hidden, torch.bfloat16, 2)
                     walk.backward(each) if back else walk.forward(each)
 

@@ -29,6 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import plain
+
 from econmt.data.batches import Batch
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import precision_of
@@ -65,7 +66,9 @@ def batches_of(task: TranslationTask, shapes: list[tuple[int, int, int]], full: 
         shorter = torch.rand(shape[0], generator=draw) >= full
         shares = torch.where(shorter, 0.6 + 0.4 * torch.rand(shape[0], generator=draw), 1.0)
         lengths = [(shares * positions).ceil().long() for positions in shape[1:]]
-        source, target = (torch.arange(size)[None] < own[:, None] for size, own in zip(shape[1:], lengths, strict=True))
+        source, target = (
+            torch.arange(size)[None] < own[:, None] for size, own in zip(shape[1:], lengths, strict=True)
+        )
         found.append(
             replace(
                 batch,
@@ -92,7 +95,9 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
     torch.manual_seed(1)
     if variant == "plain":
         texts = [
-            plain.Text(*(part.to(DEVICE) for part in (b.source, b.source_lengths, b.target_input, b.target_output)))
+            plain.Text(
+                *(part.to(DEVICE) for part in (b.source, b.source_lengths, b.target_input, b.target_output))
+            )
             for b in batches
         ]
         sizes = task.source_size, task.target_size
@@ -105,7 +110,9 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
         model = task.build_model().to(DEVICE).train()
         names = {"reference": "reference", "recompute": "recompute"}
         wanted = names.get(variant, "auto")
-        implementations = Implementations(**{field: wanted for field in ("encoder", "decoder", "attention", "output")})
+        implementations = Implementations(
+            **dict.fromkeys(("encoder", "decoder", "attention", "output"), wanted)
+        )
         step = TrainingStep(task, model, chosen, implementations=implementations)
         if variant == "eager":
             on_device = [batch.to(DEVICE) for batch in batches]
@@ -167,7 +174,10 @@ def main() -> None:
             try:
                 runs[variant] = prepare(variant, task, batches, precision)
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-                print(f"{name:4}{precision:10}{variant:11} failed: {str(error).strip().splitlines()[0][:90]}", flush=True)
+                print(
+                    f"{name:4}{precision:10}{variant:11} failed: {str(error).strip().splitlines()[0][:90]}",
+                    flush=True,
+                )
         for variant, seconds in timed(runs, len(batches), given.seconds).items():
             run = runs[variant]
             row = {

@@ -80,7 +80,10 @@ class Plain(nn.Module):
             outputs.append(fed)
         logits = self.output(self.readout(before_output(torch.stack(outputs, 1))))
         return F.cross_entropy(
-            logits.flatten(0, 1), text.target_output.flatten(), ignore_index=PAD, label_smoothing=label_smoothing
+            logits.flatten(0, 1),
+            text.target_output.flatten(),
+            ignore_index=PAD,
+            label_smoothing=label_smoothing,
         )
 
 
@@ -113,6 +116,8 @@ class CapturedStep:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        # The graph knows addresses: what lies there must live as long as it does.
+        self._kept = model, optimizer, text
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self.loss = step()

@@ -23,18 +23,19 @@ from econmt_ops.core.weights import (
     LSTMState,
     LSTMWeights,
 )
-from econmt_ops.dispatch.select import implementations
+from econmt_ops.dispatch.traits import implementations_of
 
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 
 
-def each_implementation(package: str, op: str) -> pytest.MarkDecorator:
-    """Runs a test with every implementation of an op that works on this machine.
+def each_implementation(op: str) -> pytest.MarkDecorator:
+    """Runs a test with every implementation of an op that works on every machine.
 
     But for "compiled", which is "recompute" with other step functions and compiles anew for many of these sizes:
     test_compiled.py runs it on a few.
     """
-    names = [name for name in implementations(package, op) if name != "compiled"]
+    found = implementations_of(op).values()
+    names = [each.name for each in found if "cpu" in each.traits.devices and not each.traits.warms_up]
     return pytest.mark.parametrize("implementation", names)
 
 

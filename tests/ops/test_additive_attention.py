@@ -22,7 +22,7 @@ from tests.ops.helpers import (
     values_and_gradients,
 )
 
-pytestmark = each_implementation("econmt_ops.additive_attention", "additive_attention")
+pytestmark = each_implementation("additive_attention")
 SIZES = each_size(
     {"B": 1, "T": 1, "S": 1, "A": 1, "E": 1},
     {"B": 2, "T": 3, "S": 5, "A": 7, "E": 4},

@@ -25,7 +25,7 @@ from tests.ops.helpers import (
     values_and_gradients,
 )
 
-pytestmark = each_implementation("econmt_ops.attentional_lstm", "attentional_lstm")
+pytestmark = each_implementation("attentional_lstm")
 SIZES = each_size(
     {"B": 1, "T": 1, "S": 1, "I": 1, "H": 1, "A": 1, "E": 1, "L": 1},
     {"B": 2, "T": 3, "S": 4, "I": 5, "H": 7, "A": 6, "E": 3, "L": 1},

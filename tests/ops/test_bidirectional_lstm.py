@@ -23,7 +23,7 @@ from tests.ops.helpers import (
     values_and_gradients,
 )
 
-pytestmark = each_implementation("econmt_ops.lstm", "bidirectional_lstm")
+pytestmark = each_implementation("bidirectional_lstm")
 SIZES = each_size(
     {"B": 1, "T": 1, "I": 1, "H": 1},
     {"B": 2, "T": 5, "I": 3, "H": 7},

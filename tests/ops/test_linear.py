@@ -18,7 +18,7 @@ from tests.ops.helpers import (
     values_and_gradients,
 )
 
-pytestmark = each_implementation("econmt_ops.linear", "linear")
+pytestmark = each_implementation("linear")
 LAYOUT = pytest.mark.parametrize("layout", ["auto", "row", "column", "transposed", "packed"])
 BIAS = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
 LEADING = pytest.mark.parametrize("leading", [(), (1,), (5,), (2, 3), (2, 1, 4)], ids=str)

@@ -20,7 +20,7 @@ from tests.ops.helpers import (
     values_and_gradients,
 )
 
-pytestmark = each_implementation("econmt_ops.linear_cross_entropy", "linear_cross_entropy")
+pytestmark = each_implementation("linear_cross_entropy")
 REDUCTION = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
 BIAS = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])

@@ -19,7 +19,7 @@ from tests.ops.helpers import (
     values_and_gradients,
 )
 
-pytestmark = each_implementation("econmt_ops.linear_recurrence", "linear_recurrence")
+pytestmark = each_implementation("linear_recurrence")
 SIZES = each_size({"B": 1, "T": 1, "H": 1}, {"B": 2, "T": 5, "H": 7}, {"B": 3, "T": 33, "H": 2})
 REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 INITIAL = pytest.mark.parametrize("initial", [False, True], ids=["zeros", "initial"])

@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.attentional_lstm import recompute
-from econmt_ops.attentional_lstm.forward import Result
-from econmt_ops.attentional_lstm.problem import Arguments
+from econmt_ops.attentional_lstm.backward import Backward
+from econmt_ops.attentional_lstm.forward import Forward, Result
+from econmt_ops.attentional_lstm.problem import Arguments, Problem
 from econmt_ops.backends import BACKENDS
 from econmt_ops.backends.protocol import AttentionGradients, Read
 from tests.ops.helpers import Make
@@ -175,10 +176,10 @@ def both_passes(steps: int, stash: str, query: bool) -> tuple[Counter[str], Coun
     given = arguments(steps, stash, query)
     calls.clear()
     with torch.no_grad(), Operators() as operators:
-        result = recompute._forward(given, True)
+        result = Forward(Problem(given), True).run()
         incoming = dict.fromkeys(Result._fields, None) | {"outputs": torch.zeros_like(result.outputs)}
         kept = result if stash != "outputs" else result._replace(attention=None)
-        recompute._backward(given, kept, incoming)
+        Backward(Problem(given), kept, incoming).run()
     return Counter(calls), operators.counts
 
 

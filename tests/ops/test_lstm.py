@@ -25,7 +25,7 @@ from tests.ops.helpers import (
     values_and_gradients,
 )
 
-pytestmark = each_implementation("econmt_ops.lstm", "lstm")
+pytestmark = each_implementation("lstm")
 SIZES = each_size(
     {"B": 1, "T": 1, "I": 1, "H": 1, "L": 1},
     {"B": 2, "T": 5, "I": 3, "H": 7, "L": 1},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,10 +11,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import econmt_ops
-from econmt_ops.dispatch import select
+from econmt_ops.dispatch import session as sessions
 from econmt_ops.dispatch.measurements import Store, machine
-from econmt_ops.dispatch.select import Candidate, Problem, measuring, rules_only, run
+from econmt_ops.dispatch.rule import rules_only
+from econmt_ops.dispatch.select import Candidate, Problem, run
+from econmt_ops.dispatch.session import forget, measuring
 from econmt_ops.dispatch.timing import Timing
+from econmt_ops.dispatch.traits import Implementation, Traits
 from tests.ops.helpers import Make
 
 CPU = torch.device("cpu")
@@ -61,10 +63,10 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Clock]:
     """With an empty cache folder."""
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path))
     found = Clock()
-    monkeypatch.setattr(select, "alternate", found)
-    select.forget()
+    monkeypatch.setattr(sessions, "alternate", found)
+    forget()
     yield found
-    select.forget()
+    forget()
 
 
 def reference(x: Tensor) -> Tensor:
@@ -75,7 +77,15 @@ def recompute(x: Tensor, stash: str = "outputs") -> Tensor:
     return x.exp() if stash == "outputs" else x.exp().exp() + x.exp()
 
 
-AVAILABLE: dict[str, Callable[..., Any]] = {"reference": reference, "recompute": recompute}
+AVAILABLE = {
+    "reference": Implementation("reference", reference),
+    "recompute": Implementation("recompute", recompute, Traits(recomputes=True)),
+}
+LOOPS = {
+    **AVAILABLE,
+    "recompute": Implementation("recompute", recompute, Traits(recomputes=True, takes_stash=True)),
+}
+COMPILED = Implementation("compiled", recompute, Traits(recomputes=True, warms_up=True))
 
 
 def call(
@@ -89,7 +99,8 @@ def call(
         result: Tensor = candidate.function(x, **candidate.options)
         return result
 
-    available = {**AVAILABLE, "compiled": recompute} if compiled else AVAILABLE
+    available = LOOPS if op == "lstm" else AVAILABLE
+    available = {**available, "compiled": COMPILED} if compiled else available
     problem = Problem(op, (x,), x.dtype, {"N": x.shape[0]}, "")
     run(problem, with_candidate, available, implementation, stash=stash)
     return labels[-1]
@@ -113,7 +124,7 @@ def test_the_fastest_runs_from_then_on(clock: Clock) -> None:
     assert measurement.records["recompute"].first_seconds == 0.5
     # Outside, and in a process that starts later.
     assert call(variable()) == "reference"
-    select.forget()
+    forget()
     assert call(variable()) == "reference"
     assert call(variable(5)) == "recompute"
     assert call(variable(), op="other") == "recompute"
@@ -123,7 +134,7 @@ def test_the_fastest_runs_from_then_on(clock: Clock) -> None:
 def test_what_is_remembered_is_not_measured_again(clock: Clock) -> None:
     clock.seconds = {"reference": 1.0, "recompute": 2.0}
     for _ in range(2):
-        select.forget()
+        forget()
         with measuring() as session:
             assert call(variable()) == "reference"
         assert len(session.measurements) == 1
@@ -183,7 +194,7 @@ def test_a_recurrent_op_keeps_what_it_was_told_to(clock: Clock) -> None:
 def test_what_is_named_is_not_measured(clock: Clock) -> None:
     with measuring() as session:
         assert call(variable(), implementation="reference") == "reference"
-        assert call(variable(), implementation="recompute", stash="cells") == "recompute/cells"
+        assert call(variable(), "lstm", "recompute", "cells") == "recompute/cells"
     assert session.measurements == {}
     assert clock.measured == []
 

@@ -12,6 +12,7 @@ from torch import Tensor
 import econmt_ops
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, Repeated
 from econmt_ops.core import chunks as blocks
+from econmt_ops.dispatch.session import measuring
 from econmt_ops.lstm import recompute
 from tests.ops.helpers import Make, assert_close, values_and_gradients
 
@@ -217,7 +218,7 @@ def test_measured_apart_from_inputs_written_out() -> None:
     """Choices by measurement tell both apart, but not the number of rows."""
     make = Make("cpu", torch.float32)
     layers = make.layers(WIDTH, HIDDEN, 1)
-    with econmt_ops.dispatch.select.measuring(remember=False) as session:
+    with measuring(remember=False) as session:
         econmt_ops.lstm(make(BATCH, STEPS, WIDTH), layers)
         econmt_ops.lstm(Repeated(make(ROWS, WIDTH), some_places()), layers)
         econmt_ops.lstm(Repeated(make(ROWS + 1, WIDTH), some_places()), layers)

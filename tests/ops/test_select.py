@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,21 @@ import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt_ops.dispatch.select import Candidate, Problem, implementations, rule, rules_only, run
+from econmt_ops.dispatch import traits
+from econmt_ops.dispatch.rule import captured, leanest, rule, rules_only
+from econmt_ops.dispatch.select import Problem, implementations, run
+from econmt_ops.dispatch.traits import Implementation, Traits
 from econmt_ops.lstm.reference import is_light
 
-OPS = {
-    "additive_attention": "econmt_ops.additive_attention",
-    "attentional_lstm": "econmt_ops.attentional_lstm",
-    "lstm": "econmt_ops.lstm",
-    "bidirectional_lstm": "econmt_ops.lstm",
-    "linear": "econmt_ops.linear",
-    "linear_cross_entropy": "econmt_ops.linear_cross_entropy",
-    "linear_recurrence": "econmt_ops.linear_recurrence",
-}
+OPS = (
+    "additive_attention",
+    "attentional_lstm",
+    "lstm",
+    "bidirectional_lstm",
+    "linear",
+    "linear_cross_entropy",
+    "linear_recurrence",
+)
 
 
 @pytest.fixture
@@ -38,88 +41,141 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_op_has_a_reference(op: str) -> None:
-    assert "reference" in implementations(OPS[op], op)
+    assert traits.definition(op).name == "reference"
     assert callable(getattr(econmt_ops, op))
 
 
 def test_a_file_is_an_implementation(package: Path) -> None:
-    (package / "reference.py").write_text("def double(x):\n    return x + x\n")
-    (package / "triton.py").write_text("def double(x):\n    return 2 * x\n")
+    head = "from econmt_ops.dispatch.traits import Traits\nTRAITS = Traits(warms_up=True)\n"
+    (package / "triton.py").write_text(f"{head}def double(x):\n    return 2 * x\n")
+    (package / "reference.py").write_text(f"{head}def double(x):\n    return x + x\n")
+    (package / "recompute.py").write_text("def halve(x):\n    return x / 2\n")
     (package / "something_else.py").write_text("def double(x):\n    return 0\n")
     found = implementations("made_up", "double")
-    assert list(found) == ["reference", "triton"]
-    assert found["triton"](4) == 8
+    assert list(found) == list(traits.names_of("double")) == ["reference", "triton"]
+    assert found["triton"].function(4) == 8
+    assert found["triton"].traits.warms_up
 
 
-def test_a_module_may_do_without_an_op_or_be_unavailable(package: Path) -> None:
-    (package / "reference.py").write_text("def double(x):\n    return x + x\n")
-    (package / "recompute.py").write_text("def halve(x):\n    return x / 2\n")
-    (package / "triton.py").write_text(
-        "def is_available():\n    return False\n\n\ndef double(x):\n    return 2 * x\n"
-    )
-    assert list(implementations("made_up", "double")) == ["reference"]
+def test_every_implementation_has_traits() -> None:
+    for op in OPS:
+        found = traits.implementations_of(op)
+        assert list(found) == sorted(found, key=traits.NAMES.index)
+        assert not traits.definition(op).traits.recomputes
+        for each in found.values():
+            assert each.traits.devices <= {"cpu", "cuda"}
+            assert not each.traits.stands_in or each.traits.stands_in in found
+
+
+RECOMPUTES = Traits(recomputes=True)
+LOOPS = Traits(recomputes=True, takes_stash=True)
+KERNELS = Traits(
+    devices=frozenset({"cuda"}), recomputes=True, takes_stash=True, fastest_stash="cells", has_kernels=True
+)
+
+
+def made(**found: Traits) -> dict[str, Implementation]:
+    """Implementations that do nothing, a reference before them."""
+    found = {"reference": Traits(), **found}
+    return {name: Implementation(name, min, each) for name, each in found.items()}
 
 
 def resolved(
-    op: str,
     implementation: str,
-    available: dict[str, Callable[..., Any]],
+    available: dict[str, Implementation],
     tensors: tuple[Tensor | None, ...] = (torch.ones(1),),
     stash: str = "auto",
-) -> Candidate:
-    """What runs."""
-    return run(
-        Problem(op, tensors, torch.float32, {}), lambda it, *_: it, available, implementation, stash=stash
-    )
+    **options: Any,
+) -> str:
+    """The label of what runs."""
+    problem = Problem("extreme", tensors, torch.float32, {}, **options)
+    return run(problem, lambda it, *_: it.label, available, implementation, stash=stash)
+
+
+VARIABLE = (torch.ones(1, requires_grad=True),)
 
 
 def test_by_name() -> None:
-    available = {"reference": min, "triton": max}
-    assert resolved("extreme", "triton", available) == ("triton", max, {})
-    assert resolved("extreme", "triton", available, stash="cells") == ("triton", max, {"stash": "cells"})
-    assert resolved("extreme", "reference", available, stash="cells") == ("reference", min, {})
+    available = made(triton=LOOPS)
+    assert resolved("triton", available) == "triton"
+    assert resolved("triton", available, stash="cells") == "triton/cells"
+    assert resolved("reference", available, stash="cells") == "reference"
     with pytest.raises(
         ValueError, match="extreme: unknown implementation 'cuda'; available: auto, reference, triton"
     ):
-        resolved("extreme", "cuda", available)
+        resolved("cuda", available)
     with pytest.raises(ValueError, match="extreme: unknown stash level 'all'; available: auto, outputs"):
-        resolved("extreme", "auto", available, stash="all")
+        resolved("auto", available, stash="all")
+
+
+def test_what_the_machine_cannot_run() -> None:
+    available = made(recompute=LOOPS, triton=Traits(has_kernels=True, is_available=lambda: False))
+    assert resolved("auto", available, VARIABLE) == "recompute/gates"
+    with pytest.raises(
+        ValueError, match="cannot run the implementation 'triton'; available: auto, reference, recomp"
+    ):
+        resolved("triton", available)
+    # Where tensors only stand for those of a GPU, it is enough that the kernels are installed.
+    with rules_only("cuda"):
+        assert resolved("triton", available) == "triton"
+        assert resolved("auto", made(triton=Traits(has_kernels=True, needs="no_such_module"))) == "reference"
 
 
 def test_auto_recomputes_where_a_backward_pass_will_follow() -> None:
-    available = {"reference": min, "recompute": max, "compiled": sum}
-    constant, variable = torch.ones(1), torch.ones(1, requires_grad=True)
-    assert resolved("extreme", "auto", available, (constant, None)) == ("reference", min, {})
-    assert resolved("extreme", "auto", available, (constant, variable)) == ("recompute", max, {})
+    available = made(recompute=RECOMPUTES, compiled=Traits(recomputes=True, warms_up=True))
+    constant, (variable,) = torch.ones(1), VARIABLE
+    assert resolved("auto", available, (constant, None)) == "reference"
+    assert resolved("auto", available, (constant, variable)) == "recompute"
     with torch.no_grad():
-        assert resolved("extreme", "auto", available, (constant, variable)) == ("reference", min, {})
-    assert resolved("extreme", "auto", {"reference": min}, (variable,)) == ("reference", min, {})
+        assert resolved("auto", available, (constant, variable)) == "reference"
+    assert resolved("auto", made(), VARIABLE) == "reference"
 
 
-def test_auto_keeps_the_gates_of_recurrent_ops() -> None:
-    available = {"reference": min, "recompute": max}
-    variable = (torch.ones(1, requires_grad=True),)
-    assert resolved("lstm", "auto", available, variable).options == {"stash": "gates"}
-    assert resolved("lstm", "auto", available, variable, "outputs").options == {"stash": "outputs"}
-    assert resolved("lstm", "recompute", available, variable).options == {}
-    assert resolved("lstm", "auto", available).options == {}
+def test_auto_keeps_what_is_fastest() -> None:
+    available = made(recompute=LOOPS, triton=KERNELS)
+    assert resolved("auto", available, VARIABLE) == "recompute/gates"
+    assert resolved("auto", available, VARIABLE, "outputs") == "recompute/outputs"
+    assert resolved("recompute", available, VARIABLE) == "recompute"
+    assert resolved("auto", available) == "reference"
+
+
+def test_kernels_go_before_all_others_on_their_devices() -> None:
+    available = made(recompute=LOOPS, triton=KERNELS)
+    with rules_only("cuda"):
+        assert resolved("auto", available, VARIABLE) == "triton/cells"
+        assert resolved("auto", available) == "triton"
+    assert resolved("auto", available, VARIABLE) == "recompute/gates"
+    picky = Traits(
+        devices=frozenset({"cpu"}),
+        has_kernels=True,
+        serves=lambda sizes, detail: sizes["H"] < 9 and not detail,
+    )
+    run_with = lambda size, detail="": run(  # noqa: E731
+        Problem("extreme", VARIABLE, torch.float32, {"H": size}, detail),
+        lambda it, *_: it.label,
+        made(c=picky),
+        "auto",
+    )
+    assert (run_with(8), run_with(9), run_with(8, "thin")) == ("c", "reference", "reference")
+    half = made(c=Traits(has_kernels=True, dtypes=frozenset({torch.bfloat16})))
+    assert resolved("auto", half) == "reference"
+
+
+def test_loops_recompute_on_a_gpu_only_where_launches_cost_nothing() -> None:
+    available = made(recompute=LOOPS)
+    with rules_only("cuda"):
+        assert resolved("auto", available, VARIABLE) == "reference"
+        assert resolved("recompute", available, VARIABLE, "cells") == "recompute/cells"
+        assert resolved("auto", made(recompute=RECOMPUTES), VARIABLE) == "recompute"
+        with captured():
+            assert resolved("auto", available, VARIABLE) == "recompute/gates"
+            assert resolved("auto", made(recompute=replace(LOOPS, capturable=False)), VARIABLE) == "reference"
 
 
 @pytest.mark.parametrize("op", ["lstm", "bidirectional_lstm", "attentional_lstm"])
-def test_auto_recomputes_no_recurrent_op_on_a_gpu(op: str) -> None:
-    available = {"reference": min, "recompute": max}
-    variable = (torch.ones(1, requires_grad=True),)
-    with rules_only("cuda"):
-        assert resolved(op, "auto", available, variable) == ("reference", min, {})
-        assert resolved(op, "recompute", available, variable, "cells") == (
-            "recompute",
-            max,
-            {"stash": "cells"},
-        )
-        assert resolved("additive_attention", "auto", available, variable).name == "recompute"
-        assert resolved("linear_cross_entropy", "auto", available, variable).name == "recompute"
-    assert resolved(op, "auto", available, variable).name == "recompute"
-    assert (rule(op, "cuda"), rule(op, "cpu")) == ("reference", "recompute")
+def test_the_rule_of_a_recurrent_op(op: str) -> None:
+    assert rule(op, "cpu") == "recompute"
+    assert leanest(op, "cuda") != "reference"
 
 
 def test_a_light_lstm_is_the_reference() -> None:
@@ -131,12 +187,9 @@ def test_a_light_lstm_is_the_reference() -> None:
     assert is_light(16, 15, 1024, torch.bfloat16, cpu)
     assert not is_light(16, 25, 256, torch.bfloat16, cpu)
     assert not is_light(1, 1, 1, torch.float32, cuda)
-    available = {"reference": min, "recompute": max}
-    variable = torch.ones(1, requires_grad=True)
 
     def runs(implementation: str = "auto", stash: str = "auto") -> str:
-        light = Problem("lstm", (variable,), torch.float32, {}, is_light=True)
-        return run(light, lambda it, *_: it, available, implementation, stash=stash).label
+        return resolved(implementation, made(recompute=LOOPS), VARIABLE, stash, is_light=True)
 
     assert (runs(), runs("recompute"), runs(stash="outputs")) == (
         "reference",

@@ -18,28 +18,26 @@ LONGEST_MODULE = 500
 
 ROOMS = {
     "econmt_ops": set[str](),
-    "base": set[str](),
+    "base": {"econmt_ops"},
     "model": {"base", "econmt_ops"},
     "data": {"base", "econmt_ops"},
-    "memory": {"base", "econmt_ops", "model", "data"},
+    "tasks": {"base", "econmt_ops", "model", "data"},
+    "engine": {"base", "econmt_ops", "model", "data", "tasks"},
+    "memory": {"base", "econmt_ops", "model", "data", "tasks", "engine"},
     "decoding": {"base", "econmt_ops", "model", "data"},
     "evaluation": {"base", "econmt_ops", "model", "data", "decoding"},
-    "training": {"base", "econmt_ops", "model", "data", "memory", "decoding", "evaluation"},
-    "bench": {"base", "econmt_ops", "model", "data", "memory", "training"},
-    "api": {"base", "econmt_ops", "model", "data", "memory", "decoding", "evaluation", "training"},
+    "training": {
+        *("base", "econmt_ops", "model", "data", "tasks", "engine"),
+        *("memory", "decoding", "evaluation"),
+    },
+    "bench": {"base", "econmt_ops", "model", "data", "tasks", "engine", "memory", "training"},
+    "api": {
+        *("base", "econmt_ops", "model", "data", "tasks", "engine"),
+        *("memory", "decoding", "evaluation", "training"),
+    },
     "cli": {
-        *(
-            "base",
-            "econmt_ops",
-            "model",
-            "data",
-            "memory",
-            "decoding",
-            "evaluation",
-            "training",
-            "bench",
-            "api",
-        ),
+        *("base", "econmt_ops", "model", "data", "tasks", "engine"),
+        *("memory", "decoding", "evaluation", "training", "bench", "api"),
     },
 }
 BASE = {"econmt", "econmt.errors", "econmt.recipe", "econmt.recipe_model", "econmt.typed_yaml"}

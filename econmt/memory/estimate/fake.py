@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from econmt.memory.estimate.allocator import round_up
 from econmt.model import translation
+from econmt_ops.dispatch.rule import rules_only
 from econmt_ops.lstm.cudnn import cudnn_lstm
 
 aten = torch.ops.aten
@@ -46,6 +51,32 @@ def _unique(values: Tensor, many: int, inverse: bool, counts: bool) -> tuple[Ten
     found = values.new_empty(many)
     places = values.new_empty(values.shape if inverse else 0)
     return found, places, found.new_empty(many if counts else 0)
+
+
+def _consecutive(
+    values: Tensor, inverse: bool = False, counts: bool = False, _dim: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """No value stands beside one like it."""
+    return _unique(values, values.numel(), inverse, counts)
+
+
+def _counts(values: Tensor, _weights: Tensor | None = None, least: int = 0) -> Tensor:
+    """How often each value occurs."""
+    return values.new_empty(least)
+
+
+def _parts(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
+    """Parts of these sizes; equal ones if the sizes do not add up, since they were values of a tensor."""
+    if sum(sizes) != tensor.shape[dim]:
+        return list(torch.tensor_split(tensor, len(sizes), dim))
+    return list(torch.tensor_split(tensor, list(accumulate(sizes))[:-1], dim))
+
+
+def _add(left: Tensor, right: Tensor | float, **_: Any) -> Any:
+    """A gradient of some rows is added in place to one of all rows, which fake tensors cannot do."""
+    if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
+        return left
+    return NotImplemented
 
 
 def onednn_workspace(steps: int, batch: int, inputs: int, hidden: int) -> int:
@@ -159,11 +190,44 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._local_scalar_dense.default: _scalar,
     aten.nonzero.default: _every_index,
     aten._unique2.default: _distinct_words,
+    aten.add.Tensor: _add,
+    aten.add_.Tensor: _add,
+    aten.unique_consecutive.default: _consecutive,
+    aten.bincount.default: _counts,
+    aten.split_with_sizes.default: _parts,
     aten.mkldnn_rnn_layer.default: _onednn_lstm,
     aten._cudnn_rnn.default: _cudnn_lstm,
     aten._cudnn_rnn_backward.default: _cudnn_lstm_backward,
 }
 """By operator: called with its arguments, gives its results; what it makes besides is workspace."""
+
+
+@contextmanager
+def standing_in(device: str) -> Iterator[FakeTensorMode]:
+    """Within it, tensors of the CPU have shapes and no values, and stand for those of a device, "cpu" or "cuda"."""
+    with ExitStack() as stack:
+        mode = stack.enter_context(FakeTensorMode())
+        stack.enter_context(rules_only(device))
+        if device == "cuda":
+            stack.enter_context(CuDNN())
+            stack.enter_context(launching_nothing())
+        yield mode
+
+
+@contextmanager
+def launching_nothing() -> Iterator[None]:
+    """Within it, launches of Triton kernels do nothing: what is around them can be followed without values."""
+    if importlib.util.find_spec("triton") is None:
+        yield
+        return
+    kernel: Any = importlib.import_module("triton.runtime.jit").JITFunction
+    launch = kernel.run
+    kernel.run = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        kernel.run = launch
+
 
 ON_GPU = {**REPLACEMENTS, aten._unique2.default: _all_different}
 """The same for what stands for a GPU, where the model asks for no distinct words: nobody may wait for their number."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from econmt.memory.estimate.allocator import BLOCK
-from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, CuDNN
+from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
 from econmt.memory.estimate.step import cublas_workspaces, simulate
 from econmt.memory.measure.tracker import Tracker
 from econmt.model import IncrementalModel, build_model
@@ -43,7 +41,7 @@ def estimate_search(
     sentences, source_length, target_length = shape
     beam = recipe.decoding.beam_size
     cuda = device == "cuda"
-    with FakeTensorMode(), CuDNN() if cuda else nullcontext(), torch.no_grad():
+    with standing_in(device), torch.no_grad():
         model = build_model(recipe, source_size, target_size).eval()
         source = torch.ones(sentences, source_length, dtype=torch.int64)
         lengths = torch.ones(sentences, dtype=torch.int64)

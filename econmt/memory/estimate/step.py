@@ -12,20 +12,18 @@ outputs of every step and to work in the gates of one layer.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from econmt import recipe as schema
+from econmt.engine.precision import Precision, precision_of
+from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
-from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, CuDNN
+from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
+from econmt.memory.estimate.shapes import RememberedShapes
 from econmt.memory.measure.ledger import Ledger, give_state, track_step
 from econmt.memory.measure.tracker import Storage, Tracker
-from econmt.model import Implementations, TranslationModel, build_model
-from econmt_ops.dispatch.select import rules_only
-from econmt_ops.optimizer import FusedOptimizer
+from econmt.model import Implementations
+from econmt.tasks.protocol import Shape, Task
 
 CUBLAS_WORKSPACE = 2 * (32 << 20)
 """Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0; others get 8.1 MiB for each 32.
@@ -38,59 +36,52 @@ _CPU = torch.device("cpu")
 
 
 def estimate_step(
-    recipe: schema.Recipe,
-    source_size: int,
-    target_size: int,
+    task: Task,
     shape: tuple[int, int, int],
     device: str = "cpu",
     *,
     precision: torch.dtype | None = None,
     implementations: Implementations | None = None,
+    accumulating: bool | None = None,
 ) -> Ledger:
     """Predict the ledger of a training step: what ``measure_step`` would measure, without times.
 
-    With ``training.update_interval`` above 1 it is a later batch of an update, which finds gradients to add to.
-
     Args:
-        recipe: its model, ops and training sections.
-        source_size: source vocabulary, special symbols counted.
-        target_size: target vocabulary.
+        task: what is trained, by the training section of its recipe.
         shape: (B, S, T): sentence pairs, source positions, target positions.
         device: "cpu" or "cuda".
-        precision: of products and feature maps; None: as the recipe says, "auto" being float32.
+        precision: of products and feature maps; None: as the recipe says, "auto" being float32 on a CPU.
         implementations: instead of those that the recipe asks for.
+        accumulating: whether the step finds gradients to add to; None: if an update has several batches.
 
     Returns:
         The ledger; on cuda with ``allocated`` and ``reserved``, and sizes in whole blocks.
     """
     cuda = device == "cuda"
+    training = task.recipe.training
     if precision is None:
-        precision = torch.bfloat16 if recipe.training.precision == "bfloat16" else torch.float32
-    batch, source_length, target_length = shape
-    smoothing = recipe.training.label_smoothing
-    with FakeTensorMode(), CuDNN() if cuda else nullcontext(), rules_only(device):
-        model = build_model(recipe, source_size, target_size).train()
-        if implementations is not None:
-            model.implementations = implementations
-        optimizer = make_optimizer(model, recipe.training.optimizer)
-        give_state(optimizer)
-        source, target_input, target_output = (
-            torch.ones(batch, length, dtype=torch.int64)
-            for length in (source_length, target_length, target_length)
+        # What is faster on a CPU is not measured on the one where it is asked.
+        precision = precision_of(
+            training.precision, torch.device(device), saved="" if cuda else "float32"
+        ).dtype
+    if accumulating is None:
+        accumulating = training.update_interval > 1
+    with standing_in(device) as mode:
+        model = task.build_model().train()
+        step = TrainingStep(
+            task, model, Precision(precision), implementations=implementations, stands_for=device
         )
-        lengths = torch.ones(batch, dtype=torch.int64)
-
-        def loss() -> Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
-                total = model.loss(source, lengths, target_input, target_output, smoothing)
-            return total / (batch * target_length)
-
-        tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)
+        give_state(step)
+        batch = task.example(Shape(*shape))
+        tracker = Tracker(
+            _CPU,
+            block=BLOCK if cuda else 1,
+            replacements=ON_GPU if cuda else REPLACEMENTS,
+            run=RememberedShapes(mode),
+        )
         workspaces = cublas_workspaces(tracker) if cuda else []
-        accumulating = recipe.training.update_interval > 1
-        ledger = track_step(tracker, model, loss, optimizer, optimizer.step, accumulating=accumulating)
+        ledger = track_step(tracker, step, batch, accumulating=accumulating)
         del workspaces
-    ledger.tokens = batch * target_length
     ledger.device = device
     if cuda:
         allocator = simulate(tracker)
@@ -104,11 +95,6 @@ def cublas_workspaces(tracker: Tracker) -> list[Tensor]:
     for workspace in found:
         tracker.label(workspace, "workspace", "other")
     return found
-
-
-def make_optimizer(model: TranslationModel, config: schema.Optimizer) -> FusedOptimizer:
-    """The optimizer of a recipe; that of a run is made by ``econmt.training``, above this package."""
-    return FusedOptimizer(model.parameters(), **config.model_dump())
 
 
 def simulate(tracker: Tracker) -> CachingAllocator:

@@ -9,19 +9,20 @@ nobody keeps is *workspace*. What was there before the step (the batch) is *othe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from econmt.data.batches import Batch
+from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.allocator import BLOCK
 from econmt.memory.measure.timing import peak_flops, time_step
 from econmt.memory.measure.tracker import PHASES, Beginning, Storage, Tracker
-from econmt.model import TranslationModel
 
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "other")
 CATEGORIES = ("feature maps", "weights", "gradients", "optimizer state", "workspace", "other")
@@ -124,34 +125,8 @@ class Ledger:
         return sum(value for (name, _), value in self.milliseconds.items() if name == phase)
 
 
-class Optimizer(Protocol):
-    """What an account needs of an optimizer: those of `torch.optim`, and those of ``econmt.training``."""
-
-    @property
-    def state(self) -> MutableMapping[Any, dict[str, Any]]:
-        """Of each parameter."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Parameters under "params"."""
-
-    def step(self) -> object:
-        """Updates them."""
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets their gradients."""
-
-
 def measure_step(
-    model: TranslationModel,
-    loss: Callable[[], Tensor],
-    optimizer: Optimizer,
-    tokens: int,
-    *,
-    clip: Callable[[], object] | None = None,
-    accumulating: bool = False,
-    timed: bool = True,
-    repeats: int = 1,
+    step: TrainingStep, batch: Batch, *, accumulating: bool = False, timed: bool = True, repeats: int = 1
 ) -> Ledger:
     """Run a training step of a run that is under way, several times, and account for what it takes.
 
@@ -164,82 +139,59 @@ def measure_step(
     by torch.compile run uncompiled while bytes are followed.
 
     Args:
-        model: the model whose parameters ``loss`` uses.
-        loss: computes the scalar training loss of one batch.
-        optimizer: over parameters of ``model``.
-        tokens: target tokens of that batch.
-        clip: clips the gradients before the update.
+        step: of the run.
+        batch: from which it computes.
         accumulating: count a step that finds gradients to add to, as every batch of an update but its first one.
         timed: measure times too.
         repeats: how many whole steps are run for ``seconds``, which is the quickest of them.
     """
-    device = next(model.parameters()).device
-
-    def update() -> None:
-        if clip is not None:
-            clip()
-        optimizer.step()
-
-    with _put_back(model, optimizer, device):
-        give_state(optimizer)
+    device, batch = step.device, batch.to(step.device)
+    with _put_back(step):
+        give_state(step)
         tracker = Tracker(device)
         if device.type == "cuda":
             torch.cuda.empty_cache()
             tracker = Tracker(device, block=BLOCK, meter=lambda: _read_allocator(device))
-        ledger = track_step(tracker, model, loss, optimizer, update, accumulating=accumulating)
+        ledger = track_step(tracker, step, batch, accumulating=accumulating)
         if device.type == "cuda":
             ledger.allocated, ledger.reserved = ledger.peak, torch.cuda.memory_reserved(device)
-        ledger.tokens = tokens
         if timed:
-            ledger.milliseconds, ledger.seconds = time_step(
-                loss, update, lambda: optimizer.zero_grad(set_to_none=True), _layers(model), device, repeats
-            )
+            ledger.milliseconds, ledger.seconds = time_step(step, batch, _layers(step), repeats)
             ledger.peak_flops_per_second = peak_flops(device, tracker.precision)
             _scale(ledger)
     return ledger
 
 
-def track_step(
-    tracker: Tracker,
-    model: TranslationModel,
-    loss: Callable[[], Tensor],
-    optimizer: Optimizer,
-    update: Callable[[], object],
-    *,
-    accumulating: bool = False,
-) -> Ledger:
+def track_step(tracker: Tracker, step: TrainingStep, batch: Batch, *, accumulating: bool = False) -> Ledger:
     """Run one training step, on real or fake tensors, and account for its bytes; it changes what it changes.
 
     Args:
         tracker: follows the bytes.
-        model: as in :func:`measure_step`.
-        loss: as in :func:`measure_step`.
-        optimizer: with its state.
-        update: clips and updates.
+        step: whose optimizer has its state.
+        batch: on the step's device.
         accumulating: there are gradients already, to add to.
     """
-    optimizer.zero_grad(set_to_none=True)
-    layers = _layers(model)
+    step.clear()
+    tokens = step.tokens([batch])
+    layers = _layers(step)
     tracker.nodes.add_parameters(layers)
     for parameter, layer in layers.items():
         tracker.label(parameter, "weights", layer)
         if accumulating:
             parameter.grad = torch.zeros_like(parameter)
             tracker.label(parameter.grad, "gradients", layer)
-    _label_state(tracker, optimizer, layers)
+    _label_state(tracker, step, layers)
     with tracker.recording():
-        tracker.begin("forward")
-        value = loss()
-        tracker.begin("backward")
-        torch.autograd.backward(value)
-        tracker.begin("optimizer")
-        update()
+        step.add_gradient([batch], tokens, watch=lambda phase, _: tracker.begin(phase))
+        step.update()
         for parameter, layer in layers.items():
             gradient = parameter.grad
             if gradient is not None:
                 tracker.label(gradient._values() if gradient.is_sparse else gradient, "gradients", layer)
-        _label_state(tracker, optimizer, layers)
-    return ledger_of(tracker)
+        _label_state(tracker, step, layers)
+    ledger = ledger_of(tracker)
+    ledger.tokens = batch.target_tokens
+    return ledger
 
 
 def ledger_of(tracker: Tracker) -> Ledger:
@@ -298,47 +250,45 @@ def _kind(storage: Storage) -> tuple[str, str]:
     return "workspace", storage.layer
 
 
-def _layers(model: TranslationModel) -> dict[Tensor, str]:
-    names = model.parameter_layers()
-    return {parameter: names[name] for name, parameter in model.named_parameters()}
+def _layers(step: TrainingStep) -> dict[Tensor, str]:
+    names = step.task.layers(step.model)
+    return {parameter: names[name] for name, parameter in step.model.named_parameters()}
 
 
-def _label_state(tracker: Tracker, optimizer: Optimizer, layers: dict[Tensor, str]) -> None:
-    for parameter, state in optimizer.state.items():
+def _label_state(tracker: Tracker, step: TrainingStep, layers: dict[Tensor, str]) -> None:
+    for parameter, state in step.optimizer.state.items():
         for part in state.values():
-            if isinstance(part, Tensor):
-                tracker.label(part, "optimizer state", layers.get(parameter, "other"))
+            tracker.label(part, "optimizer state", layers.get(parameter, "other"))
 
 
-def give_state(optimizer: Optimizer) -> None:
+def give_state(step: TrainingStep) -> None:
     """Let an optimizer without state make it, by an update with zero gradients; gradients are left cleared."""
-    if not optimizer.state:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    if not step.optimizer.state:
+        for parameter in step.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        step.update()
+    step.clear()
 
 
 @contextmanager
-def _put_back(model: nn.Module, optimizer: Optimizer, device: torch.device) -> Iterator[None]:
+def _put_back(step: TrainingStep) -> Iterator[None]:
     """Put parameters, buffers, the optimizer's state and the random states back; clear the gradients."""
-    tensors = [*model.parameters(), *model.buffers()]
-    had_state = bool(optimizer.state)
-    for state in optimizer.state.values():
-        tensors += [part for part in state.values() if isinstance(part, Tensor)]
+    tensors = [*step.model.parameters(), *step.model.buffers()]
+    had_state = bool(step.optimizer.state)
+    for state in step.optimizer.state.values():
+        tensors += state.values()
     # On the CPU, where copies of a GPU's tensors are in nobody's way.
     copies = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[step.device] if step.device.type == "cuda" else []):
         try:
             yield
         finally:
-            optimizer.zero_grad(set_to_none=True)
+            step.clear()
             with torch.no_grad():
                 for tensor, copy in zip(tensors, copies, strict=True):
                     tensor.copy_(copy)
             if not had_state:
-                optimizer.state.clear()
+                step.optimizer.state.clear()
 
 
 def _read_allocator(device: torch.device) -> tuple[int, int]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from econmt.data.batches import Batch
+from econmt.engine.step import TrainingStep
 from econmt.memory.measure.tracker import NodeLayers
 from econmt_ops.core import scopes as accounting
 
@@ -64,64 +66,59 @@ def _nodes(value: Tensor) -> Iterator[Any]:
 
 
 def time_step(
-    loss: Callable[[], Tensor],
-    update: Callable[[], object],
-    clear: Callable[[], object],
-    layers: Mapping[Tensor, str],
-    device: torch.device,
-    repeats: int,
+    step: TrainingStep, batch: Batch, layers: Mapping[Tensor, str], repeats: int
 ) -> tuple[dict[tuple[str, str], float], float]:
     """Run training steps and time them.
 
     Args:
-        loss: the forward pass.
-        update: what follows the backward pass.
-        clear: clears the gradients.
+        step: the run's.
+        batch: on the step's device.
         layers: of the parameters.
-        device: that computes.
         repeats: steps without marks between layers, the quickest of which gives the seconds.
 
     Returns:
         Milliseconds by (phase, layer) of a step with marks between the layers, and seconds of a step without.
     """
+    tokens = step.tokens([batch])
     seconds = float("inf")
     for _ in range(repeats):
-        clear()
-        _synchronize(device)
+        step.clear()
+        _synchronize(step.device)
         begin = time.perf_counter()
-        torch.autograd.backward(loss())
-        update()
-        _synchronize(device)
+        step.run([batch], tokens)
+        _synchronize(step.device)
         seconds = min(seconds, time.perf_counter() - begin)
-    clear()
-    return _time_layers(loss, update, layers, device), seconds
+    return _time_layers(step, batch, tokens, layers), seconds
 
 
 def _time_layers(
-    loss: Callable[[], Tensor],
-    update: Callable[[], object],
-    layers: Mapping[Tensor, str],
-    device: torch.device,
+    step: TrainingStep, batch: Batch, tokens: Tensor, layers: Mapping[Tensor, str]
 ) -> dict[tuple[str, str], float]:
-    clock, nodes = _Clock(device), NodeLayers()
+    clock, nodes = _Clock(step.device), NodeLayers()
     nodes.add_parameters(layers)
+    running = ""
 
     def enter(layer: str) -> None:
-        nodes.note(layer)
-        clock.begin(("forward", layer))
+        if running == "forward":
+            nodes.note(layer)
+        clock.begin((running, layer if running == "forward" else nodes.running()))
 
-    enter(accounting.current_layer())
+    def watch(phase: str, value: Tensor | None) -> None:
+        nonlocal running
+        clock.begin(None)
+        running = phase
+        if value is not None:
+            for node in _nodes(value):
+                layer = nodes(node)
+                node.register_prehook(lambda _gradients, what=(phase, layer): clock.begin(what))
+        if phase == "forward":
+            enter(accounting.current_layer())
+        else:
+            clock.begin((phase, "other"))
+
+    step.clear()
     with accounting.watching(enter):
-        value = loss()
-    clock.begin(None)
-    for node in _nodes(value):
-        layer = nodes(node)
-        node.register_prehook(lambda _gradients, what=("backward", layer): clock.begin(what))
-    clock.begin(("backward", "other"))
-    with accounting.watching(lambda _: clock.begin(("backward", nodes.running()))):
-        torch.autograd.backward(value)
-    clock.begin(("optimizer", "other"))
-    update()
+        step.run([batch], tokens, watch=watch)
     clock.begin(None)
     return clock.milliseconds()
 

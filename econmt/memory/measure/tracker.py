@@ -2,7 +2,8 @@
 
 A :class:`Tracker` follows every storage that an operator of PyTorch makes, resizes or lets go, on real tensors and on
 fake ones alike: views share a storage and count once. The body of an operator registered with
-``torch.library.custom_op`` is run with the tracker on, so that the workspace inside is seen. What the operators of
+``torch.library.custom_op`` is run with the tracker on, so that the workspace inside is seen; what it takes inside may
+be declared instead (`econmt_ops.dispatch.traits.Traits.costs`). What the operators of
 PyTorch themselves use and give back inside (a reordered weight in oneDNN, say) is seen only where an allocator
 counts: on a GPU.
 """
@@ -30,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from econmt.memory.measure.flops import count_flops
 from econmt_ops.core import scopes as accounting
+from econmt_ops.dispatch.traits import Cost, cost_of
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -123,7 +125,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         device: tensors elsewhere do not count.
         block: sizes are rounded up to multiples of this, as an allocator does.
-        replacements: what to run instead of an operator, called with its arguments, the tracker on.
+        replacements: what to run instead of an operator, called with its arguments, the tracker on; NotImplemented
+            leaves it to the operator.
+        run: runs an operator of PyTorch.
         meter: gives the bytes that the device's allocator has given out, and their peak since the last call.
 
     Attributes:
@@ -142,6 +146,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         block: int = 1,
         replacements: Mapping[OpOverload, Callable[..., Any]] | None = None,
         meter: Callable[[], tuple[int, int]] | None = None,
+        run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] = lambda func, args, kwargs: func(
+            *args, **kwargs
+        ),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
@@ -155,6 +162,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._block = block
         self._replacements = replacements or {}
         self._meter = meter
+        self._run = run
         self._at_start = self._grown = 0
         self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
         self._inside: list[str] = []
@@ -198,8 +206,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # a fake tensor asks for its device
-            return func(*args, **kwargs)
+        if func.namespace == "prim":  # a fake tensor is asked for its device
+            return args[0].fake_device if func is torch.ops.prim.device.default else func(*args, **kwargs)
         if _is_composite(func):  # below autograd PyTorch does not take them apart by itself
             # Its own kernel, as without the tracker: func.decompose might run what is there for tracing, which takes
             # an LSTM apart into steps where the kernel calls cuDNN.
@@ -208,9 +216,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read = list(self._own((args, *kwargs.values())))
         for tensor in read:
             self._find(tensor)
+        if func.is_view and func not in self._replacements:  # of memory that is known by now
+            return self._run(func, args, kwargs)
         name = str(func._schema.name)
         replacement = self._replacements.get(func)
-        body = replacement or _body(func, name)
+        cost = None if func.namespace == "aten" else cost_of(name)
+        body = replacement or (None if cost else _body(func, name))
         # What a replacement does inside stands for the operator alone.
         self._inside.append(name.replace("::", ".") if self._replacing is None else "")
         if replacement is not None and self._replacing is None:
@@ -219,17 +230,21 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if body is None:
                 if self._meter is not None:
                     self._meter()
-                result = func(*args, **kwargs)
+                result = self._run(func, args, kwargs)
             else:
                 with self:
                     result = body(*args, **kwargs)
-            if read:
+                if result is NotImplemented:
+                    result = self._run(func, args, kwargs)
+            if cost is None and read:
                 self.flops[read[0].dtype] += count_flops(func, args, kwargs, result)
-            for tensor in read:
+            for tensor in read if func._schema.is_mutable else ():
                 self._update(tensor)
             for tensor in self._own((result,)):
                 if tensor.untyped_storage()._cdata not in self._known:
                     self._add(tensor)
+            if cost is not None:
+                self._charge(cost(*args, **kwargs), read[0].dtype)
             if body is None and self._meter is not None:
                 self._note_hidden(self._meter()[1])
         finally:
@@ -237,6 +252,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._replacing = None
             self._inside.pop()
         return result
+
+    def _charge(self, cost: Cost, dtype: torch.dtype) -> None:
+        """Account for what an operator declares to take inside, after its results have been made."""
+        self.flops[dtype] += cost.flops
+        if self._meter is None:  # else it is seen
+            self._add(torch.empty(cost.workspace, dtype=torch.uint8, device=self.device))
 
     def _own(self, values: Iterable[Any]) -> Iterator[Tensor]:
         """The dense tensors of the device in nested lists and tuples."""

@@ -7,7 +7,8 @@ from functools import cache
 from typing import NamedTuple
 
 from econmt.memory.measure.ledger import Ledger
-from econmt.memory.report.profiling import Shape, Technique, Workload, estimate, fixed_bytes
+from econmt.memory.report.profiling import Technique, estimate, fixed_bytes
+from econmt.tasks.protocol import Shape, Task
 
 MOST_ROWS = 1 << 20
 """No batch has more."""
@@ -40,12 +41,12 @@ def demand(ledger: Ledger) -> int:
 
 
 def fit(
-    workload: Workload, technique: Technique, bucket: tuple[int, int], budget: int, device: str, start: int
+    task: Task, technique: Technique, bucket: tuple[int, int], budget: int, device: str, start: int
 ) -> Fit:
     """The largest batch of a bucket whose step stays within a budget.
 
     Args:
-        workload: what is trained.
+        task: what is trained.
         technique: how.
         bucket: (S, T), source and target positions.
         budget: bytes.
@@ -57,7 +58,7 @@ def fit(
     @cache
     def needed(rows: int) -> int:
         nonlocal fixed
-        ledger = estimate(workload, technique, Shape(rows, *bucket), device)
+        ledger = estimate(task, technique, Shape(rows, *bucket), device)
         fixed = fixed_bytes(ledger)
         return demand(ledger)
 

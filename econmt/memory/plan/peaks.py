@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import cached_property
 from itertools import pairwise
 
-from econmt.memory.report.profiling import Shape
+from econmt.tasks.protocol import Shape
 
 _FEW = 2
 """Positions of the smallest step estimated: two, since gradients of weights are added up over positions."""

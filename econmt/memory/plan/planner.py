@@ -23,9 +23,8 @@ from econmt.memory.estimate.step import estimate_step
 from econmt.memory.plan.fit import demand
 from econmt.memory.plan.limits import nearest_budget, size_text
 from econmt.memory.plan.peaks import Peaks
-from econmt.memory.report.profiling import Shape
 from econmt.model import Implementations
-from econmt.recipe import Recipe
+from econmt.tasks.protocol import Shape, Task
 
 RESERVE = 0.03
 """Share of a budget that no prediction may touch: how far one may be off."""
@@ -283,43 +282,36 @@ def _full(shape: BatchShape) -> Shape:
 class _Run:
     """What the bytes of a run's steps depend on beside their shape; the same if ``key`` is."""
 
-    recipe: Recipe = field(compare=False)
+    task: Task = field(compare=False)
     key: str
-    sizes: tuple[int, int]
     device: str
     precision: torch.dtype
 
 
-def estimator(
-    recipe: Recipe, source_size: int, target_size: int, device: str, precision: torch.dtype
-) -> PeakOf:
-    """The peaks of a recipe's steps; each is estimated once in a process.
+def estimator(task: Task, device: str, precision: torch.dtype) -> PeakOf:
+    """The peaks of a task's steps; each is estimated once in a process.
 
     Args:
-        recipe: the run.
-        source_size: source vocabulary, special symbols counted.
-        target_size: target vocabulary.
+        task: what is trained.
         device: "cpu" or "cuda".
         precision: of products and feature maps.
     """
-    training = recipe.training
-    sections = [recipe.model.model_dump(mode="json"), training.optimizer.model_dump(mode="json")]
-    key = json.dumps([*sections, training.label_smoothing], sort_keys=True)
-    return partial(_peak, _Run(recipe, key, (source_size, target_size), device, precision))
+    training = task.recipe.training
+    sections = [task.recipe.model, training.optimizer, training.gradient_clipping]
+    dumped = [section.model_dump(mode="json") for section in sections]
+    key = json.dumps([task.name, *task.sizes, *dumped, training.label_smoothing], sort_keys=True)
+    return partial(_peak, _Run(task, key, device, precision))
 
 
 @cache
 def _peak(run: _Run, setting: Implementations, shape: Shape, accumulating: bool) -> int:
-    # The steps that torch.compile makes allocate what the plain ones do.
-    names = ["recompute" if name == "compiled" else name for name in setting]
-    training = run.recipe.training.model_copy(update={"update_interval": 2 if accumulating else 1})
     ledger = estimate_step(
-        run.recipe.model_copy(update={"training": training}),
-        *run.sizes,
+        run.task,
         shape,
         run.device,
         precision=run.precision,
-        implementations=Implementations(*names),
+        implementations=setting.followed(),
+        accumulating=accumulating,
     )
     return demand(ledger)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from econmt.model import Implementations
+from econmt.recipe import OPS
 from econmt_ops.core.chunks import STASHES
 
 PRICES = {
@@ -38,18 +39,20 @@ def settings(given: Implementations, device: str) -> list[Implementations]:
         given: the recipe's.
         device: "cpu" or "cuda", whose prices count.
     """
-    prices = PRICES[device]
+    prices, leanest = PRICES[device], Implementations.leanest(device)
+    free = {key: getattr(leanest, key) for key in OPS if getattr(given, key) == "auto"}
     savings = []
     free_stash = given.stash == "auto"
-    step = {key: "recompute" for key in ("decoder", "attention") if getattr(given, key) == "auto"}
-    if step:
+    decoder: dict[str, str] = {key: free[key] for key in ("decoder", "attention") if key in free}
+    if decoder:
         # The decoder's layers at first go on keeping their gates, which takes the least time.
-        keep = {"stash": "gates"} if given.encoder == "auto" and free_stash else {}
-        savings.append(_Saving(prices["decoder"], [{**step, **keep}]))
-    if given.output == "auto":
-        savings.append(_Saving(prices["output"], [{"output": "recompute"}]))
-    chosen = {"encoder": "recompute"} if given.encoder == "auto" else {}
-    free_stash = free_stash and {given.encoder, given.decoder} != {"reference"}
+        keep = {"stash": STASHES[-1]} if "encoder" in free and free_stash else {}
+        savings.append(_Saving(prices["decoder"], [{**decoder, **keep}]))
+    if "output" in free:
+        savings.append(_Saving(prices["output"], [{"output": free["output"]}]))
+    chosen = {"encoder": free["encoder"]} if "encoder" in free else {}
+    recurrent = map(given.traits, ("encoder", "decoder"))
+    free_stash = free_stash and any(traits is None or traits.takes_stash for traits in recurrent)
     levels = [{"stash": level} for level in reversed(STASHES)] if free_stash else [{}]
     steps = [{**chosen, **level} for level in levels]
     savings.append(_Saving(prices["stash"], [step for step in steps if step]))

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from econmt.memory.estimate.step import estimate_step, make_optimizer
+from econmt.engine.precision import Precision
+from econmt.engine.step import StepResult, TrainingStep
+from econmt.memory.estimate.step import estimate_step
 from econmt.memory.measure.ledger import Ledger, give_state, measure_step
 from econmt.memory.plan.limits import budget_bytes
-from econmt.model import Implementations, build_model
-from econmt.model.layers import give_sparse_gradients
-from econmt.recipe import Recipe
-
-FIRST_ID = 4
-"""Ids below are special symbols."""
+from econmt.model import Implementations
+from econmt.recipe import OPS
+from econmt.tasks.protocol import Shape, Task
+from econmt_ops.dispatch.rule import can_run
+from econmt_ops.dispatch.traits import definition, implementations_of
 
 ROUNDS = 3
 """How many steps of each technique are timed, in turns; the quickest counts."""
@@ -38,32 +38,12 @@ _PASSES = ROUNDS + 4
 Say = Callable[[str], object]
 
 
-class Shape(NamedTuple):
-    """Of a batch: sentence pairs, source positions, target positions."""
-
-    rows: int
-    source: int
-    target: int
-
-    def __str__(self) -> str:
-        return f"{self.rows} x {self.source} x {self.target}"
-
-
 class Technique(NamedTuple):
     """How a step is run."""
 
     name: str
     implementations: Implementations
     precision: torch.dtype
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A recipe and the vocabulary sizes of its text, special symbols counted."""
-
-    recipe: Recipe
-    source_size: int
-    target_size: int
 
 
 @dataclass
@@ -92,120 +72,87 @@ class Profile:
         return None if self.times is None else self.times.tokens_per_second
 
 
-def techniques(stash: str, compiled: bool) -> list[Technique]:
-    """The rows of a comparison, the reference first.
+def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
+    """The rows of a comparison: the reference, what saves most op by op and in all of them, then every other way.
 
     Args:
         stash: what recomputing LSTMs keep, as a recipe says it.
-        compiled: there is a compiler, so that "compiled" is no other name of "recompute".
+        device: the type of device whose implementations count.
+        warming: also those that must warm up.
     """
-    plain, other = "reference", "recompute"
-    reference, everything = Implementations.everywhere(plain), Implementations.everywhere(other, stash)
+    reference = Implementations(*(definition(functions[0]).name for functions in OPS.values()))
+    lean = Implementations.leanest(device, stash)
     # By itself the decoder's loop keeps its gates, as autograd would: what it saves is the attention's.
-    decoder = reference._replace(decoder=other, attention=other, stash="gates")
+    decoder = reference._replace(decoder=lean.decoder, attention=lean.attention, stash="gates")
     rows = [
         Technique("reference", reference, torch.float32),
         Technique("+ decoder", decoder, torch.float32),
-        Technique("+ encoder", reference._replace(encoder=other, stash=stash), torch.float32),
-        Technique("+ output", reference._replace(output=other), torch.float32),
-        Technique("all", everything, torch.float32),
-        Technique("all, bfloat16", everything, torch.bfloat16),
+        Technique("+ encoder", reference._replace(encoder=lean.encoder, stash=stash), torch.float32),
+        Technique("+ output", reference._replace(output=lean.output), torch.float32),
+        Technique("all", lean, torch.float32),
+        Technique("all, bfloat16", lean, torch.bfloat16),
     ]
-    if compiled:
-        chosen = Implementations.everywhere("compiled", stash)
-        rows += [
-            Technique("all, compiled", chosen, torch.float32),
-            Technique("all, compiled, bfloat16", chosen, torch.bfloat16),
-        ]
+    others: dict[str, dict[str, str]] = {}
+    for key, functions in OPS.items():
+        for name, found in implementations_of(functions[0]).items():
+            traits = found.traits
+            runs = can_run(traits, device, torch.float32) and (warming or not traits.warms_up)
+            if runs and traits.recomputes and name != getattr(lean, key):
+                others.setdefault(name, {})[key] = name
+    for name, keys in others.items():
+        chosen = lean._replace(**keys)
+        rows += [Technique(f"all, {name}", chosen, torch.float32)]
+        rows += [Technique(f"all, {name}, bfloat16", chosen, torch.bfloat16)]
     return rows
 
 
-def estimate(workload: Workload, technique: Technique, shape: Shape, device: str) -> Ledger:
+def estimate(task: Task, technique: Technique, shape: Shape, device: str) -> Ledger:
     """The ledger of a step without running it; ``device`` is "cpu" or "cuda"."""
     return estimate_step(
-        workload.recipe,
-        workload.source_size,
-        workload.target_size,
+        task,
         shape,
         device,
         precision=technique.precision,
-        implementations=_eager(technique).implementations,
+        implementations=_followed(technique).implementations,
     )
 
 
-def estimates(
-    workload: Workload, rows: Sequence[Technique], shape: Shape, device: str, say: Say
-) -> list[Ledger]:
+def estimates(task: Task, rows: Sequence[Technique], shape: Shape, device: str, say: Say) -> list[Ledger]:
     """The ledgers of several techniques; those that keep the same are estimated once."""
     found: dict[Technique, Ledger] = {}
     for technique in rows:
-        key = _eager(technique)
+        key = _followed(technique)
         if key not in found:
             say(f"predicting {shape}: {technique.name}")
-            found[key] = estimate(workload, technique, shape, device)
-    return [found[_eager(technique)] for technique in rows]
+            found[key] = estimate(task, technique, shape, device)
+    return [found[_followed(technique)] for technique in rows]
 
 
-def _eager(technique: Technique) -> Technique:
-    """The technique, without a name, that allocates the same bytes: what torch.compile makes allocates no others."""
-    names = ["recompute" if name == "compiled" else name for name in technique.implementations]
-    return Technique("", Implementations(*names), technique.precision)
+def _followed(technique: Technique) -> Technique:
+    """The technique, without a name, that allocates the same bytes."""
+    return Technique("", technique.implementations.followed(), technique.precision)
 
 
 class Step:
     """A training step on a real batch, which can be run again and again with any technique."""
 
-    def __init__(self, workload: Workload, shape: Shape, device: torch.device) -> None:
-        training = workload.recipe.training
+    def __init__(self, task: Task, shape: Shape, device: torch.device) -> None:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(training.seed)
-            self.model = (
-                build_model(workload.recipe, workload.source_size, workload.target_size).train().to(device)
-            )
-            self._source, self._input, self._output = (
-                torch.randint(FIRST_ID, size, (shape.rows, length)).to(device)
-                for size, length in (
-                    (workload.source_size, shape.source),
-                    (workload.target_size, shape.target),
-                    (workload.target_size, shape.target),
-                )
-            )
-        self._lengths = torch.full((shape.rows,), shape.source, device=device)
-        if device.type == "cpu":
-            give_sparse_gradients(self.model)
-        self._optimizer = make_optimizer(self.model, training.optimizer)
-        give_state(self._optimizer)
-        self._training = training
+            torch.manual_seed(task.recipe.training.seed)
+            self.training = TrainingStep(task, task.build_model().train().to(device))
+            self._batch = task.example(shape).to(device)
+        self._tokens = self.training.tokens([self._batch])
         self._device = device
-        self._precision = torch.float32
-        self.tokens = shape.rows * shape.target
-
-    def loss(self) -> Tensor:
-        """The loss a token."""
-        with torch.autocast(
-            self._device.type, dtype=torch.bfloat16, enabled=self._precision == torch.bfloat16
-        ):
-            total = self.model.loss(
-                self._source, self._lengths, self._input, self._output, self._training.label_smoothing
-            )
-        return total / self.tokens
-
-    def clip(self) -> None:
-        """Clip the gradients as the recipe says."""
-        clipping = self._training.gradient_clipping
-        self._optimizer.clip(clipping.type, clipping.threshold)
+        give_state(self.training)
 
     def use(self, technique: Technique) -> None:
         """From now on run with this technique."""
-        self.model.implementations = technique.implementations
-        self._precision = technique.precision
+        self.training.implementations = technique.implementations
+        self.training.precision = Precision(technique.precision)
 
-    def run(self) -> None:
+    def run(self) -> StepResult:
         """Run one step."""
-        self._optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(self.loss())
-        self.clip()
-        self._optimizer.step()
+        return self.training.run([self._batch], self._tokens)
 
     def seconds(self) -> float:
         """Run one step and time it."""
@@ -218,14 +165,8 @@ class Step:
     def measure(self) -> Ledger:
         """The ledger of a step with its times, after one to warm up."""
         self.run()
-        return measure_step(
-            self.model,
-            self.loss,
-            self._optimizer,
-            self.tokens,
-            clip=self.clip,
-            accumulating=self._training.update_interval > 1,
-        )
+        accumulating = self.training.task.recipe.training.update_interval > 1
+        return measure_step(self.training, self._batch, accumulating=accumulating)
 
     def trace(self, path: Path) -> None:
         """Write what PyTorch's profiler sees of one step, after one to warm up, as a Chrome trace."""
@@ -240,7 +181,7 @@ class Step:
 
     def forget(self) -> None:
         """Free what a step that failed has left."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self.training.clear()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -250,7 +191,7 @@ class Step:
 
 
 def profile(
-    workload: Workload,
+    task: Task,
     rows: Sequence[Technique],
     shape: Shape,
     device: torch.device,
@@ -265,7 +206,7 @@ def profile(
     technique for which its memory is too small has estimated bytes and no times.
 
     Args:
-        workload: what is trained.
+        task: what is trained.
         rows: the techniques, the one that needs the most memory first.
         shape: of the batch.
         device: where.
@@ -273,25 +214,25 @@ def profile(
         say: is told what is being done.
     """
     if device.type == "cuda":
-        return _profile_gpu(workload, rows, shape, device, say)
+        return _profile_gpu(task, rows, shape, device, say)
     say(f"predicting {shape}: {rows[0].name}")
-    first = estimate(workload, rows[0], shape, "cpu")
+    first = estimate(task, rows[0], shape, "cpu")
     count = min(shape.rows, rows_that_fit(first, shape, budget_bytes("auto", device, 0)))
     if not patient and count:
 
         def round_time(trial: int) -> float:
             say(f"timing {trial} rows")
-            step = Step(workload, shape._replace(rows=trial), device)
+            step = Step(task, shape._replace(rows=trial), device)
             return sum(_seconds(step, technique) for technique in rows)
 
         count = affordable_rows(round_time, count, TIME_LIMIT / _PASSES)
     timed = shape._replace(rows=count)
-    times = measure(Step(workload, timed, device), rows, say) if count else []
+    times = measure(Step(task, timed, device), rows, say) if count else []
     if timed == shape:
         return [
             Profile(row, shape, ledger, True, ledger, shape) for row, ledger in zip(rows, times, strict=True)
         ]
-    guesses = [first, *estimates(workload, rows[1:], shape, "cpu", say)]
+    guesses = [first, *estimates(task, rows[1:], shape, "cpu", say)]
     found: list[Ledger | None] = [*times] or [None] * len(rows)
     return [
         Profile(row, shape, guess, False, ledger, None if ledger is None else timed)
@@ -325,11 +266,11 @@ def _take_turns(step: Step, measured: Sequence[tuple[Technique, Ledger]], say: S
 
 
 def _profile_gpu(
-    workload: Workload, rows: Sequence[Technique], shape: Shape, device: torch.device, say: Say
+    task: Task, rows: Sequence[Technique], shape: Shape, device: torch.device, say: Say
 ) -> list[Profile]:
     ledgers: dict[Technique, Ledger] = {}
     try:
-        step = Step(workload, shape, device)
+        step = Step(task, shape, device)
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
     else:
@@ -341,7 +282,7 @@ def _profile_gpu(
             step.forget()
         _take_turns(step, list(ledgers.items()), say)
     left = [technique for technique in rows if technique not in ledgers]
-    predicted = dict(zip(left, estimates(workload, left, shape, "cuda", say), strict=True))
+    predicted = dict(zip(left, estimates(task, left, shape, "cuda", say), strict=True))
     return [
         Profile(row, shape, ledgers[row], True, ledgers[row], shape)
         if row in ledgers

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from econmt_ops.additive_attention import recompute
+
+TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
 
 additive_attention = functools.partial(recompute.additive_attention, backend="compiled")

@@ -18,6 +18,9 @@ from econmt_ops.core.chunks import split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.traits import Traits
+
+TRAITS = Traits(recomputes=True)
 
 
 class Arguments(NamedTuple):

@@ -9,6 +9,10 @@ from torch.nn import functional
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.dispatch.traits import Traits
+
+TRAITS = Traits()
+"""Plain PyTorch under autograd."""
 
 
 def additive_scores(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 from econmt_ops.additive_attention import recompute
-from econmt_ops.backends.triton import is_available
+from econmt_ops.backends.triton import with_kernels
 
-__all__ = ["additive_attention", "is_available"]
+TRAITS = with_kernels(recompute.TRAITS)
 
 additive_attention = functools.partial(recompute.additive_attention, backend="triton")

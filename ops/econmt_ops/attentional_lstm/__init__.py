@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, Repeated, check_inputs, expanded, values_of
 from econmt_ops.core.shapes import Shapes, check_dropout
@@ -74,11 +75,6 @@ def _cast(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLST
     )
 
 
-def _cast_score(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLSTMWeights:
-    """The score alone in `dtype`: implementations take it from there to the accumulate type."""
-    return weights if weights.score is None else weights._replace(score=weights.score.to(dtype))
-
-
 def attentional_lstm(
     inputs: Inputs,
     keys: Tensor,
@@ -90,7 +86,7 @@ def attentional_lstm(
     input_feeding: bool = True,
     residual: bool = False,
     dropout: float = 0.0,
-    dropout_seed: int | None = None,
+    dropout_seed: Seed | None = None,
     variational: bool = False,
     layer_norm: tuple[Tensor, Tensor] | None = None,
     scale: float = 1.0,
@@ -121,7 +117,8 @@ def attentional_lstm(
             stays h.
         dropout: the probability with which values of what the upper layers read are dropped, before the
             residual sum is taken.
-        dropout_seed: the seed of the dropout masks, required when dropout is not 0.
+        dropout_seed: the seed of the dropout masks, required when dropout is not 0: an int, or an int64 scalar on the
+            device, which a CUDA graph reads anew each time it is replayed.
         variational: one mask a row and layer for all time steps (Gal and Ghahramani 2016) instead of one mask
             a step.
         layer_norm: (gain (A,), bias (A,)) of the layer normalisation applied to query + keys before tanh;
@@ -163,16 +160,15 @@ def attentional_lstm(
         start: AttentionalLSTMState,
         norm: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-        by_reference = candidate.name == "reference"
-        # The recomputing ones clean inside their own steps, where it costs nothing.
-        promise = {"clean": clean} if by_reference else {}
+        casts = candidate.traits.casts
+        # Those that cast inside clean inside their own steps too, where it costs nothing.
+        promise = {} if casts else {"clean": clean}
         with explicit_casts(like):
             result: tuple[Tensor, Tensor, AttentionalLSTMState] = candidate.function(
-                (expanded(inputs) if by_reference else inputs).to(dtype),
+                (inputs if casts else expanded(inputs)).to(dtype),
                 keys.to(dtype),
                 values.to(dtype),
-                # The others cast matrices inside: no copies are kept from one pass to the other.
-                _cast(weights, dtype) if by_reference else _cast_score(weights, dtype),
+                weights if casts else _cast(weights, dtype),
                 lengths=lengths,
                 state=start,
                 input_feeding=input_feeding,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from econmt_ops.attentional_lstm import recompute
+
+TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
 
 attentional_lstm = functools.partial(recompute.attentional_lstm, backend="compiled")

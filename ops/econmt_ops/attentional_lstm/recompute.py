@@ -8,6 +8,9 @@ know them; the backward operator itself has no derivative.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -25,16 +28,11 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import Inputs, Repeated, values_of
 from econmt_ops.core.scopes import layer
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState
-from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.registration import Operator
+from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.recompute import lstm
 
-
-def _forward(given: Arguments, keep: bool) -> Result:
-    return Forward(Problem(given), keep).run()
-
-
-def _backward(given: Arguments, stash: Result, incoming: Incoming) -> Gradients:
-    return Backward(Problem(given), stash, incoming).run()
+TRAITS = Traits(recomputes=True, takes_stash=True, casts=True)
 
 
 def _saves(given: Arguments) -> list[str]:
@@ -46,9 +44,9 @@ _operator = Operator(
     "econmt_ops::attentional_lstm",
     Arguments,
     Result,
-    forward=_forward,
+    forward=lambda given, keep: Forward(Problem(given), keep).run(),
     fake=empty_result,
-    backward=_backward,
+    backward=lambda given, stash, incoming: Backward(Problem(given), stash, incoming).run(),
     saves=_saves,
 )
 
@@ -70,10 +68,15 @@ def attentional_lstm(
     scale: float,
     stash: str = "attention",
     backend: str = "eager",
+    run_stack: Callable[..., tuple[Tensor, LSTMState]] | None = None,
 ) -> tuple[Tensor, Tensor, AttentionalLSTMState]:
-    """See `econmt_ops.attentional_lstm`; all arguments are given, checked and, but for matrices and biases, cast."""
+    """See `econmt_ops.attentional_lstm`; all arguments are given, checked and, but for matrices and biases, cast.
+
+    ``run_stack`` is the implementation of `econmt_ops.lstm` that runs the stack without input feeding; by default the
+    recomputing one.
+    """
     if not input_feeding:
-        stack = lstm(
+        stack = (run_stack or functools.partial(lstm, backend=backend))(
             inputs,
             weights.layers,
             state=state.layers,
@@ -84,7 +87,6 @@ def attentional_lstm(
             dropout_seed=dropout_seed,
             variational=variational,
             stash=stash,
-            backend=backend,
         )
         return _attend_at_once(stack, keys, values, weights, lengths, layer_norm, scale, backend)
     gain, shift = (None, None) if layer_norm is None else layer_norm
@@ -149,7 +151,13 @@ def _attend_at_once(
             context, attention = attend(scores, zero_padding(values, padding), padding)
         else:
             context, attention = additive_attention(
-                query, keys, values, weights.score, lengths=lengths, layer_norm=layer_norm, backend=backend
+                query,
+                keys,
+                values,
+                weights.score.to(h.dtype),
+                lengths=lengths,
+                layer_norm=layer_norm,
+                backend=backend,
             )
     bias = None if weights.combine_bias is None else weights.combine_bias.to(h.dtype)
     combined = functional.linear(torch.cat([h, context], 2), weights.combine.to(h.dtype), bias)

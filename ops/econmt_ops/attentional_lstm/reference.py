@@ -13,7 +13,7 @@ from torch.nn import functional
 from econmt_ops.additive_attention.reference import additive_scores, attend
 from econmt_ops.cells import lstm as cell
 from econmt_ops.core import scopes as accounting
-from econmt_ops.core.dropout import apply_dropout, layer_keep_masks
+from econmt_ops.core.dropout import Seed, apply_dropout, layer_keep_masks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import (
@@ -23,7 +23,11 @@ from econmt_ops.core.weights import (
     LowRank,
     LowRankLSTMWeights,
 )
+from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.reference import lstm
+
+TRAITS = Traits()
+"""Plain PyTorch under autograd."""
 
 
 class _Attention:
@@ -164,7 +168,7 @@ def attentional_lstm(
     input_feeding: bool,
     residual: bool,
     dropout: float,
-    dropout_seed: int | None,
+    dropout_seed: Seed | None,
     variational: bool,
     layer_norm: tuple[Tensor, Tensor] | None,
     scale: float,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 
 from econmt_ops.attentional_lstm import recompute
-from econmt_ops.backends.triton import is_available
+from econmt_ops.backends.triton import with_kernels
+from econmt_ops.lstm import triton as lstm_triton
 
-__all__ = ["attentional_lstm", "is_available"]
+TRAITS = with_kernels(recompute.TRAITS, fastest_stash="attention")
 
-attentional_lstm = functools.partial(recompute.attentional_lstm, backend="triton")
+attentional_lstm = functools.partial(recompute.attentional_lstm, backend="triton", run_stack=lstm_triton.lstm)

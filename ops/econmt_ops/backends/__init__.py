@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+import torch
 from torch import Tensor
 
 from econmt_ops.backends import c as library
@@ -23,13 +24,15 @@ def steps_for(like: Tensor, backend: str = "eager") -> StepKernels:
 
     Args:
         like: a tensor of the call's compute type, on its device.
-        backend: "eager", for which the C library works where it can, "compiled", "triton", or another name that was put
-            into `BACKENDS`.
+        backend: "eager", for which the C library works where it can, "compiled", "triton", which leaves float64 to
+            "eager", or another name that was put into `BACKENDS`.
     """
     if backend == "compiled":
         from econmt_ops.backends.compiled import is_available
 
         backend = "compiled" if is_available() else "eager"
+    if backend == "triton" and like.dtype == torch.float64:
+        backend = "eager"
     if backend == "eager" and library.serves(like):
         backend = "c"
     module, name = BACKENDS[backend].split(":")

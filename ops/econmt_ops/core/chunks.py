@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
+from econmt_ops.dispatch.rule import device_of
+
 STASHES = ("outputs", "attention", "cells", "gates")
 """What a forward pass keeps, each level beside what those before it keep: the outputs (every h, and c once a
 block); the attention weights; every c; the gates."""
@@ -89,7 +91,7 @@ def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -
     left, right = left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2])
     if total.dtype == left.dtype:
         total.addmm_(left, right, beta=0 if fresh else 1)
-    elif left.is_cuda and _ADDS_IN_FLOAT32:
+    elif _ADDS_IN_FLOAT32 and device_of(left) == "cuda":
         torch.addmm(total, left, right, out_dtype=total.dtype, beta=0 if fresh else 1, out=total)
     elif fresh:
         total.copy_(left @ right)

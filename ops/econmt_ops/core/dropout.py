@@ -20,6 +20,7 @@ from torch import Tensor
 
 from econmt_ops.backends import triton
 from econmt_ops.dispatch.registration import custom_op
+from econmt_ops.dispatch.rule import MODE
 
 Seed: TypeAlias = Union[int, Tensor]
 """Of dropout masks: any 64-bit int, or an int64 scalar tensor on the device of the masks."""
@@ -157,9 +158,14 @@ def _counted_mask(elements: int, threshold: int, seed: Tensor, index: int) -> Te
     return (torch.stack(halves, 1) < threshold).flatten()[:elements]
 
 
+def _is_counted(device: torch.device, device_seed: Tensor | None) -> bool:
+    """Whether a mask is counter-based, and not that of PyTorch's generator on the CPU."""
+    return device_seed is not None or (MODE.device or device.type) != "cpu"
+
+
 def _kernels(device: torch.device) -> ModuleType | None:
-    """Our kernels, if they serve a device."""
-    if device.type != ("cpu" if triton.interpreted() else "cuda") or not triton.is_available():
+    """Our kernels of counter-based masks, if they serve a device."""
+    if not triton.runs_on(device):
         return None
     return importlib.import_module("econmt_ops.backends.triton.random")
 
@@ -174,7 +180,7 @@ def _keep_mask(
     device_seed: Tensor | None = None,
 ) -> Tensor:
     values, threshold = math.prod(shape), keep_threshold(p)
-    if device_seed is None and device.type == "cpu":
+    if not _is_counted(device, device_seed):
         generator = torch.Generator().manual_seed(seed if index < 0 else derive_seed(seed, index))
         words = torch.empty(-(-values // 4), dtype=torch.int64)
         words.random_(-(1 << 63), None, generator=generator)
@@ -260,9 +266,8 @@ def layer_keep_masks(
 def _dropout(
     values: Tensor, p: float, seed: int, index: int, variational: bool, device_seed: Tensor | None = None
 ) -> Tensor:
-    counted = values.is_cuda or device_seed is not None
-    kernels = _kernels(values.device)
-    if kernels is not None and counted and values.dtype != torch.float64:
+    kernels = _kernels(values.device) if _is_counted(values.device, device_seed) else None
+    if kernels is not None and values.dtype != torch.float64:
         place = seed_tensor(join_seed(seed, device_seed), values.device)
         scale = 1.0 / (1.0 - p)
         dropped: Tensor = kernels.dropout(values, place, index, keep_threshold(p), scale, variational)

@@ -36,7 +36,7 @@ def reverse_rows(tensor: Tensor, lengths: Tensor | None) -> Tensor:
     if lengths is None:
         return tensor.flip(1)
     lengths = lengths.to(tensor.device, non_blocking=True)
-    if tensor.is_cuda and triton.is_available():
+    if triton.runs_on(tensor.device):
         reversed_rows: Tensor = _reverse_rows(tensor, lengths)
         return reversed_rows
     position = torch.arange(tensor.shape[1], device=tensor.device)

@@ -53,7 +53,7 @@ class Measurement(NamedTuple):
 
     Attributes:
         op: its name.
-        key: op, shape, types, device: see `econmt_ops.dispatch.select`.
+        key: op, shape, types, device: see `econmt_ops.dispatch.rule.Problem`.
         rule: the candidate that runs where nothing is measured.
         records: by candidate.
         calls: how often the op was called at this shape while it was measured.
@@ -115,7 +115,7 @@ def cache_folder() -> Path:
 @functools.cache
 def sources() -> str:
     """Tells versions of econmt_ops apart: a digest of its sources, since times change with any of them."""
-    digest, root = hashlib.sha256(), Path(__file__).parent
+    digest, root = hashlib.sha256(), Path(__file__).parents[1]
     for file in sorted(file for file in root.rglob("*") if file.suffix in (".py", ".c", ".h")):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:12]

@@ -7,6 +7,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.core.packed import packed_linear
+from econmt_ops.dispatch.traits import Traits
+
+TRAITS = Traits()
+"""Plain PyTorch under autograd."""
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None, *, layout: str) -> Tensor:

@@ -24,6 +24,9 @@ from econmt_ops.core.chunks import add_outer
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.traits import Traits
+
+TRAITS = Traits(recomputes=True)
 
 CHUNK_BYTES = 32 << 20
 """The workspace for the logits of one chunk, in the accumulate type."""

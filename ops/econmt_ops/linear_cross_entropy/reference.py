@@ -6,6 +6,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.dispatch.traits import Traits
+
+TRAITS = Traits()
+"""Plain PyTorch under autograd."""
 
 
 def linear_cross_entropy(

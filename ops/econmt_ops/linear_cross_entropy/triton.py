@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import functools
 
-from econmt_ops.backends.triton import is_available
+from econmt_ops.backends.triton import with_kernels
 from econmt_ops.linear_cross_entropy import recompute
 
-__all__ = ["is_available", "linear_cross_entropy"]
+TRAITS = with_kernels(recompute.TRAITS)
 
 linear_cross_entropy = functools.partial(recompute.linear_cross_entropy, backend="triton")

@@ -5,6 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from econmt_ops.dispatch.traits import Traits
+
+TRAITS = Traits()
+"""Plain PyTorch under autograd."""
+
 
 def linear_recurrence(decay: Tensor, inputs: Tensor, *, initial: Tensor, reverse: bool) -> Tensor:
     """See `econmt_ops.linear_recurrence`; all arguments are given, checked and cast."""

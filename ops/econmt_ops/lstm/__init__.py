@@ -122,10 +122,9 @@ def _prepared(
     candidate: Candidate, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype
 ) -> tuple[Inputs, tuple[AnyLSTMWeights, ...]]:
     """Inputs and weights as an implementation takes them."""
-    if candidate.name == "reference":
-        return expanded(inputs).to(dtype), cast_layers(layers, dtype)
-    # The recomputing ones look rows up, and cast weights, inside: no copies are kept from one pass to the other.
-    return inputs.to(dtype), layers
+    if candidate.traits.casts:
+        return inputs.to(dtype), layers
+    return expanded(inputs).to(dtype), cast_layers(layers, dtype)
 
 
 def _kind(inputs: Inputs, lengths: Tensor | None) -> str:
@@ -211,7 +210,7 @@ def lstm(
                 dropout_seed=dropout_seed,
                 variational=variational,
                 **candidate.options,
-                **({} if candidate.name == "reference" else {"from_zero": state is None}),
+                **({"from_zero": state is None} if candidate.traits.casts else {}),
             )
         return result
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from econmt_ops.lstm import recompute
+
+TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
 
 lstm = functools.partial(recompute.lstm, backend="compiled")
 bidirectional_lstm = functools.partial(recompute.bidirectional_lstm, backend="compiled")

@@ -26,8 +26,11 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import Inputs, Repeated, expanded, values_of
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.direction import Direction
 from econmt_ops.lstm.reference import last_outputs
+
+TRAITS = Traits(recomputes=True, takes_stash=True, casts=True)
 
 
 class Arguments(NamedTuple):

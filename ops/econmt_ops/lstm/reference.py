@@ -22,7 +22,11 @@ from econmt_ops.core.lengths import padding_mask, reverse_rows, zero_padding
 from econmt_ops.core.low_rank import linear, linear_add
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMState, LSTMWeights
+from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.cudnn import cudnn_lstm
+
+TRAITS = Traits()
+"""Plain PyTorch under autograd."""
 
 _CLOSED = 1e4
 """What the gates read at padded positions; sigmoid(-1e4) is 0 and sigmoid(1e4) is 1 in every floating point

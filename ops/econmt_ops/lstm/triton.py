@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton import interpreted, is_available
+from econmt_ops.backends.triton import interpreted, serves, with_kernels
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.dropout import dropout as drop_units
@@ -29,7 +29,12 @@ from econmt_ops.lstm import recompute
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
 
-__all__ = ["bidirectional_lstm", "is_available", "lstm", "products_type"]
+_MOST_UNITS = 1024
+"""More take too much of the chip; they are left to implementations that are made for them."""
+
+TRAITS = with_kernels(
+    recompute.TRAITS, fastest_stash="attention", serves=lambda sizes, _: sizes["H"] <= _MOST_UNITS
+)
 
 
 class _Layer(NamedTuple):
@@ -268,15 +273,17 @@ def _gradients_of_recurrents(layer: _Layer, outputs: Tensor, dsums: Tensor, dlas
 def _gradients_of_inputs(layer: _Layer, rows: Tensor, dsums: Tensor) -> Gradients:
     """Those of inputs and input matrices."""
     weights = []
-    dinputs = torch.zeros_like(rows)
+    dinputs = torch.empty_like(rows)
     for number, (own, weight) in enumerate(zip(dsums.flatten(1, 2).unbind(0), layer.weights, strict=True)):
         if layer.places is not None:
             total = own.new_zeros(len(rows), own.shape[1], dtype=torch.float32)
             add_repeated(total, layer.places, dsums[number])
             own = total.to(own.dtype)
         weights.append(_outer(own, rows, weight.dtype))
-        matrix = weight.to(own.dtype)
-        torch.addmm(dinputs, own, matrix, beta=1 if number else 0, out=dinputs)
+        if number == 0:
+            torch.mm(own, weight.to(own.dtype), out=dinputs)
+        else:
+            dinputs.addmm_(own, weight.to(own.dtype))
     return {"inputs": dinputs.view(layer.inputs.shape), "weights": weights}
 
 
@@ -331,6 +338,11 @@ def _products(inputs: Inputs, layers: Sequence[AnyLSTMWeights]) -> torch.dtype |
     limits = limits_of(values.device)
     fits = (plan(batch, layers[0].hidden.shape[1], products, limits, back=back) for back in (False, True))
     return products if all(partition is not None for partition in fits) else None
+
+
+def _steps(inputs: Inputs) -> str:
+    """The backend of layers that take their steps one by one."""
+    return "triton" if serves(values_of(inputs)) else "eager"
 
 
 def _run_layer(
@@ -398,13 +410,14 @@ def lstm(
             variational=variational,
             from_zero=from_zero,
             stash=stash,
-            backend="triton",
+            backend=_steps(inputs),
         )
     read = inputs
     last: list[tuple[Tensor, Tensor]] = []
     for number, layer in enumerate(layers):
         if number > 0 and dropout > 0.0:
-            assert dropout_seed is not None and isinstance(read, Tensor)
+            assert dropout_seed is not None
+            assert isinstance(read, Tensor)
             read = drop_units(read, dropout, dropout_seed, variational, index=number)
         first = [] if from_zero else [state[number]]
         outputs, last_h, last_c = _run_layer(read, [layer], first, lengths, [reverse], stash, products)
@@ -434,7 +447,7 @@ def bidirectional_lstm(
     products = _products(inputs, layers)
     if products is None:
         return recompute.bidirectional_lstm(
-            inputs, forward, backward, lengths=lengths, stash=stash, backend="triton"
+            inputs, forward, backward, lengths=lengths, stash=stash, backend=_steps(inputs)
         )
     outputs, h, c = _run_layer(inputs, layers, [], lengths, [False, True], stash, products, together)
     return outputs, ((h[0], c[0]), (h[1], c[1]))

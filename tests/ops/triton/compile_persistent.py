@@ -1,6 +1,6 @@
 """Compiles the persistent kernels for one GPU without having it, and prints what each takes; see its test.
 
-    python compile_persistent.py 90 NAME ...
+python compile_persistent.py 90 NAME ...
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ POINTERS = {
     "state_c": "fp32",
     "state_dc": "fp32",
     "scale": "fp32",
+    "partials": "fp32",
+    "team_counters": "i32",
     "counters": "i32",
     "lengths": "i64",
 }
@@ -42,11 +44,18 @@ def constants(
     found = plan(batch, hidden, TYPES[products], limits, back=back)
     assert found is not None
     chunks = found.chunks(4 * hidden if back else hidden)
-    values: dict[str, Any] = {"D": 1, "H": hidden, "UNITS": found.units, "ROWS": found.rows, "SPLIT": found.split}
+    values: dict[str, Any] = {"H": hidden, "UNITS": found.units, "ROWS": found.rows, "SPLIT": found.split}
     values |= {"CHUNK": found.chunk, "CHUNKS": chunks, "AHEAD": min(found.ahead, chunks), "BACKWARDS": 0}
-    values |= {"ROWS_FIRST": found.rows_first, "HAS_LENGTHS": lengths, "RING": kind != products, "PRECISION": "ieee"}
+    values |= {
+        "ROWS_FIRST": found.rows_first,
+        "HAS_LENGTHS": lengths,
+        "RING": kind != products,
+        "PRECISION": "ieee",
+    }
     values |= {"UP": False, "WAIT": True}
-    return values | ({} if back else {"KEEP_CELLS": True, "KEEP_SUMS": True}), found.warps
+    if back:
+        return values | {"TEAM": found.team, "MULTIPLIES": True, "ENDS": True}, found.warps
+    return values | {"KEEP_CELLS": True, "KEEP_SUMS": True, "D": 1}, found.warps
 
 
 def compile_walk(

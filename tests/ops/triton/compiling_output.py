@@ -1,4 +1,4 @@
-"""As compiling.py, for the kernels of the output layer, of dropout and of reversal.
+"""As compiling.py, for the kernels of the output layer, of dropout, look-ups and reversal.
 
 python -m tests.ops.triton.compiling_output CAPABILITY
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from econmt_ops.backends.triton import cross_entropy, random, reversal
+from econmt_ops.backends.triton import cross_entropy, embedding, random, reversal
 from tests.ops.triton.compiling import compile_only, resources
 
 
@@ -35,6 +35,7 @@ def calls() -> dict[str, Callable[[], object]]:
         "mask": lambda: random.keep_mask(1 << 20, seed, 1, 50_000),
         "dropout bfloat16": lambda: random.dropout(rows, seed, 1, 50_000, 1.25, False),
         "dropout float32": lambda: random.dropout(rows.float(), seed, 1, 50_000, 1.25, True),
+        "look-up": lambda: embedding.gradient(rows.float(), torch.zeros(2, 16, dtype=torch.int64), 32_000, 0),
         "reversal": lambda: reversal.reverse(rows, lengths),
     }
 

@@ -206,6 +206,28 @@ def test_scores_of_any_size_leave_a_softmax(kind: str, factor: float, device: st
     assert not weights[case.padding].any()
 
 
+def test_where_tf32_is_allowed_keys_and_values_have_as_many_digits(device: str) -> None:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        case = Case("additive", (2, 20, 16, 8), torch.float32, device)
+        huge = Attention(case.keys * 1e6, case.values * 1e6, case.score, None, 1.0, case.lengths)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert case.kernels.keys.dtype == case.kernels.values.dtype == torch.float16
+    query, weights, context = (
+        torch.randn(2, 16, device=device),
+        torch.empty(2, 20, device=device),
+        torch.empty(2, 8, device=device),
+    )
+    case.kernels.forward(query, None, weights, [context])
+    exact_weights, exact_context = case.reference(query.double().unsqueeze(0))
+    assert (weights - exact_weights[0]).abs().max() < 1e-3
+    assert (context - exact_context[0]).abs().max() < 3e-3
+    huge.forward(query, None, weights, [context])
+    assert context.isfinite().all()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_repetitions_are_equal_bit_for_bit(kind: str, device: str) -> None:
     case = Case(kind, (2, 18, 12, 8), torch.float32, device)

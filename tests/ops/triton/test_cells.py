@@ -110,3 +110,11 @@ def test_tanh_keeps_the_digits_of_small_values(device: str) -> None:
     cells.forward(gates, before, after, [h])
     exact = values.double().tanh()
     assert ((after[0].double() - exact).abs() / exact).max() < 4e-7
+
+
+def test_what_is_no_number_stays_none(device: str) -> None:
+    gates = torch.zeros(1, 4 * 3, device=device)
+    gates[0, 7] = torch.nan
+    before, after, h = torch.zeros(3, 1, 3, device=device)
+    cells.forward(gates, before, after, [h])
+    assert h.isnan().tolist() == [[False, True, False]]

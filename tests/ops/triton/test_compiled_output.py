@@ -9,13 +9,14 @@ import pytest
 from tests.conftest import ROOT, econmt_environment
 
 MOST = {
-    "losses bfloat16": (80, 64),
-    "losses float32": (80, 64),
-    "losses of an odd vocabulary": (80, 64),
+    "losses bfloat16": (144, 64),
+    "losses float32": (144, 64),
+    "losses of an odd vocabulary": (192, 64),
     "bias": (72, 2048),
     "mask": (48, 0),
     "dropout bfloat16": (64, 2048),
     "dropout float32": (72, 4096),
+    "look-up": (80, 8192),
     "reversal": (48, 0),
 }
 """Registers of a thread and bytes of shared memory that a kernel may take, with room for other compilers."""

@@ -113,7 +113,8 @@ def test_many_chunks_of_rows(
     assert found[1][0].ne(0).any()
 
 
-def test_sizes_of_chunks() -> None:
+def test_sizes_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "CHUNK_BYTES", 32 << 20)
     assert kernels._chunk_rows(1, 64_000) == 64
     assert kernels._chunk_rows(6400, 64_000) == 512
     assert kernels._chunk_rows(12_800, 15_488) == 1856

@@ -10,6 +10,8 @@ from torch import Tensor
 
 import econmt_ops
 from econmt_ops import LSTMWeights
+from econmt_ops.backends.triton import persistent
+from econmt_ops.backends.triton.persistent import Partition
 from econmt_ops.core.repeated import Repeated
 from econmt_ops.lstm import reference, triton
 
@@ -160,6 +162,16 @@ def test_repeated_inputs(device: str) -> None:
     _compare(got, want)
 
 
+@pytest.mark.parametrize(("team", "rows"), [(2, 16), (4, 8)])
+def test_teams_that_part_the_sum(device: str, monkeypatch: pytest.MonkeyPatch, team: int, rows: int) -> None:
+    """As layers of 1,024 units do; here of two teams, the second with units that are not there."""
+    ahead = Partition(16, 16, 4, 32, 132)
+    back = Partition(16, rows, 4, 32, 132, 64 // (16 * team), rows > 8, team=team)
+    monkeypatch.setattr(persistent, "plan", lambda *_, back, ours=(ahead, back), **__: ours[back])
+    hidden = 16 * team + 3
+    _check(device, rows + 1, 2, 4, hidden, lengths=[2, 0, *[1] * (rows - 1)], reverse=True, state=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bits(device: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -187,3 +199,44 @@ def test_float16_products_of_float32(device: str) -> None:
     outputs, _, _ = triton._run_layer(inputs, [weights], [], None, [False], "gates", torch.float16)
     got = [outputs, *(part * 1e9 for part in _gradients([outputs], _leaves(inputs, weights), [seed]))]
     _compare(got, want, 1e-3)
+
+
+def test_the_operator_is_registered_as_torch_expects(device: str) -> None:
+    torch.manual_seed(0)
+    weights = _weights(5, 3, device)
+    inputs = torch.randn(3, 2, 3, device=device, requires_grad=True)
+    state = [torch.randn(2, 5, device=device, requires_grad=True) for _ in range(2)]
+    lengths = torch.tensor([3, 1], device=device)
+    layer = triton._Layer(
+        inputs, *([part] for part in (*weights, *state)), lengths, None, [True], "cells", "float32", "auto"
+    )
+    torch.library.opcheck(triton._operator.forward, (*layer, True))
+
+
+def test_types_and_layers_without_a_launch_take_steps(device: str) -> None:
+    weights = _weights(5, 3, device)
+    inputs = torch.randn(2, 3, 3, device=device, dtype=torch.float64)
+    options = {"lengths": None, "reverse": False, "residual": False, "from_zero": True}
+    options |= {"dropout": 0.0, "dropout_seed": None, "variational": False}
+    zero = torch.zeros(2, 5, device=device, dtype=torch.float64)
+    outputs, _ = triton.lstm(inputs, (weights,), state=((zero, zero),), **options)  # type: ignore[arg-type]
+    exact = _double(weights)
+    want, _ = econmt_ops.lstm(inputs, (exact,), implementation="reference")  # type: ignore[arg-type]
+    torch.testing.assert_close(outputs, want)
+    assert triton.products_type(inputs) is None
+
+
+def test_dropout_between_layers_is_that_of_the_other_implementations(device: str) -> None:
+    torch.manual_seed(0)
+    stack = (_weights(5, 5, device), _weights(5, 5, device))
+    inputs = torch.randn(2, 3, 5, device=device)
+    options = {
+        "dropout": 0.4,
+        "dropout_seed": 3,
+        "implementation": "recompute",
+        "lengths": torch.tensor([3, 2]),
+    }
+    want, _ = econmt_ops.lstm(inputs, stack, reverse=True, **options)  # type: ignore[arg-type]
+    options["implementation"] = "triton"
+    outputs, _ = econmt_ops.lstm(inputs, stack, reverse=True, **options)  # type: ignore[arg-type]
+    torch.testing.assert_close(outputs, want, rtol=1e-4, atol=1e-5)

@@ -19,9 +19,10 @@ WALKS: dict[int, list[tuple[list[Any], tuple[int, int, int]]]] = {
     90: [
         ([64, 512, False, "bf16", "bf16", True], (136, 0, 81_920)),
         ([64, 512, True, "bf16", "bf16", True], (255, 0, 163_840)),
-        ([128, 512, False, "fp32", "fp16", False], (112, 0, 147_456)),
+        ([128, 512, False, "fp32", "fp16", False], (136, 0, 98_304)),
         ([128, 512, True, "fp32", "fp16", False], (255, 0, 196_608)),
         ([128, 1024, False, "bf16", "bf16", False], (224, 0, 229_376)),
+        ([128, 1024, True, "bf16", "bf16", False], (240, 0, 229_376)),
         ([17, 33, True, "fp16", "fp16", True], (160, 0, 16_384)),
     ],
     86: [
@@ -29,7 +30,7 @@ WALKS: dict[int, list[tuple[list[Any], tuple[int, int, int]]]] = {
         ([64, 256, True, "bf16", "bf16", False], (200, 0, 81_920)),
     ],
     80: [
-        ([64, 512, False, "bf16", "bf16", False], (200, 0, 155_648)),
+        ([64, 512, False, "bf16", "bf16", False], (224, 0, 81_920)),
         ([64, 256, True, "fp32", "fp16", True], (200, 0, 81_920)),
     ],
 }

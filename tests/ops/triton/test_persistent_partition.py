@@ -34,8 +34,8 @@ def test_partitions_are_resident_at_once_and_serve_every_row(device: str, back: 
                 continue
             terms, outputs = (4 * hidden, found.units) if back else (hidden, 4 * found.units)
             assert found.shared(terms, outputs, products.itemsize) <= limits.shared
-            assert found.chunk * found.split * found.chunks(terms) >= terms
-            parts = triton.cdiv(hidden, found.units)
+            assert found.chunk * found.split * found.chunks(terms) * found.team >= terms
+            parts = found.parts(hidden)
             served = set()
             for programs, first_direction, first_group, groups in _launches(found, directions, batch, hidden):
                 assert programs <= limits.processors
@@ -49,8 +49,8 @@ def test_partitions_are_resident_at_once_and_serve_every_row(device: str, back: 
 
 def test_the_sizes_that_were_measured_get_the_best_partitions() -> None:
     for (batch, hidden), ahead, back in (
-        ((64, 512), (16, 16, 4), (32, 8, 4)),
-        ((128, 512), (32, 16, 8), (32, 16, 8)),
+        ((64, 512), (16, 16, 8), (32, 8, 4)),
+        ((128, 512), (16, 32, 8), (32, 16, 8)),
         ((64, 1024), (16, 32, 8), (16, 32, 8)),
         ((128, 1024), (16, 64, 8), (16, 64, 8)),
     ):

@@ -13,11 +13,12 @@ from econmt.bench import layouts, selection, training
 from econmt.bench import rows as rows_module
 from econmt.bench.rows import Row
 from econmt.bench.selection import Entry
+from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 from econmt.training.choice import Shape
-from econmt_ops.dispatch import select
+from econmt_ops.dispatch import session
 from econmt_ops.dispatch.timing import Timing
 
 CPU = torch.device("cpu")
@@ -60,10 +61,10 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Clock]:
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     found = Clock()
     monkeypatch.setattr(rows_module, "alternate", found)
-    monkeypatch.setattr(select, "alternate", found)
-    select.forget()
+    monkeypatch.setattr(session, "alternate", found)
+    session.forget()
     yield found
-    select.forget()
+    session.forget()
 
 
 def by(rows: list[Row], *names: str) -> set[tuple[Any, ...]]:
@@ -205,7 +206,7 @@ def test_the_choice_for_a_recipe(clock: Clock) -> None:
         (20, 30),
         Shape(3, 4, 5),
         CPU,
-        torch.float32,
+        Precision(),
         seconds=5.0,
         compiled=False,
         byte_limit=None,
@@ -228,7 +229,7 @@ def test_the_choice_for_a_recipe(clock: Clock) -> None:
 
 
 def test_training_steps() -> None:
-    recipe = load_recipe("quickstart", [*SMALL, "ops.attention=reference"])
+    recipe = load_recipe("quickstart", [*SMALL, "ops.decoder=reference"])
     row = training.row_of("quickstart", recipe, "float32", 5, CPU, 0.0)
     assert (row["bench"], row["batch"], row["length"], row["samples"]) == ("training", 3, 5, training.LEAST)
     assert float(row["target tokens/s"]) == pytest.approx(3 * 5 / (float(row["milliseconds"]) / 1e3))

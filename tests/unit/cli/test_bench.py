@@ -8,7 +8,7 @@ import pytest
 
 from econmt.bench import layouts, selection
 from econmt.bench.selection import Entry
-from econmt_ops.dispatch import select
+from econmt_ops.dispatch import session
 from tests.unit.cli.conftest import Call
 
 SMALL = ("model.embedding=6", "model.encoder.size=8", "model.decoder.size=8", "model.attention.size=5")
@@ -17,9 +17,9 @@ SMALL = ("model.embedding=6", "model.encoder.size=8", "model.decoder.size=8", "m
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
-    select.forget()
+    session.forget()
     yield
-    select.forget()
+    session.forget()
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -80,7 +80,7 @@ def test_every_bench_takes_the_same_options(call: Call) -> None:
 def test_select(call: Call, tmp_path: Path) -> None:
     ended = call("bench", "select", "quickstart", *SMALL, "--bucket", "4x4", "--csv", tmp_path / "select.csv")
     assert ended.code == 0, ended.err
-    assert "a run uses: attention re" in ended.out
+    assert "a run uses: encoder re" in ended.out
     assert "recompute/gates" in ended.out
     assert len(rows_of(tmp_path / "select.csv")) >= 6
     assert list((tmp_path / "cache").glob("choices.json"))
@@ -136,7 +136,7 @@ def test_training(call: Call, tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     (row,) = rows_of(tmp_path / "t.csv")
     assert float(row["target tokens/s"]) > 0
-    assert row["ops"] == "attention=auto, lstm=auto, output=auto, stash=auto"
+    assert row["ops"] == "encoder=auto, decoder=auto, attention=auto, output=auto, stash=auto"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from econmt import __version__
 from econmt.cli import main as command
 from econmt.errors import InputError, TrainingError
 from tests.conftest import ROOT, RunEconmt, econmt_environment
+from tests.unit.cli.conftest import Call
 
 
 @pytest.fixture
@@ -139,14 +140,13 @@ def test_every_verb_is_a_module_and_every_module_a_verb() -> None:
 
 
 @pytest.mark.parametrize("verb", list(command.VERBS))
-def test_help_of_a_verb_shows_an_example(run_econmt: RunEconmt, verb: str) -> None:
-    done = run_econmt([verb, "--help"])
-    assert (done.returncode, done.stderr) == (0, "")
+def test_help_of_a_verb_shows_an_example(call: Call, verb: str) -> None:
+    ended = call(verb, "--help")
+    assert (ended.code, ended.err) == (0, "")
     if verb == "recipes":
         return
-    lines = done.stdout.splitlines()
-    assert any(line.strip().startswith(f"econmt {verb} ") for line in lines), done.stdout
-    assert any(line.strip().startswith("Example") for line in lines), done.stdout
+    assert any(line.strip().startswith(f"econmt {verb} ") for line in ended.lines), ended.out
+    assert any(line.strip().startswith("Example") for line in ended.lines), ended.out
 
 
 def test_an_unknown_verb_or_option_is_an_error(run_econmt: RunEconmt) -> None:

@@ -91,7 +91,7 @@ def test_estimates_without_a_gpu(
     assert (ended.code, ended.err) == (0, "")
     found = json.loads(ended.out)
     (only,) = found["profiles"]
-    assert (found["device"], only["bytes"], only["precision"]) == ("cuda", "estimated", "float32")
+    assert (found["device"], only["bytes"], only["precision"]) == ("cuda", "estimated", "bfloat16")
     assert only["times"] is None
     assert only["ledger"]["reserved_bytes"] % (2 << 20) == 0
     ended = call("profile", recipe, *BUCKET, "--estimate", "training.device=cuda:1")

@@ -12,6 +12,7 @@ import pytest
 
 from econmt.data.bpe_dropout import BpeDropout, BpeSampler, Gaps, dropout_capacity
 from econmt.data.subwords import UNK, SentencePieceVocabulary, Vocabularies, train_vocabularies
+from econmt.data.token_store import PairIds
 from econmt.recipe import Data
 
 WORDS = [
@@ -193,7 +194,7 @@ class TestBatch:
         picked = [array[chosen] for array in arrays]
         dropout = BpeDropout(vocabularies, 0.3)
         source, source_lengths, target, target_lengths = dropout.resample(
-            np.array(chosen), *picked, room, seed
+            np.array(chosen), PairIds(*picked), room, seed
         )
         return [
             (source[row, : source_lengths[row]].tolist(), target[row, : target_lengths[row]].tolist())
@@ -236,7 +237,9 @@ class TestBatch:
         separate = train_vocabularies(data, lambda: iter(pairs), tmp_path)
         ids = [vocabulary.encode(side) for vocabulary, side in zip(separate, pairs[0], strict=True)]
         arrays = list(itertools.chain.from_iterable((np.array([row]), np.array([len(row)])) for row in ids))
-        source, _, target, _ = BpeDropout(separate, 0.3).resample(np.array([0]), *arrays, (99, 99), (1, 1))
+        source, _, target, _ = BpeDropout(separate, 0.3).resample(
+            np.array([0]), PairIds(*arrays), (99, 99), (1, 1)
+        )
         assert separate.source.decode(source[0]) == pairs[0][0]
         assert separate.target.decode(target[0]) == pairs[0][1]
 

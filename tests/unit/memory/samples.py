@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from econmt.memory.measure.ledger import Ledger, Moment, TensorAtPeak
-from econmt.memory.report.profiling import Profile, Shape, Technique
+from econmt.memory.report.profiling import Profile, Technique
 from econmt.memory.report.tables import Report
 from econmt.model import Implementations
+from econmt.tasks.protocol import Shape
 
 SHAPE = Shape(4, 30, 20)
 

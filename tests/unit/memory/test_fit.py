@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.plan.fit import MOST_ROWS, demand, fit, largest_batch
-from econmt.memory.report.profiling import Shape, Technique, Workload, estimate
+from econmt.memory.report.profiling import Technique, estimate
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
 
 SMALL = ("model.embedding=8", "model.encoder.size=16", "model.decoder.size=16", "model.attention.size=8")
 
@@ -82,32 +84,32 @@ def test_on_cuda_the_segments_count() -> None:
 
 
 def test_a_batch_of_the_estimator() -> None:
-    workload = Workload(load_recipe("quickstart", SMALL), 40, 50)
+    task = TranslationTask(load_recipe("quickstart", SMALL), 40, 50)
     technique = Technique("reference", Implementations.everywhere("reference"), torch.float32)
 
     def needed(rows: int) -> int:
-        return demand(estimate(workload, technique, Shape(rows, 3, 2), "cpu"))
+        return demand(estimate(task, technique, Shape(rows, 3, 2), "cpu"))
 
     budget = needed(300)
-    found = fit(workload, technique, (3, 2), budget, "cpu", start=200)
+    found = fit(task, technique, (3, 2), budget, "cpu", start=200)
     assert found[:2] == (3, 2)
     assert found.rows >= 300
     assert found.bytes == needed(found.rows) <= budget < needed(found.rows + 1)
-    none = fit(workload, technique, (3, 2), needed(1) - 1, "cpu", start=1)
+    none = fit(task, technique, (3, 2), needed(1) - 1, "cpu", start=1)
     assert none == (3, 2, 0, needed(1))
 
 
 def test_each_batch_is_estimated_once_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Shape, str]] = []
 
-    def fake(workload: Workload, technique: Technique, shape: Shape, device: str) -> Ledger:
+    def fake(task: TranslationTask, technique: Technique, shape: Shape, device: str) -> Ledger:
         asked.append((shape, device))
         return Ledger(peak=shape.rows, allocated=shape.rows, reserved=1000 + 64 * (shape.rows // 8))
 
     monkeypatch.setattr("econmt.memory.plan.fit.estimate", fake)
-    workload = Workload(load_recipe("quickstart", SMALL), 40, 50)
+    task = TranslationTask(load_recipe("quickstart", SMALL), 40, 50)
     technique = Technique("reference", Implementations(), torch.float32)
-    found = fit(workload, technique, (30, 20), 1000 + 64 * 10, "cuda", start=64)
+    found = fit(task, technique, (30, 20), 1000 + 64 * 10, "cuda", start=64)
     assert found == (30, 20, 87, 1640)
     assert len(asked) == len(set(asked))
     assert {(shape.source, shape.target, device) for shape, device in asked} == {(30, 20, "cuda")}

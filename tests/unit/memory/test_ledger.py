@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from econmt import recipe
+from econmt.engine.step import TrainingStep
 from econmt.memory.measure.ledger import (
     CATEGORIES,
     LAYERS,
@@ -25,8 +26,11 @@ from econmt.memory.measure.ledger import (
 from econmt.memory.measure.tracker import Tracker
 from econmt.memory.report.tables import format_bytes, table
 from econmt.model import Implementations, TranslationModel, layers
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
 from econmt_ops.core.scopes import layer
 from econmt_ops.optimizer import FusedOptimizer
+from tests.unit.engine.toy import ADAM, assert_same_bits, parameters, some_batch, step_of, tiny_recipe
 
 
 @pytest.fixture
@@ -64,11 +68,9 @@ def test_rows_of_a_sparse_gradient_are_gradients(
     model: TranslationModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layers, "_FEW", 0)
-    layers.give_sparse_gradients(model)
-    optimizer = FusedOptimizer(model.parameters(), name="adam", learning_rate=0.1)
-    give_state(optimizer)
-    tracker = Tracker(torch.device("cpu"))
-    track_step(tracker, model, loss_of(model), optimizer, optimizer.step)
+    step = step_of(model, loss_of(model), ADAM)
+    give_state(step)
+    track_step(tracker := Tracker(torch.device("cpu")), step, some_batch(5))
     left = Counter[str]()
     for storage, size in tracker.alive(len(tracker.changes)).items():
         if storage.category == "gradients":
@@ -94,22 +96,20 @@ def test_a_step_counted_by_hand(model: TranslationModel) -> None:
             return squared.exp().sum()  # keeps its result
 
     weights = size_of(model)
-    ledger = measure_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), tokens=10, timed=False)
+    ledger = measure_step(step_of(model, loss), some_batch(10), timed=False)
     assert ledger.stash == {"encoder": 320, "output": 320}
     # Backward, d exp: its incoming gradient is an expanded scalar; then the product makes two of 320 bytes and their
     # sum while only encoder's result is still kept, and the squares and their exponential are gone.
     assert ledger.entries["weights", "embedding"] == 2 * 11 * 6 * 4
     assert ledger.category("weights") == weights
-    assert ledger.entries["other", "other"] == source.nbytes
+    assert ledger.entries["other", "other"] == source.nbytes + 8  # and the number of tokens
     assert ledger.category("feature maps") == 320
-    assert ledger.category("workspace") - 3 * 320 in range(1, 16)  # and scalars
-    assert ledger.peak == weights + source.nbytes + 320 + ledger.category("workspace")
+    assert ledger.category("workspace") - 3 * 320 in range(1, 32)  # and scalars
+    assert ledger.peak == weights + source.nbytes + 8 + 320 + ledger.category("workspace")
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_the_sum_of_the_parts_is_the_whole(model: TranslationModel, fused: bool) -> None:
-    optimizer = torch.optim.Adam(model.parameters(), fused=fused)
-    ledger = measure_step(model, loss_of(model), optimizer, tokens=5, timed=False)
+def test_the_sum_of_the_parts_is_the_whole(model: TranslationModel) -> None:
+    ledger = measure_step(step_of(model, loss_of(model), ADAM), some_batch(5), timed=False)
     assert ledger.peak == ledger.total == max(size for _, size, _ in ledger.timeline)
     assert ledger.peak == sum(ledger.category(category) for category in CATEGORIES)
     assert ledger.peak == sum(ledger.layer(name) for name in LAYERS)
@@ -136,8 +136,8 @@ def test_gradients_that_are_added_up_are_gradients(model: TranslationModel) -> N
         torch.autograd.backward(loss())
         return loss()
 
-    small = measure_step(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), tokens=5, timed=False)
-    both = measure_step(model, twice, torch.optim.SGD(model.parameters(), lr=0.1), tokens=10, timed=False)
+    small = measure_step(step_of(model, loss), some_batch(5), timed=False)
+    both = measure_step(step_of(model, twice), some_batch(10), timed=False)
     size = size_of(model)
     assert both.timeline[-1].bytes == small.timeline[-1].bytes
     # At the peak all gradients of the first pass are there.
@@ -147,9 +147,9 @@ def test_gradients_that_are_added_up_are_gradients(model: TranslationModel) -> N
 
 
 def test_a_batch_that_adds_to_gradients_finds_them(model: TranslationModel) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first = measure_step(model, loss_of(model), optimizer, tokens=5, timed=False)
-    later = measure_step(model, loss_of(model), optimizer, tokens=5, accumulating=True, timed=False)
+    step = step_of(model, loss_of(model))
+    first = measure_step(step, some_batch(5), timed=False)
+    later = measure_step(step, some_batch(5), accumulating=True, timed=False)
     size = size_of(model)
     assert later.timeline[0].bytes == first.timeline[0].bytes + size
     assert later.timeline[-1].bytes == first.timeline[-1].bytes
@@ -186,19 +186,15 @@ def test_what_only_an_allocator_sees_is_in_the_account() -> None:
 @pytest.mark.parametrize("implementation", ["reference", "recompute"])
 def test_the_peak_is_what_the_process_takes(model: TranslationModel, implementation: str) -> None:
     """Against the profiler, which hears of every allocation and not of what it is for."""
-    model.implementations = Implementations.everywhere(implementation)
-    optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    ids, lengths = torch.randint(4, 11, (64, 5)), torch.full((64,), 5)
-
-    def step() -> None:
-        torch.autograd.backward(model.loss(ids, lengths, ids, ids))
-        optimizer.step()
-
-    ledger = measure_step(model, lambda: model.loss(ids, lengths, ids, ids), optimizer, 320, timed=False)
-    step()
-    optimizer.zero_grad(set_to_none=True)
+    task = TranslationTask(tiny_recipe(ADAM, "training.gradient_clipping={type: none}"), 11, 11)
+    step = TrainingStep(task, model, implementations=Implementations.everywhere(implementation))
+    batch = task.example(Shape(64, 5, 5))
+    tokens = step.tokens([batch])
+    ledger = measure_step(step, batch, timed=False)
+    step.run([batch], tokens)
+    step.clear()
     with torch.profiler.profile(profile_memory=True) as profile:
-        step()
+        step.run([batch], tokens)
     live = peak = 0
     for size in allocations(profile.profiler.kineto_results.experimental_event_tree()):
         live += size
@@ -221,60 +217,55 @@ def allocations(events: list[Any]) -> list[int]:
 
 @pytest.mark.cuda
 def test_on_a_gpu_the_peak_is_the_allocators(model: TranslationModel) -> None:
-    model.cuda()
-    optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    ids, lengths = torch.randint(4, 11, (64, 20), device="cuda"), torch.full((64,), 20, device="cuda")
-    ledger = measure_step(model, lambda: model.loss(ids, lengths, ids, ids), optimizer, tokens=64 * 20)
+    task = TranslationTask(tiny_recipe(ADAM), 11, 11)
+    step = TrainingStep(task, model.cuda())
+    batch = task.example(Shape(64, 20, 20)).to("cuda")
+    ledger = measure_step(step, batch)
     assert ledger.device == "cuda"
     assert ledger.peak == ledger.total == ledger.allocated
     assert ledger.reserved is not None
     assert ledger.reserved >= ledger.peak
     torch.cuda.reset_peak_memory_stats()
-    torch.autograd.backward(model.loss(ids, lengths, ids, ids))
-    optimizer.step()
+    step([batch])
     assert ledger.peak == pytest.approx(torch.cuda.max_memory_allocated(), rel=0.1)
     assert ledger.share_of_peak is not None
     assert {"forward", "backward", "optimizer"} == {phase for phase, _ in ledger.milliseconds}
 
 
-@pytest.mark.parametrize("name", ["Adam", "SGD"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [ADAM, "training.optimizer={name: sgd, learning_rate: 0.1, momentum: 0.9, weight_decay: 0.1}"],
+)
 @pytest.mark.parametrize("state", [False, True])
-def test_nothing_has_changed_afterwards(model: TranslationModel, name: str, state: bool) -> None:
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.Adam(model.parameters())
-        if name == "Adam"
-        else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-    )
-    loss = loss_of(model)
+def test_nothing_has_changed_afterwards(model: TranslationModel, optimizer: str, state: bool) -> None:
+    step, batch = step_of(model, loss_of(model), optimizer), some_batch(5)
     if state:
-        torch.autograd.backward(loss())
-        optimizer.step()
-    parameters = {key: value.clone() for key, value in model.state_dict().items()}
-    before = copy.deepcopy(optimizer.state_dict())
+        step([batch])
+    before = parameters(model)
+    held = copy.deepcopy(list(step.optimizer.state.values()))
     random_state = torch.get_rng_state()
-    ledger = measure_step(model, loss, optimizer, tokens=5)
+    ledger = measure_step(step, batch)
     assert ledger.category("optimizer state") > 0
-    assert all(torch.equal(parameters[key], value) for key, value in model.state_dict().items())
-    after = optimizer.state_dict()
-    assert bool(after["state"]) == state
-    assert torch.equal(torch.cat(tensors(before["state"])), torch.cat(tensors(after["state"])))
+    assert_same_bits(parameters(model), before)
+    assert bool(step.optimizer.state) == state
+    for then, now in zip(held, step.optimizer.state.values(), strict=True):
+        assert_same_bits(now, then)
     assert torch.equal(random_state, torch.get_rng_state())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def tensors(state: dict[int, dict[str, Tensor]]) -> list[Tensor]:
-    """All values of an optimizer's state."""
-    return [torch.zeros(1), *(part.flatten() for values in state.values() for part in values.values())]
-
-
-def test_times_and_rates(model: TranslationModel) -> None:
+def test_times_and_rates(model: TranslationModel, monkeypatch: pytest.MonkeyPatch) -> None:
     clipped: list[float] = []
+    clip = FusedOptimizer.clip
 
-    def clip() -> None:
-        clipped.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+    def noted(optimizer: FusedOptimizer, kind: str, threshold: float) -> Tensor:
+        norm = clip(optimizer, kind, threshold)
+        clipped.append(float(norm))
+        return norm
 
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ledger = measure_step(model, loss_of(model), optimizer, tokens=5, clip=clip, repeats=2)
+    monkeypatch.setattr(FusedOptimizer, "clip", noted)
+    step = step_of(model, loss_of(model), "training.gradient_clipping={type: norm, threshold: 1.0}")
+    ledger = measure_step(step, some_batch(5), repeats=2)
     assert len(clipped) == 4
     assert min(clipped) > 0.0
     layers = {"embedding", "encoder", "attention", "decoder", "output"}
@@ -295,8 +286,7 @@ def test_times_and_rates(model: TranslationModel) -> None:
 
 
 def test_a_ledger_without_times_has_no_rates(model: TranslationModel) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ledger = measure_step(model, loss_of(model), optimizer, tokens=5, timed=False)
+    ledger = measure_step(step_of(model, loss_of(model)), some_batch(5), timed=False)
     assert (ledger.tokens_per_second, ledger.flops_per_second, ledger.share_of_peak) == (None, None, None)
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from econmt.data.batches import Batch, BatchShape, pad_batch
 from econmt.decoding.search import SearchOptions, beam_search, output_limits
+from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.memory.estimate.search import estimate_search, search_rows
 from econmt.memory.measure.ledger import measure_step
@@ -35,12 +36,12 @@ from econmt.memory.plan.planner import (
     usable,
 )
 from econmt.memory.plan.prices import PRICES, settings
-from econmt.memory.report.profiling import Shape
 from econmt.model import Implementations, IncrementalModel, build_model
 from econmt.recipe import Recipe, load_recipe
-from econmt.training.optimizers import make_optimizer
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
 from econmt.typed_yaml import parse_size
-from econmt_ops.dispatch.select import rules_only
+from econmt_ops.dispatch.rule import rules_only
 
 AUTO = Implementations()
 LEAN = Implementations.everywhere("recompute", "outputs")
@@ -344,7 +345,7 @@ def test_settings_begin_with_the_given_one_and_end_with_the_leanest(device: str)
 
 
 def test_on_a_gpu_auto_keeps_what_autograd_keeps() -> None:
-    peak = estimator(small(), VOCABULARY, VOCABULARY, "cuda", torch.float32)
+    peak = estimator(TranslationTask(small(), VOCABULARY, VOCABULARY), "cuda", torch.float32)
     shape = Shape(2048, 40, 40)
     plain, output, attention, lstm, *others = (peak(each, shape, False) for each in settings(AUTO, "cuda"))
     assert (
@@ -378,27 +379,16 @@ def small(*overrides: str) -> Recipe:
 
 def measured(recipe: Recipe, entry: Allotment) -> int:
     """The peak of a real step of an allotment."""
-    model = build_model(recipe, VOCABULARY, VOCABULARY).train()
-    model.implementations = entry.implementations
-    ids = torch.randint(4, VOCABULARY, (2, entry.rows, max(entry.source, entry.target)))
-    source, target = ids[0, :, : entry.source].clone(), ids[1, :, : entry.target].clone()
-    lengths = torch.full((entry.rows,), entry.source)
-    before = target.clone()
-
-    def loss() -> torch.Tensor:
-        return model.loss(source, lengths, before, target, recipe.training.label_smoothing)
-
-    optimizer = make_optimizer(dict(model.named_parameters()), recipe.training.optimizer)
-    accumulating = entry.parts > 1
+    task = TranslationTask(recipe, VOCABULARY, VOCABULARY)
+    step = TrainingStep(task, task.build_model().train(), implementations=entry.implementations)
+    batch = task.example(Shape(entry.rows, entry.source, entry.target))
     with rules_only():  # as a run
-        return measure_step(
-            model, loss, optimizer, target.numel(), accumulating=accumulating, timed=False
-        ).peak
+        return measure_step(step, batch, accumulating=entry.parts > 1, timed=False).peak
 
 
 def test_real_steps_stay_within_the_budget() -> None:
     recipe = small()
-    peak = estimator(recipe, VOCABULARY, VOCABULARY, "cpu", torch.float32)
+    peak = estimator(TranslationTask(recipe, VOCABULARY, VOCABULARY), "cpu", torch.float32)
     shapes = [BatchShape(3, 4, 48, 3), BatchShape(6, 6, 48, 3)]
     whole = peak(AUTO, Shape(48, 6, 6), False)
     least = peak(LEAN, Shape(48, 6, 6), False)
@@ -416,9 +406,11 @@ def test_real_steps_stay_within_the_budget() -> None:
 
 
 def test_estimates_are_made_once() -> None:
-    first = estimator(small("output=a"), VOCABULARY, VOCABULARY, "cpu", torch.float32)
-    again = estimator(small("output=b"), VOCABULARY, VOCABULARY, "cpu", torch.float32)
-    other = estimator(small("model.embedding=12"), VOCABULARY, VOCABULARY, "cpu", torch.float32)
+    first = estimator(TranslationTask(small("output=a"), VOCABULARY, VOCABULARY), "cpu", torch.float32)
+    again = estimator(TranslationTask(small("output=b"), VOCABULARY, VOCABULARY), "cpu", torch.float32)
+    other = estimator(
+        TranslationTask(small("model.embedding=12"), VOCABULARY, VOCABULARY), "cpu", torch.float32
+    )
     shape = Shape(3, 2, 2)
     assert first(AUTO, shape, False) == again(AUTO, shape, False)
     assert first(AUTO, shape, False) < first(AUTO, shape, True)
@@ -426,7 +418,10 @@ def test_estimates_are_made_once() -> None:
     compiled = Implementations.everywhere("compiled", "outputs")
     assert first(compiled, shape, False) == first(LEAN, shape, False)
     assert (
-        estimator(small(), VOCABULARY, VOCABULARY, "cuda", torch.bfloat16)(AUTO, shape, False) % (2 << 20)
+        estimator(TranslationTask(small(), VOCABULARY, VOCABULARY), "cuda", torch.bfloat16)(
+            AUTO, shape, False
+        )
+        % (2 << 20)
         == 0
     )
 

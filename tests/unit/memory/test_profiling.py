@@ -14,10 +14,8 @@ from econmt.memory.measure.ledger import Ledger
 from econmt.memory.measure.machine import describe_machine, free_memory, processor_name
 from econmt.memory.report import profiling
 from econmt.memory.report.profiling import (
-    Shape,
     Step,
     Technique,
-    Workload,
     affordable_rows,
     estimate,
     profile,
@@ -26,6 +24,8 @@ from econmt.memory.report.profiling import (
 )
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
 
 SMALL = (
     "model.embedding=8",
@@ -36,16 +36,16 @@ SMALL = (
 )
 SHAPE = Shape(32, 6, 5)
 CPU = torch.device("cpu")
-ROWS = [techniques("auto", False)[index] for index in (0, 4, 5)]
+ROWS = [techniques("auto", "cpu", False)[index] for index in (0, 4, 5)]
 
 
 @pytest.fixture
-def workload() -> Workload:
-    return Workload(load_recipe("iwslt", SMALL), 90, 70)
+def task() -> TranslationTask:
+    return TranslationTask(load_recipe("iwslt", SMALL), 90, 70)
 
 
 def test_rows_of_a_comparison() -> None:
-    rows = {row.name: row for row in techniques("cells", True)}
+    rows = {row.name: row for row in techniques("cells", "cpu", True)}
     assert list(rows) == [
         "reference",
         "+ decoder",
@@ -70,12 +70,12 @@ def test_rows_of_a_comparison() -> None:
         "all, bfloat16",
         "all, compiled, bfloat16",
     ]
-    assert list(rows)[:6] == [row.name for row in techniques("cells", False)]
+    assert list(rows)[:6] == [row.name for row in techniques("cells", "cpu", False)]
 
 
-def test_measured_whole_where_memory_and_time_allow(workload: Workload) -> None:
+def test_measured_whole_where_memory_and_time_allow(task: TranslationTask) -> None:
     said: list[str] = []
-    found = profile(workload, ROWS, SHAPE, CPU, patient=True, say=said.append)
+    found = profile(task, ROWS, SHAPE, CPU, patient=True, say=said.append)
     assert [each.technique for each in found] == ROWS
     for each in found:
         assert each.measured
@@ -83,7 +83,7 @@ def test_measured_whole_where_memory_and_time_allow(workload: Workload) -> None:
         assert each.timed_shape == each.shape == SHAPE
         assert each.bytes.tokens == 32 * 5
         assert each.bytes.total == each.bytes.peak
-        predicted = estimate(workload, each.technique, SHAPE, "cpu")
+        predicted = estimate(task, each.technique, SHAPE, "cpu")
         # Words repeat more often than the prediction takes for granted.
         assert 0.93 * predicted.peak <= each.bytes.peak <= 1.02 * predicted.peak
         assert each.tokens_per_second == pytest.approx(160 / each.bytes.seconds)
@@ -95,10 +95,10 @@ def test_measured_whole_where_memory_and_time_allow(workload: Workload) -> None:
 
 
 def test_too_slow_a_batch_is_timed_with_fewer_rows(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
+    task: TranslationTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profiling, "affordable_rows", lambda time, rows, limit: rows // 4)
-    found = profile(workload, ROWS[:2], SHAPE, CPU, patient=False, say=str)
+    found = profile(task, ROWS[:2], SHAPE, CPU, patient=False, say=str)
     for each in found:
         assert not each.measured
         assert each.shape == SHAPE
@@ -107,31 +107,33 @@ def test_too_slow_a_batch_is_timed_with_fewer_rows(
         assert each.times.tokens == 8 * 5
         assert each.bytes.tokens == 32 * 5
         assert each.bytes.milliseconds == {}
-        assert each.bytes.peak == estimate(workload, each.technique, SHAPE, "cpu").peak
+        assert each.bytes.peak == estimate(task, each.technique, SHAPE, "cpu").peak
     assert found[1].bytes.stashed < 0.5 * found[0].bytes.stashed
 
 
-def test_what_fits_no_memory_is_estimated(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fits_no_memory_is_estimated(task: TranslationTask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "budget_bytes", lambda *_: 1000)
-    (found,) = profile(workload, ROWS[:1], SHAPE, CPU, patient=True, say=str)
+    (found,) = profile(task, ROWS[:1], SHAPE, CPU, patient=True, say=str)
     assert (found.measured, found.times, found.timed_shape) == (False, None, None)
     assert found.tokens_per_second is None
     assert found.bytes.peak > 1000
 
 
 def test_a_batch_too_large_for_memory_is_timed_with_what_fits(
-    workload: Workload, monkeypatch: pytest.MonkeyPatch
+    task: TranslationTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = estimate(workload, ROWS[0], SHAPE, "cpu")
+    whole = estimate(task, ROWS[0], SHAPE, "cpu")
     monkeypatch.setattr(profiling, "budget_bytes", lambda *_: int(0.6 * whole.peak))
-    (found,) = profile(workload, ROWS[:1], SHAPE, CPU, patient=True, say=str)
+    (found,) = profile(task, ROWS[:1], SHAPE, CPU, patient=True, say=str)
     assert found.timed_shape is not None
     assert 1 <= found.timed_shape.rows < 32
-    smaller = estimate(workload, ROWS[0], found.timed_shape, "cpu")
+    smaller = estimate(task, ROWS[0], found.timed_shape, "cpu")
     assert smaller.peak < 0.6 * whole.peak
 
 
-def test_on_a_gpu_what_does_not_fit_is_estimated(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_what_does_not_fit_is_estimated(
+    task: TranslationTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class FakeStep:
         """A step on a GPU that is too small for the reference."""
 
@@ -155,7 +157,7 @@ def test_on_a_gpu_what_does_not_fit_is_estimated(workload: Workload, monkeypatch
             return 2.0
 
     monkeypatch.setattr(profiling, "Step", FakeStep)
-    reference, everything = profile(workload, ROWS[:2], SHAPE, torch.device("cuda"), patient=False, say=str)
+    reference, everything = profile(task, ROWS[:2], SHAPE, torch.device("cuda"), patient=False, say=str)
     assert (reference.measured, reference.times, reference.bytes.device) == (False, None, "cuda")
     assert reference.bytes.reserved is not None
     assert everything.measured
@@ -163,18 +165,18 @@ def test_on_a_gpu_what_does_not_fit_is_estimated(workload: Workload, monkeypatch
     assert everything.tokens_per_second == 5.0
 
 
-def test_a_gpu_too_small_for_the_model(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_too_small_for_the_model(task: TranslationTask, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr(profiling, "Step", fail)
-    (found,) = profile(workload, ROWS[:1], SHAPE, torch.device("cuda"), patient=False, say=str)
+    (found,) = profile(task, ROWS[:1], SHAPE, torch.device("cuda"), patient=False, say=str)
     assert (found.measured, found.timed_shape) == (False, None)
 
 
 @pytest.mark.cuda
 def test_measured_on_a_gpu() -> None:
-    larger = Workload(load_recipe("iwslt", ["training.precision=float32"]), 5000, 5000)
+    larger = TranslationTask(load_recipe("iwslt", ["training.precision=float32"]), 5000, 5000)
     device, shape = torch.device("cuda"), Shape(64, 30, 25)
     # What other tests of this process have left there is not the step's; cuBLAS will take its workspaces again.
     gc.collect()
@@ -232,29 +234,29 @@ def test_a_step_clips_as_the_recipe_says(kind: str) -> None:
         "training.optimizer={name: sgd, learning_rate: 1.0}",
         f"training.gradient_clipping={{type: {kind}, threshold: 0.5}}",
     ]
-    step = Step(Workload(load_recipe("multi30k", overrides), 90, 90), Shape(2, 3, 2), CPU)
-    before = [parameter.detach().clone() for parameter in step.model.parameters()]
-    for parameter in step.model.parameters():
+    step = Step(TranslationTask(load_recipe("multi30k", overrides), 90, 90), Shape(2, 3, 2), CPU)
+    training = step.training
+    before = [parameter.detach().clone() for parameter in training.model.parameters()]
+    for parameter in training.model.parameters():
         parameter.grad = torch.full_like(parameter, -3.0)
-    step.clip()
-    step._optimizer.step()
-    taken = torch.cat(
-        [(new - old).detach().flatten() for new, old in zip(step.model.parameters(), before, strict=True)]
-    )
+    training.add_gradient([], torch.tensor(1))
+    training.update()
+    after = training.model.parameters()
+    taken = torch.cat([(new - old).detach().flatten() for new, old in zip(after, before, strict=True)])
     expected = 0.5 if kind == "value" else 0.5 / math.sqrt(taken.numel())
     torch.testing.assert_close(taken, torch.full_like(taken, expected), rtol=1e-4, atol=1e-6)
 
 
-def test_a_step_trains_and_can_be_traced(workload: Workload, tmp_path: Path) -> None:
+def test_a_step_trains_and_can_be_traced(task: TranslationTask, tmp_path: Path) -> None:
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    step = Step(workload, Shape(2, 3, 2), CPU)
+    step = Step(task, Shape(2, 3, 2), CPU)
     assert torch.equal(torch.get_rng_state(), state)
     step.use(Technique("all", Implementations.everywhere("recompute"), torch.float32))
-    before = float(step.loss().detach())
+    before = float(step.run().loss)
     for _ in range(5):
-        step.run()
-    assert float(step.loss().detach()) < before
+        after = float(step.run().loss)
+    assert after < before
     assert step.seconds() > 0.0
     path = tmp_path / "trace.json"
     step.trace(path)
@@ -286,10 +288,12 @@ def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 # Not the output layer's: it keeps a gradient as large as its weight, which pays with more tokens than these.
 @pytest.mark.parametrize(
-    "row", [row for row in techniques("auto", False)[1:] if row.name != "+ output"], ids=lambda row: row.name
+    "row",
+    [row for row in techniques("auto", "cpu", False)[1:] if row.name != "+ output"],
+    ids=lambda row: row.name,
 )
 def test_each_technique_alone_keeps_less_than_the_reference(row: Technique) -> None:
     # Layouts in memory differ between the techniques: where they meet, a copy may be made and kept.
-    larger, shape = Workload(load_recipe("iwslt", []), 90, 70), Shape(8, 24, 24)
-    reference = estimate(larger, techniques("auto", False)[0], shape, "cpu")
+    larger, shape = TranslationTask(load_recipe("iwslt", []), 90, 70), Shape(8, 24, 24)
+    reference = estimate(larger, techniques("auto", "cpu", False)[0], shape, "cpu")
     assert estimate(larger, row, shape, "cpu").stashed < reference.stashed

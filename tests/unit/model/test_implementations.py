@@ -73,8 +73,8 @@ def test_every_op_is_told(monkeypatch: pytest.MonkeyPatch, input_feeding: bool) 
     model.loss(SOURCE, LENGTHS, TARGET, TARGET)
     assert {(name, stash) for _, name, stash in calls} == {("auto", "")}
     calls.clear()
-    model.implementations = Implementations("compiled", "recompute", "auto", "reference", "cells")
-    model.loss(SOURCE, LENGTHS, TARGET, TARGET)
+    given = Implementations("compiled", "recompute", "auto", "reference", "cells")
+    model.loss(SOURCE, LENGTHS, TARGET, TARGET, implementations=given)
     told = {
         ("bidirectional_lstm", "compiled", "cells"),
         ("lstm", "compiled", "cells"),

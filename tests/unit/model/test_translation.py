@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from econmt import recipe
-from econmt.model import IncrementalModel, TranslationModel
+from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt_ops import linear_cross_entropy
 
 VOCABULARY = 13
@@ -214,7 +214,9 @@ def test_parallel_decoder_against_the_equations() -> None:
         return reference(inputs)[0]
 
     bottom = run(0, embedded)
-    context, _ = model.decoder.attention(bottom, memory.keys, memory.values, memory.lengths)
+    context, _ = model.decoder.attention(
+        bottom, memory.keys, memory.values, memory.lengths, Implementations()
+    )
     top = run(1, torch.cat([bottom, context], dim=-1)) + bottom
     expected = torch.tanh(model.decoder.combine(torch.cat([top, context], dim=-1)))
     torch.testing.assert_close(model(source, lengths, target_input), expected, rtol=1e-9, atol=1e-11)

@@ -12,11 +12,12 @@ from types import ModuleType
 import pytest
 import torch
 
-from econmt.model import TranslationModel, build_model
+from econmt.model import Implementations, TranslationModel, build_model
 from econmt.recipe import load_recipe
-from econmt.training.objective import loss_of_batch
+from econmt.tasks.translation import TranslationTask
 from tests.conftest import ROOT
 
+REFERENCE = Implementations("reference", "reference", "reference")
 SCOPES = ("attention", "step", "everything")
 
 
@@ -40,8 +41,10 @@ def bench(scripts: None) -> ModuleType:
 def gradients(model: TranslationModel, case: object) -> tuple[float, dict[str, torch.Tensor]]:
     torch.manual_seed(7)
     model.zero_grad()
-    loss, tokens = loss_of_batch(model, case.batches[0], 0.1)  # type: ignore[attr-defined]
-    (loss / tokens).backward()
+    task = TranslationTask(load_recipe("quickstart"), 60, 60)
+    batch = case.batches[0]  # type: ignore[attr-defined]
+    loss = task.loss(model, batch, REFERENCE, 0.1) / batch.target_tokens
+    loss.backward()  # type: ignore[no-untyped-call]
     return float(loss.detach()), {name: value.grad.clone() for name, value in model.named_parameters()}  # type: ignore[union-attr]
 
 
@@ -55,7 +58,6 @@ def test_checkpointed_model_equals_the_reference(
     monkeypatch.setattr(steps, "CHUNK_BYTES", 4 * 60 * 4)  # several chunks, the last one smaller
     case = steps.make_case(recipe, "text", True, torch.device("cpu"))
     model = build_model(load_recipe(recipe, [*steps.QUICK, change]), 60, 60).train().double()
-    model.implementations = steps.REFERENCE
     loss, wanted = gradients(model, case)
     checkpointed = steps.CheckpointedModel(model, scope)
     again, found = gradients(checkpointed, case)
@@ -70,7 +72,7 @@ def test_checkpointing_more_keeps_less(steps: ModuleType) -> None:
     case = steps.make_case("iwslt", "9x8", True, torch.device("cpu"))
     run = steps.Steps(case, torch.device("cpu"))
     kept = [
-        run.ledger(variant, run.largest)[0].stashed
+        run.ledger(variant, run.largest).stashed
         for variant in (steps.step_variants()[0], *steps.checkpoint_variants())
     ]
     rows, source, target, size = 3, 9, 8, 8
@@ -130,16 +132,17 @@ def test_an_interruption_leaves_what_was_measured(
 
 
 def test_a_wrong_variant_ends_the_run(
-    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: ModuleType,
+    steps: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    real = bench.Steps.loss
+    real = steps.CheckpointedModel.loss
     monkeypatch.setattr(
-        bench.Steps,
-        "loss",
-        lambda self, variant, batch: real(self, variant, batch) * (1.001 if variant.scope else 1),
+        steps.CheckpointedModel, "loss", lambda *arguments, **named: 1.001 * real(*arguments, **named)
     )
     assert bench.main(["--quick", "--device", "cpu", "--only", "checkpoint"]) == 1
-    assert "checkpoint: attention: gradient norm" in capsys.readouterr().err
+    assert "checkpoint: attention: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

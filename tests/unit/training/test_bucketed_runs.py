@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from econmt.data.batches import Batch
+from econmt.engine.devices import trims_batches
+from econmt.engine.step import StepResult, TrainingStep
 from econmt.memory.plan.planner import Allotment, Planner
 from econmt.model import Implementations
-from econmt.training import trainer as module
-from econmt.training.devices import trims_batches
-from econmt.training.objective import loss_of_batch
 from tests.unit.training.tiny import Run, metrics, snapshot
 
 MakeRun = Callable[..., Run]
@@ -24,12 +24,13 @@ EXACT = ("model.dropout=0.0", "training.gradient_clipping.type=none")
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """The batches of which a loss is computed for training, as the model gets them."""
     seen: list[Batch] = []
+    gradient = TrainingStep.gradient
 
-    def spy(model: torch.nn.Module, batch: Batch, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
-        seen.append(batch)
-        return loss_of_batch(model, batch, smoothing)  # type: ignore[arg-type]
+    def spy(step: TrainingStep, batches: Sequence[Batch], *rest: Any) -> StepResult:
+        seen.extend(batches)
+        return gradient(step, batches, *rest)
 
-    monkeypatch.setattr(module, "loss_of_batch", spy)
+    monkeypatch.setattr(TrainingStep, "gradient", spy)
     return seen
 
 
@@ -70,7 +71,7 @@ def test_trimming_changes_no_gradient(make_run: MakeRun) -> None:
     assert not all(is_tight(batch) for batch in batches)
     found = []
     for trim in (True, False):
-        trainer.gradient(batches, sum(batch.target_tokens for batch in batches), trim=trim)
+        trainer.gradient(batches, trim=trim)
         found.append({name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None})
     assert set(found[0]) == set(found[1]) == set(trainer.parameters)
     for name, value in found[0].items():

@@ -11,21 +11,23 @@ import torch
 
 from econmt.data.batches import Batch
 from econmt.decoding.translator import Translator
+from econmt.engine.devices import is_out_of_memory
+from econmt.engine.precision import Precision
 from econmt.errors import InputError, TrainingError
 from econmt.memory.measure.tracker import Tracker
 from econmt.memory.plan.limits import AUTO_SHARE
 from econmt.memory.plan.planner import Allotment, Plan, Planner
 from econmt.model import Implementations
-from econmt.training.budget import Budget, is_out_of_memory
+from econmt.tasks.translation import TranslationTask
+from econmt.training.budget import Budget
 from econmt.training.checkpoints import load_state
-from econmt.training.objective import loss_of_batch
 from econmt.training.progress import Progress
 from econmt.training.results import make_results
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
 from econmt.training.validation import perplexity, translate
 from tests.unit.training.test_trainer import batch_of, gradients
-from tests.unit.training.tiny import Run, metrics, snapshot
+from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
 
 MakeRun = Callable[..., Run]
 Use = Callable[..., None]
@@ -64,15 +66,21 @@ def fill_memory(monkeypatch: pytest.MonkeyPatch, rows: int, error: BaseException
     """Lets training fail on more than so many rows, the gradient half computed; returns the rows of each attempt."""
     attempts = []
 
-    def limited(model: Any, batch: Batch, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
-        attempts.append(len(batch.indices))
-        loss, tokens = loss_of_batch(model, batch, smoothing)
-        if len(batch.indices) > rows:
-            loss.backward()
-            raise error
-        return loss, tokens
+    real = TranslationTask.loss
 
-    monkeypatch.setattr("econmt.training.trainer.loss_of_batch", limited)
+    def limited(
+        task: TranslationTask, model: Any, batch: Batch, how: Implementations, *smoothing: float
+    ) -> torch.Tensor:
+        loss = real(task, model, batch, how, *smoothing)
+        if not loss.requires_grad:  # validation
+            return loss
+        attempts.append(len(batch.indices))
+        if len(batch.indices) > rows:
+            torch.autograd.backward(loss)
+            raise error
+        return loss
+
+    monkeypatch.setattr(TranslationTask, "loss", limited)
     return attempts
 
 
@@ -86,16 +94,18 @@ def plan_of(trainer: Trainer) -> Plan:
 
 @pytest.mark.parametrize("implementations", [Implementations(), LEAN], ids=["auto", "lean"])
 def test_micro_batches_give_the_gradient_of_the_whole(
-    make_run: MakeRun, use_rows: Use, implementations: Implementations
+    make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch, implementations: Implementations
 ) -> None:
     use_rows(3, implementations)
     trainer = make_run(BUDGET, *EXACT, "training.batch.size=8").trainer()
     trainer.model.double()
     batches = [batch_of(trainer, range(8)), batch_of(trainer, range(8, 13))]
+    used: set[Implementations] = set()
+    watch_losses(monkeypatch, lambda _, how: used.add(how))
     divided = gradients(trainer, batches)
-    assert trainer.model.implementations == implementations
+    assert used == {implementations}
     trainer.budget.plan = None
-    trainer.model.implementations = Implementations()
+    trainer.step.implementations = Implementations()
     whole = gradients(trainer, batches)
     assert set(divided) == set(whole) == set(trainer.parameters)
     for name, value in whole.items():
@@ -126,7 +136,7 @@ def test_without_a_budget_there_is_no_plan(make_run: MakeRun, monkeypatch: pytes
     trainer = run.trainer()
     assert trainer.budget.plan is None
     assert trainer.state.plan == {}
-    assert trainer.model.implementations == Implementations.everywhere("recompute")
+    assert trainer.step.implementations == Implementations.everywhere("recompute")
 
 
 def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
@@ -137,7 +147,7 @@ def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
     for text in (run.said(), log):
         assert "plan for a memory budget of 1 GiB" in text
         assert "2 of 3" in text
-        assert "recompute attention, lstm, output; stash outputs" in text
+        assert "recompute encoder, decoder, attention, output; stash outputs" in text
         assert "predicted peak" in text
     assert all(line[:2] == "20" for line in log.splitlines())
 
@@ -284,12 +294,10 @@ def test_the_worst_micro_batch_runs_first_and_leaves_no_trace(
     trainer = make_run(BUDGET).trainer()
     worst = plan_of(trainer).worst
     shapes = []
-
-    def noted(model: Any, batch: Batch, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
-        shapes.append((*batch.source.shape, batch.target_output.shape[1]))
-        return loss_of_batch(model, batch, smoothing)
-
-    monkeypatch.setattr("econmt.training.trainer.loss_of_batch", noted)
+    watch_losses(
+        monkeypatch,
+        lambda batch, _: shapes.append((*batch.source.shape, batch.target_output.shape[1])),
+    )
     state, before = torch.get_rng_state(), [p.clone() for p in trainer.parameters.values()]
     trainer.rehearse()
     assert shapes == [(worst.rows, worst.source, worst.target)]
@@ -327,21 +335,20 @@ def test_validation_obeys_the_budget(
     rows: list[int] = []
     sizes: list[int] = []
 
-    def noted(model: Any, batch: Batch, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
-        rows.append(len(batch.indices))
-        return loss_of_batch(model, batch, smoothing)
+    watch_losses(monkeypatch, lambda batch, _: rows.append(len(batch.indices)))
 
     class Noted(Translator):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
             sizes.append(self.batch_size)
 
-    monkeypatch.setattr("econmt.training.validation.loss_of_batch", noted)
     monkeypatch.setattr("econmt.training.validation.Translator", Noted)
     found = []
     trainer.model.eval()
     for plan in (None, trainer.budget.plan):
-        value = perplexity(trainer.model, trainer.prepared.valid, 64, CPU, torch.float32, lambda: False, plan)
+        value = perplexity(
+            trainer.task, trainer.model, trainer.prepared.valid, 64, CPU, Precision(), lambda: False, plan
+        )
         lines = translate(
             trainer.model,
             trainer.prepared.valid_source,
@@ -354,7 +361,6 @@ def test_validation_obeys_the_budget(
         found.append((value, lines))
     assert rows == [6, 2, 2, 2]
     assert sizes == [64, 2]
-    assert trainer.model.implementations == Implementations()
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
     assert found[1][1] == found[0][1]
 
@@ -365,16 +371,10 @@ def test_the_step_measured_in_the_end_is_the_largest_micro_batch(
     use_rows(2)
     run = make_run(BUDGET, "training.max_updates=2")
     run.train()
-    rows = []
-
-    def noted(model: Any, batch: Batch, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
-        rows.append(len(batch.indices))
-        assert model.implementations == LEAN
-        return loss_of_batch(model, batch, smoothing)
-
-    monkeypatch.setattr("econmt.training.results.loss_of_batch", noted)
-    found = make_results(run.recipe, run.folder, run.prepared(), CPU, torch.float32)
-    assert set(rows) == {2}
+    seen = []
+    watch_losses(monkeypatch, lambda batch, how: seen.append((len(batch.indices), how)))
+    found = make_results(run.recipe, run.folder, run.prepared(), CPU, Precision())
+    assert set(seen) == {(2, LEAN)}
     assert found.ledger.category("gradients") > 0
 
 
@@ -393,7 +393,7 @@ def test_real_updates_stay_within_the_budget(make_run: MakeRun) -> None:
     with progress:
         trainer._update(progress)
         for _ in range(2):
-            trainer.optimizer.zero_grad(set_to_none=True)
+            trainer.step.clear()
             tracker = Tracker(CPU)
             with tracker.recording():
                 tracker.begin("forward")
@@ -451,7 +451,7 @@ def test_budgets_know_the_state_of_the_optimizer(make_run: MakeRun) -> None:
         trainer = make_run(f"training.optimizer={optimizer}").trainer()
         weights = sum(parameter.nbytes for parameter in trainer.parameters.values())
         budget = Budget(
-            trainer.recipe,
+            trainer.task,
             trainer.prepared,
             trainer.batches,
             CPU,
@@ -498,7 +498,7 @@ def test_a_gpu_that_is_full_learns_smaller_micro_batches(make_run: MakeRun, use_
     plan = Plan(1 << 40, [Allotment(source, target, rows, 1, rows, 1, LEAN)], 3)
     trainer.budget.plan = plan
     gradients(trainer, [batch])  # now cuBLAS has its workspaces
-    trainer.optimizer.zero_grad(set_to_none=True)
+    trainer.step.clear()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     fixed = torch.cuda.memory_allocated()
@@ -506,7 +506,7 @@ def test_a_gpu_that_is_full_learns_smaller_micro_batches(make_run: MakeRun, use_
     assert trainer.budget.notes == []
     needed = torch.cuda.max_memory_allocated()
     assert needed - fixed > 200 << 20  # many segments of the allocator
-    trainer.optimizer.zero_grad(set_to_none=True)
+    trainer.step.clear()
     torch.cuda.empty_cache()
     plan.budget = (fixed + needed) // 2
     with trainer.budget.enforced():

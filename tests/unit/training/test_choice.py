@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 import torch
 
+from econmt.engine.precision import Precision
 from econmt.model import Implementations, build_model
 from econmt.recipe import load_recipe
+from econmt.tasks.translation import TranslationTask
 from econmt.training import choice, run
 from econmt.training.choice import (
     Shape,
     as_saved,
+    choose_implementations,
     expected_updates,
     is_worth_measuring,
     measure,
     saved_choice,
-    settle,
 )
-from econmt_ops.dispatch import select
+from econmt_ops.dispatch import session
 from econmt_ops.dispatch.measurements import Measurement, Record
 from tests.unit.training.tiny import Run
 
@@ -40,13 +42,15 @@ def measurement(op: str, calls: int = 1, first: float = 0.0, **milliseconds: flo
 
 
 def test_nothing_measured_is_the_rule() -> None:
-    assert settle(AUTO, []) == RULE
-    assert settle(Implementations(output="reference"), []) == RULE._replace(output="reference")
-    assert settle(Implementations(stash="cells"), []) == RULE._replace(stash="cells")
+    assert choose_implementations(AUTO, []) == RULE
+    assert choose_implementations(Implementations(output="reference"), []) == RULE._replace(
+        output="reference"
+    )
+    assert choose_implementations(Implementations(stash="cells"), []) == RULE._replace(stash="cells")
     # What is named keeps what it keeps by itself.
-    assert settle(Implementations(encoder="recompute"), []).stash == "auto"
-    assert settle(Implementations(encoder="reference"), []).stash == "gates"
-    assert settle(AUTO, [], device="cuda") == Implementations(
+    assert choose_implementations(Implementations(encoder="recompute"), []).stash == "auto"
+    assert choose_implementations(Implementations(encoder="reference"), []).stash == "gates"
+    assert choose_implementations(AUTO, [], device="cuda") == Implementations(
         "reference", "reference", "recompute", "recompute", "gates"
     )
 
@@ -57,26 +61,34 @@ def test_each_kind_of_op_for_itself() -> None:
         measurement("linear_cross_entropy", reference=2.0, recompute=1.0),
         measurement("linear", reference=2.0, recompute=1.0),
     ]
-    assert settle(AUTO, found) == Implementations("recompute", "reference", "recompute", "recompute", "gates")
-    assert settle(Implementations(decoder="recompute"), found).decoder == "recompute"
+    assert choose_implementations(AUTO, found) == Implementations(
+        "recompute", "reference", "recompute", "recompute", "gates"
+    )
+    assert choose_implementations(Implementations(decoder="recompute"), found).decoder == "recompute"
 
 
 def test_all_calls_of_a_kind_count() -> None:
     both = measurement("bidirectional_lstm", reference=1.0, recompute=2.5)
     stack = measurement("lstm", reference=2.0, recompute=1.5)
-    assert settle(AUTO, [both, stack]).encoder == "reference"
-    assert settle(AUTO, [both, stack._replace(calls=3)]).encoder == "recompute"
+    assert choose_implementations(AUTO, [both, stack]).encoder == "reference"
+    assert choose_implementations(AUTO, [both, stack._replace(calls=3)]).encoder == "recompute"
 
 
 def test_the_reference_must_be_worth_its_memory() -> None:
-    assert settle(AUTO, [measurement("lstm", reference=0.9, recompute=1.0)]).encoder == "recompute"
-    assert settle(AUTO, [measurement("lstm", reference=0.8, recompute=1.0)]).encoder == "reference"
+    assert (
+        choose_implementations(AUTO, [measurement("lstm", reference=0.9, recompute=1.0)]).encoder
+        == "recompute"
+    )
+    assert (
+        choose_implementations(AUTO, [measurement("lstm", reference=0.8, recompute=1.0)]).encoder
+        == "reference"
+    )
 
 
 @pytest.mark.parametrize(("updates", "expected"), [(99.0, "recompute"), (101.0, "compiled")])
 def test_compiling_must_pay(updates: float, expected: str) -> None:
     found = [measurement("attentional_lstm", first=20.0, reference=300.0, recompute=200.0, compiled=100.0)]
-    assert settle(AUTO, found, updates=updates, positions=2.0).decoder == expected
+    assert choose_implementations(AUTO, found, updates=updates, positions=2.0).decoder == expected
 
 
 def test_a_run_is_as_long_as_its_first_limit() -> None:
@@ -106,8 +118,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Tiny models are measured too, each op is called once, and the reference is always the quickest."""
     monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(choice, "_LEAST_OPERATIONS", 0.0)
-    select.forget()
-    real = select.alternate
+    session.forget()
+    real = session.alternate
 
     def quick(functions: Any, *_: Any, **__: Any) -> Any:
         found = real(functions, 60.0, least=1, most=1, drop=False)
@@ -117,9 +129,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
             for name, timing in found.items()
         }
 
-    monkeypatch.setattr(select, "alternate", quick)
+    monkeypatch.setattr(session, "alternate", quick)
     yield
-    select.forget()
+    session.forget()
 
 
 @pytest.mark.parametrize("input_feeding", [True, False])
@@ -127,9 +139,10 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def test_every_op_of_a_model_is_measured_with_gradients(input_feeding: bool) -> None:
     changes = [f"model.decoder.input_feeding={str(input_feeding).lower()}", "model.encoder.layers=2"]
     small = ["model.embedding=6", "model.encoder.size=8", "model.decoder.size=8", "model.attention.size=5"]
-    model = build_model(load_recipe("iwslt", [*changes, *small]), 19, 23).train()
+    task = TranslationTask(load_recipe("iwslt", [*changes, *small]), 19, 23)
+    model = task.build_model().train()
     before = torch.get_rng_state()
-    session = measure(model, Shape(3, 9, 2), CPU, torch.float32)
+    session = measure(task, model, Shape(3, 9, 2), CPU, Precision())
     assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in model.parameters())
     keys = list(session.measurements)
@@ -159,11 +172,11 @@ def test_a_run_is_measured_at_its_start_and_keeps_the_choice(
     monkeypatch.setattr(run, "measure", None)
     later = Run(text, tmp_path / "one", ("training.max_updates=4",))
     trainer = later.trainer()
-    assert trainer.model.implementations == chosen
+    assert trainer.step.implementations == chosen
     assert trainer.state.choices == as_saved(chosen, CPU)
     # A recipe pins what it names.
     pinned = Run(text, tmp_path / "one", ("training.max_updates=4", "ops.encoder=recompute"))
-    assert pinned.trainer().model.implementations == chosen._replace(encoder="recompute")
+    assert pinned.trainer().step.implementations == chosen._replace(encoder="recompute")
 
 
 @pytest.mark.usefixtures("measured")
@@ -171,10 +184,10 @@ def test_a_second_run_finds_what_the_first_has_measured(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Run(text, tmp_path / "one", ("training.max_updates=2",)).trainer()
-    monkeypatch.setattr(select, "alternate", None)
-    select.forget()
+    monkeypatch.setattr(session, "alternate", None)
+    session.forget()
     second = Run(text, tmp_path / "two", ("training.max_updates=2",))
-    assert second.trainer().model.implementations[:2] == ("reference",) * 2
+    assert second.trainer().step.implementations[:2] == ("reference",) * 2
 
 
 def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +198,7 @@ def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pyte
     named = Run(
         text, tmp_path / "named", ("ops={encoder: reference, decoder: reference, output: reference}",)
     )
-    assert named.trainer().model.implementations[:2] == ("reference",) * 2
+    assert named.trainer().step.implementations[:2] == ("reference",) * 2
 
 
 def test_a_choice_for_another_device_is_made_anew() -> None:

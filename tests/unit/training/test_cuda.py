@@ -13,7 +13,7 @@ import torch
 from econmt.data.batches import pad_batch
 from econmt.errors import TrainingError
 from econmt.training.progress import Progress
-from econmt_ops.dispatch.select import rules_only
+from econmt_ops.dispatch.rule import rules_only
 from tests.unit.training.tiny import Run, metrics, write_text
 
 pytestmark = pytest.mark.cuda
@@ -36,7 +36,7 @@ def test_parameters_stay_float32_in_bfloat16(make_run: MakeRun) -> None:
     run = make_run(*GPU, "training.precision=bfloat16")
     run.train()
     trainer = run.trainer()
-    assert trainer.precision == torch.bfloat16
+    assert trainer.step.precision.dtype == torch.bfloat16
     assert {p.dtype for p in trainer.parameters.values()} == {torch.float32}
     assert trainer.optimizer.state[next(iter(trainer.parameters.values()))]["exp_avg"].is_cuda
 
@@ -57,7 +57,7 @@ def test_loss_that_is_not_finite_is_found_one_update_late(make_run: MakeRun) -> 
         trainer.model.output_bias.fill_(float("nan"))
     batch = next(trainer.batches)
     indices = [batch.indices.numpy()]
-    loss, norm = trainer.gradient([batch], batch.target_tokens)
+    loss, norm = trainer.gradient([batch])
     assert trainer._readings.submit(1, loss, norm, batch.target_tokens, indices) == []
     with pytest.raises(TrainingError, match="the loss is not finite at update 1"):
         trainer._flush()

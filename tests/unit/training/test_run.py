@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from econmt.data.store import prepare
+from econmt.engine import precision
+from econmt.engine.precision import ProductTimes
 from econmt.errors import InputError
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
@@ -338,3 +340,21 @@ def test_figures_of_a_row_add_up(make_run: MakeRun) -> None:
         assert later["target_tokens"] > earlier["target_tokens"]
     assert all(math.isfinite(value) and value >= 0 for row in rows for value in row.values())
     assert all(row["peak_memory_bytes"] > 1e7 for row in rows)
+
+
+def test_a_run_keeps_the_precision_it_began_with(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "LEAST_SIZE", 1)
+    monkeypatch.setattr(precision, "time_products", lambda: ProductTimes(2e-3, 1e-3))
+    whole = make_run(name="whole")
+    whole.train()
+    assert "precision: bfloat16 (auto: a matrix product takes 2.00 ms" in whole.folder.log.read_text()
+    make_run("training.max_updates=4", name="parts").train()
+    # The machine was busy, or is another one: the run goes on as it began all the same, bit for bit.
+    monkeypatch.setattr(precision, "time_products", lambda: ProductTimes(1.2e-3, 1e-3))
+    parts = make_run(name="parts")
+    parts.train()
+    assert "precision: bfloat16 (as the run began)" in parts.folder.log.read_text()
+    assert snapshot(parts.folder) == snapshot(whole.folder)
+    other = make_run(name="other")
+    other.train()
+    assert snapshot(other.folder) != snapshot(whole.folder)

@@ -13,22 +13,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from econmt.errors import InputError
-from econmt.recipe import EarlyStopping, Training
-from econmt.training import devices
-from econmt.training.devices import (
-    autocast,
+from econmt.engine.devices import (
     peak_memory,
     reproducible,
     resolve_device,
-    resolve_precision,
 )
+from econmt.errors import InputError
+from econmt.recipe import EarlyStopping, Training
 from econmt.training.interrupts import Interrupts
 from econmt.training.limits import end_reason, seconds_left
-from econmt.training.products import ProductTimes
 from econmt.training.progress import Figures, Progress, duration, perplexity
-from econmt.training.readings import Readings
 from econmt.training.state import TrainingState
+from econmt.training.update_metrics import MetricsQueue
 
 CPU = torch.device("cpu")
 
@@ -68,7 +64,7 @@ def test_time_left_is_that_of_the_nearest_limit() -> None:
 
 
 def test_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> None:
-    readings = Readings(CPU)
+    readings = MetricsQueue(CPU)
     index = [np.arange(3)]
     (found,) = readings.submit(4, torch.tensor(6.5), torch.tensor(0.25), 13, index)
     assert (found.update, found.loss, found.gradient_norm, found.tokens) == (4, 6.5, 0.25, 13)
@@ -91,8 +87,8 @@ def test_readings_of_a_gpu_come_one_update_late_and_in_order(monkeypatch: pytest
 
         return host, arrived
 
-    monkeypatch.setattr("econmt.training.readings.copy_in_background", copy)
-    readings = Readings(torch.device("cuda"))
+    monkeypatch.setattr("econmt.training.update_metrics.copy_in_background", copy)
+    readings = MetricsQueue(torch.device("cuda"))
     found = []
     for update in (1, 2, 3):
         ready = readings.submit(update, torch.tensor(10.0 * update), torch.tensor(0.5), update, [])
@@ -132,24 +128,6 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(InputError, match="device 'cuda:2': torch sees 2 GPUs here"):
         resolve_device("cuda:2")
-
-
-def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    for times, expected in (((2.0, 1.0), torch.bfloat16), ((1.2, 1.0), torch.float32)):
-        monkeypatch.setattr(devices, "time_products", lambda times=times: ProductTimes(*times))
-        assert resolve_precision("auto", CPU) == expected
-    assert resolve_precision("bfloat16", CPU) == torch.bfloat16
-    cuda = torch.device("cuda")
-    assert [resolve_precision(name, cuda) for name in ("auto", "float32", "bfloat16")] == [
-        torch.float32,
-        torch.float32,
-        torch.bfloat16,
-    ]
-    product = torch.ones(2, 2)
-    with autocast(CPU, torch.bfloat16):
-        assert (product @ product).dtype == torch.bfloat16
-    with autocast(CPU, torch.float32):
-        assert (product @ product).dtype == torch.float32
 
 
 def test_determinism_and_threads_are_put_back() -> None:

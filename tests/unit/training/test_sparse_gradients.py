@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from econmt.data.batches import Batch
+from econmt.engine.step import TrainingStep
 from econmt.memory.plan.planner import Allotment, Planner
 from econmt.model import Implementations, layers
 from econmt.training.budget import divide
-from econmt.training.trainer import Trainer
-from tests.unit.training.tiny import Run, metrics, snapshot
+from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
 
 MakeRun = Callable[..., Run]
 
@@ -36,14 +36,13 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 def layouts(monkeypatch: pytest.MonkeyPatch) -> set[torch.layout]:
     """The layouts of the gradients from which updates are made."""
     found: set[torch.layout] = set()
-    gradient = Trainer.gradient
+    update = TrainingStep.update
 
-    def noted(trainer: Trainer, *arguments: object, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
-        result = gradient(trainer, *arguments, **options)  # type: ignore[arg-type]
-        found.update(part.grad.layout for part in trainer.parameters.values() if part.grad is not None)
-        return result
+    def noted(step: TrainingStep) -> None:
+        found.update(part.grad.layout for part in step.model.parameters() if part.grad is not None)
+        update(step)
 
-    monkeypatch.setattr(Trainer, "gradient", noted)
+    monkeypatch.setattr(TrainingStep, "update", noted)
     return found
 
 
@@ -68,7 +67,7 @@ def test_a_run_learns_the_same(
         )
         run.train()
         # Gradients that others are added to are made dense, and so are those of a matrix that is an output layer too.
-        dense = few > 0 or name in ("several batches", "src_trg_softmax")
+        dense = few > 0 or name in ("several batches", "micro-batches", "src_trg_softmax")
         assert (torch.sparse_coo not in layouts) == dense
         rows.append(metrics(run.folder))
     for sparse, dense in zip(*rows, strict=True):
@@ -96,7 +95,6 @@ def test_memory_that_is_full_leaves_nothing_of_the_gradient_behind(
     """The second of two parts fails: both are computed again, in smaller parts."""
     monkeypatch.setattr(layers, "_FEW", 0)
     found = []
-    backward = Trainer._backward
     for rows in (1, 2):
 
         def allot(planner: Planner, rows: int = rows) -> list[Allotment]:
@@ -109,20 +107,17 @@ def test_memory_that_is_full_leaves_nothing_of_the_gradient_behind(
         trainer.make_plan()
         parts: list[int] = []
 
-        def full(
-            trainer: Trainer, batch: Batch, tokens: int, rows: int = rows, parts: list[int] = parts
-        ) -> torch.Tensor:
+        def full(batch: Batch, _: object, rows: int = rows, parts: list[int] = parts) -> None:
             parts.append(len(batch.indices))
             if rows == 2 and parts == [2, 2]:
                 raise MemoryError
-            return backward(trainer, batch, tokens)
 
         batch = next(trainer.batches)
-        assert len(divide(trainer.model, batch, trainer.budget.plan)) == 4 // rows
+        assert len(divide(batch, trainer.budget.plan, Implementations())) == 4 // rows
         with monkeypatch.context() as patch:
-            patch.setattr(Trainer, "_backward", full)
-            _, norm = trainer.gradient([batch], batch.target_tokens)
-        trainer.optimizer.step()
+            watch_losses(patch, full)
+            _, norm = trainer.gradient([batch])
+        trainer.step.update()
         assert parts == {1: [1, 1, 1, 1], 2: [2, 2, 1, 1, 1, 1]}[rows]
         found.append([norm, *(parameter.detach() for parameter in trainer.parameters.values())])
     for one, other in zip(*found, strict=True):

@@ -133,3 +133,11 @@ def test_a_seed_fixes_every_generator() -> None:
     assert draws() == first
     seed_everything(6)
     assert draws() != first
+
+
+def test_a_state_without_a_precision_is_of_a_time_when_auto_was_float32() -> None:
+    text = TrainingState(precision="bfloat16").to_json()
+    assert TrainingState.from_json(text, "here").precision == "bfloat16"
+    line = ' "precision": "bfloat16",\n'
+    assert line in text
+    assert TrainingState.from_json(text.replace(line, ""), "here").precision == "float32"

@@ -10,13 +10,17 @@ import sacrebleu
 import torch
 
 from econmt.data.batches import Batch, pad_batch
+from econmt.engine.optimizers import optimizer_tensors
+from econmt.engine.precision import Precision
+from econmt.engine.world import World
 from econmt.errors import TrainingError
 from econmt.evaluation.metrics import Score
+from econmt.tasks.translation import TranslationTask
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
-from econmt.training.readings import Reading
 from econmt.training.state import seed_everything
 from econmt.training.trainer import Trainer
+from econmt.training.update_metrics import UpdateMetrics
 from econmt.training.validation import Validation
 from tests.unit.training.tiny import Run, metrics, snapshot
 
@@ -31,7 +35,7 @@ def batch_of(trainer: Trainer, indices: range) -> Batch:
 
 
 def gradients(trainer: Trainer, batches: list[Batch]) -> dict[str, torch.Tensor]:
-    trainer.gradient(batches, sum(batch.target_tokens for batch in batches))
+    trainer.gradient(batches)
     return {name: p.grad.clone() for name, p in trainer.parameters.items() if p.grad is not None}
 
 
@@ -48,7 +52,7 @@ def test_the_gradient_is_of_the_mean_over_target_tokens(make_run: MakeRun) -> No
     trainer = make_run("model.dropout=0.0", "training.gradient_clipping.type=none").trainer()
     batch = batch_of(trainer, range(5))
     found = gradients(trainer, [batch])["output.bias"]
-    trainer.optimizer.zero_grad()
+    trainer.step.clear()
     hidden = trainer.model(batch.source, batch.source_lengths, batch.target_input)
     logits = hidden @ trainer.model.output_weight.T + trainer.model.output_bias
     mean = torch.nn.functional.cross_entropy(
@@ -62,8 +66,7 @@ def test_the_gradient_is_of_the_mean_over_target_tokens(make_run: MakeRun) -> No
 def test_clipping(make_run: MakeRun, kind: str) -> None:
     free = make_run("model.dropout=0.0", "training.gradient_clipping.type=none", name="free").trainer()
     batch = batch_of(free, range(6))
-    tokens = batch.target_tokens
-    _, norm = free.gradient([batch], tokens)
+    _, norm = free.gradient([batch])
     before = {name: p.grad.clone() for name, p in free.parameters.items() if p.grad is not None}
     expected_norm = math.sqrt(sum(float(value.double().square().sum()) for value in before.values()))
     assert float(norm) == pytest.approx(expected_norm, rel=1e-5)
@@ -77,9 +80,9 @@ def test_clipping(make_run: MakeRun, kind: str) -> None:
         name="clipped",
     ).trainer()
     start = {name: parameter.detach().clone() for name, parameter in clipped.parameters.items()}
-    _, logged = clipped.gradient([batch], tokens)
+    _, logged = clipped.gradient([batch])
     assert float(logged) == pytest.approx(expected_norm, rel=1e-5)
-    clipped.optimizer.step()
+    clipped.step.update()
     for name, value in before.items():
         wanted = {"norm": value / 4, "value": value.clamp(-threshold, threshold), "none": value}[kind]
         taken = start[name] - clipped.parameters[name].detach()
@@ -101,8 +104,8 @@ def test_bfloat16_keeps_float32_parameters_and_learns_the_same_within_its_roundi
     exact = make_run("model.dropout=0.0", name="exact").trainer()
     rounded = make_run("model.dropout=0.0", "training.precision=bfloat16", name="rounded").trainer()
     batch = batch_of(exact, range(8))
-    loss, _ = exact.gradient([batch], batch.target_tokens)
-    loss16, _ = rounded.gradient([batch], batch.target_tokens)
+    loss, _ = exact.gradient([batch])
+    loss16, _ = rounded.gradient([batch])
     assert loss16.dtype == torch.float32
     assert float(loss16) == pytest.approx(float(loss), rel=0.02)
     assert float(loss16) != float(loss)
@@ -174,7 +177,7 @@ def test_train_loss_is_the_mean_over_the_tokens_since_the_last_row(make_run: Mak
     # Parameters hardly move and 8 batches are an epoch: the rows add up to the training text under the first ones.
     trainer = run.trainer()
     whole = batch_of(trainer, range(len(trainer.prepared.train)))
-    loss, _ = trainer.gradient([whole], whole.target_tokens)
+    loss, _ = trainer.gradient([whole])
     first, second = metrics(run.folder)
     later = second["target_tokens"] - first["target_tokens"]
     found = first["train_loss"] * first["target_tokens"] + second["train_loss"] * later
@@ -237,7 +240,7 @@ def test_loss_that_is_not_finite_stops_before_it_reaches_the_parameters(make_run
 
 def test_gradient_that_is_not_finite_is_told_apart_and_long_lists_are_cut(make_run: MakeRun) -> None:
     trainer = make_run().trainer()
-    reading = Reading(3, 1.5, float("inf"), 9, [torch.arange(12).numpy()])
+    reading = UpdateMetrics(3, 1.5, float("inf"), 9, [torch.arange(12).numpy()])
     message = trainer._not_finite(reading)
     assert message.startswith("the gradient is not finite at update 3")
     assert "and 4 more; there is no checkpoint yet" in message
@@ -375,9 +378,31 @@ def test_worst_batches_run_out_of_memory_with_a_line_that_says_what_to_do(
     def full(*arguments: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("econmt.training.trainer.loss_of_batch", full)
+    monkeypatch.setattr(TranslationTask, "loss", full)
     batch = batch_of(trainer, range(3))
     with pytest.raises(
         TrainingError, match=r"no memory left on cpu for a batch of 3 pairs, \d source and \d target"
     ):
-        trainer.gradient([batch], 5)
+        trainer.gradient([batch])
+
+
+def test_only_the_rank_that_writes_writes(make_run: MakeRun) -> None:
+    class Second(World):
+        """The second of two processes that have the same gradients, so that nothing need be exchanged."""
+
+        rank, size = 1, 2
+
+    run = make_run("training.max_updates=2")
+    made = run.trainer()
+    trainer = Trainer(
+        made.task, run.folder, made.prepared, made.model, made.state, Precision(), world=Second()
+    )
+    assert len(next(trainer.batches).indices) == 2  # of the 4 that an update takes
+    trainer.model.train()
+    progress = Progress(run.folder.log, run.folder.tensorboard, run.console, 0)
+    with progress:
+        trainer._update(progress)
+        trainer._save(optimizer_tensors(trainer.optimizer, trainer.parameters), None)
+    assert run.folder.commits() == []
+    assert not list(run.folder.path.glob("*.safetensors"))
+    assert trainer.state.random.keys() >= {"torch", "dropout"}

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
+from torch import Tensor, nn
 
+from econmt.data.batches import Batch
 from econmt.data.store import PreparedData, prepare
+from econmt.model import Implementations
 from econmt.recipe import Recipe, load_recipe
+from econmt.tasks.translation import TranslationTask
 from econmt.training.folder import ModelFolder
 from econmt.training.resume import find_start
 from econmt.training.run import make_trainer, train
@@ -46,6 +51,19 @@ training:
   seed: 7
 decoding: {{beam_size: 2, max_output_factor: 0.5}}
 """
+
+
+def watch_losses(monkeypatch: pytest.MonkeyPatch, note: Callable[[Batch, Implementations], object]) -> None:
+    """From now on ``note`` is told of every batch of which a loss is computed, and how; it may fail."""
+    real = TranslationTask.loss
+
+    def loss(
+        task: TranslationTask, model: nn.Module, batch: Batch, implementations: Implementations, *more: float
+    ) -> Tensor:
+        note(batch, implementations)
+        return real(task, model, batch, implementations, *more)
+
+    monkeypatch.setattr(TranslationTask, "loss", loss)
 
 
 def write_text(folder: Path, pairs: Mapping[str, int]) -> None:

@@ -8,14 +8,22 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+from dataclasses import replace
+from typing import Any
 
 import torch
+
+from econmt_ops.dispatch.rule import MODE
+from econmt_ops.dispatch.traits import Traits
 
 _RELEASE = (3, 6)
 """The first of Triton that the kernels are tested with."""
 
 _CAPABILITY = (8, 0)
 """The lowest that the kernels are compiled for: Ampere, the first with bfloat16."""
+
+_TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
+"""In which they compute."""
 
 
 def interpreted() -> bool:
@@ -44,8 +52,26 @@ def is_available() -> bool:
     return torch.cuda.get_device_capability() >= _CAPABILITY
 
 
+def runs_on(device: torch.device) -> bool:
+    """Whether the kernels run on a device, or would on the one that it stands for while memory is estimated."""
+    if MODE.device is not None and MODE.device != device.type:
+        return MODE.device == "cuda" and _is_installed()
+    return device.type == ("cpu" if interpreted() else "cuda") and is_available()
+
+
 def serves(tensor: torch.Tensor) -> bool:
     """Whether the kernels can take this tensor: it is where they run, and of a type that they compute in."""
-    where = "cpu" if interpreted() else "cuda"
-    types = (torch.bfloat16, torch.float16, torch.float32)
-    return tensor.device.type == where and tensor.dtype in types and is_available()
+    return tensor.dtype in _TYPES and runs_on(tensor.device)
+
+
+def with_kernels(traits: Traits, **others: Any) -> Traits:
+    """The traits of an implementation that is another one with kernels of this package; ``others`` differ too."""
+    return replace(
+        traits,
+        devices=frozenset({"cuda"}),
+        dtypes=_TYPES,
+        has_kernels=True,
+        needs="triton",
+        is_available=is_available,
+        **others,
+    )

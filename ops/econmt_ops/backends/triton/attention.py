@@ -38,6 +38,8 @@ class Choice(NamedTuple):
 
 REGISTERS = {16: 128, 8: 255}
 """What a thread can have, by the warps of a program that shall fill a multiprocessor (65,536 registers)."""
+LONG = 64
+"""Positions of which more are worth more warps than 8."""
 TILES_HELD = 3
 """Tiles of keys and of values that a thread holds: one is used, two have been asked for."""
 VECTORS_HELD = 2
@@ -52,8 +54,12 @@ PLAIN_ROWS = 16
 """Rows of a plain kernel's tile, at most."""
 MOST_ROWS = 32
 """Rows of a Gluon kernel's tile, at most; more where one warp takes more."""
-SUM_TILE = (32, 64)
-"""Positions and features that a program of the sum over steps takes; 4 warps."""
+SUM_ROWS = (16, 32)
+"""Positions that a program of the sum over steps takes."""
+SUM_WIDTH = 64
+"""Features that it takes."""
+SUM_OVERHEAD = 2.8
+"""What a feature costs it a step beside its positions, in positions."""
 SUM_NORMED_VALUES = 4096
 """Values of its tile with layer normalisation, which needs whole rows; 8 warps."""
 
@@ -64,7 +70,7 @@ def _lanes(size: int, itemsize: int) -> tuple[int, int]:
     return at_once, min(32, size // at_once)
 
 
-def choose(size: int, hidden: int, itemsize: int, normed: bool) -> Choice:
+def choose(size: int, hidden: int, itemsize: int, positions: int, normed: bool) -> Choice:
     """The choice for tiles (., size) and (., hidden), powers of two, of values of ``itemsize`` bytes."""
     if interpreted():
         return Choice(8, gluon=False)
@@ -73,7 +79,7 @@ def choose(size: int, hidden: int, itemsize: int, normed: bool) -> Choice:
         tiles = TILES_HELD * (keys + values) * itemsize // 4 + values
         need = tiles + keys * (VECTORS_HELD + NORMED_HELD * normed) + OTHER_REGISTERS
         for warps, limit in REGISTERS.items():
-            if need <= limit:
+            if need <= limit and (warps <= 8 or positions > LONG):
                 return Choice(_few(warps, across, size, itemsize), across)
     return Choice(8, gluon=False)
 
@@ -86,13 +92,13 @@ def _few(warps: int, across: int, size: int, itemsize: int) -> int:
     return warps
 
 
-def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, flat_size: int) -> dict[str, Any]:
+def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, forward: bool) -> dict[str, Any]:
     """What the step's kernels are compiled with.
 
     Args:
         choice: how they divide their work.
         keys: (B, S, A). values: (B, S, H), or None.
-        flat_size: the width of the block that they sum over its rows.
+        forward: whether it is the step's forward kernel.
     """
     positions, attention = keys.shape[1:]
     size = triton.next_power_of_2(attention)
@@ -103,14 +109,12 @@ def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, flat_size
         layouts = {
             "KEYS": _tile(size, itemsize, choice),
             "VALUES": _tile(hidden, itemsize, choice),
-            "FLAT": gl.BlockedLayout(
-                [rows, max(1, flat_size // (32 * choice.warps))], [1, 32], [1, choice.warps], [1, 0]
-            ),
-            "WIDE": gl.BlockedLayout([1], [32], [choice.warps], [0]),
+            "FLAT": _flat(rows, hidden if forward else size, choice),
         }
+        layouts |= {"KEPT": _tile(size, itemsize, choice, 1)} if forward else {"WIDE": _wide(choice)}
     else:
         rows = max(1, min(PLAIN_ROWS, PLAIN_TILE // max(size, hidden)))
-        layouts = dict.fromkeys(("KEYS", "VALUES", "FLAT", "WIDE"))
+        layouts = dict.fromkeys(("KEYS", "VALUES", "FLAT", "KEPT" if forward else "WIDE"))
     return {
         "A": attention,
         "H": attention if values is None else values.shape[2],
@@ -118,20 +122,29 @@ def compiled_with(choice: Choice, keys: Tensor, values: Tensor | None, flat_size
         "HIDDEN": hidden,
         "ROWS": rows,
         "TILES": triton.next_power_of_2(triton.cdiv(positions, rows)),
-        "FAST": keys.dtype != torch.float32 and not interpreted(),
         "num_warps": choice.warps,
         **layouts,
     }
 
 
-def _tile(size: int, itemsize: int, choice: Choice) -> Any:
-    """The layout of a tile: a warp, or as many as share a row, holds whole rows."""
-    at_once, lanes = _lanes(size, itemsize)
+def _tile(size: int, itemsize: int, choice: Choice, at_once: int | None = None) -> Any:
+    """The layout of a tile: a warp, or those that share a row, hold whole rows, a thread ``at_once`` values in turn."""
+    most, lanes = _lanes(size, itemsize)
     warps = [choice.warps // choice.across, choice.across]
-    return gl.BlockedLayout([1, at_once], [32 // lanes, lanes], warps, [1, 0])
+    return gl.BlockedLayout([1, at_once or most], [32 // lanes, lanes], warps, [1, 0])
 
 
-@triton.jit(do_not_specialize=["steps", "positions", "dscores_row"])
+def _flat(rows: int, width: int, choice: Choice) -> Any:
+    """The layout of a tile that is summed over its rows: a thread has all of a column."""
+    return gl.BlockedLayout([rows, max(1, width // (32 * choice.warps))], [1, 32], [1, choice.warps], [1, 0])
+
+
+def _wide(choice: Choice) -> Any:
+    """The layout of a vector that is spread over all threads."""
+    return gl.BlockedLayout([1], [32], [choice.warps], [0])
+
+
+@triton.jit(do_not_specialize=["steps", "positions", "dscores_row", "step_rows"])
 def _sum_kernel(
     query: tl.tensor,
     dscores: tl.tensor,
@@ -171,10 +184,18 @@ def _sum_kernel(
         offset = tl.load(shift + column, mask=known, other=0.0).to(tl.float32)[None, :]
         dgain = tl.zeros([ROWS, WIDTH], tl.float32)
         dshift = tl.zeros([ROWS, WIDTH], tl.float32)
+    query += sentence * sentence_rows * query_row + column
+    dscores += sentence * sentence_rows * dscores_row + position
+    q_next = tl.load(query, mask=known, other=0.0)
+    de_next = tl.load(dscores, mask=there, other=0.0)
     for step in range(steps):
-        row = step * step_rows + sentence * sentence_rows
-        de = tl.load(dscores + row * dscores_row + position, mask=there, other=0.0)[:, None]
-        x = k + tl.load(query + row * query_row + column, mask=known, other=0.0).to(tl.float32)[None, :]
+        de, q = de_next[:, None], q_next.to(tl.float32)[None, :]
+        # What the next step needs is asked for before this one is computed.
+        query += step_rows.to(tl.int64) * query_row
+        dscores += step_rows.to(tl.int64) * dscores_row
+        q_next = tl.load(query, mask=known & (step + 1 < steps), other=0.0)
+        de_next = tl.load(dscores, mask=there & (step + 1 < steps), other=0.0)
+        x = k + q
         if gain is None:
             t = tanh_of(x, FAST)
             dw += de * t
@@ -206,6 +227,12 @@ def _sum_kernel(
         tl.store(part + 2 * A, tl.load(part + 2 * A, mask=known) + tl.sum(dshift, 0), mask=known)
 
 
+def _as_precise_as_tf32(tensor: Tensor) -> Tensor:
+    """float32 values in float16, which has as many digits as TF32 and half the bytes; beyond its range, its largest."""
+    largest = torch.finfo(torch.float16).max
+    return tensor.clamp(-largest, largest).to(torch.float16)
+
+
 class Attention:
     """Keys, values and weights of one call, and the kernels on them.
 
@@ -216,6 +243,10 @@ class Attention:
         scale: of dot attention.
         lengths: (B,) int64 or int32, or None: all sentences have S positions. One of length 0 gets zero weights.
         choice: None: `choose`.
+
+    Attributes:
+        fast: whether tanh is the GPU's own, and keys and values have 16 bits: in those types, and in float32 where TF32
+            is allowed.
     """
 
     def __init__(
@@ -228,6 +259,9 @@ class Attention:
         lengths: Tensor | None = None,
         choice: Choice | None = None,
     ) -> None:
+        self.fast = keys.dtype != torch.float32 or torch.backends.cuda.matmul.allow_tf32
+        if self.fast and keys.dtype == torch.float32:
+            keys, values = _as_precise_as_tf32(keys), _as_precise_as_tf32(values)
         self.keys, self.values = keys.contiguous(), values.contiguous()
         self.score = None if score is None else score.contiguous()
         self.gain = None if norm is None else norm[0].contiguous()
@@ -235,11 +269,12 @@ class Attention:
         self.scale, self.lengths = scale, lengths
         self.batch, self.positions, self.size = keys.shape
         widths = triton.next_power_of_2(self.size), triton.next_power_of_2(values.shape[2])
-        self.choice = choice or choose(*widths, keys.itemsize, norm is not None)
-        kind = {"KIND": "dot" if score is None else "additive" if norm is None else "norm"}
-        self._forward = kind | compiled_with(self.choice, self.keys, self.values, widths[1])
-        self._alone = kind | compiled_with(self.choice, self.keys, None, widths[0])
-        self._backward = kind | compiled_with(self.choice, self.keys, self.values, widths[0])
+        self.choice = choice or choose(*widths, keys.itemsize, self.positions, norm is not None)
+        kind: dict[str, Any] = {"KIND": "dot" if score is None else "additive" if norm is None else "norm"}
+        kind["FAST"] = self.fast
+        self._forward = kind | compiled_with(self.choice, self.keys, self.values, forward=True)
+        self._alone = kind | compiled_with(self.choice, self.keys, None, forward=True)
+        self._backward = kind | compiled_with(self.choice, self.keys, self.values, forward=False)
 
     def forward(
         self,
@@ -263,7 +298,6 @@ class Attention:
         assert share is None or row_stride(share) == row_stride(query)
         first, second = (*outputs, None, None)[:2]
         kernel = attention_gluon.forward_kernel if self.choice.gluon else attention_gluon.plain_forward_kernel
-        scratch = None if self.choice.gluon else torch.empty_like(weights, dtype=torch.float32)
         kernel[(len(query),)](
             query,
             share,
@@ -276,13 +310,11 @@ class Attention:
             weights,
             first,
             second,
-            None if scratch is None else scratch.contiguous(),
             self.scale,
             group,
             self.batch,
             self.positions,
             *(row_stride(rows) for rows in (query, weights, first, second)),
-            SHARED=self.choice.gluon,
             **(self._alone if first is None else self._forward),
         )
 
@@ -345,6 +377,13 @@ class Attention:
         )
 
 
+def _sum_rows(positions: int, fast: bool) -> int:
+    """The positions a program of the sum over steps: as few as fill it well, and in all little more than there are."""
+    if not fast:
+        return SUM_ROWS[0]
+    return min(SUM_ROWS, key=lambda rows: triton.cdiv(positions, rows) * (rows + SUM_OVERHEAD))
+
+
 class KeyGradients:
     """The gradients of keys, score and normalisation of additive attention, summed over steps.
 
@@ -360,7 +399,10 @@ class KeyGradients:
         self.keys = torch.zeros_like(attention.keys, dtype=torch.float32)
         size = triton.next_power_of_2(attention.size)
         if attention.gain is None:
-            self._tile, self._warps = (SUM_TILE[0], min(SUM_TILE[1], size)), 4
+            self._tile, self._warps = (
+                (_sum_rows(attention.positions, attention.fast), min(SUM_WIDTH, size)),
+                4,
+            )
         else:
             self._tile, self._warps = (max(1, min(16, SUM_NORMED_VALUES // size)), size), 8
         programs = attention.batch * triton.cdiv(attention.positions, self._tile[0])
@@ -390,7 +432,7 @@ class KeyGradients:
             A=size,
             ROWS=rows,
             WIDTH=width,
-            FAST=query.dtype != torch.float32 and not interpreted(),
+            FAST=attention.fast,
             num_warps=self._warps,
         )
 

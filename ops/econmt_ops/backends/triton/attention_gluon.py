@@ -1,14 +1,14 @@
 """A step of attention, from a query to what the decoder puts out, and back: one program a query, in Gluon.
 
 A step can be no faster than keys and values come from the L2 cache. So a warp holds whole rows, which makes sums over a
-row its own affair; a tile of rows is asked for two tiles before it is used; and what is left at the end is spread over
-all threads. Each place in a tile has its own running maximum and
-sums, so that warps need one another only after the last tile.
+row its own affair; a tile of rows is asked for two tiles before it is used; each place in a tile has its own softmax,
+so that warps need one another only after the last tile; and what is left then is spread over all threads.
 
-A kernel's layouts: KEYS and VALUES of tiles (ROWS, SIZE) and (ROWS, HIDDEN), FLAT of a block that is summed over its
-rows at the end, WIDE of the positions of a sentence. SIZE and HIDDEN are the next powers of two of A and H, the widths
-of keys and values. Queries and what belongs to them are rows (R, .), row r one of sentence r // group % batch. Scores
-and their softmax are in base 2: exp2 is the instruction that the device has.
+A kernel's layouts: KEYS and VALUES of tiles (ROWS, SIZE) and (ROWS, HIDDEN), KEPT of the scores of all tiles, whose
+rows are where those of the keys are, FLAT of a block that is summed over its rows, WIDE of the positions of a sentence.
+SIZE and HIDDEN are the next powers of two of A and H, the widths of keys and values. Queries and what belongs to them
+are rows (R, .), row r one of sentence r // group % batch. Scores and their softmax are in base 2: exp2 is the
+instruction that the device has.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 
 _EPSILON = gl.constexpr(LAYER_NORM_EPSILON)
 _LOG2_E = gl.constexpr(1.4426950408889634)
+_BOUND = gl.constexpr(100.0)
+"""2 to the power of less than that, times some positions, is a float32, and so is its inverse."""
 _LOWEST = gl.constexpr(-1e30)
 """Below every score, and no infinity, of which differences would be no numbers."""
 
@@ -36,6 +38,12 @@ def _inside(rows: tl.tensor, column: tl.tensor, WIDTH: tl.constexpr, PADDED: tl.
         return gl.expand_dims(rows, 1)
     else:
         return gl.expand_dims(rows, 1) & gl.expand_dims(column < WIDTH, 0)
+
+
+@gluon.jit
+def _column(values: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
+    """A value a row (ROWS,) as a column (ROWS, 1) for blocks of a layout."""
+    return gl.expand_dims(gl.convert_layout(values, gl.SliceLayout(1, LAYOUT)), 1)
 
 
 @gluon.jit
@@ -113,35 +121,20 @@ def _scores(
         return gl.sum(tanh_of(x, FAST) * w, 1)
 
 
-@gluon.jit
-def _advance(
-    top: tl.tensor, total: tl.tensor, scores: tl.tensor, there: tl.tensor
-) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """A step of the softmax of each place in a tile, all (ROWS,).
-
-    Returns:
-        The highest score, the sum of exponentials less it, the last term of that, and what shrank the terms before.
-    """
-    higher = gl.maximum(top, scores)
-    shrink = gl.exp2(top - higher)
-    part = gl.where(there, gl.exp2(scores - higher), 0.0)
-    return higher, total * shrink + part, part, shrink
-
-
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row"])
 def forward_kernel(
     query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, score: tl.tensor, gain: tl.tensor,
-    shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, first: tl.tensor, second: tl.tensor, scratch: tl.tensor,
+    shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, first: tl.tensor, second: tl.tensor,
     scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
     query_row: tl.tensor, weights_row: tl.tensor, first_row: tl.tensor, second_row: tl.tensor,
     KIND: tl.constexpr, A: tl.constexpr, H: tl.constexpr, SIZE: tl.constexpr, HIDDEN: tl.constexpr,
-    ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr, SHARED: tl.constexpr,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, TILES: tl.constexpr, FAST: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, FLAT: tl.constexpr, KEPT: tl.constexpr,
 ) -> None:  # fmt: skip
     """The weights (R, S) and, with ``values``, the contexts or, with ``share``, tanh(share + context), (R, H).
 
     ``score`` and ``gain`` are there as KIND ("additive", "norm", "dot") needs them. ``lengths`` None: all sentences
-    have S positions. ``second`` may be None. ``scratch`` (R, S) float32 holds the scores if not SHARED.
+    have S positions. ``second`` may be None.
     """
     row = gl.program_id(0).to(gl.int64)
     sentence = row // group % batch
@@ -170,9 +163,15 @@ def forward_kernel(
     flat = gl.arange(0, HIDDEN, layout=gl.SliceLayout(0, FLAT))
     if share is not None:
         added = gl.load(share + row * query_row + flat, mask=flat < H, other=0.0).to(gl.float32)
-    if SHARED:
-        kept = gl.allocate_shared_memory(gl.float32, [TILES, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    top = gl.full([ROWS], _LOWEST, gl.float32, layout=gl.SliceLayout(1, KEYS))
+    number = gl.expand_dims(gl.arange(0, TILES, layout=gl.SliceLayout(0, KEPT)), 0)
+    kept = gl.full([ROWS, TILES], _LOWEST, gl.float32, layout=KEPT)
+    # A score of additive attention is at most the sum of |w|: if exp2 can take that, no maximum is needed.
+    running = length > 0
+    if KIND != "dot":
+        running = gl.sum(gl.sum(gl.abs(w), 1), 0) > _BOUND
+    top = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, KEYS))
+    if running:
+        top += _LOWEST
     total = gl.full([ROWS], 0.0, gl.float32, layout=gl.SliceLayout(1, KEYS))
     for begin in range(0, length, ROWS):
         later = begin + 2 * ROWS
@@ -183,35 +182,31 @@ def forward_kernel(
             v_later = _load_tile(pane, later, length, spot, unit, H, HIDDEN)
         there = begin + place < length
         scores = gl.where(there, _scores(k, q, w, stretch, offset, column, KIND, A, SIZE, FAST), _LOWEST)
-        if SHARED:
-            kept.index(begin // ROWS).store(scores)
-        else:
-            gl.store(scratch + row * positions + begin + place, scores, mask=there)
-        top, total, part, shrink = _advance(top, total, scores, there)
+        kept = gl.where(number == begin // ROWS, _column(scores, KEPT), kept)
+        if running:
+            higher = gl.maximum(top, scores)
+            shrink = gl.exp2(top - higher)
+            total *= shrink
+            top = higher
+            if values is not None:
+                context *= _column(shrink, VALUES)
+        part = gl.where(there, gl.exp2(scores - top), 0.0)
+        total += part
         if values is not None:
-            part = gl.expand_dims(gl.convert_layout(part, gl.SliceLayout(1, VALUES)), 1)
-            shrink = gl.expand_dims(gl.convert_layout(shrink, gl.SliceLayout(1, VALUES)), 1)
-            context = context * shrink + part * v.to(gl.float32)
+            context += _column(part, VALUES) * v.to(gl.float32)
     highest = gl.max(top, 0)
     rest = gl.exp2(top - highest)
     inverse = gl.where(length > 0, 1.0, 0.0) / gl.where(length > 0, gl.sum(total * rest, 0), 1.0)
+    position = number * ROWS + _column(gl.arange(0, ROWS, layout=gl.SliceLayout(1, KEYS)), KEPT)
+    weight = gl.where(position < length, gl.exp2(kept - highest) * inverse, 0.0)
+    _store(weights + row * weights_row, position, weight, positions)
     if values is not None:
-        rest = gl.expand_dims(gl.convert_layout(rest * inverse, gl.SliceLayout(1, VALUES)), 1)
-        result = gl.sum(gl.convert_layout(context * rest, FLAT), 0)
+        result = gl.sum(gl.convert_layout(context * _column(rest * inverse, VALUES), FLAT), 0)
         if share is not None:
             result = tanh(result + added)
         _store(first + row * first_row, flat, result, H)
         if second is not None:
             _store(second + row * second_row, flat, result, H)
-    position = gl.arange(0, TILES * ROWS, layout=WIDE)
-    if SHARED:
-        flat_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-        scores = kept._reinterpret(gl.float32, [TILES * ROWS], flat_layout).load(WIDE)
-    else:
-        gl.thread_barrier()
-        scores = gl.load(scratch + row * positions + position, mask=position < length, other=_LOWEST)
-    weight = gl.where(position < length, gl.exp2(scores - highest) * inverse, 0.0)
-    _store(weights + row * weights_row, position, weight, positions)
 
 
 @gluon.jit
@@ -329,8 +324,7 @@ def backward_kernel(
             dalpha += given.to(gl.float32)
         de = gl.where(there, alpha * (dalpha - delta), 0.0)
         gl.store(dscores + row * dscores_row + begin + spot, de, mask=there)
-        de = gl.expand_dims(gl.convert_layout(de, gl.SliceLayout(1, KEYS)), 1)
-        dq += _query_gradient(de, k, q, w, stretch, offset, column, KIND, A, SIZE, FAST)
+        dq += _query_gradient(_column(de, KEYS), k, q, w, stretch, offset, column, KIND, A, SIZE, FAST)
     total = gl.sum(gl.convert_layout(dq, FLAT), 0)
     feature = gl.arange(0, SIZE, layout=gl.SliceLayout(0, FLAT))
     if KIND == "dot":
@@ -346,7 +340,7 @@ def backward_kernel(
 def _plain() -> tuple[Any, Any]:
     """The kernels in plain Triton."""
     names: dict[str, Any] = {"gl": portable}
-    helpers = (_inside, _load_tile, _vector, _store, _length, _normalise, _scores, _advance, _weighted)
+    helpers = (_inside, _column, _load_tile, _vector, _store, _length, _normalise, _scores, _weighted)
     for helper in (*helpers, _query_gradient):
         names[helper.fn.__name__] = portable.twin(helper, names)
     return portable.twin(forward_kernel, names), portable.twin(backward_kernel, names)

@@ -30,11 +30,21 @@ mov.u32 $0, seen;
 }""")
 
 
+_ARRIVE = tl.constexpr("""{
+.reg .pred first;
+.reg .u32 thread;
+mov.u32 thread, %tid.x;
+setp.eq.u32 first, thread, 0;
+@first red.release.gpu.global.add.u32 [$1], 1;
+mov.u32 $0, thread;
+}""")
+
+
 @triton.jit
 def arrive(counter):
     """Adds one to the counter; who sees it also sees all that this program has stored before."""
     tl.debug_barrier()
-    tl.atomic_add(counter, 1, sem="release", scope="gpu")
+    tl.inline_asm_elementwise(_ARRIVE, "=r,l", [counter.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

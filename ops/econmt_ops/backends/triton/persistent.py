@@ -6,6 +6,7 @@ D directions, T steps, B rows, H units; see `persistent_kernels` for what a prog
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -41,7 +42,8 @@ _REGISTERS = 512
 @functools.cache
 def _limits(device: int) -> Limits:
     found = torch.cuda.get_device_properties(device)
-    return Limits(found.multi_processor_count, found.shared_memory_per_block_optin, found.major >= 9)
+    shared: int = found.shared_memory_per_block_optin  # type: ignore[attr-defined] # torch's types lack it
+    return Limits(found.multi_processor_count, shared, found.major >= 9)
 
 
 def limits_of(device: torch.device) -> Limits:
@@ -62,6 +64,7 @@ class Partition(NamedTuple):
         split: into how many parts, made as rows of one product, a chunk is cut: newer matrix units want 64 rows.
         rows_first: the rows of the batch, not the units, are the rows of the product.
         ahead: how many chunks are on their way while one is multiplied.
+        team: so many programs part the sum among themselves, each for the units of all; only backward.
     """
 
     units: int
@@ -72,10 +75,15 @@ class Partition(NamedTuple):
     split: int = 1
     rows_first: bool = False
     ahead: int = 1
+    team: int = 1
+
+    def parts(self, hidden: int) -> int:
+        """Among how many programs the units of a group of rows are parted."""
+        return triton.cdiv(hidden, self.team * self.units) * self.team
 
     def chunks(self, terms: int) -> int:
-        """Into how many chunks a sum of so many terms is cut."""
-        return triton.cdiv(terms, self.chunk * self.split)
+        """Into how many chunks a program's part of a sum of so many terms is cut."""
+        return triton.cdiv(terms // self.team, self.chunk * self.split)
 
     def launches(self, directions: int, batch: int, hidden: int) -> int:
         """How many launches, one after the other, serve a walk."""
@@ -84,7 +92,7 @@ class Partition(NamedTuple):
     def shared(self, terms: int, outputs: int, itemsize: int) -> int:
         """Bytes of shared memory of a program whose units have so many outputs of a product of so many terms."""
         chunks = self.chunks(terms)
-        weights = self.split * outputs * self.chunk * chunks
+        weights = self.split * self.team * outputs * self.chunk * chunks
         tiles = self.split * self.rows * self.chunk * min(self.ahead + 1, chunks)
         return (weights + tiles) * itemsize
 
@@ -112,14 +120,13 @@ def plan(
     """
     best: tuple[float, Partition] | None = None
     for candidate in candidates(hidden, products, limits, back=back):
-        parts = triton.cdiv(hidden, candidate.units)
-        whole = parts * triton.cdiv(batch, candidate.rows) * directions
+        whole = candidate.parts(hidden) * triton.cdiv(batch, candidate.rows) * directions
         if together and directions > 1 and whole > limits.processors:
             continue
         if together is False:
             candidate = candidate._replace(programs=min(limits.processors, whole // directions))
-        terms = 4 * hidden if back else hidden
-        cost = candidate.launches(directions, batch, hidden) * _step_cost(candidate, terms, products.itemsize)
+        step = _step_cost(candidate, hidden, products.itemsize, back)
+        cost = candidate.launches(directions, batch, hidden) * step
         if best is None or cost < best[0]:
             best = cost, candidate
     return None if best is None else best[1]
@@ -129,40 +136,40 @@ def candidates(hidden: int, products: torch.dtype, limits: Limits, *, back: bool
     """All partitions that fit a device."""
     if hidden > _MOST_UNITS:
         return
-    terms = 4 * hidden if back else hidden
-    for units in (16, 32):
-        outputs = units if back else 4 * units
-        for rows in (8, 16, 32, 64) if back else (16, 32, 64):
-            if triton.cdiv(hidden, units) > limits.processors or units >= 2 * max(16, hidden):
-                continue
-            for shape in _shapes(outputs, rows, back):
-                warps, split, rows_first = shape
-                found = _with_chunk(Partition(units, rows, warps, 0, limits.processors, split, rows_first), terms, outputs, products, limits)  # fmt: skip
-                if found is not None:
-                    yield found
+    rows_of_programs = (8, 16, 32, 64) if back else (16, 32, 64)
+    teams = (1, 2, 4) if back else (1,)
+    for units, rows, team in itertools.product((16, 32), rows_of_programs, teams):
+        if units >= 2 * max(16, hidden) or (team > 1 and hidden < team * units):
+            continue
+        for warps, split, rows_first in _shapes(hidden, units, rows, team, back):
+            shape = Partition(units, rows, warps, 0, limits.processors, split, rows_first, team=team)
+            found = _with_chunk(shape, hidden, products, limits, back)
+            if found is not None and found.parts(hidden) <= limits.processors:
+                yield found
 
 
-def _shapes(outputs: int, rows: int, back: bool) -> Iterator[tuple[int, int, bool]]:
-    """Warps, parts and orientation of products of so many outputs and rows; of the same cost, the first is better.
+def _shapes(hidden: int, units: int, rows: int, team: int, back: bool) -> Iterator[tuple[int, int, bool]]:
+    """Warps, parts and orientation of products; of partitions of the same cost, the first is better.
 
     Matrix units give 64 rows to four warps, so a product is made in as many parts as fill them. Eight warps, which have
     registers for twice the rows, may share 64 rows too; backward, the parts' weights would fill those registers.
     """
-    units = outputs if back else outputs // 4
-    warps = 4 if rows * units <= 256 else 8
-    rows_first = back and rows >= 32
+    outputs = team * units if back else 4 * units
+    warps = 4 if rows * units <= 256 and (back or hidden < 512) else 8
+    rows_first = back and rows >= 32 and rows > outputs
     across = rows if rows_first else outputs
-    for split in (1, 2, 4) if back else (4, 2, 1):
+    for split in (1, 2, 4) if back and team == 1 else (4, 2, 1):
         if split * across in (64, 16 * warps) or (split == 1 and across > 16 * warps):
             yield warps, split, rows_first
 
 
 def _with_chunk(
-    partition: Partition, terms: int, outputs: int, products: torch.dtype, limits: Limits
+    partition: Partition, hidden: int, products: torch.dtype, limits: Limits, back: bool
 ) -> Partition | None:
     """The partition with the largest chunk that fits shared memory and registers; None if none does."""
-    part = max(16, triton.next_power_of_2(triton.cdiv(terms, partition.split)))
-    across = partition.split * (partition.rows if partition.rows_first else outputs)
+    terms, outputs = (4 * hidden, partition.units) if back else (hidden, 4 * partition.units)
+    part = max(16, triton.next_power_of_2(triton.cdiv(terms // partition.team, partition.split)))
+    across = partition.split * (partition.rows if partition.rows_first else partition.team * outputs)
     for chunk in (part >> shift for shift in range(7)):
         found = partition._replace(chunk=chunk)
         chunks = found.chunks(terms)
@@ -175,17 +182,21 @@ def _with_chunk(
     return None
 
 
-def _step_cost(partition: Partition, terms: int, itemsize: int) -> float:
-    """Microseconds of a step, fitted to what was measured on an H200: what each program takes in counts most."""
-    exchanged = partition.rows * terms * itemsize
-    return 1.3 + 7e-5 * exchanged + 0.002 * partition.units * partition.rows / partition.warps
+def _step_cost(partition: Partition, hidden: int, itemsize: int, back: bool) -> float:
+    """Microseconds of a step, fitted to an H200: by the KiB a program takes in at a step, and those that it keeps."""
+    taken = partition.rows * hidden * (4 if back else 1) // partition.team * itemsize / 1024
+    kept = 4 * partition.units * hidden * itemsize / 1024
+    cost = 1.45 + (0.0225 if back else 0.03) * taken + 0.008 * kept
+    if partition.team > 1:
+        cost += 1.2 + 0.0225 * 2 * partition.rows * partition.team * partition.units * 4 / 1024
+    return cost
 
 
 def _launches(
     partition: Partition, directions: int, batch: int, hidden: int
 ) -> Iterator[tuple[int, int, int, int]]:
     """Which part of a walk each launch serves: programs, first direction, first group of rows, groups."""
-    parts = triton.cdiv(hidden, partition.units)
+    parts = partition.parts(hidden)
     groups = triton.cdiv(batch, partition.rows)
     if parts * groups * directions <= partition.programs:
         yield parts * groups * directions, 0, 0, groups
@@ -209,13 +220,17 @@ def _walk(
             yield programs, step, step + 1, *part
 
 
+def _halves(partition: Partition) -> list[tuple[bool, bool]]:
+    """Whether each launch of a step multiplies and ends it: programs that cannot wait for their team take two."""
+    return [(True, False), (False, True)] if interpreted() and partition.team > 1 else [(True, True)]
+
+
 def _constants(
     partition: Partition, terms: int, hidden: int, like: Tensor, backwards: tuple[bool, ...]
 ) -> dict[str, object]:
     """What both kernels are compiled for, and how they are launched."""
     waits = not interpreted()
     return {
-        "D": len(backwards),
         "H": hidden,
         "UNITS": partition.units,
         "ROWS": partition.rows,
@@ -234,9 +249,14 @@ def _constants(
     }
 
 
-def _counters(partition: Partition, directions: int, batch: int, device: torch.device) -> Tensor:
+def _counters(
+    partition: Partition, directions: int, batch: int, hidden: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """A counter for each direction and group of rows, and one for each team of those."""
     groups = directions * triton.cdiv(batch, partition.rows)
-    return torch.zeros(groups * COUNTER_STRIDE.value, dtype=torch.int32, device=device)
+    teams = groups * (partition.parts(hidden) // partition.team if partition.team > 1 else 0)
+    counters = torch.zeros((groups + teams) * COUNTER_STRIDE.value, dtype=torch.int32, device=device)
+    return counters, counters[groups * COUNTER_STRIDE.value :]
 
 
 def walk_forward(
@@ -268,12 +288,12 @@ def walk_forward(
     directions, steps, batch, width = sums.shape
     ring = recurrent.dtype != outputs.dtype
     exchange = recurrent.new_empty(directions, 2, batch, width // 4) if ring else outputs
-    counters = _counters(partition, directions, batch, sums.device)
+    counters, _ = _counters(partition, directions, batch, width // 4, sums.device)
     for programs, begin, end, *part in _walk(partition, directions, batch, width // 4, steps, back=False):
         lstm_forward[(programs,)](
             sums, recurrent, exchange, outputs, sums if cells is None else cells, state_h, state_c,
             counters if lengths is None else lengths, counters, steps, batch, begin, end, *part,
-            HAS_LENGTHS=lengths is not None, RING=ring, KEEP_CELLS=cells is not None, KEEP_SUMS=keep_sums,
+            D=directions, HAS_LENGTHS=lengths is not None, RING=ring, KEEP_CELLS=cells is not None, KEEP_SUMS=keep_sums,
             **_constants(partition, width // 4, width // 4, recurrent, backwards),
         )  # fmt: skip
 
@@ -308,14 +328,19 @@ def walk_backward(
     ring = recurrent.dtype != dsums.dtype
     exchange = recurrent.new_empty(directions, 2, batch, width) if ring else dsums
     scale = _scale(doutputs, last_dh, state_dc) if ring else state_dc
-    counters = _counters(partition, directions, batch, sums.device)
+    counters, team_counters = _counters(partition, directions, batch, width // 4, sums.device)
+    partials = scale
+    if partition.team > 1:
+        programs = partition.parts(width // 4) * directions * triton.cdiv(batch, partition.rows)
+        partials = state_dc.new_empty(programs, partition.rows, partition.team * partition.units)
     for programs, begin, end, *part in _walk(partition, directions, batch, width // 4, steps, back=True):
-        lstm_backward[(programs,)](
-            sums, recurrent, exchange, scale, cells, doutputs, dsums, last_dh, state_dc,
-            counters if lengths is None else lengths, counters, steps, batch, begin, end, *part,
-            doutputs.stride(0), doutputs.stride(1), HAS_LENGTHS=lengths is not None, RING=ring,
-            **_constants(partition, width, width // 4, recurrent, backwards),
-        )  # fmt: skip
+        for multiplies, ends in _halves(partition):
+            lstm_backward[(programs,)](
+                sums, recurrent, exchange, partials, scale, cells, doutputs, dsums, last_dh, state_dc,
+                counters if lengths is None else lengths, counters, team_counters, steps, batch, begin, end, *part,
+                doutputs.stride(0), doutputs.stride(1), HAS_LENGTHS=lengths is not None, RING=ring, TEAM=partition.team,
+                MULTIPLIES=multiplies, ENDS=ends, **_constants(partition, width, width // 4, recurrent, backwards),
+            )  # fmt: skip
 
 
 def walk_cells(
@@ -327,8 +352,8 @@ def walk_cells(
     rows, units = 4, 64
     programs = directions * triton.cdiv(batch, rows) * triton.cdiv(hidden, units)
     lstm_cells[(programs,)](
-        sums, first_c, cells, first_c if lengths is None else lengths, steps, batch, D=directions, H=hidden, ROWS=rows,
-        UNITS=units, BACKWARDS=_mask(backwards), HAS_LENGTHS=lengths is not None, num_warps=4,
+        sums, first_c, cells, first_c if lengths is None else lengths, steps, batch, H=hidden, ROWS=rows, UNITS=units,
+        BACKWARDS=_mask(backwards), HAS_LENGTHS=lengths is not None, num_warps=4,
     )  # fmt: skip
 
 

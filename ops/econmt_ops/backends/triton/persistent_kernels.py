@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from econmt_ops.backends.triton.exchange import COUNTER_STRIDE, SPINS, arrive, wait
+from econmt_ops.backends.triton.persistent_product import load_weights, product, weight_rows
 
 
 @triton.jit
@@ -40,7 +41,7 @@ def _positions(step, length, backwards):
 
 
 @triton.jit
-def _slots(step, length, row, backwards, T, B, direction, RING: tl.constexpr):
+def _slots(step, length, row, backwards, B, direction, RING: tl.constexpr):
     """The rows of the exchanged tensor that hold a step: those of positions, or of a ring of two steps."""
     if RING:
         return ((direction * 2 + step % 2) * B + row).to(tl.int64)
@@ -55,86 +56,45 @@ def _tile_rows(group, B, ROWS: tl.constexpr, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def _weight_rows(M: tl.constexpr, SPLIT: tl.constexpr):
-    """Of the SPLIT M rows of a weight tile: which of its M outputs it is, and which part of the columns it has.
-
-    Parts alternate every eight rows, so that a thread has two of an output, as matrix units deal rows out.
-    """
-    row = tl.arange(0, SPLIT * M)
-    if SPLIT == 1:
-        return row, row * 0
-    else:
-        return row % (2 * M) // 16 * 8 + row % 8, row // (2 * M) * 2 + row // 8 % 2
+def _place(first_direction, first_group, groups, PARTS: tl.constexpr):
+    """Which part of the units, group of rows and direction this program has."""
+    program = tl.program_id(0)
+    group = first_group + program // PARTS % groups
+    return program % PARTS, group, first_direction + program // (PARTS * groups)
 
 
 @triton.jit
-def _load_weights(matrix, row_offset, column_stride, part, live, K: tl.constexpr, SPLIT: tl.constexpr,
-                  CHUNK: tl.constexpr, CHUNKS: tl.constexpr, UP: tl.constexpr):  # fmt: skip
-    """The program's share of the weights, one tile a chunk; zero past the units and past K."""
-    tiles = ()
-    for chunk in tl.static_range(CHUNKS):
-        column = (chunk * SPLIT + part)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-        mask = live[:, None] & (column < K)
-        tile = tl.load(matrix + row_offset[:, None] + column * column_stride, mask=mask, other=0.0)
-        tiles = tiles + (tile.to(tl.float32) if UP else tile,)
-    return tiles
+def _load_gates(where, mask, H: tl.constexpr):
+    """Four values in float32, one of each gate."""
+    i = tl.load(where, mask=mask, other=0.0).to(tl.float32)
+    f = tl.load(where + H, mask=mask, other=0.0).to(tl.float32)
+    g = tl.load(where + 2 * H, mask=mask, other=0.0).to(tl.float32)
+    o = tl.load(where + 3 * H, mask=mask, other=0.0).to(tl.float32)
+    return i, f, g, o
 
 
 @triton.jit
-def _load_exchanged(source, column, chunk: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr,
-                    CHUNKS: tl.constexpr, UP: tl.constexpr):  # fmt: skip
-    """A chunk of what the other programs wrote, straight from L2.
-
-    No row is left out: what the others did not write is garbage in rows of the product that nobody reads.
-    """
-    ahead: tl.constexpr = chunk * SPLIT * CHUNK
-    if K == CHUNKS * SPLIT * CHUNK:
-        tile = tl.load(source + ahead, cache_modifier=".cg")
-    else:
-        tile = tl.load(source + ahead, mask=column + ahead < K, other=0.0, cache_modifier=".cg")
-    return tile.to(tl.float32) if UP else tile
+def _store_gates(where, i, f, g, o, mask, H: tl.constexpr):
+    kind = where.dtype.element_ty
+    tl.store(where, i.to(kind), mask=mask)
+    tl.store(where + H, f.to(kind), mask=mask)
+    tl.store(where + 2 * H, g.to(kind), mask=mask)
+    tl.store(where + 3 * H, o.to(kind), mask=mask)
 
 
 @triton.jit
-def _fold(product, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr):
-    """Sums the products of parts with their own weights: (SPLIT M, SPLIT ROWS) -> (M, ROWS)."""
-    if SPLIT == 4:
-        parts = tl.reshape(product, (2, 2 * M, 2, 2 * ROWS))
-        first, second = tl.split(tl.permute(parts, (1, 3, 2, 0)))
-        wanted, _ = tl.split(first)
-        _, added = tl.split(second)
-        product = wanted + added
-    if SPLIT > 1:
-        parts = tl.reshape(product, (M // 8, 2, 8, 2, ROWS))
-        first, second = tl.split(tl.permute(parts, (0, 2, 4, 3, 1)))
-        wanted, _ = tl.split(first)
-        _, added = tl.split(second)
-        product = tl.reshape(wanted + added, (M, ROWS))
-    return product
+def _add_shares(i, f, g, o, shares, ROWS: tl.constexpr, UNITS: tl.constexpr):
+    """Adds the product's (ROWS, 4 UNITS), in which the gates of a unit lie side by side."""
+    even, odd = tl.split(tl.reshape(shares, (ROWS, UNITS, 2, 2)))
+    share_i, share_g = tl.split(even)
+    share_f, share_o = tl.split(odd)
+    return i + share_i, f + share_f, g + share_g, o + share_o
 
 
 @triton.jit
-def _product(exchange, slot, weights, K: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
-             CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, ROWS_FIRST: tl.constexpr,
-             PRECISION: tl.constexpr, UP: tl.constexpr):  # fmt: skip
-    """What was exchanged times the weights kept here: (ROWS, M) in float32. AHEAD chunks are on their way at once."""
-    column = (tl.arange(0, SPLIT * ROWS) // ROWS)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-    source = exchange + slot[:, None] + column
-    tiles = ()
-    for chunk in tl.static_range(AHEAD):
-        tiles = tiles + (_load_exchanged(source, column, chunk, K, SPLIT, CHUNK, CHUNKS, UP),)
-    if ROWS_FIRST:
-        total = tl.zeros((SPLIT * ROWS, SPLIT * M), tl.float32)
-    else:
-        total = tl.zeros((SPLIT * M, SPLIT * ROWS), tl.float32)
-    for chunk in tl.static_range(CHUNKS):
-        if chunk + AHEAD < CHUNKS:
-            tiles = tiles + (_load_exchanged(source, column, chunk + AHEAD, K, SPLIT, CHUNK, CHUNKS, UP),)
-        if ROWS_FIRST:
-            total += tl.dot(tiles[chunk], tl.trans(weights[chunk]), input_precision=PRECISION)
-        else:
-            total += tl.dot(weights[chunk], tl.trans(tiles[chunk]), input_precision=PRECISION)
-    return tl.trans(_fold(tl.trans(total) if ROWS_FIRST else total, M, ROWS, SPLIT))
+def _poison(spins):
+    """Zero, or NaN once waiting was given up."""
+    return tl.where(spins == 0, float("nan"), 0.0)
 
 
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups"])
@@ -142,8 +102,9 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
                  T, B, begin, end, first_direction, first_group, groups,
                  D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
                  CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, ROWS_FIRST: tl.constexpr,
-                 BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr, RING: tl.constexpr, KEEP_CELLS: tl.constexpr, KEEP_SUMS: tl.constexpr, PRECISION: tl.constexpr,
-                 UP: tl.constexpr, WAIT: tl.constexpr):  # fmt: skip
+                 PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr, BACKWARDS: tl.constexpr,
+                 HAS_LENGTHS: tl.constexpr, RING: tl.constexpr, KEEP_CELLS: tl.constexpr,
+                 KEEP_SUMS: tl.constexpr):  # fmt: skip
     """Steps begin to end of the walk.
 
     Args:
@@ -151,30 +112,26 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         recurrent: (D, 4H, H).
         exchange: with RING (D, 2, B, H), h of two steps; otherwise the outputs.
         outputs: (T, B, D H), h at its position, zero in the padding.
-        cells: (D, T, B, H), c before the step at each position, is written with KEEP_CELLS.
+        cells: (D, T, B, H), c before the step at each position (that after the last in padding), is written
+            with KEEP_CELLS.
         state_h, state_c: (D, B, H), the state before step ``begin``; become that after the last.
         lengths: (B,), read with HAS_LENGTHS.
         counters: one a direction and group of rows, zero.
         first_direction, first_group, groups: the launch serves these directions, and so many groups of ROWS rows.
-        SPLIT: 2 or 4 parts of a product's sum are rows of their own, and the wanted part of the product is summed after
-            it: that fills matrix units that want 64 rows. CHUNK, CHUNKS: how much of a part's sum is made at once.
-        ROWS_FIRST: the rows of the batch are the rows of the product, otherwise the units are.
+        SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST: see `persistent_product`.
         BACKWARDS: bit d says that direction d walks backwards.
         UP: products in float32, for the interpreter, which multiplies bfloat16 wrongly.
         WAIT: programs wait for each other; otherwise a launch is one step.
     """
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
-    program = tl.program_id(0)
-    part = program % PARTS
-    group = first_group + program // PARTS % groups
-    direction = first_direction + program // (PARTS * groups)
+    part, group, direction = _place(first_direction, first_group, groups, PARTS)
     backwards = (BACKWARDS >> direction) & 1
     counter = counters + (direction * tl.cdiv(B, ROWS) + group) * COUNTER_STRIDE
 
-    owner, chunk_part = _weight_rows(4 * UNITS, SPLIT)  # the four gates of a unit lie side by side
+    owner, half = weight_rows(4 * UNITS, SPLIT)  # the four gates of a unit lie side by side
     matrix_row = (direction * 4 + owner % 4) * H + part * UNITS + owner // 4
     live = part * UNITS + owner // 4 < H
-    weights = _load_weights(recurrent, matrix_row * H, 1, chunk_part, live, H, SPLIT, CHUNK, CHUNKS, UP)
+    weights = load_weights(recurrent, matrix_row * H, 1, half, live, H, SPLIT, CHUNK, CHUNKS, UP)
 
     row = group * ROWS + tl.arange(0, ROWS)
     unit = part * UNITS + tl.arange(0, UNITS)
@@ -195,29 +152,17 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         position = _positions(step, length, backwards)
         place = ((direction * T + position).to(tl.int64) * B + row)[:, None]
         gates = sums + place * (4 * H) + unit[None, :]
-        sum_i = tl.load(gates, mask=active, other=0.0).to(tl.float32)
-        sum_f = tl.load(gates + H, mask=active, other=0.0).to(tl.float32)
-        sum_g = tl.load(gates + 2 * H, mask=active, other=0.0).to(tl.float32)
-        sum_o = tl.load(gates + 3 * H, mask=active, other=0.0).to(tl.float32)
+        i, f, g, o = _load_gates(gates, active, H)
         if WAIT:
             spins = wait(counter, number * PARTS, spins)
         last = tl.maximum(step - 1, 0)
-        slot = _slots(last, tile_length, tile_row, backwards, T, B, direction, RING) * width + tile_begin
-        product = _product(exchange, slot, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST,
-                           PRECISION, UP)  # fmt: skip
-        product = tl.where(step > 0, product, 0.0)
-        even, odd = tl.split(tl.reshape(product, (ROWS, UNITS, 2, 2)))
-        share_i, share_g = tl.split(even)
-        share_f, share_o = tl.split(odd)
-        sum_i += share_i
-        sum_f += share_f
-        sum_g += share_g
-        sum_o += share_o
+        slot = _slots(last, tile_length, tile_row, backwards, B, direction, RING) * width + tile_begin
+        shares = product(exchange, slot, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST,
+                         PRECISION, UP)  # fmt: skip
+        i, f, g, o = _add_shares(i, f, g, o, tl.where(step > 0, shares, 0.0), ROWS, UNITS)
         before = c
-        after = tl.sigmoid(sum_f) * c + tl.sigmoid(sum_i) * _tanh(sum_g)
-        made = tl.sigmoid(sum_o) * _tanh(after)
-        if WAIT:
-            made += tl.where(spins == 0, float("nan"), 0.0)
+        after = tl.sigmoid(f) * c + tl.sigmoid(i) * _tanh(g)
+        made = tl.sigmoid(o) * _tanh(after) + _poison(spins)
         c = tl.where(active, after, c)
         h = tl.where(active, made, h)
         output = tl.where(active, made, 0.0)
@@ -225,7 +170,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
             outputs + (position.to(tl.int64) * B + row)[:, None] * (D * H) + direction * H + unit[None, :]
         )
         if RING:
-            slot = _slots(step, length, row, backwards, T, B, direction, RING)
+            slot = _slots(step, length, row, backwards, B, direction, RING)
             given = output.to(exchange.dtype.element_ty)
             tl.store(exchange + slot[:, None] * H + unit[None, :], given, mask=owned)
         else:
@@ -235,52 +180,85 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         if RING:
             tl.store(written, output.to(outputs.dtype.element_ty), mask=owned)
         if KEEP_CELLS:
-            tl.store(cells + place * H + unit[None, :], before, mask=active)
+            tl.store(cells + place * H + unit[None, :], before, mask=owned)
         if KEEP_SUMS:
-            kind = sums.dtype.element_ty
-            tl.store(gates, sum_i.to(kind), mask=active)
-            tl.store(gates + H, sum_f.to(kind), mask=active)
-            tl.store(gates + 2 * H, sum_g.to(kind), mask=active)
-            tl.store(gates + 3 * H, sum_o.to(kind), mask=active)
+            _store_gates(gates, i, f, g, o, active, H)
     tl.store(state_h + state, h.to(state_h.dtype.element_ty), mask=owned)
     tl.store(state_c + state, c, mask=owned)
 
 
+@triton.jit
+def _sum_partials(partials, own, member, ROWS: tl.constexpr, UNITS: tl.constexpr, TEAM: tl.constexpr):
+    """The sum of what the programs of a team made for this one's units: (ROWS, UNITS)."""
+    M: tl.constexpr = TEAM * UNITS
+    where = tl.arange(0, ROWS)[:, None] * M + member * UNITS + tl.arange(0, UNITS)[None, :]
+    first = partials + own * (ROWS * M)
+    total = tl.load(first + where, cache_modifier=".cg")
+    for other in tl.static_range(1, TEAM):
+        total += tl.load(first + other * ROWS * M + where, cache_modifier=".cg")
+    return total
+
+
+@triton.jit
+def _laid_as_loads(values, ROWS: tl.constexpr, UNITS: tl.constexpr):
+    """The same values, pairs of units in one thread as memory wants them: or else Triton would move every load."""
+    even, odd = tl.split(tl.reshape(values, (ROWS, UNITS // 2, 2)))
+    return tl.reshape(tl.join(even, odd), (ROWS, UNITS))
+
+
+@triton.jit
+def _cell_back(i, f, g, o, before, squashed, dh, dc, active):
+    """The gradients of the sums, and of c before the step."""
+    total = dc + dh * o * (1 - squashed * squashed)
+    d_i = tl.where(active, total * g * i * (1 - i), 0.0)
+    d_f = tl.where(active, total * before * f * (1 - f), 0.0)
+    d_g = tl.where(active, total * i * (1 - g * g), 0.0)
+    d_o = tl.where(active, dh * squashed * o * (1 - o), 0.0)
+    return d_i, d_f, d_g, d_o, tl.where(active, total * f, dc)
+
+
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups"])
-def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last_dh, state_dc, lengths, counters,
-                  T, B, begin, end, first_direction, first_group, groups, doutputs_step, doutputs_row,
-                  D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
-                  CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, ROWS_FIRST: tl.constexpr, BACKWARDS: tl.constexpr,
-                  HAS_LENGTHS: tl.constexpr, RING: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr,
-                  WAIT: tl.constexpr):  # fmt: skip
+def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, dsums, last_dh, state_dc, lengths,
+                  counters, team_counters, T, B, begin, end, first_direction, first_group, groups, doutputs_step,
+                  doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, TEAM: tl.constexpr,
+                  SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr,
+                  ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr,
+                  MULTIPLIES: tl.constexpr, ENDS: tl.constexpr, BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+                  RING: tl.constexpr):  # fmt: skip
     """Steps end - 1 down to begin of the walk.
 
     Args:
         sums: (D, T, B, 4H), the gates before their nonlinearities.
         recurrent: (D, 4H, H).
         exchange: with RING (D, 2, B, 4H), ``dsums`` of two steps times ``scale``; otherwise ``dsums``.
+        partials: float32, a tile (ROWS, TEAM UNITS) a program, used if a team has more than one.
         scale: one number, read with RING: a power of two that keeps float16 gradients from vanishing.
         cells: (D, T, B, H), c before the step at each position.
         doutputs: (T, B, D H), the gradient of the outputs, with these strides of steps and rows.
         dsums: (D, T, B, 4H) is written, zero in the padding.
         last_dh: (D, B, H), the gradient of the last h.
         state_dc: (D, B, H), the gradient of c after step ``end`` - 1; becomes that before step ``begin``.
+        team_counters: one a direction, group of rows and team, zero.
+        TEAM: so many programs share the units of all of them and part the sum over 4H among themselves: each makes its
+            part of the sum for all, then adds up all parts for its own units. What a program takes in, and that bounds
+            large layers, is less by that factor, for another exchange a step.
+        MULTIPLIES, ENDS: whether a launch that cannot wait does the first, or the second half of a team's step.
         Others: as in `lstm_forward`.
     """
-    PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
-    program = tl.program_id(0)
-    part = program % PARTS
-    group = first_group + program // PARTS % groups
-    direction = first_direction + program // (PARTS * groups)
+    PARTS: tl.constexpr = (H + TEAM * UNITS - 1) // (TEAM * UNITS) * TEAM
+    TERMS: tl.constexpr = 4 * H // TEAM
+    part, group, direction = _place(first_direction, first_group, groups, PARTS)
+    team, member = part // TEAM, part % TEAM
     backwards = (BACKWARDS >> direction) & 1
-    counter = counters + (direction * tl.cdiv(B, ROWS) + group) * COUNTER_STRIDE
+    group_number = direction * tl.cdiv(B, ROWS) + group
+    counter = counters + group_number * COUNTER_STRIDE
+    team_number = group_number * (PARTS // TEAM) + team
+    team_counter = team_counters + team_number * COUNTER_STRIDE
 
-    owner, chunk_part = _weight_rows(UNITS, SPLIT)
-    weight_unit = part * UNITS + owner
-    matrix = recurrent + direction * 4 * H * H
-    weights = _load_weights(
-        matrix, weight_unit, H, chunk_part, weight_unit < H, 4 * H, SPLIT, CHUNK, CHUNKS, UP
-    )
+    owner, half = weight_rows(TEAM * UNITS, SPLIT)
+    weight_unit = team * TEAM * UNITS + owner
+    matrix = recurrent + (direction * 4 * H + member * TERMS) * H
+    weights = load_weights(matrix, weight_unit, H, half, weight_unit < H, TERMS, SPLIT, CHUNK, CHUNKS, UP)
 
     row = group * ROWS + tl.arange(0, ROWS)
     unit = part * UNITS + tl.arange(0, UNITS)
@@ -288,15 +266,11 @@ def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last
     owned = (row < B)[:, None] & (unit < H)[None, :]
     tile_row = _tile_rows(group, B, ROWS, SPLIT)
     tile_length = _row_lengths(lengths, tile_row, B, T, HAS_LENGTHS)
-    tile_begin = 0
-    if not RING:
-        tile_begin = direction.to(tl.int64) * T * B * (4 * H)
+    tile_begin = (0 if RING else direction.to(tl.int64) * T * B * (4 * H)) + member * TERMS
     state = (direction * B + row)[:, None] * H + unit[None, :]
     dh_last = tl.load(last_dh + state, mask=owned, other=0.0).to(tl.float32)
     dc = tl.load(state_dc + state, mask=owned, other=0.0)
-    factor = 1.0
-    if RING:
-        factor = tl.load(scale)
+    factor = tl.load(scale) if RING else 1.0
 
     spins = tl.full((), SPINS, tl.int32)
     for number in range(end - begin if WAIT else 1):
@@ -304,11 +278,8 @@ def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last
         active = (step < length)[:, None] & owned
         position = _positions(step, length, backwards)
         place = ((direction * T + position).to(tl.int64) * B + row)[:, None]
-        gates = sums + place * (4 * H) + unit[None, :]
-        i = tl.sigmoid(tl.load(gates, mask=active, other=0.0).to(tl.float32))
-        f = tl.sigmoid(tl.load(gates + H, mask=active, other=0.0).to(tl.float32))
-        g = _tanh(tl.load(gates + 2 * H, mask=active, other=0.0).to(tl.float32))
-        o = tl.sigmoid(tl.load(gates + 3 * H, mask=active, other=0.0).to(tl.float32))
+        i, f, g, o = _load_gates(sums + place * (4 * H) + unit[None, :], active, H)
+        i, f, g, o = tl.sigmoid(i), tl.sigmoid(f), _tanh(g), tl.sigmoid(o)
         before = tl.load(cells + place * H + unit[None, :], mask=active, other=0.0)
         incoming = (position.to(tl.int64) * doutputs_step + row * doutputs_row)[:, None] + direction * H
         dh = tl.load(doutputs + incoming + unit[None, :], mask=active, other=0.0).to(tl.float32)
@@ -316,51 +287,45 @@ def lstm_backward(sums, recurrent, exchange, scale, cells, doutputs, dsums, last
         if WAIT:
             spins = wait(counter, number * PARTS, spins)
         after = tl.minimum(step + 1, T - 1)
-        slot = _slots(after, tile_length, tile_row, backwards, T, B, direction, RING) * (4 * H) + tile_begin
-        product = _product(exchange, slot, weights, 4 * H, UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST,
-                           PRECISION, UP)  # fmt: skip
-        # Taken apart and put together so that units lie in threads as memory wants them; else every load is moved.
-        even, odd = tl.split(tl.reshape(product, (ROWS, UNITS // 2, 2)))
-        product = tl.reshape(tl.join(even, odd), (ROWS, UNITS))
-        dh += tl.where((step + 1 == length)[:, None], dh_last, product / factor if RING else product)
-        if WAIT:
-            dh += tl.where(spins == 0, float("nan"), 0.0)
-        total = dc + dh * o * (1 - squashed * squashed)
-        d_i = tl.where(active, total * g * i * (1 - i), 0.0)
-        d_f = tl.where(active, total * before * f * (1 - f), 0.0)
-        d_g = tl.where(active, total * i * (1 - g * g), 0.0)
-        d_o = tl.where(active, dh * squashed * o * (1 - o), 0.0)
-        dc = tl.where(active, total * f, dc)
-        if RING:
-            slot = _slots(step, length, row, backwards, T, B, direction, RING)
-            _store_gates(exchange + slot[:, None] * (4 * H) + unit[None, :], d_i * factor, d_f * factor,
-                         d_g * factor, d_o * factor, owned, H)  # fmt: skip
+        slot = _slots(after, tile_length, tile_row, backwards, B, direction, RING) * (4 * H) + tile_begin
+        if MULTIPLIES:
+            from_next = product(exchange, slot, weights, TERMS, TEAM * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD,
+                                ROWS_FIRST, PRECISION, UP)  # fmt: skip
+        if TEAM > 1:
+            if MULTIPLIES:
+                tile = tl.arange(0, ROWS)[:, None] * (TEAM * UNITS) + tl.arange(0, TEAM * UNITS)[None, :]
+                tl.store(partials + (team_number * TEAM + member) * (ROWS * TEAM * UNITS) + tile, from_next)
+            if WAIT:
+                arrive(team_counter)
+                spins = wait(team_counter, (number + 1) * TEAM, spins)
+            from_next = _sum_partials(partials, team_number * TEAM, member, ROWS, UNITS, TEAM)
         else:
-            _store_gates(dsums + place * (4 * H) + unit[None, :], d_i, d_f, d_g, d_o, owned, H)
-        if WAIT:
-            arrive(counter)
-        if RING:
-            _store_gates(dsums + place * (4 * H) + unit[None, :], d_i, d_f, d_g, d_o, owned, H)
+            from_next = _laid_as_loads(from_next, ROWS, UNITS)
+        if ENDS:
+            dh += tl.where((step + 1 == length)[:, None], dh_last, from_next / factor if RING else from_next)
+            dh += _poison(spins)
+            d_i, d_f, d_g, d_o, dc = _cell_back(i, f, g, o, before, squashed, dh, dc, active)
+            if RING:
+                slot = _slots(step, length, row, backwards, B, direction, RING)
+                _store_gates(exchange + slot[:, None] * (4 * H) + unit[None, :], d_i * factor, d_f * factor,
+                             d_g * factor, d_o * factor, owned, H)  # fmt: skip
+            else:
+                _store_gates(dsums + place * (4 * H) + unit[None, :], d_i, d_f, d_g, d_o, owned, H)
+            if WAIT:
+                arrive(counter)
+            if RING:
+                _store_gates(dsums + place * (4 * H) + unit[None, :], d_i, d_f, d_g, d_o, owned, H)
     tl.store(state_dc + state, dc, mask=owned)
 
 
-@triton.jit
-def _store_gates(where, i, f, g, o, mask, H: tl.constexpr):
-    kind = where.dtype.element_ty
-    tl.store(where, i.to(kind), mask=mask)
-    tl.store(where + H, f.to(kind), mask=mask)
-    tl.store(where + 2 * H, g.to(kind), mask=mask)
-    tl.store(where + 3 * H, o.to(kind), mask=mask)
-
-
 @triton.jit(do_not_specialize=["T", "B"])
-def lstm_cells(sums, first_c, cells, lengths, T, B, D: tl.constexpr, H: tl.constexpr, ROWS: tl.constexpr,
-               UNITS: tl.constexpr, BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr):  # fmt: skip
+def lstm_cells(sums, first_c, cells, lengths, T, B, H: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+               BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr):  # fmt: skip
     """Makes the cell states again from the gates' sums: no program needs another's.
 
     Args:
         sums: (D, T, B, 4H). first_c: (D, B, H).
-        cells: (D, T, B, H) is written, c before the step at each position; padding is left as it is.
+        cells: (D, T, B, H) is written, c before the step at each position, that after the last in padding.
         Others: as in `lstm_forward`.
     """
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
@@ -381,5 +346,5 @@ def lstm_cells(sums, first_c, cells, lengths, T, B, D: tl.constexpr, H: tl.const
         i = tl.sigmoid(tl.load(gates, mask=active, other=0.0).to(tl.float32))
         f = tl.sigmoid(tl.load(gates + H, mask=active, other=0.0).to(tl.float32))
         g = _tanh(tl.load(gates + 2 * H, mask=active, other=0.0).to(tl.float32))
-        tl.store(cells + place * H + unit[None, :], c, mask=active)
-        c = f * c + i * g
+        tl.store(cells + place * H + unit[None, :], c, mask=owned)
+        c = tl.where(active, f * c + i * g, c)

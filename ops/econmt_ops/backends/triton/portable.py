@@ -1,8 +1,7 @@
 """Gluon's language in plain Triton: the same words, layouts left out.
 
 A kernel written in Gluon says which thread holds what, which plain Triton decides itself; all else is the same. So its
-source, with this module in the place of ``gl``, is a plain kernel too: one that Triton's interpreter runs, and that
-serves where Gluon is missing. Shared memory has no counterpart: a kernel that uses it needs a case without.
+source, with this module in the place of ``gl``, is a plain kernel too, and one that Triton's interpreter runs.
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ from typing import Any
 
 import triton
 import triton.language as tl
-
-allocate_shared_memory = SwizzledSharedLayout = None
-"""Named in kernels that have a case without them."""
 
 
 def __getattr__(name: str) -> Any:
@@ -44,12 +40,6 @@ def full(shape: tl.constexpr, value: tl.constexpr, dtype: tl.constexpr, layout: 
 def convert_layout(value: tl.tensor, layout: tl.constexpr) -> tl.tensor:
     """The value as it is."""
     return value
-
-
-@triton.jit
-def thread_barrier() -> None:
-    """Waits for all threads of the program."""
-    tl.debug_barrier()
 
 
 def twin(kernel: Any, names: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from econmt_ops.backends.triton.attention import Attention, KeyGradients
 
 
 def _rows(block: Tensor) -> Tensor:
-    """(K, B, .) as (R, .)."""
+    """(K, B, .) or (B, .) as (R, .)."""
     return block.reshape(-1, block.shape[-1])
 
 
@@ -65,17 +65,18 @@ class TritonAttention:
         dboth: Tensor,
         dscores: Tensor,
     ) -> None:
-        """See `AttentionKernels`."""
+        """See `AttentionKernels`; a block in one launch."""
+        dboth = _rows(dboth)
         self._kernels.backward(
-            query,
-            weights,
-            context,
-            output,
-            doutputs,
-            dweights,
+            _rows(query),
+            _rows(weights),
+            _rows(context),
+            _rows(output),
+            [_rows(part) for part in doutputs],
+            None if dweights is None else _rows(dweights),
             dboth[:, : self._size],
             dboth[:, self._size :],
-            dscores,
+            _rows(dscores),
         )
 
     def sum_block(self, queries: Tensor, weights: Tensor, dboth: Tensor, dscores: Tensor) -> None:
@@ -154,9 +155,12 @@ class TritonSteps:
         dh: Sequence[Tensor],
         dc: Tensor,
         dgates: Tensor,
+        *,
+        keep: Tensor | None = None,
+        scale: float = 1.0,
     ) -> None:
         """See `StepKernels`."""
-        cells.backward(gates, before, after, dh, dc, dgates)
+        cells.backward(gates, before, after, dh, dc, dgates, keep, scale)
 
     def attention(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from econmt import recipe
@@ -11,7 +12,7 @@ from econmt.errors import InputError
 from econmt_ops.optimizer import FusedOptimizer
 
 
-def make_optimizer(parameters: Mapping[str, nn.Parameter], config: recipe.Optimizer) -> FusedOptimizer:
+def make_optimizer(parameters: Mapping[str, nn.Parameter], config: recipe.OptimizerSection) -> FusedOptimizer:
     """The optimizer of a recipe over named parameters, all of them on one device.
 
     The fused kernels are elementwise, so they give the same bits in every run.
@@ -21,8 +22,7 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: recipe.Optimi
 
 def set_learning_rate(optimizer: FusedOptimizer, learning_rate: float) -> None:
     """Sets the rate of the next update."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+    optimizer.set_learning_rate(learning_rate)
 
 
 def optimizer_tensors(optimizer: FusedOptimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -40,11 +40,12 @@ def load_optimizer_tensors(
     tensors: Mapping[str, Tensor],
     where: str,
 ) -> None:
-    """Puts back what :func:`optimizer_tensors` gave.
+    """Puts back what :func:`optimizer_tensors` gave; what is there already keeps its place in memory.
 
     Raises:
         InputError: naming ``where`` and the tensor, if one belongs to no parameter or has another shape.
     """
+    before = dict(optimizer.state)
     optimizer.state.clear()
     for key, value in tensors.items():
         quantity, _, name = key.partition("/")
@@ -58,4 +59,7 @@ def load_optimizer_tensors(
                 f"{where}: optimizer state {key} has shape {tuple(value.shape)}, the parameter "
                 f"{tuple(parameter.shape)}; this state belongs to another model"
             )
-        optimizer.state.setdefault(parameter, {})[quantity] = value.to(parameter.device, copy=True)
+        there = before.get(parameter, {}).get(quantity)
+        if there is None or there.shape != value.shape:
+            there = torch.empty_like(value, device=parameter.device)
+        optimizer.state.setdefault(parameter, {})[quantity] = there.copy_(value)

@@ -1,4 +1,4 @@
-"""Where a run computes and in which precision."""
+"""Where a run computes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from econmt.errors import InputError
-from econmt.training.products import time_products
 
 
 def resolve_device(name: str) -> torch.device:
@@ -36,22 +35,19 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def resolve_precision(precision: str, device: torch.device) -> torch.dtype:
-    """The dtype of products and feature maps: auto is what is faster on the device.
-
-    On the CPU a few milliseconds of products tell; what a run trains with is
-    :func:`~econmt.training.precision.precision_of_run`. On an H200 it is float32 (docs/results.md): a step of the iwslt
-    recipe takes 165 ms, and 318 ms in bfloat16. Its time goes into launching small kernels, and autocast launches more
-    of them for its casts. bfloat16 keeps less.
-    """
-    if precision == "auto":
-        return time_products().fastest if device.type == "cpu" else torch.float32
-    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+_ALLOCATION_FAILED = (
+    "DefaultCPUAllocator",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""How PyTorch says that memory is full where it has no type of error for it."""
 
 
-def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
-    """The context in which the model runs: parameters stay float32, products are made in ``dtype``."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device, or the machine, has no memory left."""
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _ALLOCATION_FAILED)
 
 
 def trims_batches(wanted: str, device: torch.device) -> bool:

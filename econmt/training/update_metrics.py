@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Reading(NamedTuple):
+class UpdateMetrics(NamedTuple):
     """One update: loss in nats summed over its target tokens, norm of the gradient, tokens, and pairs in the store."""
 
     update: int
@@ -26,37 +26,37 @@ class Reading(NamedTuple):
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
-class Readings:
-    """Hands out readings in the order of the updates.
+class MetricsQueue:
+    """Hands out the metrics of updates in their order.
 
     On the CPU each comes at once, so that a loss that is not finite stops training before it reaches the parameters.
-    On a GPU reading at once would make the processor wait for it at every update; so each is copied in the background
-    and comes one update late, when it has long arrived.
+    On a GPU that would make the processor wait for it at every update; so each is copied in the background and comes
+    one update late, when it has long arrived.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._waiting: list[tuple[Reading, Tensor, Callable[[], None]]] = []
+        self._waiting: list[tuple[UpdateMetrics, Tensor, Callable[[], None]]] = []
 
     def submit(
         self, update: int, loss: Tensor, norm: Tensor, tokens: int, indices: Sequence[np.ndarray]
-    ) -> list[Reading]:
-        """Takes one update's scalars and returns the readings that are ready, of this update or the one before."""
+    ) -> list[UpdateMetrics]:
+        """Takes one update's scalars and returns what is ready, of this update or the one before."""
         values = torch.stack((loss.detach(), norm.detach().to(loss.dtype)))
-        reading = Reading(update, 0.0, 0.0, tokens, indices)
+        metrics = UpdateMetrics(update, 0.0, 0.0, tokens, indices)
         if self._device.type != "cuda":
-            return [_filled(reading, values)]
+            return [_filled(metrics, values)]
         host, arrived = copy_in_background(values)
         ready = self.flush()
-        self._waiting.append((reading, host, arrived))
+        self._waiting.append((metrics, host, arrived))
         return ready
 
-    def flush(self) -> list[Reading]:
-        """All readings not handed out yet."""
+    def flush(self) -> list[UpdateMetrics]:
+        """All that were not handed out yet."""
         ready = []
-        for reading, host, arrived in self._waiting:
+        for metrics, host, arrived in self._waiting:
             arrived()
-            ready.append(_filled(reading, host))
+            ready.append(_filled(metrics, host))
         self._waiting.clear()
         return ready
 
@@ -70,6 +70,6 @@ def copy_in_background(values: Tensor) -> tuple[Tensor, Callable[[], None]]:
     return host, event.synchronize
 
 
-def _filled(reading: Reading, values: Tensor) -> Reading:
+def _filled(metrics: UpdateMetrics, values: Tensor) -> UpdateMetrics:
     loss, norm = values.tolist()
-    return reading._replace(loss=loss, gradient_norm=norm)
+    return metrics._replace(loss=loss, gradient_norm=norm)

@@ -12,6 +12,7 @@ from torch import Tensor
 from econmt.data.files import sync_folder, writing
 from econmt.data.subwords import vocabulary_files
 from econmt.errors import InputError
+from econmt.training.checkpoints import load_model
 from econmt.training.files import write_tensors, write_text
 from econmt.training.folder import ModelFolder
 
@@ -55,3 +56,28 @@ def write_model(
             sync_folder(output.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def export_model(folder: Path | str, destination: Path | str) -> Path:
+    """Copies what translation needs, the best parameters, recipe and vocabulary, and none of the training state.
+
+    Returns:
+        The destination.
+
+    Raises:
+        InputError: if the folder holds no model or the destination cannot be written or holds one already.
+    """
+    home, target = ModelFolder(folder), ModelFolder(destination)
+    load_model(home.path)
+    if target.best.exists() or target.recipe.exists():
+        raise InputError(f"{target.path}: holds a model already; give a new folder")
+    vocabulary = [path for path in home.path.iterdir() if path.name.startswith(("subwords.", "vocab."))]
+    try:
+        target.path.mkdir(parents=True, exist_ok=True)
+        for path in (home.recipe, *sorted(vocabulary), home.best):
+            shutil.copyfile(path, target.path / path.name)
+    except OSError as error:
+        raise InputError(
+            f"{target.path}: cannot be written ({error.strerror}); give another folder"
+        ) from error
+    return target.path

@@ -1,0 +1,1 @@
+"""The training step and what it runs on: devices, precisions, optimizers, ranks."""

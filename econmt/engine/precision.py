@@ -1,0 +1,171 @@
+"""The precision of products and feature maps: what a recipe, ``auto``, a saved run and a device mean, in one rule.
+
+Precisions differ by rounding, so a run that goes on must use the one that it began with: it is a part of its saved
+state.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from econmt.recipe import Recipe
+
+LEAST_SIZE = 128
+"""Hidden values of the smallest model whose products are worth casting for on a CPU: below, casts take what products
+save."""
+
+MARGIN = 1.3
+"""How many times as fast bfloat16 must be on a CPU to be chosen.
+
+Everything that is no product gains nothing, and casts cost; where bfloat16 is worth it it is twice as fast, so that no
+noise of the measurement decides."""
+
+_SIZES = (256, 512, 2048)
+"""Rows, inputs and outputs of the timed product: the gates of an LSTM of 512, some milliseconds at most."""
+
+_PROBE = (32, 256, 512)
+"""Of a product before it: a CPU that has to imitate bfloat16 would take seconds for the large one."""
+
+_REPEATS = 5
+
+_BFLOAT16_SINCE = (8, 0)
+"""The compute capability of the first GPUs whose tensor cores multiply bfloat16."""
+
+
+class Precision(NamedTuple):
+    """How a model computes; its parameters are float32 whatever this is.
+
+    Attributes:
+        dtype: of products and feature maps.
+        allow_tf32: whether a GPU may round the factors of float32 products to TF32's 11 bits; else they are IEEE's.
+        why: it is that one.
+    """
+
+    dtype: torch.dtype = torch.float32
+    allow_tf32: bool = False
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        """As a recipe names it."""
+        if self.dtype == torch.float32:
+            return "tf32" if self.allow_tf32 else "float32"
+        return str(self.dtype).removeprefix("torch.")
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The context of a forward pass: products are made in the dtype."""
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+
+    @contextmanager
+    def products(self, device: torch.device) -> Iterator[None]:
+        """The context of forward and backward passes: float32 products on a GPU are made as the precision says.
+
+        By themselves cuDNN's may use TF32 and cuBLAS's not.
+        """
+        if device.type != "cuda":
+            yield
+            return
+        libraries: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+        before = [library.allow_tf32 for library in libraries]
+        try:
+            for library in libraries:
+                library.allow_tf32 = self.allow_tf32
+            yield
+        finally:
+            for library, allowed in zip(libraries, before, strict=True):
+                library.allow_tf32 = allowed
+
+
+_NAMED = {
+    "float32": Precision(),
+    "tf32": Precision(allow_tf32=True),
+    "bfloat16": Precision(torch.bfloat16, allow_tf32=True),
+}
+
+
+def precision_of(
+    wanted: str, device: torch.device, recipes: Sequence[Recipe] = (), saved: str = ""
+) -> Precision:
+    """The precision that a name means.
+
+    Args:
+        wanted: "float32", "tf32", "bfloat16", or "auto": what a run began with, or what is faster on the device.
+        device: that computes.
+        recipes: of the models that compute together.
+        saved: the name of the precision that the run began with; empty at its start.
+    """
+    if wanted != "auto":
+        return _NAMED[wanted]._replace(why="as the recipe says")
+    if saved:
+        return _NAMED[saved]._replace(why="as the run began")
+    if device.type == "cuda":
+        # A prediction may be made where there is no GPU: it is of one that has bfloat16.
+        there = torch.cuda.is_available()
+        fast = not there or torch.cuda.get_device_capability(device) >= _BFLOAT16_SINCE
+        why = "auto: the GPU has tensor cores for it" if fast else "auto: the GPU has no bfloat16"
+        return _NAMED["bfloat16" if fast else "float32"]._replace(why=why)
+    sizes = [max(recipe.model.encoder.size, recipe.model.decoder.size) for recipe in recipes]
+    if sizes and max(sizes) < LEAST_SIZE:
+        return Precision(why="auto: too small a model to gain")
+    times = time_products()
+    return _NAMED["bfloat16" if times.bfloat16_pays else "float32"]._replace(
+        why=f"auto: a matrix product takes {times.float32 * 1e3:.2f} ms in float32, {times.bfloat16 * 1e3:.2f} ms in "
+        "bfloat16"
+    )
+
+
+def precision_of_run(recipe: Recipe, device: torch.device, saved: str = "") -> Precision:
+    """The precision that a run trains with; see :func:`precision_of`."""
+    return precision_of(recipe.training.precision, device, [recipe], saved)
+
+
+class ProductTimes(NamedTuple):
+    """Seconds that one product takes on the CPU."""
+
+    float32: float
+    bfloat16: float
+
+    @property
+    def bfloat16_pays(self) -> bool:
+        """Whether bfloat16 is faster by the margin."""
+        return self.float32 > MARGIN * self.bfloat16
+
+
+def time_products() -> ProductTimes:
+    """Times the products of this CPU with as many threads as PyTorch has now; once a process."""
+    return _timed(torch.get_num_threads())
+
+
+@functools.cache
+def _timed(threads: int) -> ProductTimes:  # noqa: ARG001
+    """See :func:`time_products`; ``threads`` tells the answers apart."""
+    times = _both(_PROBE)
+    return _both(_SIZES) if times.bfloat16 < 2 * times.float32 else times
+
+
+def _both(sizes: tuple[int, int, int]) -> ProductTimes:
+    return ProductTimes(_seconds(sizes, torch.float32), _seconds(sizes, torch.bfloat16))
+
+
+def _seconds(sizes: tuple[int, int, int], dtype: torch.dtype) -> float:
+    """The shortest of a few products (rows, inputs) x (outputs, inputs): others' work can only lengthen them."""
+    rows, inputs, outputs = sizes
+    left, right = (
+        torch.full((rows, inputs), 0.5, dtype=dtype),
+        torch.full((outputs, inputs), 0.5, dtype=dtype),
+    )
+    shortest = float("inf")
+    with torch.no_grad():
+        functional.linear(left, right)  # the first call prepares
+        for _ in range(_REPEATS):
+            began = time.perf_counter()
+            functional.linear(left, right)
+            shortest = min(shortest, time.perf_counter() - began)
+    return shortest

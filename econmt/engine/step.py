@@ -1,0 +1,236 @@
+"""The training step, the only one: what is measured, planned and benchmarked is what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from econmt.data.batches import Batch
+from econmt.engine.optimizers import make_optimizer, set_learning_rate
+from econmt.engine.precision import Precision
+from econmt.engine.world import World
+from econmt.model import Implementations
+from econmt.model.layers import drawing_from, give_sparse_gradients
+from econmt.tasks.protocol import Task, device_of
+from econmt_ops.core.dropout import SeedCounter
+from econmt_ops.optimizer import FusedOptimizer
+
+Watch = Callable[[str, Tensor | None], object]
+"""Told when "forward" begins, when "backward" begins, with the value that is differentiated, and "optimizer"."""
+
+
+class StepResult(NamedTuple):
+    """What an update tells of itself, scalars on the device.
+
+    Attributes:
+        loss: in nats, summed over all target tokens.
+        norm: of the gradient of the loss a token, before clipping.
+    """
+
+    loss: Tensor
+    norm: Tensor
+
+
+class TrainingStep:
+    """Zero, forward and backward of every batch, all-reduce, clip, update.
+
+    Nothing between "the batches are on the device" and "the parameters are updated" (:meth:`run`) asks for a value of a
+    tensor on a GPU or depends on anything but tensors, shapes and the settings below, so that it can be captured in a
+    CUDA graph for each shape. On the CPU the optimizer looks whether there is anything to clip, and embeddings get
+    sparse gradients, which an update has to ask for their rows.
+
+    Args:
+        task: what is learnt; the recipe of its run has the optimizer, the clipping and the label smoothing.
+        model: of the task, on the device.
+        precision: of products and feature maps.
+        implementations: of the ops; None: those of the recipe.
+        optimizer: over the model's parameters; None: a new one, as the recipe says.
+        world: the processes that train together.
+        stands_for: the type of device that fake tensors are meant to be on; None: where the model is.
+
+    Attributes:
+        keeps_gradients: fill gradients with zeros from one step to the next instead of giving them back, so that they
+            stay where they are in memory.
+        number: of the batch whose gradient is being computed; after an error, of the one that failed.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        precision: Precision | None = None,
+        *,
+        implementations: Implementations | None = None,
+        optimizer: FusedOptimizer | None = None,
+        world: World | None = None,
+        stands_for: str | None = None,
+    ) -> None:
+        training = task.recipe.training
+        self.task = task
+        self.model = model
+        self.device = device_of(model)
+        self.precision = Precision() if precision is None else precision
+        self.implementations = (
+            Implementations.of(task.recipe.ops) if implementations is None else implementations
+        )
+        self.world = World() if world is None else world
+        self.clipping = training.gradient_clipping
+        self.label_smoothing = training.label_smoothing
+        self.optimizer = (
+            make_optimizer(dict(model.named_parameters()), training.optimizer)
+            if optimizer is None
+            else optimizer
+        )
+        self.keeps_gradients = False
+        self.number: int | None = None
+        self.seeds: SeedCounter | None = None
+        if self.device.type == "cuda":
+            self.seeds = SeedCounter(training.seed, self.device)
+            for group in self.optimizer.param_groups:
+                group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
+        if (stands_for or self.device.type) == "cpu":
+            give_sparse_gradients(model)
+
+    def __call__(self, batches: Sequence[Batch]) -> StepResult:
+        """An update from batches that may still lie on the CPU; see :meth:`run`."""
+        return self.run([batch.to(self.device) for batch in batches], self.tokens(batches))
+
+    def tokens(self, batches: Sequence[Batch]) -> Tensor:
+        """The target tokens of batches, those of other ranks included: an int64 scalar on the device."""
+        tokens = torch.tensor(sum(batch.target_tokens for batch in batches))
+        if self.device.type == "cuda":
+            tokens = tokens.pin_memory().to(self.device, non_blocking=True)
+        self.world.all_reduce([tokens])
+        return tokens
+
+    def run(
+        self,
+        batches: Sequence[Batch],
+        tokens: Tensor,
+        implementations: Sequence[Implementations] | None = None,
+        watch: Watch | None = None,
+    ) -> StepResult:
+        """One update of the parameters.
+
+        Args:
+            batches: on the device; their gradients are added up.
+            tokens: the number by which the sum of their losses is divided, an int64 scalar on the device.
+            implementations: of the ops for each batch; None: the step's.
+            watch: told of the phases.
+        """
+        result = self.gradient(batches, tokens, implementations, watch)
+        self.update()
+        return result
+
+    def gradient(
+        self,
+        batches: Sequence[Batch],
+        tokens: Tensor,
+        implementations: Sequence[Implementations] | None = None,
+        watch: Watch | None = None,
+    ) -> StepResult:
+        """Leaves the gradient of the loss a token in the parameters, to be clipped by :meth:`update`.
+
+        See :meth:`run` for the arguments.
+        """
+        self.clear()
+        return self.add_gradient(batches, tokens, implementations, watch)
+
+    def add_gradient(
+        self,
+        batches: Sequence[Batch],
+        tokens: Tensor,
+        implementations: Sequence[Implementations] | None = None,
+        watch: Watch | None = None,
+    ) -> StepResult:
+        """As :meth:`gradient`, but adds to the gradients that are there."""
+        total = torch.zeros((), device=self.device)
+        for number, batch in enumerate(batches):
+            chosen = self.implementations if implementations is None else implementations[number]
+            self.number = number
+            total = total + self.accumulate(batch, tokens, chosen, watch)
+        self.number = None
+        if watch is not None:
+            watch("optimizer", None)
+        return self.finish(total)
+
+    def finish(self, loss: Tensor) -> StepResult:
+        """Adds gradients and the summed ``loss`` up over all ranks, and bounds the gradients of :meth:`update`."""
+        self._add_up_over_ranks(loss)
+        return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold))
+
+    def update(self) -> None:
+        """Updates the parameters with the gradients that are there, clipped."""
+        self.optimizer.step()
+
+    def clear(self) -> None:
+        """Forgets the gradients."""
+        self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Sets the rate of the next update."""
+        set_learning_rate(self.optimizer, rate)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """The context in which products are made as the precision says."""
+        return self.precision.products(self.device)
+
+    def prepare(self, *, gradients: bool = False) -> None:
+        """Makes what a first step would make: the optimizer's state and, if wanted, gradients filled with zeros."""
+        self.optimizer.prepare()
+        for parameter in self.model.parameters() if gradients else ():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def random_state(self) -> Tensor:
+        """The dropout seeds that the step draws itself, int64 on its device; none where torch gives them."""
+        return torch.zeros(0, dtype=torch.int64) if self.seeds is None else self.seeds.seeds.clone()
+
+    def set_random_state(self, state: Tensor) -> None:
+        """Puts back what :meth:`random_state` gave; seeds of another device are left as they are."""
+        if self.seeds is not None and len(state) == len(self.seeds.seeds):
+            self.seeds.seeds.copy_(state)
+
+    def accumulate(
+        self,
+        batch: Batch,
+        tokens: Tensor,
+        implementations: Implementations | None = None,
+        watch: Watch | None = None,
+    ) -> Tensor:
+        """Adds the gradient of a batch on the device to those that are there.
+
+        Args:
+            batch: see :meth:`run`, as the others.
+            tokens: the number by which its loss is divided.
+            implementations: of the ops; None: the step's.
+            watch: told of the phases.
+
+        Returns:
+            Its summed loss, a scalar on the device.
+        """
+        if implementations is None:
+            implementations = self.implementations
+        self.optimizer.make_dense()  # what is there already, for this batch's to be added to in place
+        if self.seeds is not None:
+            self.seeds.advance()
+        if watch is not None:
+            watch("forward", None)
+        with self.computing(), drawing_from(self.seeds):
+            with self.precision.autocast(self.device):
+                loss = self.task.loss(self.model, batch, implementations, self.label_smoothing)
+            mean = loss / tokens
+            if watch is not None:
+                watch("backward", mean)
+            torch.autograd.backward(mean)
+        return loss.detach()
+
+    def _add_up_over_ranks(self, loss: Tensor) -> None:
+        if self.world.size > 1:
+            self.optimizer.make_dense()
+            gradients = [part.grad for part in self.model.parameters() if part.grad is not None]
+            self.world.all_reduce([loss, *gradients])

@@ -1,0 +1,1 @@
+"""What there is to learn: all that training, measuring and planning know of a task."""

@@ -1,0 +1,77 @@
+"""The gradient of a look-up: the rows of each word summed, always in the same order, without waiting for the device.
+
+PyTorch's sorts eight bytes of each id, and holds partial sums as large as what was looked up. Here two or four bytes
+are sorted, and every word has a program that walks through its places.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_ROWS = 16
+"""Rows that a program adds at once. Most words are rarer, some are hundreds of times as frequent."""
+
+_COLUMNS = 128
+
+
+@triton.jit(do_not_specialize=["padding"])
+def _sum_kernel(
+    words,
+    order,
+    incoming,
+    table,
+    positions,
+    width,
+    padding,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """words (N,) sorted, order (N,): where they stood, incoming (N, E), table (V, E).
+
+    A program: a place at which a word may begin, and some columns.
+    """
+    begin = tl.program_id(0)
+    word = tl.load(words + begin).to(tl.int64)
+    before = tl.load(words + begin - 1, mask=begin > 0, other=-1).to(tl.int64)
+    if (before != word) & (word != padding):
+        column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+        total = tl.zeros((ROWS, COLUMNS), tl.float32)
+        count = tl.full((), ROWS, tl.int32)
+        while count == ROWS:
+            place = begin + tl.arange(0, ROWS)
+            found = tl.load(words + place, mask=place < positions, other=-1).to(tl.int64) == word
+            row = tl.load(order + place, mask=found, other=0)
+            within = found[:, None] & (column < width)[None, :]
+            total += tl.load(incoming + row[:, None] * width + column[None, :], mask=within, other=0.0).to(
+                tl.float32
+            )
+            count = tl.sum(found.to(tl.int32), 0)
+            begin += ROWS
+        summed = tl.sum(total, 0).to(table.dtype.element_ty)
+        tl.store(table + word * width + column, summed, mask=column < width)
+
+
+def gradient(incoming: Tensor, ids: Tensor, words: int, padding: int) -> Tensor:
+    """The gradient (V, E) of a table whose rows were looked up.
+
+    Args:
+        incoming: (..., E), of no more than 32 bits.
+        ids: (...), int64, each in [0, V).
+        words: V.
+        padding: a word whose row has no gradient; -1: all have one.
+    """
+    width = incoming.shape[-1]
+    incoming = incoming.contiguous()
+    table = incoming.new_zeros(words, width)
+    if incoming.numel():
+        short = torch.int16 if words <= 1 << 15 else torch.int32
+        found, order = ids.flatten().to(short).sort(stable=True)
+        columns = min(_COLUMNS, triton.next_power_of_2(width))
+        grid = (len(found), triton.cdiv(width, columns))
+        _sum_kernel[grid](
+            found, order, incoming, table, len(found), width, padding, ROWS=_ROWS, COLUMNS=columns
+        )
+    return table

@@ -1,0 +1,64 @@
+"""Looking rows of a table up, with a gradient that a CUDA graph may hold and that takes little memory on a GPU."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops.backends import triton
+from econmt_ops.dispatch.registration import custom_op
+
+
+def look_up(table: Tensor, ids: Tensor, padding: int | None = None) -> Tensor:
+    """The rows of a table: `torch.nn.functional.embedding`, on a GPU with a gradient of our own.
+
+    Args:
+        table: (V, E).
+        ids: (...), int64, each in [0, V).
+        padding: a row that gets no gradient, or None.
+
+    Returns:
+        (..., E).
+    """
+    if not triton.serves(table):
+        return functional.embedding(ids, table, padding)
+    found: Tensor = _look_up(table, ids, -1 if padding is None else padding)
+    return found
+
+
+@custom_op("econmt_ops::look_up")
+def _look_up(table: Tensor, ids: Tensor, _padding: int) -> Tensor:
+    return functional.embedding(ids, table)
+
+
+@_look_up.register_fake
+def _(table: Tensor, ids: Tensor, _padding: int) -> Tensor:
+    return table.new_empty(*ids.shape, table.shape[1])
+
+
+@custom_op("econmt_ops::look_up_backward")
+def _look_up_backward(incoming: Tensor, ids: Tensor, words: int, padding: int) -> Tensor:
+    kernels = importlib.import_module("econmt_ops.backends.triton.embedding")
+    gradient: Tensor = kernels.gradient(incoming, ids, words, padding)
+    return gradient
+
+
+@_look_up_backward.register_fake
+def _(incoming: Tensor, _ids: Tensor, words: int, _padding: int) -> Tensor:
+    return incoming.new_empty(words, incoming.shape[-1])
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:  # noqa: ARG001 - torch names them
+    table, ids, ctx.padding = inputs
+    ctx.save_for_backward(ids)
+    ctx.words = len(table)
+
+
+def _backward(ctx: Any, incoming: Tensor) -> tuple[Tensor, None, None]:
+    return _look_up_backward(incoming, *ctx.saved_tensors, ctx.words, ctx.padding), None, None
+
+
+_look_up.register_autograd(_backward, setup_context=_remember)

@@ -1,0 +1,227 @@
+"""Measuring: ops that are left at "auto" time their candidates at the shapes that they meet, and keep the times."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from econmt_ops.core.weights import tensors_of
+from econmt_ops.dispatch.isolation import counting_bytes, detached
+from econmt_ops.dispatch.measurements import Measurement, Record, Store
+from econmt_ops.dispatch.rule import Candidate, Problem, rules_only
+from econmt_ops.dispatch.timing import alternate, compared, synchronizer
+
+_SAMPLES = 20
+"""Samples at which a candidate is known well enough."""
+
+_LEAST_SAMPLES = 1
+"""Samples beside the first call without which the rule holds: one tells more than none where calls take long."""
+
+
+@functools.cache
+def remembered(where: str) -> dict[str, dict[str, Record]]:
+    """The records of the machine ``where``: read from the file once, then added to by sessions."""
+    return Store().load(where)
+
+
+def forget() -> None:
+    """Reads the file of measurements anew when it is needed next."""
+    remembered.cache_clear()
+
+
+class Session:
+    """Measures every op that is left at "auto"; see `measuring`.
+
+    Attributes:
+        measurements: of every problem met, by key.
+        samples: seconds of each call, by key and candidate; the n-th ones of a key were taken one after the other.
+        byte_limit: see `measuring`.
+        seconds: spent on measuring so far.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        byte_limit: int | None,
+        compiled: bool,
+        only: Collection[str] | None,
+        store: Store | None,
+        share: float = 1.0,
+    ) -> None:
+        self.measurements: dict[str, Measurement] = {}
+        self.samples: dict[str, dict[str, tuple[float, ...]]] = {}
+        self.byte_limit = byte_limit
+        self.seconds = 0.0
+        self._allowed = seconds
+        self._compiled = compiled
+        self._only = only
+        self._store = store
+        self._share = share
+        self._fresh: dict[str, dict[str, dict[str, Record]]] = {}
+
+    def choose(
+        self,
+        problem: Problem,
+        call: Callable[..., Any],
+        found: Mapping[str, Candidate],
+        rule: str,
+        known: Mapping[str, Record],
+        where: str,
+    ) -> str:
+        """The label of the candidate to run; measures if this has not been measured here."""
+        key = problem.key
+        before = self.measurements.get(key)
+        if before is not None:
+            self.measurements[key] = before._replace(calls=before.calls + 1)
+            return before.choice(self.byte_limit)
+        records = {name: record for name, record in known.items() if name in found}
+        wanted = {name for name in found if self._compiled or not found[name].traits.warms_up}
+        if self._only is not None:
+            wanted &= set(self._only)
+        if self._store is None or not wanted <= records.keys():
+            timed = self._measure(problem, call, {name: found[name] for name in found if name in wanted})
+            if timed is None:
+                return rule
+            records = {**records, **timed}
+            if self._store is not None:
+                self._fresh.setdefault(where, {})[key] = records
+        self.measurements[key] = Measurement(problem.op, key, rule, records)
+        return self.measurements[key].choice(self.byte_limit)
+
+    def _measure(
+        self, problem: Problem, call: Callable[..., Any], found: Mapping[str, Candidate]
+    ) -> dict[str, Record] | None:
+        """The records of candidates; None if time is up."""
+        left = self._allowed - self.seconds
+        if left <= 0:
+            return None
+        began = time.perf_counter()
+        sizes: dict[str, int] = {}
+        compiling: dict[str, float] = {}
+        # Cut off from what made them: the backward pass must end at the op's arguments.
+        alone = problem._replace(arguments=detached(problem.arguments))
+
+        def once(candidate: Candidate) -> None:
+            if candidate.label in sizes:
+                _backward(alone, call(candidate, *alone.arguments))
+                return
+            with counting_bytes(tensors_of(alone.arguments)) as kept:
+                result = call(candidate, *alone.arguments)
+            sizes[candidate.label] = sum(kept.values())
+            _backward(alone, result)
+
+        functions = {name: functools.partial(once, found[name]) for name in found}
+        # What an op calls inside is decided by the rule, or measurements would be nested.
+        with rules_only():
+            for name, candidate in found.items():
+                if candidate.traits.warms_up:
+                    before = time.perf_counter()
+                    once(candidate)
+                    compiling[name] = time.perf_counter() - before
+            left -= time.perf_counter() - began
+            timings = alternate(
+                functions,
+                left,
+                synchronize=synchronizer(problem.device),
+                least=_LEAST_SAMPLES,
+                most=_SAMPLES,
+                drop=self._only is None,
+                fits=self._fits(sizes),
+                enough=self._share * left,
+            )
+        self.seconds += time.perf_counter() - began
+        if timings is None:
+            return None
+        samples = {name: timing.samples for name, timing in timings.items()}
+        self.samples[problem.key] = samples
+        times = compared(samples)
+        return {
+            name: Record(
+                1e3 * times[name],
+                1e3 * timing.low,
+                1e3 * timing.high,
+                sizes[name],
+                max(0.0, compiling.get(name, timing.first) - timing.median),
+            )
+            for name, timing in timings.items()
+        }
+
+    def _fits(self, sizes: Mapping[str, int]) -> Callable[[str], bool]:
+        """Whether a candidate keeps no more than is allowed, once it was called."""
+        return lambda name: self.byte_limit is None or sizes[name] <= self.byte_limit
+
+    def remember(self) -> None:
+        """Adds what was measured to the file."""
+        if self._store is None:
+            return
+        for where, records in self._fresh.items():
+            self._store.add(where, records)
+            remembered(where).update(records)
+        self._fresh = {}
+
+
+def _backward(problem: Problem, result: Any) -> None:
+    """If gradients are kept, the backward pass of an op's result down to its arguments."""
+    if not problem.keeps_gradients:
+        return
+    wanted = [tensor for tensor in tensors_of(problem.arguments) if tensor.requires_grad]
+    outputs = [tensor for tensor in tensors_of(result) if tensor.requires_grad]
+    # A number to differentiate, as in training: where it is given gradients, PyTorch imports modules for a second.
+    total = torch.stack([(tensor * torch.ones_like(tensor)).sum(dtype=torch.float64) for tensor in outputs])
+    torch.autograd.grad(total.sum(), wanted, allow_unused=True)
+
+
+class _Current(threading.local):
+    """Of this thread: the session that measures."""
+
+    session: Session | None = None
+
+
+_CURRENT = _Current()
+
+
+def current_session() -> Session | None:
+    """The session of this thread that measures; None: nothing is measured."""
+    return _CURRENT.session
+
+
+@contextmanager
+def measuring(
+    seconds: float = 2.0,
+    *,
+    byte_limit: int | None = None,
+    compiled: bool = False,
+    only: Collection[str] | None = None,
+    remember: bool = True,
+    share: float = 1.0,
+) -> Iterator[Session]:
+    """Within it, every op that is left at "auto" times its candidates and runs the fastest.
+
+    Forward and, if gradients are kept, backward, at the shapes that the op meets; candidates take turns, and those that
+    are clearly slower are left early. Shapes that were measured on this machine before are not measured again.
+
+    Args:
+        seconds: that measuring may take in all; what is not measured by then follows the rule.
+        byte_limit: what an op may keep for its backward pass: among the candidates that do, the fastest is chosen.
+        compiled: also candidates that torch.compile compiles first, which may take many seconds.
+        only: the labels of the candidates to time, each to the end; None: all.
+        remember: read and write the file of measurements; False: measure anew and write nothing.
+        share: of the time that is left, what one op at one shape may take before others have had their turn.
+
+    Yields:
+        The session, which knows what was measured.
+    """
+    session = Session(seconds, byte_limit, compiled, only, Store() if remember else None, share)
+    before = _CURRENT.session
+    _CURRENT.session = session
+    try:
+        yield session
+    finally:
+        _CURRENT.session = before
+        session.remember()

@@ -1,0 +1,46 @@
+"""The cell and attention kernels as they are compiled for GPUs, which needs none: what they take is held to a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# By call, for each of its kernels: registers of a thread and bytes of shared memory, at most.
+TABLE = {
+    "additive 512 bfloat16": [(128, 33000), (128, 33000), (64, 4200)],
+    "norm 512 bfloat16": [(176, 8300), (204, 8300), (255, 8300)],
+    "dot 512 bfloat16": [(112, 33000), (104, 33000)],
+    "additive 512 float32": [(176, 16500), (192, 16500), (80, 1100)],
+    "additive 1024 bfloat16": [(240, 33000), (232, 33000), (64, 4200)],
+    "additive 1024 float32": [(184, 16500), (192, 16500), (80, 1100)],
+    "additive 300 bfloat16": [(128, 33000), (128, 33000), (64, 1100)],
+    "cell 512 bfloat16": [(48, 0), (72, 0), (48, 0)],
+}
+SPILLED = 16
+"""Bytes of a thread's registers that may be kept in memory: ptxas does so, now and then, where it need not."""
+
+
+@pytest.mark.parametrize("capability", [80, 86, 90])
+def test_kernels_take_no_more_than_the_table_says(capability: int) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("compiling.py"), str(capability)],
+        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.keys() == TABLE.keys()
+    for name, kernels in found.items():
+        assert len(kernels) == len(TABLE[name])
+        for kernel, (registers, shared) in zip(kernels, TABLE[name], strict=True):
+            assert kernel["registers"] <= registers, (name, kernels)
+            assert kernel["shared"] <= shared, (name, kernels)
+            assert kernel["stack"] <= SPILLED, (name, kernels)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops.backends.triton import embedding
+from econmt_ops.core.look_up import look_up
+
+
+def by_torch(incoming: Tensor, ids: Tensor, words: int, padding: int | None) -> Tensor:
+    table = torch.zeros(words, incoming.shape[-1], dtype=torch.float64, requires_grad=True)
+    functional.embedding(ids, table, padding).backward(incoming.double())
+    assert table.grad is not None
+    return table.grad
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (4, 30)], ids=str)
+@pytest.mark.parametrize("words", [1, 7, 40_000])
+@pytest.mark.parametrize("width", [1, 130])
+@pytest.mark.parametrize("padding", [None, 0])
+def test_gradient(shape: tuple[int, ...], words: int, width: int, padding: int | None, device: str) -> None:
+    """Words that are rare, frequent and absent, and ids of two and four bytes."""
+    draw = torch.Generator().manual_seed(1)
+    ids = torch.randint(words, shape, generator=draw)
+    ids.view(-1)[1::2] = words - 1
+    incoming = torch.randn(*shape, width, generator=draw)
+    expected = by_torch(incoming, ids, words, padding)
+    found = embedding.gradient(incoming.to(device), ids.to(device), words, -1 if padding is None else padding)
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_half_precision_is_summed_in_float32(device: str) -> None:
+    """In bfloat16 the sum would stop at 256."""
+    ids = torch.zeros(600, dtype=torch.int64, device=device)
+    found = embedding.gradient(torch.ones(600, 3, dtype=torch.bfloat16, device=device), ids, 2, -1)
+    assert found.dtype == torch.bfloat16
+    assert found.tolist() == [[600.0] * 3, [0.0] * 3]
+
+
+def test_nothing_looked_up(device: str) -> None:
+    ids = torch.zeros(0, dtype=torch.int64, device=device)
+    assert embedding.gradient(torch.zeros(0, 3, device=device), ids, 2, -1).eq(0).all()
+
+
+@pytest.mark.parametrize("padding", [None, 2])
+def test_look_up(padding: int | None, device: str) -> None:
+    """The public function; its gradient may come in any layout."""
+    table = torch.randn(9, 6, device=device, requires_grad=True)
+    ids = torch.tensor([[1, 2, 2], [8, 1, 2]], device=device)
+    incoming = torch.randn(6, 3, 2, device=device).permute(2, 1, 0)
+    found = look_up(table, ids, padding)
+    assert found.equal(table[ids])
+    (gradient,) = torch.autograd.grad(found, table, incoming)
+    torch.testing.assert_close(gradient.cpu().double(), by_torch(incoming.cpu(), ids.cpu(), 9, padding))
+
+
+def test_is_registered_with_torch(device: str) -> None:
+    table = torch.randn(9, 6, device=device, requires_grad=True)
+    ids = torch.tensor([[1, 2, 2], [8, 1, 2]], device=device)
+    torch.library.opcheck(torch.ops.econmt_ops.look_up.default, (table, ids, -1))
+
+
+@pytest.mark.cuda
+def test_in_a_graph_repeats_are_equal() -> None:
+    draw = torch.Generator("cuda").manual_seed(1)
+    table = torch.randn(3000, 512, device="cuda", requires_grad=True)
+    ids = torch.randint(3000, (64, 100), generator=draw, device="cuda")
+    ids[:, ::3] = 5
+    incoming = torch.randn(64, 100, 512, generator=draw, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    torch.autograd.grad(look_up(table, ids), table, incoming)
+    with torch.cuda.graph(graph):
+        (found,) = torch.autograd.grad(look_up(table, ids), table, incoming)
+    ids.add_(1).remainder_(3000)
+    for _ in range(3):
+        graph.replay()
+        (expected,) = torch.autograd.grad(look_up(table, ids), table, incoming)
+        assert found.equal(expected)

@@ -1,0 +1,109 @@
+"""What ``precision: auto`` becomes, and what a precision does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from econmt.engine import precision
+from econmt.engine.precision import Precision, ProductTimes, precision_of, precision_of_run, time_products
+from econmt.recipe import load_recipe
+
+CPU = torch.device("cpu")
+FAST, SLOW = ProductTimes(2e-3, 1e-3), ProductTimes(1.2e-3, 1e-3)
+Asked = list[tuple[tuple[int, int, int], torch.dtype]]
+
+
+@pytest.fixture
+def asked() -> Iterator[Asked]:
+    precision._timed.cache_clear()
+    yield []
+    precision._timed.cache_clear()
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, asked: Asked, seconds: dict[torch.dtype, float]) -> None:
+    def take(sizes: tuple[int, int, int], dtype: torch.dtype) -> float:
+        asked.append((sizes, dtype))
+        return seconds[dtype] * sizes[0]
+
+    monkeypatch.setattr(precision, "_seconds", take)
+
+
+def test_bfloat16_must_win_by_a_margin() -> None:
+    assert ProductTimes(1.31, 1.0).bfloat16_pays
+    assert not ProductTimes(1.29, 1.0).bfloat16_pays
+    assert not ProductTimes(1.0, 3.0).bfloat16_pays
+
+
+def test_products_are_timed_once_a_process(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, asked, {torch.float32: 2.0, torch.bfloat16: 1.0})
+    assert time_products() == time_products() == ProductTimes(512.0, 256.0)
+    assert [sizes for sizes, _ in asked] == [precision._PROBE] * 2 + [precision._SIZES] * 2
+
+
+def test_an_imitated_bfloat16_is_not_timed_further(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, asked, {torch.float32: 1.0, torch.bfloat16: 40.0})
+    assert not time_products().bfloat16_pays
+    assert [sizes for sizes, _ in asked] == [precision._PROBE] * 2
+
+
+def test_the_shortest_of_a_few_products_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 9.0, 10.0, 13.0, 20.0, 25.0, 30.0, 34.0, 40.0, 48.0])
+    monkeypatch.setattr(precision.time, "perf_counter", lambda: next(clock))
+    assert precision._seconds((2, 3, 4), torch.bfloat16) == 3.0
+
+
+def test_what_auto_goes_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "time_products", lambda: FAST)
+    recipe = load_recipe("multi30k", [])
+    found = precision_of_run(recipe, CPU)
+    assert found.dtype == torch.bfloat16
+    assert found.why == "auto: a matrix product takes 2.00 ms in float32, 1.00 ms in bfloat16"
+    assert precision_of_run(recipe, CPU, "float32") == Precision(why="as the run began")
+    named = load_recipe("multi30k", ["training.precision=float32"])
+    assert precision_of_run(named, CPU, "bfloat16") == Precision(why="as the recipe says")
+    small = load_recipe("multi30k", ["model.encoder.size=64", "model.decoder.size=64"])
+    assert precision_of_run(small, CPU) == Precision(why="auto: too small a model to gain")
+    monkeypatch.setattr(precision, "time_products", lambda: SLOW)
+    assert precision_of_run(recipe, CPU).dtype == torch.float32
+
+
+def test_what_a_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert precision_of("auto", cuda).name == "bfloat16"  # a prediction, of a GPU that is not here
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, expected in (((9, 0), "bfloat16"), ((8, 0), "bfloat16"), ((7, 5), "float32")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        assert precision_of("auto", cuda).name == expected
+        assert precision_of("auto", cuda, saved="tf32").name == "tf32"
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("float32", False), ("tf32", True), ("bfloat16", True)])
+def test_a_name_says_how_float32_products_are_made(name: str, allowed: bool) -> None:
+    libraries = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [library.allow_tf32 for library in libraries]
+    found = precision_of(name, CPU)
+    assert found.name == name
+    with found.products(torch.device("cuda")):
+        assert [library.allow_tf32 for library in libraries] == [allowed] * 2
+    assert [library.allow_tf32 for library in libraries] == before
+    with found.products(CPU):
+        assert [library.allow_tf32 for library in libraries] == before
+
+
+def test_products_have_the_dtype() -> None:
+    product = torch.ones(2, 2)
+    for found in (Precision(), Precision(torch.bfloat16)):
+        with found.autocast(CPU):
+            assert (product @ product).dtype == found.dtype
+
+
+def test_models_together_have_the_precision_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "time_products", lambda: FAST)
+    large = load_recipe("multi30k", [])
+    small = load_recipe("multi30k", ["model.encoder.size=64", "model.decoder.size=64"])
+    assert precision_of("auto", CPU, [small, large]).dtype == torch.bfloat16
+    assert precision_of("auto", CPU, [small, small]).dtype == torch.float32

@@ -1,0 +1,277 @@
+"""The training step is the loop that one would write by hand, and every room runs this one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt.data.batches import Batch
+from econmt.engine.optimizers import make_optimizer
+from econmt.engine.precision import Precision
+from econmt.engine.step import StepResult, TrainingStep
+from econmt.engine.world import World
+from econmt.memory.measure.ledger import measure_step
+from econmt.model import Implementations, layers
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
+from tests.unit.engine.toy import assert_same_bits, gradients, parameters, tiny_recipe
+
+VOCABULARY = 80
+CLIPPED = "training.gradient_clipping={type: norm, threshold: 0.01}"
+SHAPES = (Shape(3, 4, 5), Shape(2, 2, 3), Shape(1, 1, 1))
+
+
+def make_task(*overrides: str) -> TranslationTask:
+    defaults = ("training.optimizer.learning_rate=0.05", "model.dropout=0.2", "training.label_smoothing=0.1")
+    return TranslationTask(tiny_recipe(*defaults, *overrides), VOCABULARY, VOCABULARY)
+
+
+def make_step(task: TranslationTask, precision: Precision | None = None) -> TrainingStep:
+    torch.manual_seed(5)
+    return TrainingStep(task, task.build_model().train(), precision)
+
+
+def some_batches(task: TranslationTask) -> list[Batch]:
+    torch.manual_seed(6)
+    return [task.example(shape) for shape in SHAPES]
+
+
+def by_hand(
+    task: TranslationTask, batches: list[Batch], updates: int
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Parameters and losses of a loop without the step, its gradients those of sparse rows where the step's are."""
+    torch.manual_seed(5)
+    model = task.build_model().train()
+    layers.give_sparse_gradients(model)
+    training = task.recipe.training
+    optimizer = make_optimizer(dict(model.named_parameters()), training.optimizer)
+    losses = []
+    torch.manual_seed(7)
+    for _ in range(updates):
+        for parameter in model.parameters():
+            parameter.grad = None
+        total = torch.zeros(())
+        for batch in batches:
+            optimizer.make_dense()
+            loss = model.loss(
+                batch.source,
+                batch.source_lengths,
+                batch.target_input,
+                batch.target_output,
+                training.label_smoothing,
+            )
+            total = total + loss.detach()
+            torch.autograd.backward(loss / sum(batch.target_tokens for batch in batches))
+        optimizer.clip(training.gradient_clipping.type, training.gradient_clipping.threshold)
+        optimizer.step()
+        losses.append(float(total))
+    return parameters(model), losses
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        (CLIPPED,),
+        ("training.gradient_clipping={type: value, threshold: 0.0001}",),
+        ("training.gradient_clipping={type: none}", "training.optimizer={name: sgd, momentum: 0.9}"),
+        ("model.weight_tying=src_trg_softmax", CLIPPED),
+    ],
+    ids=["plain", "norm", "value", "momentum", "tied"],
+)
+@pytest.mark.parametrize("count", [1, 3], ids=["one batch", "three batches"])
+def test_equals_the_loop_written_by_hand(overrides: tuple[str, ...], count: int) -> None:
+    task = make_task(*overrides)
+    batches = some_batches(task)[-count:]
+    step = make_step(task)
+    torch.manual_seed(7)
+    losses = [float(step(batches).loss) for _ in range(3)]
+    wanted, expected = by_hand(task, batches, 3)
+    assert losses == expected
+    assert_same_bits(parameters(step.model), wanted)
+
+
+def test_the_rows_of_few_words_are_a_sparse_gradient() -> None:
+    task = make_task()
+    step = make_step(task)
+    few, many = some_batches(task)[-1], task.example(Shape(9, 9, 9))
+    for batch, sparse in ((few, True), (many, False)):
+        step.gradient([batch], step.tokens([batch]))
+        gradient = step.model.get_parameter("source_embedding.weight").grad
+        assert gradient is not None
+        assert gradient.is_sparse == sparse
+
+
+def test_a_sum_over_batches_is_divided_by_the_tokens_of_all() -> None:
+    task = make_task("model.dropout=0.0")
+    step = make_step(task)
+    batches = some_batches(task)
+    tokens = step.tokens(batches)
+    assert (int(tokens), tokens.dtype) == (15 + 6 + 1, torch.int64)
+    whole = step.gradient(batches, tokens)
+    found = gradients(step.model)
+    parts = [step.gradient([batch], tokens) for batch in batches]
+    step.gradient([batches[0]], tokens)
+    step.add_gradient(batches[1:], tokens)
+    assert_same_bits(gradients(step.model), found)
+    assert float(whole.loss) == pytest.approx(sum(float(part.loss) for part in parts))
+
+
+def test_the_gradient_alone_changes_no_parameter_and_a_second_call_forgets_the_first() -> None:
+    task = make_task("model.dropout=0.0")
+    step = make_step(task)
+    before = parameters(step.model)
+    batches = some_batches(task)
+    first = step.gradient(batches, step.tokens(batches))
+    found = gradients(step.model)
+    again = step.gradient(batches, step.tokens(batches))
+    assert_same_bits(gradients(step.model), found)
+    assert torch.equal(first.norm, again.norm)
+    assert_same_bits(parameters(step.model), before)
+    step.update()
+    assert any(not torch.equal(before[name], value) for name, value in parameters(step.model).items())
+
+
+def test_gradients_that_are_kept_stay_where_they_are_and_are_the_same() -> None:
+    task = make_task(CLIPPED)
+    found = []
+    for keeps in (False, True):
+        step = make_step(task)
+        step.keeps_gradients = keeps
+        batches = some_batches(task)
+        torch.manual_seed(7)
+        for _ in range(3):
+            step(batches)
+        found.append(parameters(step.model))
+        places = {
+            name: part.grad.data_ptr()
+            for name, part in step.model.named_parameters()
+            if part.grad is not None
+        }
+        step(batches)
+        now = {
+            name: part.grad.data_ptr()
+            for name, part in step.model.named_parameters()
+            if part.grad is not None
+        }
+        if keeps:
+            assert now == places
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_each_batch_may_have_its_own_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task()
+    used = []
+    loss = TranslationTask.loss
+
+    def noted(
+        task: TranslationTask, model: object, batch: object, how: Implementations, *rest: float
+    ) -> Tensor:
+        used.append(how)
+        return loss(task, model, batch, how, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TranslationTask, "loss", noted)
+    step = make_step(task)
+    batches = some_batches(task)[:2]
+    some = [Implementations()._replace(output=name) for name in ("reference", "recompute")]
+    step.gradient(batches, step.tokens(batches), some)
+    step.gradient(batches, step.tokens(batches))
+    assert used == [*some, step.implementations, step.implementations]
+    assert step.implementations == Implementations.of(task.recipe.ops)
+
+
+def test_an_error_says_which_batch_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = make_step(make_task())
+    batches = some_batches(make_task())
+    loss = TranslationTask.loss
+
+    def full(task: TranslationTask, model: object, batch: Batch, *rest: object) -> Tensor:
+        if batch is batches[1]:
+            raise MemoryError
+        return loss(task, model, batch, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TranslationTask, "loss", full)
+    with pytest.raises(MemoryError):
+        step.run(batches, step.tokens(batches))
+    assert step.number == 1
+
+
+def test_a_watcher_is_told_of_every_phase() -> None:
+    step = make_step(make_task())
+    batches = some_batches(make_task())[:2]
+    seen: list[tuple[str, bool]] = []
+    step.run(
+        batches,
+        step.tokens(batches),
+        watch=lambda phase, value: seen.append((phase, value is not None and value.requires_grad)),
+    )
+    assert seen == [*2 * [("forward", False), ("backward", True)], ("optimizer", False)]
+
+
+def test_bfloat16_rounds_products_and_keeps_float32_parameters() -> None:
+    task = make_task("model.dropout=0.0")
+    exact, rounded = make_step(task), make_step(task, Precision(torch.bfloat16))
+    (batch, *_) = some_batches(task)
+    one, other = (step([batch]) for step in (exact, rounded))
+    assert other.loss.dtype == torch.float32
+    assert float(other.loss) == pytest.approx(float(one.loss), rel=0.02)
+    assert float(other.loss) != float(one.loss)
+    assert {part.dtype for part in rounded.model.parameters()} == {torch.float32}
+
+
+class _Twins(World):
+    """Two ranks that have the same batches."""
+
+    size = 2
+
+    def all_reduce(self, tensors: list[Tensor]) -> None:  # type: ignore[override]
+        for tensor in tensors:
+            tensor.mul_(2)
+
+
+def test_ranks_add_up_what_they_have() -> None:
+    task = make_task("model.dropout=0.0")
+    batches = some_batches(task)
+    alone, together = make_step(task), make_step(task)
+    together.world = _Twins()
+    one, other = (step.gradient(batches, step.tokens(batches)) for step in (alone, together))
+    assert float(other.loss) == pytest.approx(2 * float(one.loss))
+    assert float(other.norm) == pytest.approx(float(one.norm), rel=1e-5)
+    for name, value in gradients(alone.model).items():
+        torch.testing.assert_close(gradients(together.model)[name], value, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "recompute"])
+def test_what_is_measured_is_what_is_trained(monkeypatch: pytest.MonkeyPatch, implementation: str) -> None:
+    """The ledger's step leaves the bits that a trainer's leaves: gradients, clipping and rows of few words included."""
+    task = make_task(CLIPPED, *(f"ops.{op}=reference" for op in ("encoder", "decoder", "output")))
+    (batch,) = some_batches(task)[-1:]
+    step = make_step(task)
+    torch.manual_seed(7)
+    wanted = step([batch])
+    trained, left = parameters(step.model), gradients(step.model)
+    measured = make_step(task)
+    found: list[tuple[StepResult, dict[str, Tensor], dict[str, Tensor]]] = []
+    update, add = TrainingStep.update, TrainingStep.add_gradient
+
+    def noted(step: TrainingStep) -> None:
+        update(step)
+        found[-1] = (found[-1][0], gradients(step.model), parameters(step.model))
+
+    def seen(step: TrainingStep, *arguments: object, **options: object) -> StepResult:
+        torch.manual_seed(7)
+        found.append((add(step, *arguments, **options), {}, {}))  # type: ignore[arg-type]
+        return found[-1][0]
+
+    monkeypatch.setattr(TrainingStep, "add_gradient", seen)
+    measured.update()  # an update with no gradients
+    monkeypatch.setattr(TrainingStep, "update", noted)
+    monkeypatch.setattr("econmt.memory.measure.ledger.give_state", TrainingStep.clear)
+    measure_step(measured, batch, timed=False)
+    (result, gradient, after), *_ = found
+    assert torch.equal(result.loss, wanted.loss)
+    assert torch.equal(result.norm, wanted.norm)
+    assert_same_bits(gradient, left)
+    assert_same_bits(after, trained)
