@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from econmt.recipe import OPS, Ops, Recipe, implementation_names
 from econmt.typed_yaml import dump_yaml, members, section_kinds
