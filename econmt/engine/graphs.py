@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.batches import Batch
-from econmt.engine.devices import is_out_of_memory
+from econmt.engine.devices import is_out_of_memory, release_workspaces
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations
 from econmt_ops.dispatch.rule import captured
@@ -200,12 +200,14 @@ class GraphedStep:
         self._warm_up(inputs, implementations)
         graph = torch.cuda.CUDAGraph()
         result: StepResult | None = None
+        release_workspaces()
         with captured(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             if self._several:
                 self._total += step.accumulate(inputs.batch, inputs.tokens, implementations)
             else:
                 result = step.run([inputs.batch], inputs.tokens, [implementations])
                 step.clear()
+        release_workspaces()
         return _Captured(graph, inputs, result)
 
     def _capture_update(self) -> tuple[torch.cuda.CUDAGraph, StepResult]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt.data.batches import Batch
+from econmt.engine.devices import release_workspaces
 from econmt.engine.optimizers import make_optimizer, set_learning_rate
 from econmt.engine.precision import Precision
 from econmt.engine.world import World
@@ -187,7 +188,7 @@ class TrainingStep:
                 parameter.grad = torch.zeros_like(parameter)
 
     def random_state(self) -> Tensor:
-        """The dropout seeds that the step draws itself, int64 on its device; none where torch's generator gives them."""
+        """The dropout seeds that the step draws itself, int64 on its device; none where torch gives them."""
         return torch.zeros(0, dtype=torch.int64) if self.seeds is None else self.seeds.seeds.clone()
 
     def set_random_state(self, state: Tensor) -> None:
@@ -226,6 +227,8 @@ class TrainingStep:
             mean = loss / tokens
             if watch is not None:
                 watch("backward", mean)
+            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                release_workspaces()  # the backward pass has a thread of its own, and with it one of its own
             torch.autograd.backward(mean)
         return loss.detach()
 
