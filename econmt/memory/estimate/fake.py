@@ -36,8 +36,7 @@ def _distinct_words(
     words: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As many distinct ones as there are at most where the model multiplies each of them once."""
-    most = int(translation.DISTINCT * words.numel()) // translation.ROWS * translation.ROWS
-    return _unique(words, max(1, most), inverse, counts)
+    return _unique(words, max(1, translation.most_distinct(words.numel())), inverse, counts)
 
 
 def _all_different(
