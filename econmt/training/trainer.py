@@ -148,7 +148,10 @@ class Trainer:
             # What a byte budget divides further, or an update adds up, is captured batch by batch.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
             several = interval > 1 or (plan is not None and plan.worst.parts > 1)
-            self._graphed = GraphedStep(self.step, several=several, note=progress.note)
+            # Parts that a budget divides batches into are of as many rows as it says.
+            shapes = self.batches.shapes() if plan is None else []
+            rows = {(shape.source, shape.target): shape.rows for shape in shapes}
+            self._graphed = GraphedStep(self.step, several=several, rows=rows, note=progress.note)
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
         self._tell_of_plan(progress)
