@@ -187,7 +187,7 @@ class TrainingStep:
                 parameter.grad = torch.zeros_like(parameter)
 
     def random_state(self) -> Tensor:
-        """The dropout seeds that the step draws itself, int64 on its device; none where torch's generator gives them."""
+        """The dropout seeds that the step draws itself, int64 on its device; none where torch gives them."""
         return torch.zeros(0, dtype=torch.int64) if self.seeds is None else self.seeds.seeds.clone()
 
     def set_random_state(self, state: Tensor) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from econmt_ops.backends import c as library
 from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.c.attention import CAttention
-from econmt_ops.backends.eager import EagerSteps
+from econmt_ops.backends.eager import EagerSteps, through_dropout
 from econmt_ops.backends.protocol import AttentionKernels
 from econmt_ops.cells import lstm
 from econmt_ops.cells.attention import additive_backward, additive_forward
@@ -139,8 +139,12 @@ class CompiledSteps(EagerSteps):
         dh: Sequence[Tensor],
         dc: Tensor,
         dgates: Tensor,
+        *,
+        keep: Tensor | None = None,
+        scale: float = 1.0,
     ) -> None:
         """See `StepKernels`."""
+        dh = through_dropout(dh, keep, scale)
         dgates = gates if dgates.is_set_to(gates) else dgates
         compile_step(_advance_back)(gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
 

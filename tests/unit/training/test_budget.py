@@ -451,7 +451,7 @@ def test_budgets_know_the_state_of_the_optimizer(make_run: MakeRun) -> None:
         trainer = make_run(f"training.optimizer={optimizer}").trainer()
         weights = sum(parameter.nbytes for parameter in trainer.parameters.values())
         budget = Budget(
-            trainer.recipe,
+            trainer.task,
             trainer.prepared,
             trainer.batches,
             CPU,

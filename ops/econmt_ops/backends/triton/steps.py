@@ -155,9 +155,12 @@ class TritonSteps:
         dh: Sequence[Tensor],
         dc: Tensor,
         dgates: Tensor,
+        *,
+        keep: Tensor | None = None,
+        scale: float = 1.0,
     ) -> None:
         """See `StepKernels`."""
-        cells.backward(gates, before, after, dh, dc, dgates)
+        cells.backward(gates, before, after, dh, dc, dgates, keep, scale)
 
     def attention(
         self,
