@@ -153,7 +153,7 @@ def test_words_with_unknown_parts_stay(vocabulary: SentencePieceVocabulary) -> N
 
 def test_empty_sentence(vocabulary: SentencePieceVocabulary) -> None:
     sampler = BpeSampler(vocabulary, 0.5)
-    assert sampler.sample([], Gaps(np.random.Generator(np.random.PCG64(3)), 0.5)) == []
+    assert sampler.sample([], gaps_between_skips(np.random.Generator(np.random.PCG64(3)), 0.5)) == []
 
 
 def test_the_memory_of_cuts_does_not_change_results(
