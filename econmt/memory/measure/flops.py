@@ -18,6 +18,8 @@ def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
     formula, known = _formulas(func)
     if formula is not None:
         return formula(*args)
+    # Some overloads are told in which type to sum; PyTorch's formulas take that for the shape of the result.
+    args = tuple(value for value in args if not isinstance(value, torch.dtype))
     return 0 if known is None else int(known(*args, **kwargs, out_val=result))
 
 

@@ -257,7 +257,7 @@ class Operator(Generic[Arguments, Results]):
 
     def _differentiate(self, ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
         if all(gradient is None for gradient in incoming):
-            nothing = [None] * len(self.schema.tensors(ctx.arguments))
+            nothing = [None for _ in self.schema.tensors(ctx.arguments)]
             return *self.schema.with_tensors(ctx.arguments, nothing, rest=False), None
         count = len(self._names)
         results, tensors = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
