@@ -51,7 +51,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release_workspaces() -> None:
-    """Gives back what cuBLAS works in: 32 MiB a thread and stream on a Hopper GPU, which it takes again when it needs them.
+    """Gives back what cuBLAS works in: 32 MiB a thread and stream on a Hopper GPU, which it takes again at need.
 
     A graph that is captured next takes its own from the graphs' pool, where others can use them after it.
     """

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from econmt.data.batches import Batch
-from econmt.engine.devices import release_workspaces
-from econmt.engine.optimizers import make_optimizer, set_learning_rate
+from econmt.engine.optimizers import make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.world import World
 from econmt.model import Implementations
@@ -139,16 +137,6 @@ class TrainingStep:
         See :meth:`run` for the arguments.
         """
         self.clear()
-        return self.add_gradient(batches, tokens, implementations, watch)
-
-    def add_gradient(
-        self,
-        batches: Sequence[Batch],
-        tokens: Tensor,
-        implementations: Sequence[Implementations] | None = None,
-        watch: Watch | None = None,
-    ) -> StepResult:
-        """As :meth:`gradient`, but adds to the gradients that are there."""
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
             chosen = self.implementations if implementations is None else implementations[number]
@@ -174,11 +162,7 @@ class TrainingStep:
 
     def set_learning_rate(self, rate: float) -> None:
         """Sets the rate of the next update."""
-        set_learning_rate(self.optimizer, rate)
-
-    def computing(self) -> AbstractContextManager[None]:
-        """The context in which products are made as the precision says."""
-        return self.precision.products(self.device)
+        self.optimizer.set_learning_rate(rate)
 
     def prepare(self, *, gradients: bool = False) -> None:
         """Makes what a first step would make: the optimizer's state and, if wanted, gradients filled with zeros."""
@@ -221,14 +205,12 @@ class TrainingStep:
             self.seeds.advance()
         if watch is not None:
             watch("forward", None)
-        with self.computing(), drawing_from(self.seeds):
+        with self.precision.products(self.device), drawing_from(self.seeds):
             with self.precision.autocast(self.device):
                 loss = self.task.loss(self.model, batch, implementations, self.label_smoothing)
             mean = loss / tokens
             if watch is not None:
                 watch("backward", mean)
-            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                release_workspaces()  # the backward pass has a thread of its own, and with it one of its own
             torch.autograd.backward(mean)
         return loss.detach()
 

@@ -20,7 +20,7 @@ from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
 from econmt.memory.estimate.shapes import RememberedShapes
-from econmt.memory.measure.ledger import Ledger, give_state, track_step
+from econmt.memory.measure.ledger import Ledger, track_step
 from econmt.memory.measure.tracker import Storage, Tracker
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
@@ -74,7 +74,7 @@ def estimate_step(
         step = TrainingStep(
             task, model, Precision(precision), implementations=implementations, stands_for=device
         )
-        give_state(step)
+        step.prepare()
         batch = task.example(Shape(*shape))
         tracker = Tracker(
             _CPU,
