@@ -84,6 +84,12 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
     }
 
 
+def _lean(phase: str, _: object) -> None:
+    """Watches a step: backward passes have a thread of their own, and with it a workspace of cuBLAS of their own."""
+    if phase == "backward":
+        release_workspaces()
+
+
 class GraphedStep:
     """A training step on a CUDA device that replays graphs.
 
@@ -203,9 +209,9 @@ class GraphedStep:
         release_workspaces()
         with captured(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             if self._several:
-                self._total += step.accumulate(inputs.batch, inputs.tokens, implementations)
+                self._total += step.accumulate(inputs.batch, inputs.tokens, implementations, _lean)
             else:
-                result = step.run([inputs.batch], inputs.tokens, [implementations])
+                result = step.run([inputs.batch], inputs.tokens, [implementations], _lean)
                 step.clear()
         release_workspaces()
         return _Captured(graph, inputs, result)
@@ -233,7 +239,7 @@ class GraphedStep:
             part.grad = None
         self._stream.wait_stream(torch.cuda.current_stream(step.device))
         with captured(), torch.cuda.stream(self._stream):
-            step.accumulate(inputs.batch, inputs.tokens, implementations)
+            step.accumulate(inputs.batch, inputs.tokens, implementations, _lean)
         torch.cuda.current_stream(step.device).wait_stream(self._stream)
         for part, gradient in zip(parameters, gradients, strict=True):
             part.grad = gradient

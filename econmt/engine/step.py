@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from econmt.data.batches import Batch
-from econmt.engine.devices import release_workspaces
 from econmt.engine.optimizers import make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.world import World
@@ -212,8 +211,6 @@ class TrainingStep:
             mean = loss / tokens
             if watch is not None:
                 watch("backward", mean)
-            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                release_workspaces()  # the backward pass has a thread of its own, and with it one of its own
             torch.autograd.backward(mean)
         return loss.detach()
 

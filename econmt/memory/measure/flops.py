@@ -18,6 +18,8 @@ def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
     formula, known = _formulas(func)
     if formula is not None:
         return formula(*args)
+    # Some overloads are told in which type to sum; PyTorch's formulas take that for the shape of the result.
+    args = tuple(value for value in args if not isinstance(value, torch.dtype))
     return 0 if known is None else int(known(*args, **kwargs, out_val=result))
 
 
@@ -35,6 +37,11 @@ def _formulas(func: Any) -> tuple[Callable[..., int] | None, Callable[..., Any] 
 
 def _mv(matrix: Tensor, _vector: Tensor, *_: Any) -> int:
     return 2 * matrix.numel()
+
+
+def _addmm(_total: Tensor, left: Tensor, right: Tensor, *_: Any) -> int:
+    # PyTorch's own formula does not know the overload that sums in another type than it multiplies in.
+    return 2 * left.shape[0] * left.shape[1] * right.shape[1]
 
 
 def _dot(left: Tensor, _right: Tensor) -> int:
@@ -68,6 +75,7 @@ def _cudnn_backward(inputs: Tensor, weights: list[Tensor], stride: int, *rest: A
 
 
 _FORMULAS: dict[Any, Callable[..., int]] = {
+    aten.addmm: _addmm,
     aten.mv: _mv,
     aten.dot: _dot,
     aten.mkldnn_rnn_layer: _onednn,
