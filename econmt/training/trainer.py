@@ -33,13 +33,13 @@ from econmt.training.checkpoints import (
     save_interrupted,
     saving,
 )
-from econmt.training.files import read_tensors
+from econmt.training.end_of_run import end_reason, seconds_left
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.training.limits import end_reason, seconds_left
 from econmt.training.progress import Figures, Progress
 from econmt.training.schedules import Schedule
 from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
+from econmt.training.tensor_files import read_tensors
 from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
 from econmt.training.validation import Abandoned, Validation, validate
 

@@ -28,8 +28,9 @@ from econmt.tasks.protocol import Shape, Task
 CUBLAS_WORKSPACE = 32 << 20
 """Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0; others get 8.1 MiB.
 
-A workspace belongs to a handle and a handle to a thread (ATen/cuda/CublasHandlePool.cpp), and backward passes on a GPU have
-a thread of their own. Both stay from the first step on; in a CUDA graph the first is given back before the second is taken.
+A workspace belongs to a handle and a handle to a thread (ATen/cuda/CublasHandlePool.cpp), and backward passes on a GPU
+have a thread of their own. Both stay from the first step on; in a CUDA graph the first is given back before the second
+is taken.
 """
 
 _CPU = torch.device("cpu")
