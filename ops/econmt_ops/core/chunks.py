@@ -18,7 +18,7 @@ block); the attention weights; every c; the gates."""
 _BLOCK_BYTES = 8 << 20
 """The workspace for the gates of one layer in one block of steps, on a CPU, whose caches hold it."""
 
-_GPU_BLOCKS = 4
+_GPU_BLOCKS = 2
 """How many times as large it is on a GPU, which needs large products and few launches."""
 
 _PART_BYTES = 4 << 20
@@ -36,16 +36,24 @@ def reaches(stash: str, level: str) -> bool:
 def split_blocks(
     steps: int, batch: int, hidden: int, accumulate: torch.dtype, device: str = "cpu"
 ) -> list[tuple[int, int]]:
-    """The blocks of steps, (begin, end) each, whose gates fit the workspace of that type of device."""
+    """The blocks of steps, (begin, end) each, whose gates fit the workspace of that type of device.
+
+    The first may be shorter than the others: what precedes its steps lies apart, so that it copies what it reads.
+    """
     space = _BLOCK_BYTES if device == "cpu" else _GPU_BLOCKS * _BLOCK_BYTES
     size = max(1, space // max(1, batch * 4 * hidden * accumulate.itemsize))
-    return [(begin, min(begin + size, steps)) for begin in range(0, steps, size)]
+    return [(max(0, end - size), end) for end in range(steps, 0, -size)][::-1]
 
 
 def split_rows(batch: int, positions: int, width: int) -> list[slice]:
     """The parts of a batch whose source positions, ``width`` bytes each, fit the workspace."""
     size = max(1, _PART_BYTES // max(1, positions * width))
     return [slice(begin, begin + size) for begin in range(0, max(1, batch), size)]
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """The tensor (..., N), the values of a row one after the other."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def previous(sequence: Tensor, first: Tensor, begin: int, end: int) -> Tensor:
