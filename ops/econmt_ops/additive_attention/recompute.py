@@ -18,7 +18,6 @@ from econmt_ops.core.chunks import rows_of, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
-from econmt_ops.dispatch.rule import device_of
 from econmt_ops.dispatch.traits import Traits
 
 TRAITS = Traits(recomputes=True)
@@ -97,7 +96,7 @@ def _backward(given: Arguments, kept: Results, incoming: Incoming) -> Gradients:
     dweights = None if dweights is None else rows_of(dweights)
     dquery = torch.empty_like(given.query, memory_format=torch.contiguous_format)
     dscores = values.new_empty(steps, batch, positions, dtype=accumulate_dtype(values.dtype))
-    for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), dscores.dtype, device_of(values)):
+    for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), dscores.dtype):
         block = slice(begin, end)
         contexts = torch.bmm(kept.weights[block].transpose(0, 1), values).transpose(0, 1)
         dboth = values.new_empty(end - begin, batch, size + width)

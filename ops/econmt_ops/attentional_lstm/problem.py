@@ -32,7 +32,6 @@ from econmt_ops.core.low_rank import (
 from econmt_ops.core.packed import is_available
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import Matrix
-from econmt_ops.dispatch.rule import device_of
 
 
 class Arguments(NamedTuple):
@@ -81,8 +80,11 @@ class Arguments(NamedTuple):
     def blocks(self) -> list[tuple[int, int]]:
         """The blocks of steps, (begin, end) each."""
         batch, steps = (self.inputs if self.places is None else self.places).shape[:2]
-        hidden, accumulate = len(self.biases[0]) // 4, accumulate_dtype(self.inputs.dtype)
-        return split_blocks(steps, batch, hidden, accumulate, device_of(self.inputs))
+        hidden, dtype = len(self.biases[0]) // 4, self.inputs.dtype
+        # Triton's kernels read gates as the products left them; others make them anew in the accumulate type.
+        return split_blocks(
+            steps, batch, hidden, dtype if self.backend == "triton" else accumulate_dtype(dtype)
+        )
 
 
 class Problem:

@@ -61,6 +61,11 @@ def give_read(h: Tensor, read: Read | None) -> None:
         destination.copy_(values)
 
 
+def through_dropout(dh: Sequence[Tensor], keep: Tensor | None, scale: float) -> Sequence[Tensor]:
+    """Gradients of h (B, H), of which the first is one of what dropout left of it."""
+    return dh if keep is None else (torch.where(keep, dh[0] * scale, 0.0), *dh[1:])
+
+
 class _Workspace:
     """Memory for a step that is kept from one step to the next.
 
@@ -190,8 +195,12 @@ class EagerSteps:
         dh: Sequence[Tensor],
         dc: Tensor,
         dgates: Tensor,
+        *,
+        keep: Tensor | None = None,
+        scale: float = 1.0,
     ) -> None:
         """See `StepKernels`."""
+        dh = through_dropout(dh, keep, scale)
         room = self._workspace(dc)
         if gates.dtype == dc.dtype:
             i, f, g, o = gates.chunk(4, 1)

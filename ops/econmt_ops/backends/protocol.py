@@ -143,6 +143,9 @@ class StepKernels(Protocol):
         dh: Sequence[Tensor],
         dc: Tensor,
         dgates: Tensor,
+        *,
+        keep: Tensor | None = None,
+        scale: float = 1.0,
     ) -> None:
         """One step of an LSTM cell back.
 
@@ -151,6 +154,7 @@ class StepKernels(Protocol):
             dh: (B, H), one or two gradients of h in the compute type, which are added.
             dc: (B, H) in the accumulate type, the gradient of ``after``; becomes that of ``before``.
             dgates: (B, 4H) is written in the compute type: the gradient of the sums; may be ``gates``.
+            keep, scale: as in `Read`, of the first of ``dh``: that is a gradient of what dropout left of h.
         """
 
     def attention(

@@ -41,7 +41,14 @@ def test_a_block_of_cells(kept: bool, device: str) -> None:
         dc, dgates = dlast.clone(), torch.empty_like(sums)
         for step in reversed(range(steps)):
             kernels.cell_backward(
-                gates[step], cells[step], cells[step + 1], [dh[0, step], dh[1, step]], dc, dgates[step]
+                gates[step],
+                cells[step],
+                cells[step + 1],
+                [dh[0, step], dh[1, step]],
+                dc,
+                dgates[step],
+                keep=keep if step else None,
+                scale=2.0,
             )
         return [h, other, read, c, cells, dc, dgates]
 

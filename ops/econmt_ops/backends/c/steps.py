@@ -9,7 +9,7 @@ from torch import Tensor
 
 from econmt_ops.backends import c as library
 from econmt_ops.backends.c.attention import CAttention
-from econmt_ops.backends.eager import EagerSteps
+from econmt_ops.backends.eager import EagerSteps, through_dropout
 from econmt_ops.backends.protocol import AttentionKernels
 
 
@@ -41,8 +41,12 @@ class CSteps(EagerSteps):
         dh: Sequence[Tensor],
         dc: Tensor,
         dgates: Tensor,
+        *,
+        keep: Tensor | None = None,
+        scale: float = 1.0,
     ) -> None:
         """See `StepKernels`."""
+        dh = through_dropout(dh, keep, scale)
         first, second = dh if len(dh) == 2 else (dh[0], self._nothing(dc))
         sums = gates.dtype != torch.float32
         library.lstm_backward(gates, sums, before, after, first, second, dc, dgates, dbefore=dc)

@@ -78,6 +78,8 @@ def _backward_kernel(
     second: tl.tensor,
     dc: tl.tensor,
     dgates: tl.tensor,
+    keep: tl.tensor,
+    scale: tl.tensor,
     hidden: tl.tensor,
     gates_row: tl.tensor,
     before_row: tl.tensor,
@@ -86,9 +88,10 @@ def _backward_kernel(
     second_row: tl.tensor,
     dc_row: tl.tensor,
     dgates_row: tl.tensor,
+    keep_row: tl.tensor,
     UNITS: tl.constexpr,
 ) -> None:
-    """One program: some units of a row. The gradient of h is ``first`` or, if it is not None, plus ``second``."""
+    """One program: some units of a row. The gradient of h is ``first``, through dropout, and ``second``, or None."""
     row = tl.program_id(0).to(tl.int64)
     unit = tl.program_id(1) * UNITS + tl.arange(0, UNITS)
     inside = unit < hidden
@@ -99,6 +102,9 @@ def _backward_kernel(
     o = tl.sigmoid(tl.load(sums + 3 * hidden, mask=inside).to(tl.float32))
     squashed = tanh(tl.load(after + row * after_row + unit, mask=inside))
     dh = tl.load(first + row * first_row + unit, mask=inside).to(tl.float32)
+    if keep is not None:
+        kept = tl.load(keep + row * keep_row + unit, mask=inside, other=0)
+        dh = tl.where(kept != 0, dh * scale, 0.0)
     if second is not None:
         dh += tl.load(second + row * second_row + unit, mask=inside).to(tl.float32)
     total = tl.load(dc + row * dc_row + unit, mask=inside) + dh * o * (1.0 - squashed * squashed)
@@ -178,16 +184,25 @@ def forward(
 
 
 def backward(
-    gates: Tensor, before: Tensor, after: Tensor, dh: Sequence[Tensor], dc: Tensor, dgates: Tensor
+    gates: Tensor,
+    before: Tensor,
+    after: Tensor,
+    dh: Sequence[Tensor],
+    dc: Tensor,
+    dgates: Tensor,
+    keep: Tensor | None = None,
+    scale: float = 1.0,
 ) -> None:
     """One step back; see `econmt_ops.backends.protocol.StepKernels.cell_backward`. The gates are sums."""
     rows, hidden = before.shape
     assert gates.shape == dgates.shape == (rows, 4 * hidden)
     assert 1 <= len(dh) <= 2
     grid, compiled_with = _division(rows, hidden)
-    tensors = (gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
+    second = dh[1] if len(dh) > 1 else None
+    kept = None if keep is None else keep.view(torch.int8)
+    tensors = (gates, before, after, dh[0], second, dc, dgates, kept)
     strides = [row_stride(tensor) for tensor in tensors]
-    _backward_kernel[grid](*tensors, hidden, *strides, **compiled_with)
+    _backward_kernel[grid](*tensors, scale, hidden, *strides, **compiled_with)
 
 
 def scan(gates: Tensor, first: Tensor) -> Tensor:

@@ -134,9 +134,12 @@ class TritonSteps:
         dh: Sequence[Tensor],
         dc: Tensor,
         dgates: Tensor,
+        *,
+        keep: Tensor | None = None,
+        scale: float = 1.0,
     ) -> None:
         """See `StepKernels`."""
-        cells.backward(gates, before, after, dh, dc, dgates)
+        cells.backward(gates, before, after, dh, dc, dgates, keep, scale)
 
     def attention(
         self,
@@ -148,4 +151,5 @@ class TritonSteps:
         lengths: Tensor | None,
     ) -> AttentionKernels:
         """See `StepKernels`."""
-        return TritonAttention(keys, projected, score, norm, scale, lengths)
+        here = None if lengths is None else lengths.to(keys.device)
+        return TritonAttention(keys, projected, score, norm, scale, here)
