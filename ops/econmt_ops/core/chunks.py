@@ -32,15 +32,23 @@ def reaches(stash: str, level: str) -> bool:
 
 
 def split_blocks(steps: int, batch: int, hidden: int, dtype: torch.dtype) -> list[tuple[int, int]]:
-    """The blocks of steps, (begin, end) each, whose gates, values of ``dtype``, fit the workspace."""
+    """The blocks of steps, (begin, end) each, whose gates, values of ``dtype``, fit the workspace.
+
+    The first may be shorter than the others: what precedes its steps lies apart, so that it copies what it reads.
+    """
     size = max(1, _BLOCK_BYTES // max(1, batch * 4 * hidden * dtype.itemsize))
-    return [(begin, min(begin + size, steps)) for begin in range(0, steps, size)]
+    return [(max(0, end - size), end) for end in range(steps, 0, -size)][::-1]
 
 
 def split_rows(batch: int, positions: int, width: int) -> list[slice]:
     """The parts of a batch whose source positions, ``width`` bytes each, fit the workspace."""
     size = max(1, _PART_BYTES // max(1, positions * width))
     return [slice(begin, begin + size) for begin in range(0, max(1, batch), size)]
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """The tensor (..., N), the values of a row one after the other."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def previous(sequence: Tensor, first: Tensor, begin: int, end: int) -> Tensor:

@@ -22,7 +22,14 @@ from torch.nn import functional
 
 from econmt_ops.core.chunks import add_outer
 from econmt_ops.core.gemm import MANY, Product
-from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMWeights, Matrix
+from econmt_ops.core.weights import (
+    AnyLSTMWeights,
+    LowRank,
+    LowRankLSTMWeights,
+    LSTMWeights,
+    Matrix,
+    cast_weights,
+)
 
 
 def columns(weight: Matrix, begin: int, end: int) -> Matrix:
@@ -44,6 +51,16 @@ def joined(first: Matrix, second: Matrix) -> Matrix:
         return LowRank(torch.cat([first.left, second.left], 1), right)
     assert not isinstance(second, LowRank)
     return torch.cat([first, second], 1)
+
+
+def cast_together(layer: AnyLSTMWeights, dtype: torch.dtype) -> tuple[AnyLSTMWeights, Tensor | None]:
+    """A layer in another type; and, if that took copies of whole matrices, both side by side, (4H, I + H)."""
+    if isinstance(layer, LowRankLSTMWeights) or layer.input.dtype == layer.hidden.dtype == dtype:
+        return cast_weights(layer, dtype), None
+    width = layer.input.shape[1]
+    both = layer.input.new_empty(len(layer.input), width + layer.hidden.shape[1], dtype=dtype)
+    both[:, :width], both[:, width:] = layer.input, layer.hidden
+    return LSTMWeights(both[:, :width], both[:, width:], layer.bias.to(dtype)), both
 
 
 def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
