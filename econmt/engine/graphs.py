@@ -14,6 +14,7 @@ another.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,10 +34,10 @@ _HOST_BUFFERS = 4
 class _Inputs:
     """A batch and its number of tokens at a fixed place on the device, filled by one copy from pinned memory."""
 
-    def __init__(self, batch: Batch, device: torch.device) -> None:
+    def __init__(self, batch: Batch, rows: int, device: torch.device) -> None:
         fields = _tensors(batch)
-        self._shapes = [tensor.shape for tensor in fields.values()]
-        self._sizes = [tensor.numel() for tensor in fields.values()] + [1]
+        self._shapes = [(rows, *tensor.shape[1:]) for tensor in fields.values()]
+        self._sizes = [math.prod(shape) for shape in self._shapes] + [1]
         self._flat = torch.zeros(sum(self._sizes), dtype=torch.int64, device=device)
         self._hosts = [
             torch.zeros(len(self._flat), dtype=torch.int64).pin_memory() for _ in range(_HOST_BUFFERS)
@@ -50,7 +51,7 @@ class _Inputs:
         changes: dict[str, Any] = {**views}
         self.batch = dataclasses.replace(batch, **changes)
         self.tokens = tokens[0]
-        self.rows = len(batch.indices)
+        self.rows = rows
 
     def fill(self, batch: Batch, tokens: int) -> None:
         """Enqueues the copy of a batch that lies on the CPU; rows that it lacks are padding, which has no gradient."""
@@ -97,8 +98,11 @@ class GraphedStep:
 
     Args:
         step: the training step.
-        several: whether updates may be of several batches.
+        several: whether updates are of several batches; where it is False, one that is all the same is not replayed.
         note: gets one line a shape that cannot be captured.
+        most_rows: of any batch of a batch's shape; None: batches have the rows that they have. A graph is captured for
+            so many, and smaller batches are filled up, so that which graph a batch runs in, and with it rounding and
+            masks, does not depend on what came before.
 
     Attributes:
         step: see above.
@@ -106,11 +110,17 @@ class GraphedStep:
     """
 
     def __init__(
-        self, step: TrainingStep, *, several: bool = False, note: Callable[[str], object] | None = None
+        self,
+        step: TrainingStep,
+        *,
+        several: bool = False,
+        note: Callable[[str], object] | None = None,
+        most_rows: Callable[[Batch], int] | None = None,
     ) -> None:
         self.step = step
         self._several = several
         self._note = note
+        self._most_rows = most_rows
         self._stream = torch.cuda.Stream(step.device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[Implementations, torch.Size, torch.Size], list[_Captured]] = {}
@@ -143,7 +153,7 @@ class GraphedStep:
             self.step.number = number
             found.append(self._find(batch, how))
         self.step.number = None
-        if any(each is None for each in found):
+        if any(each is None for each in found) or (len(batches) > 1 and not self._several):
             moved = [batch.to(self.step.device) for batch in batches]
             return self.step.run(moved, self.step.tokens(batches), chosen)
         tokens = sum(batch.target_tokens for batch in batches)
@@ -179,7 +189,7 @@ class GraphedStep:
         key = implementations, batch.source.shape[1:], batch.target_input.shape[1:]
         if key in self._refused:
             return None
-        rows = len(batch.indices)
+        rows = self._capacity(batch)
         there = [each for each in self._graphs.get(key, ()) if each.inputs.rows >= rows]
         if there:
             return min(there, key=lambda each: each.inputs.rows)
@@ -199,9 +209,14 @@ class GraphedStep:
         self._graphs.setdefault(key, []).append(made)
         return made
 
+    def _capacity(self, batch: Batch) -> int:
+        """Rows of the graph that a batch runs in."""
+        rows = len(batch.indices)
+        return rows if self._most_rows is None else max(rows, self._most_rows(batch))
+
     def _capture(self, batch: Batch, implementations: Implementations) -> _Captured:
         step = self.step
-        inputs = _Inputs(batch, step.device)
+        inputs = _Inputs(batch, self._capacity(batch), step.device)
         inputs.fill(batch, batch.target_tokens)
         self._warm_up(inputs, implementations)
         graph = torch.cuda.CUDAGraph()

@@ -33,13 +33,13 @@ from econmt.training.checkpoints import (
     save_interrupted,
     saving,
 )
-from econmt.training.files import read_tensors
+from econmt.training.end_of_run import end_reason, seconds_left
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.training.limits import end_reason, seconds_left
 from econmt.training.progress import Figures, Progress
 from econmt.training.schedules import Schedule
 from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
+from econmt.training.tensor_files import read_tensors
 from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
 from econmt.training.validation import Abandoned, Validation, validate
 
@@ -148,7 +148,14 @@ class Trainer:
             # What a byte budget divides further, or an update adds up, is captured batch by batch.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
             several = interval > 1 or (plan is not None and plan.worst.parts > 1)
-            self._graphed = GraphedStep(self.step, several=several, note=progress.note)
+            shapes = {(shape.source, shape.target): shape.rows for shape in self.batches.shapes()}
+
+            def most_rows(batch: Batch) -> int:
+                if self.budget.plan is not None:
+                    return self.budget.plan.find(batch).rows
+                return shapes.get((batch.source.shape[1], batch.target_output.shape[1]), 0)
+
+            self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
         self._tell_of_plan(progress)

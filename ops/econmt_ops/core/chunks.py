@@ -58,30 +58,6 @@ def previous(sequence: Tensor, first: Tensor, begin: int, end: int) -> Tensor:
     return torch.cat([first.unsqueeze(0), sequence[: end - 1]], 0)
 
 
-def scan_cells(gates: Tensor, first: Tensor) -> Tensor:
-    """The cell states of a block from its gates: c_t = f_t c_{t-1} + i_t g_t.
-
-    Args:
-        gates: (K, B, 4H) after their nonlinearities. first: (B, H) before the block.
-
-    Returns:
-        (K + 1, B, H), ``first`` and the state after each step.
-    """
-    i, f, g, _ = gates.chunk(4, 2)
-    cells = torch.empty((len(gates) + 1, *first.shape), dtype=gates.dtype, device=gates.device)
-    cells[0] = first
-    torch.mul(i, g, out=cells[1:])
-    for step in range(len(gates)):
-        cells[step + 1].addcmul_(f[step], cells[step])
-    return cells
-
-
-def add_product(total: Tensor, left: Tensor, weight: Tensor) -> Tensor:
-    """total + left weight^T, in place. total (K, B, N) contiguous, left (K, B, M), weight (N, M)."""
-    total.view(-1, total.shape[2]).addmm_(left.reshape(-1, left.shape[2]), weight.t())
-    return total
-
-
 def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -> None:
     """Add left^T right to ``total`` (N, M), in place; left (K, B, N), right (K, B, M).
 

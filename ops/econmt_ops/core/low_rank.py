@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.core.chunks import add_outer, add_product
+from econmt_ops.core.chunks import add_outer
 from econmt_ops.core.gemm import MANY, Product
 from econmt_ops.core.weights import (
     AnyLSTMWeights,
@@ -203,8 +203,9 @@ def gradient_of(weight: Matrix, dtype: torch.dtype) -> Matrix:
 def add_linear(total: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
     """total (K, B, N), contiguous, plus inputs (K, B, M) weight^T, in place."""
     if isinstance(weight, LowRank):
-        return add_product(total, functional.linear(inputs, weight.right), weight.left)
-    return add_product(total, inputs, weight)
+        inputs, weight = functional.linear(inputs, weight.right), weight.left
+    total.view(-1, total.shape[2]).addmm_(inputs.reshape(-1, inputs.shape[2]), weight.t())
+    return total
 
 
 def thin_of(weight: Matrix, doutputs: Tensor) -> Tensor | None:
