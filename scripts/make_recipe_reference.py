@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from econmt.recipe import OPS, Ops, Recipe, implementation_names
 from econmt.typed_yaml import dump_yaml, members, section_kinds
@@ -177,7 +176,7 @@ def default_text(field: FieldInfo) -> str:
     """The default as it stands in YAML."""
     if field.is_required():
         return "*required*"
-    if field.default is PydanticUndefined:
+    if isinstance(field.default, BaseModel):
         return "its defaults"
     value = list(field.default) if isinstance(field.default, tuple) else field.default
     text = dump_yaml({"key": value}).removeprefix("key:").strip()

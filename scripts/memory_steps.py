@@ -29,7 +29,7 @@ from econmt.engine.devices import trims_batches
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import InputError
-from econmt.memory.measure.ledger import Ledger, give_state, measure_step
+from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.memory.measure.timing import peak_flops
 from econmt.model import EncoderOutput, Implementations, TranslationModel
 from econmt.model.decoder import InputFeedingDecoder, Memory, Recurrent
@@ -339,7 +339,7 @@ class Steps:
         model = task.build_model().train().to(device)
         plain = TrainingStep(task, model)
         plain.set_learning_rate(0.0)
-        give_state(plain)
+        plain.prepare()
         self._steps = {"": plain}
         for variant in checkpoint_variants():
             if case.recipe.model.decoder.input_feeding:

@@ -249,7 +249,7 @@ def pack(weight: Tensor, rows: int) -> Tensor:
 
 
 def by_onednn(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T by oneDNN, of a weight as it is or packed."""
+    """X W^T (N, O) by oneDNN, of ``x`` (N, I) and a ``weight`` (O, I) as it is or packed."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return product
 

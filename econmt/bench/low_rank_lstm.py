@@ -81,7 +81,7 @@ def ways(hidden: int, ranks: Sequence[int], dtype: torch.dtype, device: torch.de
 
 
 def passes(way: Way, inputs: Tensor) -> dict[str, Callable[[], Any]]:
-    """The forward pass alone, keeping nothing, and forward and backward down to inputs and weights."""
+    """The forward pass alone, keeping nothing, and forward and backward down to inputs (B, T, H) and weights."""
     wanted = [inputs, *tensors_of(way.weights)]
 
     def forward() -> Tensor:
@@ -97,6 +97,9 @@ def passes(way: Way, inputs: Tensor) -> dict[str, Callable[[], Any]]:
 
 def check(way: Way, inputs: Tensor) -> float:
     """How far a way's outputs and gradients lie from the definition's, at most, of the largest value of each tensor.
+
+    Args:
+        way: the layer. inputs: (B, T, H).
 
     Raises:
         EconmtError: further than rounding explains.

@@ -141,7 +141,7 @@ def wavefront(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
 
 
 def directions_together(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """A layer in both directions, whose n-th steps are one batched product: (B, T, I) to (B, T, 2H)."""
+    """A layer in both directions, whose n-th steps are one batched product: inputs (B, T, I) to outputs (B, T, 2H)."""
     reads = torch.stack([inputs, inputs.flip(1)])
     biases = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
     weights = torch.stack([layer.input.t() for layer in layers])
@@ -185,7 +185,7 @@ def _own(layout: str = "packed", backend: str = "eager") -> Stack:
 
 
 def by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """torch's own LSTM (oneDNN, cuDNN), all layers in one call; c in the type of the inputs."""
+    """torch's own LSTM (oneDNN, cuDNN), all layers in one call: inputs (B, T, I) to (B, T, H); c in their type."""
     none = torch.zeros_like(layers[0].bias)
     flat = [tensor for layer in layers for tensor in (*layer, none)]
     zero = inputs.new_zeros(len(layers), inputs.shape[0], layers[0].hidden.shape[1])
@@ -249,7 +249,7 @@ def _directions_on_streams(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Ten
 
 
 def both_ways_by_torch(inputs: Tensor, layers: Sequence[LSTMWeights]) -> Tensor:
-    """torch's own LSTM, one layer in both directions; c in the type of the inputs."""
+    """torch's own LSTM, one layer in both directions: inputs (B, T, I) to (B, T, 2H); c in their type."""
     zero = inputs.new_zeros(2, inputs.shape[0], layers[0].hidden.shape[1])
     flat = [part for layer in layers for part in layer]
     return torch_lstm(inputs, flat, zero, zero, bidirectional=True)[0]
@@ -289,7 +289,7 @@ def arguments(
 def passes(
     stack: Stack, inputs: Tensor, layers: Sequence[LSTMWeights]
 ) -> tuple[Callable[[], Tensor], Callable[[], object]]:
-    """The forward pass, and forward and backward down to inputs and weights."""
+    """The forward pass, and forward and backward down to inputs (B, T, I) and weights."""
     wanted = [inputs, *(part for layer in layers for part in layer)]
 
     def forward() -> Tensor:

@@ -143,7 +143,7 @@ def choose(shape: tuple[int, int], shapes: npt.NDArray[np.int64], work: PairFlop
 
 
 def padded_work(counts: Counts, shapes: npt.NDArray[np.int64], work: PairFlops) -> float:
-    """Work of all pairs, each padded to the cheapest shape that holds it."""
+    """Work of all pairs, each padded to the cheapest of ``shapes`` (K, 2) that holds it."""
     prices = work.of(shapes[:, 0], shapes[:, 1]).astype(np.float64)
     chosen = choose(counts.shape, shapes, work)
     assert (chosen[counts > 0] >= 0).all()

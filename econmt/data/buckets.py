@@ -54,7 +54,7 @@ class Buckets(NamedTuple):
 
 
 def round_up(values: IntArray, width: int) -> npt.NDArray[np.int64]:
-    """``values`` rounded up to multiples of ``width``."""
+    """``values``, of any shape, rounded up to multiples of ``width``."""
     return (values.astype(np.int64) + (width - 1)) // width * width
 
 

@@ -117,7 +117,7 @@ def _not_found(prefix: str, wanted: str, bases: Sequence[Path], halves: Sequence
     return f"text {prefix} not found: looked for {wanted} in {looked};{half} {catalog.why_not(prefix)}"
 
 
-def read_lines(path: Path, *, allow_empty: bool = False) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
     """Stream the lines of a text file (gzip if its name ends in ``.gz``), without their line ends.
 
     Only ``\\n`` ends a line, with a ``\\r`` before it if there is one; every other character belongs to the
@@ -125,7 +125,7 @@ def read_lines(path: Path, *, allow_empty: bool = False) -> Iterator[str]:
 
     Raises:
         InputError: missing or unreadable file, invalid UTF-8, a NUL byte, a corrupt gzip file, or no line at
-            all (unless ``allow_empty``); the message names file and line.
+            all; the message names file and line.
     """
     number = 0
     try:
@@ -144,7 +144,7 @@ def read_lines(path: Path, *, allow_empty: bool = False) -> Iterator[str]:
         raise InputError(f"{path}: no permission to read") from error
     except OSError as error:
         raise InputError(f"{path}: cannot read after line {number}: {error.strerror or error}") from error
-    if number == 0 and not allow_empty:
+    if number == 0:
         raise InputError(f"{path}: the file is empty")
 
 

@@ -93,7 +93,7 @@ def _divide_fixed(buckets: list[list[int]], counts: list[int], sizes: Sequence[i
 
 
 def mix(pairs: npt.NDArray[np.int32], rows: int, draw: np.random.Generator) -> None:
-    """Shuffle pairs that stand in the order of their lengths, each within ``rows`` neighbours, in place."""
+    """Shuffle ``pairs`` (N,) that stand in the order of their lengths, each within ``rows`` neighbours, in place."""
     first = min(int(draw.integers(rows)), len(pairs))
     last = len(pairs) - (len(pairs) - first) % rows
     draw.shuffle(pairs[:first])

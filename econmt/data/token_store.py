@@ -196,7 +196,11 @@ class TokenStoreWriter:
     def add_arrays(
         self, tokens: IntArray, source_lengths: IntArray, target_lengths: IntArray, lines: IntArray
     ) -> None:
-        """Append pairs whose ids are flat already: source, target, source, target, ..."""
+        """Append N pairs whose ids are flat already: source, target, source, target, ...
+
+        Args:
+            tokens: (all ids,). source_lengths, target_lengths, lines: (N,).
+        """
         lengths = source_lengths.astype(np.int64) + target_lengths
         index = np.empty(len(lengths), dtype=INDEX_TYPE)
         index["start"] = self._tokens + np.cumsum(lengths) - lengths

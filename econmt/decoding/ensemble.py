@@ -23,11 +23,11 @@ class EnsembleState(NamedTuple):
     states: tuple[SearchState, ...]
 
     def select(self, rows: Tensor, cells: Tensor, width: int) -> EnsembleState:
-        """See :meth:`SearchState.select`."""
+        """See :meth:`SearchState.select`; ``rows`` and ``cells`` (R',)."""
         return EnsembleState(tuple(state.select(rows, cells, width) for state in self.states))
 
     def keep(self, sentences: Tensor) -> EnsembleState:
-        """See :meth:`SearchState.keep`."""
+        """See :meth:`SearchState.keep`; ``sentences`` (C,)."""
         return EnsembleState(tuple(state.keep(sentences) for state in self.states))
 
 
@@ -43,7 +43,7 @@ class Ensemble:
         self.mode = mode
 
     def encode(self, source: Tensor, lengths: Tensor) -> tuple[Any, ...]:
-        """What each model makes of the source."""
+        """What each model makes of the source (B, S), whose lengths are (B,)."""
         return tuple(model.encode(source, lengths) for model in self.models)
 
     def initial_state(self, encoded: tuple[Any, ...]) -> EnsembleState:
@@ -52,7 +52,7 @@ class Ensemble:
         return EnsembleState(tuple(states))
 
     def step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, Tensor, EnsembleState]:
-        """One step of every model; see :meth:`SearchModel.step`."""
+        """One step of every model from tokens (R,); see :meth:`SearchModel.step`."""
         parts = [model.step(tokens, each) for model, each in zip(self.models, state.states, strict=True)]
         log_probs = average_log_probs(torch.stack([part[0] for part in parts]), self.mode)
         attention = torch.stack([part[1] for part in parts]).mean(dim=0)

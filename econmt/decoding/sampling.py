@@ -61,7 +61,7 @@ def sample(
     tokens, and log-probabilities are the model's own, whatever the temperature and however few tokens were drawn from.
 
     Args:
-        model, source, lengths, limits: as for ``beam_search``.
+        model: in evaluation mode. source: (B, S). lengths, limits: (B,), all as for ``beam_search``.
         numbers: B numbers, one a sentence; together with ``options.seed`` they determine the draws.
 
     Returns:

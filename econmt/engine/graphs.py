@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.batches import Batch
-from econmt.engine.devices import is_out_of_memory
+from econmt.engine.devices import is_out_of_memory, release_workspaces
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations
 from econmt_ops.dispatch.rule import captured
@@ -82,6 +82,12 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
         for field in dataclasses.fields(batch)
         if isinstance(value := getattr(batch, field.name), Tensor) and field.name != "indices"
     }
+
+
+def _lean(phase: str, _: object) -> None:
+    """Watches a step: backward passes have a thread of their own, and with it a workspace of cuBLAS of their own."""
+    if phase == "backward":
+        release_workspaces()
 
 
 class GraphedStep:
@@ -200,12 +206,14 @@ class GraphedStep:
         self._warm_up(inputs, implementations)
         graph = torch.cuda.CUDAGraph()
         result: StepResult | None = None
+        release_workspaces()
         with captured(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             if self._several:
-                self._total += step.accumulate(inputs.batch, inputs.tokens, implementations)
+                self._total += step.accumulate(inputs.batch, inputs.tokens, implementations, _lean)
             else:
-                result = step.run([inputs.batch], inputs.tokens, [implementations])
+                result = step.run([inputs.batch], inputs.tokens, [implementations], _lean)
                 step.clear()
+        release_workspaces()
         return _Captured(graph, inputs, result)
 
     def _capture_update(self) -> tuple[torch.cuda.CUDAGraph, StepResult]:
@@ -231,7 +239,7 @@ class GraphedStep:
             part.grad = None
         self._stream.wait_stream(torch.cuda.current_stream(step.device))
         with captured(), torch.cuda.stream(self._stream):
-            step.accumulate(inputs.batch, inputs.tokens, implementations)
+            step.accumulate(inputs.batch, inputs.tokens, implementations, _lean)
         torch.cuda.current_stream(step.device).wait_stream(self._stream)
         for part, gradient in zip(parameters, gradients, strict=True):
             part.grad = gradient

@@ -20,11 +20,6 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: recipe.Optimi
     return FusedOptimizer(parameters.values(), **config.model_dump())
 
 
-def set_learning_rate(optimizer: FusedOptimizer, learning_rate: float) -> None:
-    """Sets the rate of the next update."""
-    optimizer.set_learning_rate(learning_rate)
-
-
 def optimizer_tensors(optimizer: FusedOptimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """The optimizer's state as tensors named ``<quantity>/<parameter>``, for example ``exp_avg/encoder.weight``."""
     tensors: dict[str, Tensor] = {}

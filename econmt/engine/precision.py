@@ -146,26 +146,22 @@ def time_products() -> ProductTimes:
 @functools.cache
 def _timed(threads: int) -> ProductTimes:  # noqa: ARG001
     """See :func:`time_products`; ``threads`` tells the answers apart."""
-    times = _both(_PROBE)
-    return _both(_SIZES) if times.bfloat16 < 2 * times.float32 else times
-
-
-def _both(sizes: tuple[int, int, int]) -> ProductTimes:
-    return ProductTimes(_seconds(sizes, torch.float32), _seconds(sizes, torch.bfloat16))
+    for sizes in (_PROBE, _SIZES):
+        times = ProductTimes(_seconds(sizes, torch.float32), _seconds(sizes, torch.bfloat16))
+        if times.bfloat16 >= 2 * times.float32:
+            break
+    return times
 
 
 def _seconds(sizes: tuple[int, int, int], dtype: torch.dtype) -> float:
     """The shortest of a few products (rows, inputs) x (outputs, inputs): others' work can only lengthen them."""
     rows, inputs, outputs = sizes
-    left, right = (
-        torch.full((rows, inputs), 0.5, dtype=dtype),
-        torch.full((outputs, inputs), 0.5, dtype=dtype),
-    )
-    shortest = float("inf")
+    left, right = (torch.full((size, inputs), 0.5, dtype=dtype) for size in (rows, outputs))
+    seconds = []
     with torch.no_grad():
         functional.linear(left, right)  # the first call prepares
         for _ in range(_REPEATS):
             began = time.perf_counter()
             functional.linear(left, right)
-            shortest = min(shortest, time.perf_counter() - began)
-    return shortest
+            seconds.append(time.perf_counter() - began)
+    return min(seconds)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from econmt.data.batches import Batch
-from econmt.engine.optimizers import make_optimizer, set_learning_rate
+from econmt.engine.optimizers import make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.world import World
 from econmt.model import Implementations
@@ -138,16 +137,6 @@ class TrainingStep:
         See :meth:`run` for the arguments.
         """
         self.clear()
-        return self.add_gradient(batches, tokens, implementations, watch)
-
-    def add_gradient(
-        self,
-        batches: Sequence[Batch],
-        tokens: Tensor,
-        implementations: Sequence[Implementations] | None = None,
-        watch: Watch | None = None,
-    ) -> StepResult:
-        """As :meth:`gradient`, but adds to the gradients that are there."""
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
             chosen = self.implementations if implementations is None else implementations[number]
@@ -173,11 +162,7 @@ class TrainingStep:
 
     def set_learning_rate(self, rate: float) -> None:
         """Sets the rate of the next update."""
-        set_learning_rate(self.optimizer, rate)
-
-    def computing(self) -> AbstractContextManager[None]:
-        """The context in which products are made as the precision says."""
-        return self.precision.products(self.device)
+        self.optimizer.set_learning_rate(rate)
 
     def prepare(self, *, gradients: bool = False) -> None:
         """Makes what a first step would make: the optimizer's state and, if wanted, gradients filled with zeros."""
@@ -187,7 +172,7 @@ class TrainingStep:
                 parameter.grad = torch.zeros_like(parameter)
 
     def random_state(self) -> Tensor:
-        """The dropout seeds that the step draws itself, int64 on its device; none where torch's generator gives them."""
+        """The dropout seeds that the step draws itself, int64 on its device; none where torch gives them."""
         return torch.zeros(0, dtype=torch.int64) if self.seeds is None else self.seeds.seeds.clone()
 
     def set_random_state(self, state: Tensor) -> None:
@@ -220,7 +205,7 @@ class TrainingStep:
             self.seeds.advance()
         if watch is not None:
             watch("forward", None)
-        with self.computing(), drawing_from(self.seeds):
+        with self.precision.products(self.device), drawing_from(self.seeds):
             with self.precision.autocast(self.device):
                 loss = self.task.loss(self.model, batch, implementations, self.label_smoothing)
             mean = loss / tokens

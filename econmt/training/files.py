@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from econmt.data.files import sync_folder
+from econmt.data.files import whole_file
 from econmt.errors import InputError
 
 FORMAT = "econmt-1"
@@ -28,30 +27,12 @@ _DTYPES = {
 }
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a file under a temporary name, syncs it and renames it: readers see the old or the new one, whole.
-
-    Raises:
-        OSError: if the disk is full or not writable; the old file is untouched.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
 def write_text(path: Path, text: str) -> None:
-    """:func:`write_whole` for text in UTF-8, unless the file says just that already."""
+    """Writes text in UTF-8, whole or not at all, unless the file says just that already."""
     content = text.encode("utf-8")
     if not (path.is_file() and path.read_bytes() == content):
-        write_whole(path, lambda file: file.write(content))
+        with whole_file(path) as file:
+            file.write(content)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -75,14 +56,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         offset += size
     head = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     head += b" " * (-len(head) % 8)
-
-    def write(file: BinaryIO) -> None:
+    with whole_file(path) as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for name in order:
             values = tensors[name].detach().to("cpu").contiguous().reshape(-1)
             file.write(values.view(torch.uint8).numpy().data)
-
-    write_whole(path, write)
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -72,7 +72,12 @@ class ModelFolder:
     def temporaries(self) -> list[Path]:
         """What an unfinished write left behind."""
         folders = (self.path, self.states)
-        return [path for folder in folders for path in _children(folder) if path.name.endswith(".tmp")]
+        return [
+            path
+            for folder in folders
+            for path in _children(folder)
+            if path.name.endswith((".tmp", ".partial"))
+        ]
 
     def create(self) -> None:
         """Makes the folder.

@@ -26,6 +26,7 @@ from econmt.training.choice import saved_choice
 from econmt.training.files import write_text
 from econmt.training.folder import ModelFolder
 from econmt.training.pictures import draw_learning_curve
+from econmt.training.validation import make_translator
 
 SAMPLES = 3
 READABLE_TOKENS = range(4, 25)
@@ -73,15 +74,8 @@ def make_results(
     state = load_state(folder, commit)
     plan = Plan.from_state_dict(state.plan) if state.plan else None
     loaded = load_model(folder.path, "best", device)
-    translator = Translator(
-        [IncrementalModel(loaded.model)],
-        loaded.vocabularies,
-        recipe.decoding,
-        device,
-        batch_size=None if plan is None else plan.decoding_rows,
-        max_length=recipe.data.max_length,
-    )
-    score, signature = float("nan"), ""
+    searched = IncrementalModel(loaded.model)
+    translator = make_translator(searched, loaded.vocabularies, recipe, device, plan)
     if prepared.test is not None:
         corpus, sources, references = "test", prepared.test_source, prepared.test_target
         translations = list(translator.translate(sources))

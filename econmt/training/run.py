@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 
+from econmt.data.files import whole_file
 from econmt.data.store import PreparedData, prepare
 from econmt.data.subwords import fingerprint
 from econmt.engine.devices import reproducible, resolve_device
@@ -33,7 +34,7 @@ from econmt.training.choice import (
     measure,
     saved_choice,
 )
-from econmt.training.files import write_text, write_whole
+from econmt.training.files import write_text
 from econmt.training.folder import ModelFolder
 from econmt.training.initialization import initialize, parameters_to_start_from
 from econmt.training.interrupts import Interrupts
@@ -245,4 +246,5 @@ def _copy(source: Path, destination: Path, start: Start) -> None:
             f"{destination}: the run began with another vocabulary than the prepared text has ({source}); put back the "
             "text it began with, or start anew with --overwrite-output"
         )
-    write_whole(destination, lambda file: file.write(content))
+    with whole_file(destination) as file:
+        file.write(content)

@@ -291,15 +291,7 @@ class Trainer:
         self.step.clear()
         try:
             with self._random_states_kept():
-                result = validate(
-                    self.task,
-                    self.model,
-                    self.prepared,
-                    self.device,
-                    self.step.precision,
-                    lambda: interrupts.pending,
-                    self.budget.plan,
-                )
+                result = validate(self.step, self.prepared, lambda: interrupts.pending, self.budget.plan)
         except Abandoned:
             return
         except torch.cuda.OutOfMemoryError as error:

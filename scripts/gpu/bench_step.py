@@ -1,14 +1,14 @@
 """Whole training steps on a GPU: econmt beside the same model in plain PyTorch, each in CUDA graphs, in turns.
 
-    python scripts/gpu/bench_step.py                              # both workloads, all precisions
+    python scripts/gpu/bench_step.py                       # both workloads, all precisions
     python scripts/gpu/bench_step.py --only W2 --precision bfloat16 --variants plain auto
 
-W2 is Echo's model and batch (recipe iwslt, 128 x 100 x 100, every row full); W1 the multi30k recipe with batches of 64
-pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the rows shorter). Before its times count, the loss of
-each variant's first step is held to that of the first variant.
+W2 is Echo's model and batch (recipe iwslt, 128 x 100 x 100, every row full); W1 the multi30k recipe with batches of
+64 pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the rows shorter). The loss of each variant's
+first step stands in its row: they differ by the draws of first parameters and dropout.
 
-Columns: target tokens a second (padding not counted), milliseconds a step, peak of what tensors take (graphs' pool in it)
-and of what the allocator has taken, MB of 10^6 bytes.
+Columns: target tokens a second (padding not counted), milliseconds a step, peak of what tensors take (graphs' pool in
+it) and of what the allocator has taken, MB of 10^6 bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The yardstick on a GPU: the model of a recipe as a good engineer writes it in plain PyTorch, its whole step in a CUDA graph.
+"""The yardstick on a GPU: a recipe's model in plain PyTorch as a good engineer writes it, a step in a CUDA graph.
 
-cuDNN's LSTMs for the encoder; in the decoder all four gates in one product, the input's part of them and the attention's
-keys for all positions before the loop; output layer and loss once; autocast; fused Adam. Autograd does the rest.
+cuDNN's LSTMs for the encoder; in the decoder all four gates in one product, the input's part of them and the
+attention's keys for all positions before the loop; output layer and loss once; autocast; fused Adam. Autograd does
+the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Text(NamedTuple):
 
 
 class Plain(nn.Module):
-    """The recipe's translation model: a bidirectional layer below, LSTM layers above, additive attention, input feeding."""
+    """The recipe's model: a bidirectional layer below, LSTM layers above, additive attention, input feeding."""
 
     def __init__(self, model: schema.Model, source_size: int, target_size: int) -> None:
         super().__init__()

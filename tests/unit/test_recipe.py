@@ -128,7 +128,7 @@ def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
         ),
         (
             ("name: small", "zzz: 1\nname: x"),
-            "mine.yaml:1: zzz: unknown key; valid keys here: name, output, data, model, ops, training, decoding",
+            "mine.yaml:1: zzz: unknown key; valid keys here: name, task, output, data, model, ops, training, decoding",
         ),
         (
             ("  max_updates: 10", "  batch: {type: token}\n  max_updates: 10"),
@@ -141,7 +141,7 @@ def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
         (("name: small", "name: small\nname: x"), "mine.yaml:2: name: given twice; first at mine.yaml:1"),
         (
             ("  max_updates: 10", "  precision: bfloat\n  max_updates: 10"),
-            "mine.yaml:9: training.precision: must be one of auto, float32, bfloat16, found the text 'bfloat'; "
+            "mine.yaml:9: training.precision: must be one of auto, float32, tf32, bfloat16, found the text 'bfloat'; "
             "did you mean bfloat16?",
         ),
     ],

@@ -36,8 +36,7 @@ def _distinct_words(
     words: Tensor, _sorted: bool = True, inverse: bool = False, counts: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As many distinct ones as there are at most where the model multiplies each of them once."""
-    most = int(translation.DISTINCT * words.numel()) // translation.ROWS * translation.ROWS
-    return _unique(words, max(1, most), inverse, counts)
+    return _unique(words, max(1, translation.most_distinct(words.numel())), inverse, counts)
 
 
 def _all_different(
@@ -229,5 +228,15 @@ def launching_nothing() -> Iterator[None]:
         kernel.run = launch
 
 
-ON_GPU = {**REPLACEMENTS, aten._unique2.default: _all_different}
+def _add_to_sum(_total: Tensor, _left: Tensor, _right: Tensor, _dtype: torch.dtype, **options: Any) -> Tensor:
+    """A product of 16-bit factors added to a float32 sum, of which fake tensors of torch 2.11 know nothing."""
+    out: Tensor = options["out"]
+    return out
+
+
+ON_GPU: dict[OpOverload[..., Any], Callable[..., Any]] = {
+    **REPLACEMENTS,
+    aten._unique2.default: _all_different,
+    aten.addmm.dtype_out: _add_to_sum,
+}
 """The same for what stands for a GPU, where the model asks for no distinct words: nobody may wait for their number."""

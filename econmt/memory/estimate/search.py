@@ -47,7 +47,7 @@ def estimate_search(
         lengths = torch.ones(sentences, dtype=torch.int64)
         rows = torch.zeros(sentences * beam, dtype=torch.int64)
         tracker = Tracker(_CPU, block=BLOCK if cuda else 1, replacements=ON_GPU if cuda else REPLACEMENTS)
-        workspaces = cublas_workspaces(tracker) if cuda else []  # of training, which goes on afterwards
+        workspaces = cublas_workspaces(tracker, 2) if cuda else []  # of training, which goes on afterwards
         for parameter in model.parameters():
             tracker.label(parameter, "weights", "other")
         with (

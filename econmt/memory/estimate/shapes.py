@@ -17,7 +17,7 @@ _CPU = torch.device("cpu")
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-class _Unknown(Exception):
+class _UnknownError(Exception):
     """Arguments of an operator are none of the kinds whose results can be remembered."""
 
 
@@ -45,7 +45,7 @@ class RememberedShapes:
         tensors: list[FakeTensor] = []
         try:
             key = func, _describe(args, tensors), _describe(kwargs.items(), tensors) if kwargs else ()
-        except _Unknown:
+        except _UnknownError:
             return func(*args, **kwargs)
         if func.is_view:
             # Views differ in where they begin, and are quickly made.
@@ -57,7 +57,7 @@ class RememberedShapes:
             result = func(*args, **kwargs)
             self._known[key] = _form(func, result, tensors, key[1:], (args, kwargs))
             return result
-        return func(*args, **kwargs) if form is _Unknown else self._made(form, tensors)
+        return func(*args, **kwargs) if form is _UnknownError else self._made(form, tensors)
 
     def _made(self, form: Any, tensors: list[FakeTensor]) -> Any:
         """A result, or a part of it, of this form; new tensors are added to those that the form names by number."""
@@ -81,13 +81,13 @@ def _describe(values: Iterable[Any], tensors: list[FakeTensor]) -> tuple[Any, ..
     """What of arguments the form of a result depends on; the tensors among them are added to a list.
 
     Raises:
-        _Unknown: they are of another kind.
+        _UnknownError: they are of another kind.
     """
     found: list[Any] = []
     for value in values:
         if isinstance(value, FakeTensor):
             if value.layout is not torch.strided or value.constant is not None:
-                raise _Unknown
+                raise _UnknownError
             tensors.append(value)
             found.append((value.shape, value.stride(), value.dtype))
         elif isinstance(value, _PLAIN):
@@ -95,7 +95,7 @@ def _describe(values: Iterable[Any], tensors: list[FakeTensor]) -> tuple[Any, ..
         elif isinstance(value, list | tuple):
             found.append(_describe(value, tensors))
         else:
-            raise _Unknown
+            raise _UnknownError
     return tuple(found)
 
 
@@ -104,12 +104,12 @@ def _form(func: Any, result: Any, tensors: list[FakeTensor], key: Any, arguments
     args, kwargs = arguments
     after = _describe(args, []), _describe(kwargs.items(), []) if kwargs else ()
     if after != key or torch.Tag.inplace_view in func.tags:
-        return _Unknown
+        return _UnknownError
     known = list(tensors)
     try:
         return _part(result, known, {tensor.untyped_storage()._cdata for tensor in tensors})
-    except _Unknown:
-        return _Unknown
+    except _UnknownError:
+        return _UnknownError
 
 
 def _part(part: Any, known: list[FakeTensor], memory: set[int]) -> Any:
@@ -122,9 +122,9 @@ def _part(part: Any, known: list[FakeTensor], memory: set[int]) -> Any:
         if part is tensor:
             return number
     if type(part) is not FakeTensor or part.layout is not torch.strided or part.constant is not None:
-        raise _Unknown
+        raise _UnknownError
     if part.untyped_storage()._cdata in memory or part.storage_offset():
-        raise _Unknown
+        raise _UnknownError
     memory.add(part.untyped_storage()._cdata)
     known.append(part)
     return _New(tuple(part.shape), part.stride(), part.dtype)

@@ -20,16 +20,17 @@ from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
 from econmt.memory.estimate.shapes import RememberedShapes
-from econmt.memory.measure.ledger import Ledger, give_state, track_step
+from econmt.memory.measure.ledger import Ledger, track_step
 from econmt.memory.measure.tracker import Storage, Tracker
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
 
-CUBLAS_WORKSPACE = 2 * (32 << 20)
-"""Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0; others get 8.1 MiB for each 32.
+CUBLAS_WORKSPACE = 32 << 20
+"""Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0; others get 8.1 MiB.
 
-Twice, because a workspace belongs to a handle and a handle to a thread (ATen/cuda/CublasHandlePool.cpp): backward
-passes on a GPU have a thread of their own. Both stay from the first step on.
+A workspace belongs to a handle and a handle to a thread (ATen/cuda/CublasHandlePool.cpp), and backward passes on a GPU
+have a thread of their own. Both stay from the first step on; in a CUDA graph the first is given back before the second
+is taken.
 """
 
 _CPU = torch.device("cpu")
@@ -71,7 +72,7 @@ def estimate_step(
         step = TrainingStep(
             task, model, Precision(precision), implementations=implementations, stands_for=device
         )
-        give_state(step)
+        step.prepare()
         batch = task.example(Shape(*shape))
         tracker = Tracker(
             _CPU,
@@ -79,7 +80,7 @@ def estimate_step(
             replacements=ON_GPU if cuda else REPLACEMENTS,
             run=RememberedShapes(mode),
         )
-        workspaces = cublas_workspaces(tracker) if cuda else []
+        workspaces = cublas_workspaces(tracker, 1 if training.cuda_graphs == "auto" else 2) if cuda else []
         ledger = track_step(tracker, step, batch, accumulating=accumulating)
         del workspaces
     ledger.device = device
@@ -89,9 +90,9 @@ def estimate_step(
     return ledger
 
 
-def cublas_workspaces(tracker: Tracker) -> list[Tensor]:
+def cublas_workspaces(tracker: Tracker, threads: int) -> list[Tensor]:
     """Stand-ins for what cuBLAS has taken before the step, to be kept while it runs."""
-    found = [torch.empty(CUBLAS_WORKSPACE // 2, dtype=torch.uint8) for _ in range(2)]
+    found = [torch.empty(CUBLAS_WORKSPACE, dtype=torch.uint8) for _ in range(threads)]
     for workspace in found:
         tracker.label(workspace, "workspace", "other")
     return found

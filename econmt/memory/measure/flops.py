@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,17 +15,24 @@ aten = torch.ops.aten
 
 def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     """Floating point operations of one call of an operator: of matrix products, 0 for everything else."""
+    formula, known = _formulas(func)
+    if formula is not None:
+        return formula(*args)
+    # Some overloads are told in which type to sum; PyTorch's formulas take that for the shape of the result.
+    args = tuple(value for value in args if not isinstance(value, torch.dtype))
+    return 0 if known is None else int(known(*args, **kwargs, out_val=result))
+
+
+@cache
+def _formulas(func: Any) -> tuple[Callable[..., int] | None, Callable[..., Any] | None]:
+    """Our formula for an operator and PyTorch's, where there are any."""
     # addmm_, which writes into its first argument, does what addmm does.
     packet = (
         getattr(aten, func._schema.name.split("::")[1].rstrip("_"), None)
         if func.namespace == "aten"
         else func.overloadpacket
     )
-    formula = _FORMULAS.get(packet)
-    if formula is not None:
-        return formula(*args)
-    known = flop_registry.get(packet)
-    return 0 if known is None else int(known(*args, **kwargs, out_val=result))
+    return _FORMULAS.get(packet), flop_registry.get(packet)
 
 
 def _mv(matrix: Tensor, _vector: Tensor, *_: Any) -> int:

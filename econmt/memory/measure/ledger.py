@@ -130,9 +130,9 @@ def measure_step(
 ) -> Ledger:
     """Run a training step of a run that is under way, several times, and account for what it takes.
 
-    An optimizer without state gets it first, by an update with zero gradients: only the first step of a run finds
-    none. Bytes and times are measured in different passes, so that following the bytes costs no time. Afterwards the
-    parameters, the buffers, the optimizer and the random states are as they were; gradients are cleared.
+    An optimizer without state gets it first: only the first step of a run finds none. Bytes and times are measured in
+    different passes, so that following the bytes costs no time. Afterwards the parameters, the buffers, the optimizer
+    and the random states are as they were; gradients are cleared.
 
     On a GPU the bytes are those that the caching allocator has given out, what operators use and give back inside
     included; bytes that are no tensor of the step (cuBLAS's workspace, other models) are "other". Functions compiled
@@ -147,7 +147,7 @@ def measure_step(
     """
     device, batch = step.device, batch.to(step.device)
     with _put_back(step):
-        give_state(step)
+        step.prepare()
         tracker = Tracker(device)
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -182,7 +182,9 @@ def track_step(tracker: Tracker, step: TrainingStep, batch: Batch, *, accumulati
             tracker.label(parameter.grad, "gradients", layer)
     _label_state(tracker, step, layers)
     with tracker.recording():
-        step.add_gradient([batch], tokens, watch=lambda phase, _: tracker.begin(phase))
+        loss = step.accumulate(batch, tokens, watch=lambda phase, _: tracker.begin(phase))
+        tracker.begin("optimizer")
+        step.finish(loss)
         step.update()
         for parameter, layer in layers.items():
             gradient = parameter.grad
@@ -259,15 +261,6 @@ def _label_state(tracker: Tracker, step: TrainingStep, layers: dict[Tensor, str]
     for parameter, state in step.optimizer.state.items():
         for part in state.values():
             tracker.label(part, "optimizer state", layers.get(parameter, "other"))
-
-
-def give_state(step: TrainingStep) -> None:
-    """Let an optimizer without state make it, by an update with zero gradients; gradients are left cleared."""
-    if not step.optimizer.state:
-        for parameter in step.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        step.update()
-    step.clear()
 
 
 @contextmanager

@@ -216,6 +216,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read = list(self._own((args, *kwargs.values())))
         for tensor in read:
             self._find(tensor)
+        if func.is_view and func not in self._replacements:  # of memory that is known by now
+            return self._run(func, args, kwargs)
         name = str(func._schema.name)
         replacement = self._replacements.get(func)
         cost = None if func.namespace == "aten" else cost_of(name)
@@ -236,7 +238,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     result = self._run(func, args, kwargs)
             if cost is None and read:
                 self.flops[read[0].dtype] += count_flops(func, args, kwargs, result)
-            for tensor in read:
+            for tensor in read if func._schema.is_mutable else ():
                 self._update(tensor)
             for tensor in self._own((result,)):
                 if tensor.untyped_storage()._cdata not in self._known:

@@ -18,7 +18,7 @@ import torch
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.memory.estimate.step import estimate_step
-from econmt.memory.measure.ledger import Ledger, give_state, measure_step
+from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.memory.plan.limits import budget_bytes
 from econmt.model import Implementations
 from econmt.recipe import OPS
@@ -143,7 +143,7 @@ class Step:
             self._batch = task.example(shape).to(device)
         self._tokens = self.training.tokens([self._batch])
         self._device = device
-        give_state(self.training)
+        self.training.prepare()
 
     def use(self, technique: Technique) -> None:
         """From now on run with this technique."""

@@ -95,7 +95,7 @@ def _backward(given: Arguments, kept: Results, incoming: Incoming) -> Gradients:
     accumulate = accumulate_dtype(given.query.dtype)
     dcontext, dweights = incoming["context"], incoming["weights"]
     dquery = torch.empty_like(given.query, memory_format=torch.contiguous_format)
-    for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), accumulate, values.device.type):
+    for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), accumulate):
         queries, weights = _block(given.query, begin, end), kept.weights[begin:end]
         contexts = torch.bmm(weights.transpose(0, 1), values).transpose(0, 1).contiguous()
         dboth = values.new_empty(end - begin, batch, size + width)

@@ -6,8 +6,6 @@ steps with only the gradients of h, c and o in sequence, and the gradients of th
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -32,15 +30,7 @@ from econmt_ops.core.weights import Matrix
 from econmt_ops.dispatch.registration import Gradients, Incoming
 
 
-class LayerGradients(NamedTuple):
-    """The gradients of one LSTM layer's weights, in the accumulate type."""
-
-    input: Matrix
-    hidden: Matrix
-    bias: Tensor
-
-
-class WeightGradients:
+class Sums:
     """The gradients of inputs and weights, summed over the blocks where they are returned.
 
     Products are in the compute type, sums in the accumulate type; the gradient of the inputs is no sum, but with
@@ -48,26 +38,21 @@ class WeightGradients:
     """
 
     def __init__(self, problem: Problem) -> None:
-        given, accumulate = problem.given, problem.accumulate
-
-        def empty(like: Tensor) -> Tensor:
-            return torch.empty(like.shape, dtype=accumulate, device=like.device)
-
-        self.inputs = torch.empty_like(given.inputs, memory_format=torch.contiguous_format)
-        self.table = None
-        if problem.places is not None:
-            self.table = self.inputs.new_zeros(len(given.inputs), 4 * problem.hidden, dtype=accumulate)
-        self.layers = [
-            LayerGradients(
+        accumulate, places = problem.accumulate, problem.places
+        self.inputs = torch.empty_like(problem.given.inputs, memory_format=torch.contiguous_format)
+        rows = None if places is None else (len(self.inputs), 4 * problem.hidden)
+        self.table = None if rows is None else self.inputs.new_zeros(rows, dtype=accumulate)
+        self.layers: list[tuple[Matrix, Matrix, Tensor]] = [
+            (
                 gradient_of(layer.input, accumulate),
                 gradient_of(layer.hidden, accumulate),
                 torch.zeros_like(layer.bias, dtype=accumulate),
             )
             for layer in problem.layers
         ]
-        self.query = None if problem.query is None else empty(problem.query)
-        self.combine = empty(problem.combine)
-        bias = problem.combine_bias
+        query, bias = problem.query, problem.combine_bias
+        self.query = None if query is None else torch.empty_like(query, dtype=accumulate)
+        self.combine = torch.empty_like(problem.combine, dtype=accumulate)
         self.combine_bias = None if bias is None else torch.zeros_like(bias, dtype=accumulate)
 
 
@@ -146,7 +131,7 @@ class Backward:
     def __init__(self, problem: Problem, stash: Result, incoming: Incoming) -> None:
         self.problem, self.stash = problem, stash
         self.doutputs, self.dweights = _rows(incoming["outputs"]), _rows(incoming["attention"])
-        self.sums = WeightGradients(problem)
+        self.sums = Sums(problem)
         self.projected = problem.projected()
         self.attention = problem.attention(self.projected)
         layers, hidden = len(problem.layers), problem.hidden
@@ -176,13 +161,14 @@ class Backward:
         # Their memory is free before their gradient gives that of the values.
         del self.attention, self.projected
         gain, shift = (None, None) if found.norm is None else found.norm
+        inputs, hiddens, biases = zip(*sums.layers, strict=True)
         return {
             "inputs": sums.inputs,
             "keys": found.keys,
             "values": self._values(found.projected.to(self.problem.dtype)),
-            "input_weights": tensors_of_matrices([layer.input for layer in sums.layers]),
-            "hidden_weights": tensors_of_matrices([layer.hidden for layer in sums.layers]),
-            "biases": [layer.bias for layer in sums.layers],
+            "input_weights": tensors_of_matrices(inputs),
+            "hidden_weights": tensors_of_matrices(hiddens),
+            "biases": biases,
             "query": sums.query,
             "score": found.score,
             "combine": sums.combine,
@@ -281,7 +267,7 @@ class Backward:
         problem, sums = self.problem, self.sums
         thin = thin_of(problem.from_input, table)
         sums.inputs.copy_(input_gradient(problem.from_input, table, thin).squeeze(0))
-        part = columns(sums.layers[0].input, 0, problem.width)
+        part = columns(sums.layers[0][0], 0, problem.width)
         add_gradient(part, problem.from_input, table, problem.inputs.unsqueeze(0), thin, fresh=True)
 
     def _values(self, projected: Tensor) -> Tensor:

@@ -36,37 +36,34 @@ class Arguments(NamedTuple):
     """The arguments of the operator.
 
     Matrices and biases may be of another type than the inputs, in which all is computed; their gradients have theirs.
+
+    Attributes:
+        inputs: (B, T, I); or, with places, the distinct rows (N, I).
+        keys: (B, S, A), those of additive attention as `clean_keys` gives them. values: (B, S, E).
+        input_weights, hidden_weights: (4H, .) and (4H, H) a layer, or the two factors of each. biases: (4H,) a layer.
+        query, score, combine, combine_bias: see `AttentionalLSTMWeights`.
+        gain, shift: (A,) of the layer normalisation.
+        lengths: (B,) int64, of the keys.
+        places: (B, T) int64, which row of the inputs stands where.
+        first_h, first_c: (B, H) a layer, the state before the first step. first_output: (B, H), o before it.
+        seed, device_seed: as `split_seed` gives them.
     """
 
     inputs: Tensor
-    """(B, T, I); or, with places, the distinct rows (N, I)."""
     keys: Tensor
-    """(B, S, A); those of additive attention as `clean_keys` gives them."""
     values: Tensor
-    """(B, S, E)"""
     input_weights: list[Tensor]
-    """(4H, .) a layer, or two factors."""
     hidden_weights: list[Tensor]
-    """(4H, H) a layer, or two factors."""
     biases: list[Tensor]
-    """(4H,) a layer."""
     query: Tensor | None
-    """(A, H)"""
     score: Tensor | None
-    """(A,)"""
     combine: Tensor
-    """(H, H + E)"""
     combine_bias: Tensor | None
-    """(H,)"""
     gain: Tensor | None
-    """(A,) of the layer normalisation, as ``shift``."""
     shift: Tensor | None
     lengths: Tensor | None
-    """(B,) int64, of the keys."""
     places: Tensor | None
-    """(B, T) int64, which row of the inputs stands where."""
     first_h: list[Tensor]
-    """(B, H) a layer, the state before the first step, as ``first_c`` and ``first_output``."""
     first_c: list[Tensor]
     first_output: Tensor
     residual: bool
@@ -81,8 +78,11 @@ class Arguments(NamedTuple):
     def blocks(self) -> list[tuple[int, int]]:
         """The blocks of steps, (begin, end) each."""
         batch, steps = (self.inputs if self.places is None else self.places).shape[:2]
-        hidden, accumulate = len(self.biases[0]) // 4, accumulate_dtype(self.inputs.dtype)
-        return split_blocks(steps, batch, hidden, accumulate, self.inputs.device.type)
+        hidden, dtype = len(self.biases[0]) // 4, self.inputs.dtype
+        # Triton's kernels read gates as the products left them; others make them anew in the accumulate type.
+        return split_blocks(
+            steps, batch, hidden, dtype if self.backend == "triton" else accumulate_dtype(dtype)
+        )
 
 
 class Problem:

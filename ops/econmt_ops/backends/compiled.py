@@ -79,8 +79,8 @@ def tanh(values: Tensor) -> Tensor:
     return 2.0 * torch.sigmoid(2.0 * values) - 1.0
 
 
-def _fill(whole: Tensor, quarters: Sequence[Tensor]) -> None:
-    """Writes the quarters of (B, 4H); joined first, they would be written twice."""
+def fill_quarters(whole: Tensor, quarters: Sequence[Tensor]) -> None:
+    """Writes the quarters of (B, 4H), for a compiler: a joined copy of them would be written and read again."""
     for place, quarter in zip(whole.chunk(4, 1), quarters, strict=True):
         place.copy_(quarter)
 
@@ -94,7 +94,7 @@ def _advance(
     activated = lstm.activate(sums, tanh)
     made, c = lstm.advance(activated, before, tanh)
     if keep:
-        _fill(gates, activated if gates.dtype == before.dtype else sums.chunk(4, 1))
+        fill_quarters(gates, activated if gates.dtype == before.dtype else sums.chunk(4, 1))
     after.copy_(c)
     h.copy_(made)
 
@@ -112,7 +112,7 @@ def _advance_back(
     activated = gates.chunk(4, 1) if gates.dtype == exact else lstm.activate(gates.to(exact), tanh)
     given = dh.to(exact) if other is None else dh.to(exact) + other.to(exact)
     parts, dbefore = lstm.advance_back(activated, before, after, given, dc, tanh)
-    _fill(dgates, parts)
+    fill_quarters(dgates, parts)
     dc.copy_(dbefore)
 
 

@@ -257,7 +257,8 @@ class Operator(Generic[Arguments, Results]):
 
     def _differentiate(self, ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
         if all(gradient is None for gradient in incoming):
-            return (None,) * (len(self.schema.names) + 1)
+            nothing = [None for _ in self.schema.tensors(ctx.arguments)]
+            return *self.schema.with_tensors(ctx.arguments, nothing, rest=False), None
         count = len(self._names)
         results, tensors = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
         arguments = self.schema.make(self.schema.with_tensors(ctx.arguments, tensors))

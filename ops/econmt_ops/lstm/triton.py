@@ -21,7 +21,7 @@ from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.dropout import dropout as drop_units
 from econmt_ops.core.lengths import padding_mask
-from econmt_ops.core.repeated import Inputs, Repeated, add_repeated, clean_rows, values_of
+from econmt_ops.core.repeated import Inputs, Repeated, clean_rows, values_of
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.lstm import recompute
@@ -272,13 +272,13 @@ def _gradients_of_recurrents(layer: _Layer, outputs: Tensor, dsums: Tensor, dlas
 
 def _gradients_of_inputs(layer: _Layer, rows: Tensor, dsums: Tensor) -> Gradients:
     """Those of inputs and input matrices."""
+    from econmt_ops.backends.triton.embedding import gradient
+
     weights = []
     dinputs = torch.empty_like(rows)
     for number, (own, weight) in enumerate(zip(dsums.flatten(1, 2).unbind(0), layer.weights, strict=True)):
         if layer.places is not None:
-            total = own.new_zeros(len(rows), own.shape[1], dtype=torch.float32)
-            add_repeated(total, layer.places, dsums[number])
-            own = total.to(own.dtype)
+            own = gradient(own, layer.places.flatten(), len(rows), -1)
         weights.append(_outer(own, rows, weight.dtype))
         if number == 0:
             torch.mm(own, weight.to(own.dtype), out=dinputs)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.compiled import CompiledSteps, compile_step, tanh
+from econmt_ops.backends.compiled import CompiledSteps, compile_step, fill_quarters, tanh
 from econmt_ops.backends.protocol import StepKernels
 from econmt_ops.cells import lstm
 from econmt_ops.core.low_rank import few_rows_type
@@ -25,31 +25,29 @@ _TOGETHER = 8
 
 def _forward(
     gates: Tensor, h: Tensor, c: Tensor, right: Tensor, left: Tensor, keep: bool, every_cell: bool
-) -> tuple[Tensor | None, Tensor, Tensor]:
+) -> tuple[list[Tensor], list[Tensor]]:
     """k steps.
 
     Args:
-        gates: (k, B, 4H), the share of the inputs and the bias. h: (B, H). c: (B, H), in the accumulate type.
+        gates: (k, B, 4H), the share of the inputs and the bias; with ``keep`` they become what the way back reads.
+        h: (B, H). c: (B, H), in the accumulate type.
         right: (H, r) and left: (r, 4H), the transposed factors, in the type of the products.
-        keep: whether gates are returned, as the way back reads them. every_cell: whether each c is.
+        keep: see ``gates``. every_cell: whether each c is returned.
 
     Returns:
-        The gates or None, h after each step (k, B, H), and c after each (k, B, H) or after the last (1, B, H).
+        h after each step, and c after each step or only after the last, (B, H) each.
     """
-    kept, outputs, cells = [], [], []
+    outputs, cells = [], []
     for given in gates.unbind(0):
         sums = given.to(c.dtype) + torch.mm(torch.mm(h.to(right.dtype), right), left).to(c.dtype)
         activated = lstm.activate(sums, tanh)
         made, c = lstm.advance(activated, c, tanh)
         h = made.to(gates.dtype)
-        kept.append(torch.cat(activated, 1) if gates.dtype == c.dtype else sums.to(gates.dtype))
+        if keep:
+            fill_quarters(given, activated if given.dtype == c.dtype else sums.chunk(4, 1))
         outputs.append(h)
         cells.append(c)
-    return (
-        torch.stack(kept) if keep else None,
-        torch.stack(outputs),
-        torch.stack(cells if every_cell else cells[-1:]),
-    )
+    return outputs, cells if every_cell else cells[-1:]
 
 
 def _backward(
@@ -60,7 +58,7 @@ def _backward(
     dc: Tensor,
     left: Tensor,
     right: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[list[Tensor], list[Tensor], Tensor, Tensor]:
     """Backward of k steps.
 
     Args:
@@ -70,8 +68,8 @@ def _backward(
         left: (4H, r) and right: (r, H), the factors, in the type of the products.
 
     Returns:
-        The gradients of the sums (k, B, 4H), their products with ``left`` (k, B, r), and the gradients of h and c
-        before the first step.
+        The gradients of the sums of each step (B, 4H), their products with ``left`` (B, r), and the gradients of h and
+        c before the first step.
     """
     dgates, thin, exact = [], [], dc.dtype
     for step in reversed(range(len(gates))):
@@ -80,9 +78,10 @@ def _backward(
         given = dh.to(exact) if incoming is None else dh.to(exact) + incoming[step].to(exact)
         parts, dc = lstm.advance_back(activated, cells[step], cells[step + 1], given, dc, tanh)
         dgates.append(torch.cat(parts, 1).to(dh.dtype))
-        thin.append(torch.mm(dgates[-1].to(left.dtype), left))
-        dh = torch.mm(thin[-1], right).to(dh.dtype)
-    return torch.stack(dgates[::-1]), torch.stack(thin[::-1]).to(dh.dtype), dh, dc
+        product = torch.mm(dgates[-1].to(left.dtype), left)
+        thin.append(product.to(dh.dtype))
+        dh = torch.mm(product, right).to(dh.dtype)
+    return dgates[::-1], thin[::-1], dh, dc
 
 
 class UnrolledSteps:
@@ -130,11 +129,10 @@ class UnrolledSteps:
         for begin in range(0, whole, _TOGETHER):
             part = slice(begin, begin + _TOGETHER)
             made = compile_step(_forward)(gates[part], h, c, right, left, keep, cells is not None)
-            kept, outputs[part], states = made
-            if keep:
-                gates[part] = kept
+            hs, states = made
+            torch.stack(hs, out=outputs[part])
             if cells is not None:
-                cells[part] = states
+                torch.stack(states, out=cells[part])
             h, c = outputs[part.stop - 1], states[-1]
         if whole and cells is None:
             last_c.copy_(c)
@@ -167,8 +165,10 @@ class UnrolledSteps:
             part = slice(begin, begin + _TOGETHER)
             cells = torch.stack(tuple(states[begin : part.stop + 1]))
             given = None if incoming is None else incoming[part]
-            dgates[part], thin[part], dh, state = compile_step(_backward)(
+            sums, thins, dh, state = compile_step(_backward)(
                 gates[part], cells, given, dh, state, left, right
             )
+            torch.stack(sums, out=dgates[part])
+            torch.stack(thins, out=thin[part])
         dc.copy_(state)
         return dh

@@ -132,10 +132,6 @@ def test_bad_content(tmp_path: Path, content: bytes, message: str) -> None:
         list(read_lines(put(tmp_path / "t.txt", content)))
 
 
-def test_empty_file_where_that_is_fine(tmp_path: Path) -> None:
-    assert list(read_lines(put(tmp_path / "t.txt", b""), allow_empty=True)) == []
-
-
 def test_missing_file_and_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.txt: no such file"):
         list(read_lines(tmp_path / "t.txt"))

@@ -13,7 +13,6 @@ from econmt.engine.optimizers import (
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
-    set_learning_rate,
 )
 from econmt.errors import InputError
 from econmt.recipe import OptimizerSection as Optimizer
@@ -26,7 +25,7 @@ def run(config: Optimizer, start: float = 1.5, rates: list[float] | None = None)
     optimizer = make_optimizer({"weight": parameter}, config)
     for step, gradient in enumerate(GRADIENTS):
         if rates is not None:
-            set_learning_rate(optimizer, rates[step])
+            optimizer.set_learning_rate(rates[step])
         parameter.grad = torch.tensor([gradient])
         optimizer.step()
     return parameter.item()

@@ -112,8 +112,9 @@ def test_a_sum_over_batches_is_divided_by_the_tokens_of_all() -> None:
     whole = step.gradient(batches, tokens)
     found = gradients(step.model)
     parts = [step.gradient([batch], tokens) for batch in batches]
-    step.gradient([batches[0]], tokens)
-    step.add_gradient(batches[1:], tokens)
+    step.clear()
+    losses = [step.accumulate(batch, tokens) for batch in batches]
+    assert torch.equal(step.finish(torch.stack(losses).sum()).norm, whole.norm)
     assert_same_bits(gradients(step.model), found)
     assert float(whole.loss) == pytest.approx(sum(float(part.loss) for part in parts))
 
@@ -254,21 +255,19 @@ def test_what_is_measured_is_what_is_trained(monkeypatch: pytest.MonkeyPatch, im
     trained, left = parameters(step.model), gradients(step.model)
     measured = make_step(task)
     found: list[tuple[StepResult, dict[str, Tensor], dict[str, Tensor]]] = []
-    update, add = TrainingStep.update, TrainingStep.add_gradient
+    update, finish = TrainingStep.update, TrainingStep.finish
 
     def noted(step: TrainingStep) -> None:
         update(step)
         found[-1] = (found[-1][0], gradients(step.model), parameters(step.model))
 
-    def seen(step: TrainingStep, *arguments: object, **options: object) -> StepResult:
-        torch.manual_seed(7)
-        found.append((add(step, *arguments, **options), {}, {}))  # type: ignore[arg-type]
+    def seen(step: TrainingStep, loss: Tensor) -> StepResult:
+        found.append((finish(step, loss), {}, {}))
         return found[-1][0]
 
-    monkeypatch.setattr(TrainingStep, "add_gradient", seen)
-    measured.update()  # an update with no gradients
+    monkeypatch.setattr(TrainingStep, "finish", seen)
     monkeypatch.setattr(TrainingStep, "update", noted)
-    monkeypatch.setattr("econmt.memory.measure.ledger.give_state", TrainingStep.clear)
+    torch.manual_seed(7)
     measure_step(measured, batch, timed=False)
     (result, gradient, after), *_ = found
     assert torch.equal(result.loss, wanted.loss)

@@ -121,7 +121,7 @@ def test_is_an_upper_bound_for_rows_of_all_lengths(overrides: tuple[str, ...]) -
 def test_words_that_repeat(shape: tuple[int, int, int], overrides: tuple[str, ...]) -> None:
     """It agrees where the words are as many as can be, and is an upper bound where they are fewer."""
     recipe = small("multi30k", "model.dropout=0", *overrides)
-    most = int(translation.DISTINCT * shape[0] * shape[1]) // translation.ROWS * translation.ROWS
+    most = translation.most_distinct(shape[0] * shape[1])
     measured = measure(recipe, shape, words=VOCABULARY - 4)
     estimated = estimate_step(TranslationTask(recipe, VOCABULARY, VOCABULARY), shape)
     if most - translation.ROWS < VOCABULARY - 4 <= most:

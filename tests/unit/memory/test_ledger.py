@@ -18,7 +18,6 @@ from econmt.memory.measure.ledger import (
     CATEGORIES,
     LAYERS,
     Ledger,
-    give_state,
     ledger_of,
     measure_step,
     track_step,
@@ -69,7 +68,7 @@ def test_rows_of_a_sparse_gradient_are_gradients(
 ) -> None:
     monkeypatch.setattr(layers, "_FEW", 0)
     step = step_of(model, loss_of(model), ADAM)
-    give_state(step)
+    step.prepare()
     track_step(tracker := Tracker(torch.device("cpu")), step, some_batch(5))
     left = Counter[str]()
     for storage, size in tracker.alive(len(tracker.changes)).items():

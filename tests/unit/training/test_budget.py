@@ -25,7 +25,7 @@ from econmt.training.progress import Progress
 from econmt.training.results import make_results
 from econmt.training.run import run_recipe
 from econmt.training.trainer import Trainer
-from econmt.training.validation import perplexity, translate
+from econmt.training.validation import validate
 from tests.unit.training.test_trainer import batch_of, gradients
 from tests.unit.training.tiny import Run, metrics, snapshot, watch_losses
 
@@ -344,21 +344,9 @@ def test_validation_obeys_the_budget(
 
     monkeypatch.setattr("econmt.training.validation.Translator", Noted)
     found = []
-    trainer.model.eval()
     for plan in (None, trainer.budget.plan):
-        value = perplexity(
-            trainer.task, trainer.model, trainer.prepared.valid, 64, CPU, Precision(), lambda: False, plan
-        )
-        lines = translate(
-            trainer.model,
-            trainer.prepared.valid_source,
-            trainer.prepared,
-            trainer.recipe,
-            CPU,
-            lambda: False,
-            plan,
-        )
-        found.append((value, lines))
+        result = validate(trainer.step, trainer.prepared, lambda: False, plan)
+        found.append((result.perplexity, result.hypotheses))
     assert rows == [6, 2, 2, 2]
     assert sizes == [64, 2]
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
@@ -451,7 +439,7 @@ def test_budgets_know_the_state_of_the_optimizer(make_run: MakeRun) -> None:
         trainer = make_run(f"training.optimizer={optimizer}").trainer()
         weights = sum(parameter.nbytes for parameter in trainer.parameters.values())
         budget = Budget(
-            trainer.recipe,
+            trainer.task,
             trainer.prepared,
             trainer.batches,
             CPU,

@@ -12,6 +12,7 @@ import torch
 from econmt.engine.precision import Precision
 from econmt.model import Implementations, build_model
 from econmt.recipe import load_recipe
+from econmt.tasks.translation import TranslationTask
 from econmt.training import choice, run
 from econmt.training.choice import (
     Shape,
@@ -138,9 +139,10 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def test_every_op_of_a_model_is_measured_with_gradients(input_feeding: bool) -> None:
     changes = [f"model.decoder.input_feeding={str(input_feeding).lower()}", "model.encoder.layers=2"]
     small = ["model.embedding=6", "model.encoder.size=8", "model.decoder.size=8", "model.attention.size=5"]
-    model = build_model(load_recipe("iwslt", [*changes, *small]), 19, 23).train()
+    task = TranslationTask(load_recipe("iwslt", [*changes, *small]), 19, 23)
+    model = task.build_model().train()
     before = torch.get_rng_state()
-    session = measure(model, Shape(3, 9, 2), CPU, Precision())
+    session = measure(task, model, Shape(3, 9, 2), CPU, Precision())
     assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in model.parameters())
     keys = list(session.measurements)

@@ -58,7 +58,7 @@ def test_loss_that_is_not_finite_is_found_one_update_late(make_run: MakeRun) -> 
     batch = next(trainer.batches)
     indices = [batch.indices.numpy()]
     loss, norm = trainer.gradient([batch])
-    assert trainer._readings.submit(1, loss, norm, batch.target_tokens, indices) == []
+    assert trainer._metrics.submit(1, loss, norm, batch.target_tokens, indices) == []
     with pytest.raises(TrainingError, match="the loss is not finite at update 1"):
         trainer._flush()
 

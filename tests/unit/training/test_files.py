@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from econmt.errors import InputError
-from econmt.training.files import read_metadata, read_tensors, write_tensors, write_text, write_whole
+from econmt.training.files import read_metadata, read_tensors, write_tensors, write_text
 
 METADATA = {"format": "econmt-1", "update": "3", "zeta": "z", "alpha": "ä"}
 
@@ -67,15 +67,20 @@ def test_the_same_tensors_give_the_same_bytes_in_every_process(tmp_path: Path) -
     assert other.read_bytes() == path.read_bytes()
 
 
-def test_a_failing_write_leaves_the_old_file_and_no_debris(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("old")
-
-    def write(file: object) -> None:
+def test_a_failing_write_leaves_the_old_file_and_no_debris(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 
+    path = tmp_path / "file"
+    path.write_text("old")
+    broken = torch.zeros(3, dtype=torch.complex64)
+    with pytest.raises(KeyError):
+        write_tensors(path, {"a": torch.ones(2), "b": broken}, METADATA)
+    monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(path, write)
+        write_tensors(path, {"a": torch.ones(2)}, METADATA)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -5,7 +5,6 @@ The modules of this package import triton, so import them only where `is_availab
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import os
 from dataclasses import replace
@@ -31,7 +30,6 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@functools.cache
 def _is_installed() -> bool:
     """Whether there is a triton that has what the kernels use; told without importing it."""
     try:
@@ -41,9 +39,12 @@ def _is_installed() -> bool:
     return (int(release[0]), int(release[1])) >= _RELEASE
 
 
+_INSTALLED = _is_installed()
+
+
 def is_available() -> bool:
     """Whether the kernels can run: with triton, on a CUDA device of capability 8.0 or in the interpreter."""
-    if not _is_installed():
+    if not _INSTALLED:
         return False
     if interpreted():
         return True
@@ -55,7 +56,7 @@ def is_available() -> bool:
 def runs_on(device: torch.device) -> bool:
     """Whether the kernels run on a device, or would on the one that it stands for while memory is estimated."""
     if MODE.device is not None and MODE.device != device.type:
-        return MODE.device == "cuda" and _is_installed()
+        return MODE.device == "cuda" and _INSTALLED
     return device.type == ("cpu" if interpreted() else "cuda") and is_available()
 
 

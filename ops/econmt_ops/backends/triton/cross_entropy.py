@@ -1,8 +1,8 @@
 """The output layer and its loss in chunks of rows: cuBLAS makes the products, one kernel all that is between them.
 
-A chunk's logits lie in one buffer, most of which the second-level cache holds: the product writes them, the kernel makes
-losses of them and puts their gradient in their place, and the two products of the backward pass read it there. Nothing
-waits for the device. The mathematics is that of `econmt_ops.linear_cross_entropy.recompute`.
+A chunk's logits lie in one buffer, most of which the second-level cache holds: the product writes them, the kernel
+makes losses of them and puts their gradient in their place, and the two products of the backward pass read it there.
+Nothing waits for the device. The mathematics is that of `econmt_ops.backends.losses`.
 
 Shapes: N rows, C rows of a chunk, H hidden size, V vocabulary, W >= V columns of the buffer.
 """

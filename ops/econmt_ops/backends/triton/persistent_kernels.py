@@ -200,6 +200,13 @@ def _sum_partials(partials, own, member, ROWS: tl.constexpr, UNITS: tl.constexpr
 
 
 @triton.jit
+def _laid_as_loads(values, ROWS: tl.constexpr, UNITS: tl.constexpr):
+    """The same values, pairs of units in one thread as memory wants them: or else Triton would move every load."""
+    even, odd = tl.split(tl.reshape(values, (ROWS, UNITS // 2, 2)))
+    return tl.reshape(tl.join(even, odd), (ROWS, UNITS))
+
+
+@triton.jit
 def _cell_back(i, f, g, o, before, squashed, dh, dc, active):
     """The gradients of the sums, and of c before the step."""
     total = dc + dh * o * (1 - squashed * squashed)
@@ -259,9 +266,7 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
     owned = (row < B)[:, None] & (unit < H)[None, :]
     tile_row = _tile_rows(group, B, ROWS, SPLIT)
     tile_length = _row_lengths(lengths, tile_row, B, T, HAS_LENGTHS)
-    tile_begin = (member * TERMS).to(tl.int64)
-    if not RING:
-        tile_begin += direction.to(tl.int64) * T * B * (4 * H)
+    tile_begin = (0 if RING else direction.to(tl.int64) * T * B * (4 * H)) + member * TERMS
     state = (direction * B + row)[:, None] * H + unit[None, :]
     dh_last = tl.load(last_dh + state, mask=owned, other=0.0).to(tl.float32)
     dc = tl.load(state_dc + state, mask=owned, other=0.0)
@@ -295,9 +300,7 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
                 spins = wait(team_counter, (number + 1) * TEAM, spins)
             from_next = _sum_partials(partials, team_number * TEAM, member, ROWS, UNITS, TEAM)
         else:
-            # Taken apart and put together so that units lie in threads as memory wants them; else every load is moved.
-            even, odd = tl.split(tl.reshape(from_next, (ROWS, UNITS // 2, 2)))
-            from_next = tl.reshape(tl.join(even, odd), (ROWS, UNITS))
+            from_next = _laid_as_loads(from_next, ROWS, UNITS)
         if ENDS:
             dh += tl.where((step + 1 == length)[:, None], dh_last, from_next / factor if RING else from_next)
             dh += _poison(spins)

@@ -172,4 +172,5 @@ class TritonSteps:
         lengths: Tensor | None,
     ) -> AttentionKernels:
         """See `StepKernels`."""
-        return TritonAttention(keys, projected, score, norm, scale, lengths)
+        here = None if lengths is None else lengths.to(keys.device)
+        return TritonAttention(keys, projected, score, norm, scale, here)

@@ -1,0 +1,122 @@
+"""A trainer knows no more of what is learnt than a Task says: here sums, learnt by a model of two matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from econmt.data.batches import Batch, BatchIterator
+from econmt.data.store import PreparedData
+from econmt.engine.step import TrainingStep
+from econmt.memory.estimate.step import estimate_step
+from econmt.memory.measure.ledger import measure_step
+from econmt.model import Implementations
+from econmt.recipe import Recipe
+from econmt.tasks import registry
+from econmt.tasks.protocol import Shape, Task
+from econmt.tasks.translation import TranslationTask
+from tests.unit.training.tiny import Run, metrics, snapshot, write_text
+
+MakeRun = Callable[..., Run]
+
+
+@dataclass(frozen=True)
+class LettersTask:
+    """Which letters a source has, guessed for every target position: nothing recurrent, no translations."""
+
+    recipe: Recipe
+    sizes: tuple[int, int]
+    name = "letters"
+
+    @classmethod
+    def of(cls, recipe: Recipe, prepared: PreparedData) -> LettersTask:
+        return cls(recipe, TranslationTask.of(recipe, prepared).sizes)
+
+    def build_model(self) -> nn.Module:
+        source, target = self.sizes
+        return nn.Sequential(nn.Embedding(source, 5), nn.Linear(5, target))
+
+    def batches(self, prepared: PreparedData, rank: int = 0, ranks: int = 1) -> BatchIterator:
+        return TranslationTask(self.recipe, *self.sizes).batches(prepared, rank, ranks)
+
+    def example(self, shape: Shape) -> Batch:
+        return TranslationTask(self.recipe, *self.sizes).example(shape)
+
+    def loss(
+        self, model: nn.Module, batch: Batch, _implementations: Implementations, label_smoothing: float = 0.0
+    ) -> Tensor:
+        assert isinstance(model, nn.Sequential)
+        table, output = model
+        logits = output(table(batch.source).mean(1))[:, None, :].expand(-1, batch.target_output.shape[1], -1)
+        return functional.cross_entropy(
+            logits.flatten(0, 1),
+            batch.target_output.flatten(),
+            ignore_index=0,
+            reduction="sum",
+            label_smoothing=label_smoothing,
+        )
+
+    def description(self) -> dict[str, Any]:
+        return {"sizes": list(self.sizes)}
+
+    def layers(self, model: nn.Module) -> dict[str, str]:
+        return {
+            name: "embedding" if name.startswith("0") else "output" for name, _ in model.named_parameters()
+        }
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
+    text = tmp_path / "text"
+    text.mkdir()
+    write_text(text, {"train": 30, "valid": 6})
+    # A recipe knows only the tasks that there are: this one takes the place of one of them.
+    monkeypatch.setitem(registry.TASKS, "translation", LettersTask.of)
+
+    def make(*overrides: str, name: str = "run") -> Run:
+        return Run(text, tmp_path / name, overrides)
+
+    return make
+
+
+def test_the_trainer_learns_it(make_run: MakeRun) -> None:
+    run = make_run("training.max_updates=24", "training.checkpoint_interval=8")
+    result = run.train()
+    assert result.update == 24
+    rows = metrics(run.folder)
+    assert rows[-1]["valid_perplexity"] < rows[0]["valid_perplexity"] < 60
+    assert all(math.isnan(row["bleu"]) for row in rows)
+    task: Task = run.trainer().task
+    assert task.name == "letters"
+
+
+def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None:
+    make_run(name="whole").train()
+    for updates in (4, 8):
+        make_run(f"training.max_updates={updates}", name="parts").train()
+    found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
+    assert found == expected
+
+
+def test_the_ledger_and_the_estimate_account_for_it(make_run: MakeRun) -> None:
+    task = make_run().trainer().task
+    step = TrainingStep(task, task.build_model().train())
+    shape = Shape(64, 30, 4)
+    torch.manual_seed(1)
+    measured = measure_step(step, task.example(shape), timed=False)
+    estimated = estimate_step(task, shape)
+    assert (
+        measured.category("weights")
+        == estimated.category("weights")
+        == 4 * sum(part.numel() for part in step.model.parameters())
+    )
+    assert estimated.peak == pytest.approx(measured.peak, rel=0.02)
+    assert measured.tokens == estimated.tokens == 64 * 4
