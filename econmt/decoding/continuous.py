@@ -212,7 +212,7 @@ class _Lane:
         """Begins sentences of the waiting room; the last one comes as often as the graph's shape wants."""
         missing = self._pairs.shape[1] - len(slots)
         _fill(self._pairs, [slots + slots[-1:] * missing, places + places[-1:] * missing])
-        self._graphs((self, "begin"), lambda: self._slots.begin(*self._pairs, self._limits))
+        self._graphs((self, "begin"), lambda: self._slots.begin(self._pairs[0], self._pairs[1], self._limits))
 
     def _advance(self) -> None:
         for _ in range(STEPS):

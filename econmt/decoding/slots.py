@@ -52,21 +52,21 @@ class Slots:
     ) -> None:
         beam = options.beam_size
         self._grid, self._beam = grid, beam
-        whole = {"dtype": torch.int64, "device": device}
-        real = {"dtype": torch.float64, "device": device}
-        self._numbers = torch.arange(slots, **whole)
+        numbers = torch.arange(slots, device=device)
+        lowest = torch.full((slots, beam), -torch.inf, dtype=torch.float64, device=device)
+        self._numbers = numbers
         self._places = torch.arange(beam, device=device)
         self._penalties = length_penalty(torch.arange(steps + 1), options).to(device)
-        self._start = torch.full((beam,), -torch.inf, **real)
+        self._start = lowest[0].clone()
         self._start[0] = 0.0
-        self._tokens = torch.full((slots, beam), BOS, **whole)
-        self._limits = torch.zeros(slots, **whole)
-        self._best_scores = torch.full((slots, options.nbest_size), -torch.inf, **real)
-        self.totals = torch.full((slots, beam), -torch.inf, **real)
-        self.taken = torch.zeros(slots, **whole)
-        self.ended = torch.zeros(slots, beam + 1, 2, **real)
-        self.count = torch.zeros(slots, **whole)
-        self.grown = torch.zeros(slots, steps, beam, **whole)
+        self._tokens = torch.full_like(lowest, BOS, dtype=torch.int64)
+        self._limits = torch.zeros_like(numbers)
+        self._best_scores = lowest[:, : options.nbest_size].clone()
+        self.totals = lowest
+        self.taken = torch.zeros_like(numbers)
+        self.ended = lowest.new_zeros(slots, beam + 1, 2)
+        self.count = torch.zeros_like(numbers)
+        self.grown = numbers.new_zeros(slots, steps, beam)
         self.seen: Tensor | None = None
         if positions is not None:
             self.seen = torch.zeros(slots, steps, beam, positions, device=device)
@@ -120,7 +120,7 @@ class Slots:
         log_probs[:, PAD] = -torch.inf
         log_probs[:, BOS] = -torch.inf
         values, words = log_probs.topk(min(self._beam, log_probs.shape[1]), dim=1)
-        last = last.repeat_interleave(self._beam).unsqueeze(1)
+        last = last.unsqueeze(1).expand(-1, self._beam).reshape(-1, 1)
         only = torch.full_like(values, -torch.inf)
         only[:, 0] = log_probs[:, EOS]
         values, words = torch.where(last, only, values), words.masked_fill(last, EOS)
