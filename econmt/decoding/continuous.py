@@ -17,7 +17,6 @@ from econmt.data.subwords import EOS, PAD
 from econmt.decoding.search import Hypothesis, SearchOptions, length_penalty, output_limits
 from econmt.decoding.search_model import SearchGrid
 from econmt.decoding.slots import Slots, hypotheses
-from econmt.engine.devices import is_out_of_memory
 from econmt_ops.dispatch.rule import captured
 
 STEPS = 4
@@ -81,9 +80,9 @@ class Graphs:
         try:
             with captured(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 function()
+        except torch.cuda.OutOfMemoryError:
+            raise
         except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
             self._captures = False
             if self._note is not None:
                 reason = str(error).strip().splitlines()[0]
