@@ -176,7 +176,7 @@ def default_text(field: FieldInfo) -> str:
     """The default as it stands in YAML."""
     if field.is_required():
         return "*required*"
-    if field.default is PydanticUndefined or isinstance(field.default, BaseModel):
+    if isinstance(field.default, BaseModel):
         return "its defaults"
     value = list(field.default) if isinstance(field.default, tuple) else field.default
     text = dump_yaml({"key": value}).removeprefix("key:").strip()

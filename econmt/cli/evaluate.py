@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -70,14 +70,19 @@ def evaluate(
     }
     if len(systems) > 1:
         outcome = paired_bootstrap(systems, judges, samples)
-        print(_comparison_json(outcome) if as_json else _comparison_text(outcome, width))
+        tables = [{**each._asdict(), "systems": [row._asdict() for row in each.systems]} for each in outcome]
+        print(_as_json(tables) if as_json else _comparison_text(outcome, width))
         return
     (lines,) = systems.values()
     scores = [corpus_score(judge, lines, width=width) for judge in judges.values()]
     if as_json:
-        print(json.dumps([score._asdict() for score in scores], indent=2, ensure_ascii=False))
+        print(_as_json([score._asdict() for score in scores]))
     else:
         print("\n".join(score.text for score in scores))
+
+
+def _as_json(tables: Sequence[dict[str, Any]]) -> str:
+    return json.dumps(tables, indent=2, ensure_ascii=False)
 
 
 def _metric_names(given: Sequence[str] | None) -> list[str]:
@@ -102,18 +107,6 @@ def _check_counts(name: str, lines: Sequence[str], other: str, other_lines: Sequ
             f"{name} has {len(lines)} lines but {other} has {len(other_lines)}; line n of one must belong to line n of "
             "the other"
         )
-
-
-def _comparison_json(outcome: Sequence[Significance]) -> str:
-    tables = [
-        {
-            "name": each.name,
-            "signature": each.signature,
-            "systems": [system._asdict() for system in each.systems],
-        }
-        for each in outcome
-    ]
-    return json.dumps(tables, indent=2, ensure_ascii=False)
 
 
 def _comparison_text(outcome: Sequence[Significance], width: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +19,8 @@ from econmt.data.subwords import fingerprint, load_vocabularies, vocabulary_file
 from econmt.errors import InputError
 from econmt.model.translation import TranslationModel
 from econmt.recipe import Model, Recipe, parse_recipe
-from econmt.training.files import read_metadata
 from econmt.training.folder import ModelFolder
+from econmt.training.tensor_files import read_metadata
 
 FOREIGN = "give a folder that econmt train, average or export wrote"
 
@@ -81,12 +82,11 @@ def parameters_by_layer(path: Path) -> dict[str, int]:
     # On the meta device a model has names and shapes but no memory.
     with torch.device("meta"):
         layers = TranslationModel(config, *sizes).parameter_layers()
-    counts: dict[str, int] = dict.fromkeys(layers.values(), 0)
+    counts = Counter(dict.fromkeys(layers.values(), 0))
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118  not a dictionary
-            layer = layers.get(name, "other")
-            counts[layer] = counts.get(layer, 0) + math.prod(file.get_slice(name).get_shape())
-    return counts
+            counts[layers.get(name, "other")] += math.prod(file.get_slice(name).get_shape())
+    return dict(counts)
 
 
 def disk_bytes(paths: Iterable[Path]) -> int:
@@ -134,12 +134,8 @@ def inspect_folder(path: Path) -> dict[str, Any]:
             "fingerprint": fingerprint(path),
         },
         "best": best_update,
-        "averaged": [int(update) for update in best_metadata["averaged"].split()]
-        if "averaged" in best_metadata
-        else None,
-        "compressed": dict(part.split("=") for part in best_metadata["compressed"].split())
-        if "compressed" in best_metadata
-        else None,
+        "averaged": [int(update) for update in best_metadata.get("averaged", "").split()] or None,
+        "compressed": dict(part.split("=") for part in best_metadata.get("compressed", "").split()) or None,
         "last": max(rows) if rows else None,
         "finished": _finished(folder, rows),
         "resumable": bool(folder.commits()),
@@ -147,7 +143,10 @@ def inspect_folder(path: Path) -> dict[str, Any]:
             {
                 "update": update,
                 "file": numbered[update].name if update in numbered else None,
-                "metrics": {key: _json_number(value) for key, value in rows.get(update, {}).items()},
+                "metrics": {
+                    key: value if math.isfinite(value) else None
+                    for key, value in rows.get(update, {}).items()
+                },
             }
             for update in sorted(set(rows) | set(numbered))
         ],
@@ -176,7 +175,3 @@ def _finished(folder: ModelFolder, rows: dict[int, dict[str, float]]) -> bool | 
         return False
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{folder.results}: broken; run econmt train again to write it anew") from None
-
-
-def _json_number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -134,17 +134,10 @@ def _formatter(score_type: ScoreType, options: SearchOptions) -> Callable[[Score
     def as_json(pair: ScoredPair) -> str:
         # JSON has no infinity: null stands for the log-probability of what cannot be.
         possible = math.isfinite(pair.log_probability)
-        return json.dumps(
-            {
-                "log_probability": pair.log_probability if possible else None,
-                "score": normalized(pair) if possible else None,
-                "perplexity": pair.perplexity if possible else None,
-                "tokens": pair.tokens,
-                "token_log_probabilities": pair.token_log_probabilities,
-            },
-            ensure_ascii=False,
-            allow_nan=False,
-        )
+        figures = (pair.log_probability, normalized(pair), pair.perplexity) if possible else (None,) * 3
+        record: dict[str, Any] = dict(zip(("log_probability", "score", "perplexity"), figures, strict=True))
+        record |= {"tokens": pair.tokens, "token_log_probabilities": pair.token_log_probabilities}
+        return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
     figures: dict[ScoreType, Callable[[ScoredPair], float]] = {
         ScoreType.logprob: lambda pair: pair.log_probability,

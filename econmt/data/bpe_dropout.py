@@ -13,7 +13,7 @@ distribution: a word costs little more than a look-up.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,18 +36,10 @@ class Cut(NamedTuple):
     """Merges whose turn came, the skipped ones included."""
 
 
-class Gaps:
-    """How many merges are done before the next one is skipped, drawn in blocks from a geometric distribution."""
-
-    def __init__(self, draw: np.random.Generator, dropout: float) -> None:
-        self._draw, self._dropout = draw, dropout
-        self._block: list[int] = []
-
-    def next(self) -> int:
-        """Merges to do before one is skipped."""
-        if not self._block:
-            self._block = (self._draw.geometric(self._dropout, size=_DRAWS) - 1).tolist()
-        return self._block.pop()
+def gaps_between_skips(draw: np.random.Generator, dropout: float) -> Iterator[int]:
+    """Without end: how many merges are done before the next one is skipped, drawn in blocks."""
+    while True:
+        yield from (draw.geometric(dropout, size=_DRAWS)[::-1] - 1).tolist()
 
 
 class BpeSampler:
@@ -110,15 +102,15 @@ class BpeSampler:
             propose(left, after[left])
         return Cut(tuple(self._ids.get(symbol, UNK) for symbol in symbols if symbol), turn)
 
-    def sample(self, ids: Sequence[int], gaps: Gaps) -> list[int]:
+    def sample(self, ids: Sequence[int], gaps: Iterator[int]) -> list[int]:
         """Cut a sentence anew.
 
         Args:
             ids: the sentence, as the vocabulary encodes it.
-            gaps: where the randomness comes from.
+            gaps: where the randomness comes from, see :func:`gaps_between_skips`.
         """
         result: list[int] = []
-        gap = gaps.next()
+        gap = next(gaps)
         for word in self._words(ids):
             cut = self.cut(word, ())
             skipped: tuple[int, ...] = ()
@@ -127,7 +119,7 @@ class BpeSampler:
                 skipped += (done + gap,)
                 done += gap + 1
                 cut = self.cut(word, skipped)
-                gap = gaps.next()
+                gap = next(gaps)
             gap -= cut.merges - done
             result.extend(cut.ids)
         return result
@@ -173,7 +165,7 @@ class BpeDropout:
         targets: list[list[int]] = []
         for row, index in enumerate(indices.tolist()):
             draw = np.random.Generator(np.random.PCG64([*seed, index]))
-            gaps = Gaps(draw, self._dropout)
+            gaps = gaps_between_skips(draw, self._dropout)
             source = pairs.source[row, : pairs.source_lengths[row]].tolist()
             target = pairs.target[row, : pairs.target_lengths[row]].tolist()
             sources.append(_fitting(self._source, source, gaps, room[0]))
@@ -181,7 +173,7 @@ class BpeDropout:
         return PairIds(*_rectangle(sources), *_rectangle(targets))
 
 
-def _fitting(sampler: BpeSampler, ids: list[int], gaps: Gaps, room: int) -> list[int]:
+def _fitting(sampler: BpeSampler, ids: list[int], gaps: Iterator[int], room: int) -> list[int]:
     for _ in range(_TRIES):
         cut = sampler.sample(ids, gaps)
         if len(cut) <= room:

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -87,13 +87,13 @@ def prepare(recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progre
         notice(
             f"using the prepared data in {folder}; its text is not here, so it was not looked at for changes"
         )
-        return _with_dropout(open_prepared(folder), data)
+        return dataclasses.replace(open_prepared(folder), subword_dropout=_subword_dropout(data))
     files = _describe_inputs(inputs, meta)
     if meta is not None:
         reason = _why_outdated(meta, data, files)
         if reason is None:
             try:
-                return _with_dropout(open_prepared(folder), data)
+                return dataclasses.replace(open_prepared(folder), subword_dropout=_subword_dropout(data))
             except InputError as error:
                 reason = str(error)
         notice(f"preparing the data in {folder} again: {reason}")
@@ -108,10 +108,6 @@ def holds_text_of(recipe: Recipe, folder: Path) -> bool:
     except InputError:
         return False
     return meta is not None and meta["data"] == _data_settings(recipe.data)
-
-
-def _with_dropout(prepared: PreparedData, data: Data) -> PreparedData:
-    return dataclasses.replace(prepared, subword_dropout=_subword_dropout(data))
 
 
 def store_folder(recipe: Recipe) -> Path:
@@ -181,9 +177,8 @@ def _subword_dropout(data: Data) -> float:
 
 
 def _find_inputs(data: Data, search: Sequence[Path], progress: bool, *, fetch: bool) -> list[_Input]:
-    wanted = [("train", prefix) for prefix in data.train] + [("valid", data.valid)]
-    if data.test is not None:
-        wanted.append(("test", data.test))
+    wanted = [*(("train", prefix) for prefix in data.train), ("valid", data.valid)]
+    wanted += [] if data.test is None else [("test", data.test)]
     return [
         (split, find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch))
         for split, prefix in wanted
@@ -351,11 +346,9 @@ class _SplitWriter:
         for column, stream in enumerate(self._raw):
             stream.write("".join(pair[column] + "\n" for pair in chunk).encode())
         if self._split == "train":
-            rows = zip(sources, targets, lines, strict=True)
-            kept = [row for row, pair in enumerate(rows) if self._keep(corpus, *pair)]
-            if len(kept) < len(chunk):
-                sources, targets = [sources[row] for row in kept], [targets[row] for row in kept]
-                lines = [lines[row] for row in kept]
+            keep = [self._keep(corpus, *row) for row in zip(sources, targets, lines, strict=True)]
+            sources, targets = list(compress(sources, keep)), list(compress(targets, keep))
+            lines = list(compress(lines, keep))
         for side, sentences in (("source", sources), ("target", targets)):
             self._counts[f"{side}_tokens"] += sum(map(len, sentences))
             self._counts[f"{side}_unknown"] += sum(ids.count(UNK) for ids in sentences)
@@ -364,9 +357,8 @@ class _SplitWriter:
     def _keep(self, corpus: Corpus, source: Sequence[int], target: Sequence[int], line: int) -> bool:
         if not source or not target:
             if self._data.empty_lines == "error":
-                side, path = (
-                    ("source", corpus.source) if not source else ("target", corpus.target or corpus.source)
-                )
+                side = "target" if source else "source"
+                path = corpus.files[-1] if source else corpus.source
                 raise InputError(
                     f"{path}:{line}: the {side} side of this training pair is empty; mend the text, or leave such "
                     "pairs out with data.empty_lines: skip"

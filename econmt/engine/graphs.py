@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -117,10 +117,11 @@ class GraphedStep:
 
     Args:
         step: the training step.
-        several: whether updates may be of several batches.
-        rows: the most rows of batches of some shapes (source and target positions). Batches of fewer are filled up to
-            these, whichever comes first, so that a run that was interrupted computes what another one does.
+        several: whether updates are of several batches; where it is False, one that is all the same is not replayed.
         note: gets one line a shape that cannot be captured.
+        most_rows: of any batch of a batch's shape; None: batches have the rows that they have. A graph is captured for
+            so many, and smaller batches are filled up, so that which graph a batch runs in, and with it rounding and
+            masks, does not depend on what came before.
 
     Attributes:
         step: see above.
@@ -132,13 +133,13 @@ class GraphedStep:
         step: TrainingStep,
         *,
         several: bool = False,
-        rows: Mapping[tuple[int, int], int] | None = None,
         note: Callable[[str], object] | None = None,
+        most_rows: Callable[[Batch], int] | None = None,
     ) -> None:
         self.step = step
         self._several = several
-        self._rows = {} if rows is None else rows
         self._note = note
+        self._most_rows = most_rows
         self._stream = torch.cuda.Stream(step.device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[Implementations, torch.Size, torch.Size], list[_Captured]] = {}
@@ -172,7 +173,7 @@ class GraphedStep:
             self.step.number = number
             found.append(self._find(batch, how))
         self.step.number = None
-        if any(each is None for each in found):
+        if any(each is None for each in found) or (len(batches) > 1 and not self._several):
             moved = [batch.to(self.step.device) for batch in batches]
             return self.step.run(moved, self.step.tokens(batches), chosen)
         tokens = sum(batch.target_tokens for batch in batches)
@@ -208,7 +209,7 @@ class GraphedStep:
         key = implementations, batch.source.shape[1:], batch.target_input.shape[1:]
         if key in self._refused:
             return None
-        rows = len(batch.indices)
+        rows = self._capacity(batch)
         there = [each for each in self._graphs.get(key, ()) if each.inputs.rows >= rows]
         if there:
             return min(there, key=lambda each: each.inputs.rows)
@@ -229,10 +230,14 @@ class GraphedStep:
         self._graphs.setdefault(key, []).append(made)
         return made
 
+    def _capacity(self, batch: Batch) -> int:
+        """Rows of the graph that a batch runs in."""
+        rows = len(batch.indices)
+        return rows if self._most_rows is None else max(rows, self._most_rows(batch))
+
     def _capture(self, batch: Batch, implementations: Implementations) -> _Captured:
         step = self.step
-        shape = batch.source.shape[1], batch.target_input.shape[1]
-        inputs = _Inputs(batch, max(len(batch.indices), self._rows.get(shape, 0)), step.device)
+        inputs = _Inputs(batch, self._capacity(batch), step.device)
         inputs.fill(batch, batch.target_tokens)
         self._warm_up(inputs, implementations)
 

@@ -1,6 +1,6 @@
 """Whole training steps on a GPU: econmt beside the same model in plain PyTorch, each in CUDA graphs, in turns.
 
-    python scripts/gpu/bench_step.py                              # both workloads, all precisions
+    python scripts/gpu/bench_step.py                       # both workloads, all precisions
     python scripts/gpu/bench_step.py --only W2 --precision bfloat16 --variants plain auto
 
 W2 is Echo's model and batch (recipe iwslt, 128 x 100 x 100, every row full); W1 the multi30k recipe with batches of 64

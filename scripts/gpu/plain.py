@@ -1,7 +1,8 @@
-"""The yardstick on a GPU: a recipe's model as a good engineer writes it in plain PyTorch, its step in a CUDA graph.
+"""The yardstick on a GPU: a recipe's model in plain PyTorch as a good engineer writes it, a step in a CUDA graph.
 
-cuDNN's LSTMs for the encoder; in the decoder all four gates in one product, and for all positions before the loop the
-input's part of them and the attention's keys; output layer and loss once; autocast; fused Adam; autograd.
+cuDNN's LSTMs for the encoder; in the decoder all four gates in one product, the input's part of them and the
+attention's keys for all positions before the loop; output layer and loss once; autocast; fused Adam. Autograd does
+the rest.
 """
 
 from __future__ import annotations

@@ -661,9 +661,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     counts = dict.fromkeys(loading.STRUCTURES, 0)
     real = native._call
 
-    def call(name: str, *arguments: Any) -> None:
+    def call(name: str, *arguments: Any, **given: Any) -> None:
         counts[name] += 1
-        real(name, *arguments)
+        real(name, *arguments, **given)
 
     monkeypatch.setattr(native, "_call", call)
     return counts

@@ -234,7 +234,7 @@ def _add_to_sum(_total: Tensor, _left: Tensor, _right: Tensor, _dtype: torch.dty
     return out
 
 
-ON_GPU = {
+ON_GPU: dict[OpOverload[..., Any], Callable[..., Any]] = {
     **REPLACEMENTS,
     aten._unique2.default: _all_different,
     aten.addmm.dtype_out: _add_to_sum,

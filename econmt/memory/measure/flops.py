@@ -39,11 +39,6 @@ def _mv(matrix: Tensor, _vector: Tensor, *_: Any) -> int:
     return 2 * matrix.numel()
 
 
-def _addmm(_total: Tensor, left: Tensor, right: Tensor, *_: Any) -> int:
-    # PyTorch's own formula does not know the overload that sums in another type than it multiplies in.
-    return 2 * left.shape[0] * left.shape[1] * right.shape[1]
-
-
 def _dot(left: Tensor, _right: Tensor) -> int:
     return 2 * left.numel()
 
@@ -75,7 +70,6 @@ def _cudnn_backward(inputs: Tensor, weights: list[Tensor], stride: int, *rest: A
 
 
 _FORMULAS: dict[Any, Callable[..., int]] = {
-    aten.addmm: _addmm,
     aten.mv: _mv,
     aten.dot: _dot,
     aten.mkldnn_rnn_layer: _onednn,

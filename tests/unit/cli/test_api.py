@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import econmt
 from econmt.errors import InputError
 from econmt.training.folder import ModelFolder
-from tests.conftest import econmt_environment
+from tests.conftest import ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import snapshot, write_recipe
 
@@ -118,6 +120,23 @@ def test_what_cannot_be_used_is_one_clear_line(
         econmt.load(word_model, [6, 8])
     with refused("vocabularies differ"):
         econmt.load([word_model, subword_model])
+
+
+def test_the_examples_of_the_documentation_run(
+    word_model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/multi30k").symlink_to(word_model)
+    (tmp_path / "test.en").write_text("a b\nc\n")
+    write_recipe(tmp_path / "mine.yaml", text, tmp_path / "run")
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8").replace("3000", "2").replace("* 1000", "* 3")
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        exec(block, names)
+    assert len(names["drawn"][0].hypotheses) == 4
+    assert names["fast"][0].attention is None
+    assert names["outcome"].training.update == 2
 
 
 def test_training_is_the_command_lines(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from econmt.data.bpe_dropout import BpeDropout, BpeSampler, Gaps, dropout_capacity
+from econmt.data.bpe_dropout import BpeDropout, BpeSampler, dropout_capacity, gaps_between_skips
 from econmt.data.subwords import UNK, SentencePieceVocabulary, Vocabularies, train_vocabularies
 from econmt.data.token_store import PairIds
 from econmt.recipe import Data
@@ -113,7 +113,7 @@ def test_frequencies_are_those_of_the_definition_and_of_sentencepiece(
     assert all(sum(distribution.values()) == pytest.approx(1.0) for distribution in expected)
     assert all(len(distribution) > 4 for distribution in expected)
     sentence = list(itertools.chain(*words))
-    gaps = Gaps(np.random.Generator(np.random.PCG64(11)), p)
+    gaps = gaps_between_skips(np.random.Generator(np.random.PCG64(11)), p)
     found: list[Counter[tuple[int, ...]]] = [Counter() for _ in words]
     for _ in range(30_000):
         cut = sampler.sample(sentence, gaps)
@@ -133,7 +133,7 @@ def test_frequencies_are_those_of_the_definition_and_of_sentencepiece(
 
 def test_sampled_text_reads_the_same(vocabulary: SentencePieceVocabulary) -> None:
     sampler = BpeSampler(vocabulary, 0.4)
-    gaps = Gaps(np.random.Generator(np.random.PCG64(2)), 0.4)
+    gaps = gaps_between_skips(np.random.Generator(np.random.PCG64(2)), 0.4)
     for source, _ in text(30):
         ids = vocabulary.encode(source)
         cut = sampler.sample(ids, gaps)
@@ -144,7 +144,7 @@ def test_sampled_text_reads_the_same(vocabulary: SentencePieceVocabulary) -> Non
 def test_words_with_unknown_parts_stay(vocabulary: SentencePieceVocabulary) -> None:
     sampler = BpeSampler(vocabulary, 0.5)
     ids = vocabulary.encode("slower 漢字 漢low")
-    gaps = Gaps(np.random.Generator(np.random.PCG64(3)), 0.5)
+    gaps = gaps_between_skips(np.random.Generator(np.random.PCG64(3)), 0.5)
     for _ in range(20):
         cut = sampler.sample(ids, gaps)
         assert cut.count(UNK) == ids.count(UNK) == 2
@@ -153,7 +153,7 @@ def test_words_with_unknown_parts_stay(vocabulary: SentencePieceVocabulary) -> N
 
 def test_empty_sentence(vocabulary: SentencePieceVocabulary) -> None:
     sampler = BpeSampler(vocabulary, 0.5)
-    assert sampler.sample([], Gaps(np.random.Generator(np.random.PCG64(3)), 0.5)) == []
+    assert sampler.sample([], gaps_between_skips(np.random.Generator(np.random.PCG64(3)), 0.5)) == []
 
 
 def test_the_memory_of_cuts_does_not_change_results(
@@ -161,7 +161,7 @@ def test_the_memory_of_cuts_does_not_change_results(
 ) -> None:
     def run() -> list[list[int]]:
         sampler = BpeSampler(vocabulary, 0.3)
-        gaps = Gaps(np.random.Generator(np.random.PCG64(4)), 0.3)
+        gaps = gaps_between_skips(np.random.Generator(np.random.PCG64(4)), 0.3)
         return [sampler.sample(vocabulary.encode(source), gaps) for source, _ in text(20)]
 
     with_memory = run()

@@ -7,7 +7,6 @@ operations; the results differ by rounding. library.py loads the library.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.machinery
 import warnings
@@ -18,17 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.c.library import (
-    AddRows,
-    AttentionBackward,
-    AttentionForward,
-    CombineForward,
-    Library,
-    Losses,
-    LSTMBackward,
-    LSTMForward,
-    WeightGradient,
-)
+from econmt_ops.backends.c.library import STRUCTURES, Library
 
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -88,10 +77,33 @@ def serves(like: Tensor) -> bool:
     return library is not None and (library.has_threads or torch.get_num_threads() == 1)
 
 
-def _call(name: str, structure: ctypes.Structure, values: int) -> None:
+@functools.cache
+def _strides(name: str) -> dict[str, str]:
+    """The fields of a kernel's tensors whose rows have a stride, and that stride's field."""
+    fields = [str(field[0]) for field in STRUCTURES[name]._fields_]
+    return {field: f"{field}_stride" for field in fields if f"{field}_stride" in fields}
+
+
+def _call(name: str, work: int, sizes: tuple[int, ...], /, **given: Tensor | float | None) -> None:
+    """Calls a kernel.
+
+    Args:
+        name: that of its structure.
+        work: how many values it works on.
+        sizes: the first fields of the structure.
+        given: the others. Those that are left out or None are zero, and strides follow from their tensors.
+    """
     library = _library()
     assert library is not None
-    threads = 1 if values < _FEW else torch.get_num_threads()
+    structure, strides = STRUCTURES[name](*sizes), _strides(name)
+    for field, value in given.items():
+        if isinstance(value, Tensor):
+            setattr(structure, field, value.data_ptr())
+            if field in strides:
+                setattr(structure, strides[field], value.stride(0))
+        elif value is not None:
+            setattr(structure, field, value)
+    threads = 1 if work < _FEW else torch.get_num_threads()
     failed = library.functions[name](structure, threads)
     if failed == _OUT_OF_RANGE:
         raise IndexError(f"econmt_ops: {name}: an index lies outside its range")
@@ -144,24 +156,14 @@ def lstm_forward(
     assert _are_float32(before, after, kept)
     _call(
         "lstm_forward",
-        LSTMForward(
-            rows,
-            hidden,
-            narrow,
-            gates.data_ptr(),
-            gates.stride(0),
-            None if recurrent is None else recurrent.data_ptr(),
-            0 if recurrent is None else recurrent.stride(0),
-            before.data_ptr(),
-            before.stride(0),
-            h.data_ptr(),
-            h.stride(0),
-            after.data_ptr(),
-            after.stride(0),
-            None if kept is None else kept.data_ptr(),
-            0 if kept is None else kept.stride(0),
-        ),
         4 * rows * hidden,
+        (rows, hidden, narrow),
+        gates=gates,
+        recurrent=recurrent,
+        before=before,
+        h=h,
+        after=after,
+        kept=kept,
     )
 
 
@@ -200,29 +202,16 @@ def lstm_backward(
     assert _are_float32(before, after, dc, None if sums else gates)
     _call(
         "lstm_backward",
-        LSTMBackward(
-            rows,
-            hidden,
-            narrow,
-            sums,
-            gates.data_ptr(),
-            gates.stride(0),
-            before.data_ptr(),
-            after.data_ptr(),
-            before.stride(0),
-            after.stride(0),
-            incoming.data_ptr(),
-            dh.data_ptr(),
-            incoming.stride(0),
-            dh.stride(0),
-            dc.data_ptr(),
-            dc.stride(0),
-            dgates.data_ptr(),
-            dgates.stride(0),
-            dbefore.data_ptr(),
-            dbefore.stride(0),
-        ),
         4 * rows * hidden,
+        (rows, hidden, narrow, sums),
+        gates=gates,
+        before=before,
+        after=after,
+        incoming=incoming,
+        dh=dh,
+        dc=dc,
+        dgates=dgates,
+        dbefore=dbefore,
     )
     return dbefore
 
@@ -242,19 +231,13 @@ def attention_forward(query: Tensor, keys: Tensor, score: Tensor, padding: Tenso
     assert _are_float32(score)
     _call(
         "attention_forward",
-        AttentionForward(
-            rows,
-            positions,
-            size,
-            _narrow(query, keys),
-            query.data_ptr(),
-            query.stride(0),
-            keys.data_ptr(),
-            score.data_ptr(),
-            None if padding is None else padding.data_ptr(),
-            weights.data_ptr(),
-        ),
         rows * positions * size,
+        (rows, positions, size, _narrow(query, keys)),
+        query=query,
+        keys=keys,
+        score=score,
+        padding=padding,
+        weights=weights,
     )
     return weights
 
@@ -271,20 +254,12 @@ def combine_forward(share: Tensor, attention: Tensor, projected: Tensor, output:
     assert _has_rows(output)
     _call(
         "combine_forward",
-        CombineForward(
-            rows,
-            positions,
-            size,
-            _narrow(share, attention, projected, output),
-            share.data_ptr(),
-            share.stride(0),
-            attention.data_ptr(),
-            attention.stride(0),
-            projected.data_ptr(),
-            output.data_ptr(),
-            output.stride(0),
-        ),
         rows * positions * size,
+        (rows, positions, size, _narrow(share, attention, projected, output)),
+        share=share,
+        attention=attention,
+        projected=projected,
+        output=output,
     )
 
 
@@ -318,24 +293,17 @@ def attention_backward(
     assert _has_rows(dquery)
     _call(
         "attention_backward",
-        AttentionBackward(
-            rows,
-            positions,
-            size,
-            _narrow(query, keys, dquery),
-            query.data_ptr(),
-            query.stride(0),
-            keys.data_ptr(),
-            score.data_ptr(),
-            None if padding is None else padding.data_ptr(),
-            weights.data_ptr(),
-            dweights.data_ptr(),
-            dkeys.data_ptr(),
-            dscore.data_ptr(),
-            dquery.data_ptr(),
-            dquery.stride(0),
-        ),
         rows * positions * size,
+        (rows, positions, size, _narrow(query, keys, dquery)),
+        query=query,
+        keys=keys,
+        score=score,
+        padding=padding,
+        weights=weights,
+        dweights=dweights,
+        dkeys=dkeys,
+        dscore=dscore,
+        dquery=dquery,
     )
 
 
@@ -354,22 +322,15 @@ def weight_gradient(
     padding = None if padding is None else padding.contiguous()
     _call(
         "weight_gradient",
-        WeightGradient(
-            rows,
-            positions,
-            size,
-            _narrow(values, dcontext, *(() if incoming is None else (incoming,))),
-            values.data_ptr(),
-            values.stride(0),
-            values.stride(1),
-            dcontext.data_ptr(),
-            dcontext.stride(0),
-            None if incoming is None else incoming.data_ptr(),
-            0 if incoming is None else incoming.stride(0),
-            None if padding is None else padding.data_ptr(),
-            dweights.data_ptr(),
-        ),
         rows * positions * size,
+        (rows, positions, size, _narrow(values, dcontext, *(() if incoming is None else (incoming,)))),
+        values=values,
+        batch_stride=values.stride(0),
+        position_stride=values.stride(1),
+        dcontext=dcontext,
+        incoming=incoming,
+        padding=padding,
+        dweights=dweights,
     )
     return dweights
 
@@ -402,20 +363,15 @@ def losses(
     assert _are_float32(factors, dbias)
     _call(
         "losses",
-        Losses(
-            rows,
-            vocabulary,
-            _narrow(logits),
-            logits.data_ptr(),
-            logits.stride(0),
-            targets.data_ptr(),
-            smoothing,
-            gradient,
-            None if factors is None else factors.data_ptr(),
-            made.data_ptr(),
-            None if dbias is None else dbias.data_ptr(),
-        ),
         rows * vocabulary,
+        (rows, vocabulary, _narrow(logits)),
+        logits=logits,
+        targets=targets,
+        smoothing=smoothing,
+        gradient=gradient,
+        factors=factors,
+        losses=made,
+        dbias=dbias,
     )
     return made
 
@@ -434,15 +390,9 @@ def add_rows(total: Tensor, values: Tensor, places: Tensor | None = None) -> Non
     assert _are_float32(total)
     _call(
         "add_rows",
-        AddRows(
-            rows,
-            size,
-            _narrow(values),
-            values.data_ptr(),
-            values.stride(0),
-            None if places is None else places.data_ptr(),
-            total.data_ptr(),
-            total.stride(0) if places is not None else 0,
-        ),
         rows * size,
+        (rows, size, _narrow(values)),
+        values=values,
+        places=places,
+        total=total,
     )
