@@ -30,7 +30,7 @@ from econmt.errors import InputError
 from econmt.memory.measure.machine import describe_machine
 from econmt.memory.plan.fit import Fit, fit
 from econmt.memory.report.page import page
-from econmt.memory.report.profiling import Profile, Say, Step, Technique, estimates, techniques
+from econmt.memory.report.profiling import Profile, Say, Step, Technique, estimates, kernels, techniques
 from econmt.memory.report.profiling import profile as measure_profile
 from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
 from econmt.model import Implementations
@@ -109,6 +109,8 @@ def profile(
         profiles = _profiles(found, rows, where, predicted, measured, say)
         if trace is not None:
             _trace(found, own, where, profiles, trace, say)
+        looks = where.type == "cuda" and not predicted and profiles[-1].times is not None
+        seen = kernels(found.task, own, found.shape, where, say) if looks else []
     report = Report(
         loaded.name,
         command,
@@ -119,6 +121,7 @@ def profile(
         found.notes,
         describe_machine(str(where)),
         profiles,
+        seen,
     )
     if html is not None:
         write_text(html, page(report))
