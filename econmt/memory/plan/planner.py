@@ -237,11 +237,15 @@ class Planner:
                 return found
 
     def _holds(self, entries: Sequence[Allotment], peaks: Peaks) -> bool:
-        """Whether the tightest of some allotments is as it was told."""
+        """Whether the tightest of some allotments, and the one of the longest sentences, are as they were told."""
         if not entries:
             return True
-        tightest = max(entries, key=lambda entry: entry.peak)
-        return peaks.check(Shape(tightest.rows, tightest.source, tightest.target))
+        doubtful = {
+            max(entries, key=lambda entry: entry.peak),
+            max(entries, key=lambda entry: entry.source * entry.target),
+        }
+        found = [peaks.check(Shape(entry.rows, entry.source, entry.target)) for entry in doubtful]
+        return all(found)
 
     def _refuse_unless_one_fits(
         self, shapes: Sequence[BatchShape], setting: Implementations, peaks: Peaks

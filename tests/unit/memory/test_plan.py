@@ -344,14 +344,14 @@ def test_settings_begin_with_the_given_one_and_end_with_the_leanest(device: str)
     assert [setting.stash for setting in found[3:]] == ["gates", "cells", "attention", "outputs"]
 
 
-def test_on_a_gpu_auto_keeps_what_autograd_keeps() -> None:
+def test_on_a_gpu_auto_is_lean() -> None:
     peak = estimator(TranslationTask(small(), VOCABULARY, VOCABULARY), "cuda", torch.float32)
     shape = Shape(2048, 40, 40)
-    plain, output, attention, lstm, *others = (peak(each, shape, False) for each in settings(AUTO, "cuda"))
-    assert (
-        plain == output == peak(Implementations("reference", "reference", "auto", "recompute"), shape, False)
-    )
-    assert output > attention > lstm > others[-1]
+    with rules_only("cuda"):
+        found = [peak(each, shape, False) for each in settings(AUTO, "cuda")]
+    assert found == sorted(found, reverse=True)
+    # By kernels, or recomputing: launching costs nothing in a graph.
+    assert found[0] < 0.7 * peak(Implementations.everywhere("reference"), shape, False)
 
 
 def test_what_a_recipe_names_stays() -> None:
