@@ -137,9 +137,8 @@ class Backward:
             self.dc.copy_(dc)
         steps, positions = problem.steps, problem.given.keys.shape[1]
         space = problem.inputs.new_empty
-        self.weights = stash.attention
-        if self.weights is None:
-            self.weights = space(steps, problem.batch, positions)
+        kept = problem.keeps("attention")
+        self.weights = stash.attention if kept else space(steps, problem.batch, positions)
         self.da = space(steps, problem.batch, hidden)
         self.dscores = space(steps, problem.batch, positions, dtype=problem.accumulate)
         self.dtop = torch.empty_like(self.rows[0][:, :hidden])
@@ -183,7 +182,7 @@ class Backward:
 
     def _block(self, block: Block) -> None:
         problem, steps = self.problem, slice(block.begin, block.end)
-        if self.stash.attention is None:
+        if not problem.keeps("attention"):
             self.weights[steps] = self.attention.weights_of(block.query)
         contexts = torch.bmm(self.weights[steps].transpose(0, 1), self.projected).transpose(0, 1)
         dboth = self.da.new_empty(block.end - block.begin, problem.batch, problem.size + problem.hidden)
