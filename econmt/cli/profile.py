@@ -36,7 +36,7 @@ from econmt.memory.report.page import page
 from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
 from econmt.model import Implementations
 from econmt.recipe import Recipe, load_recipe
-from econmt.training.files import write_text
+from econmt.training.tensor_files import write_text
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.rule import rules_only
 

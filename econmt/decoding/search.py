@@ -11,6 +11,7 @@ can overtake them. Results therefore never depend on the other sentences of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -293,7 +294,12 @@ class _Batch(NamedTuple):
 
 @torch.inference_mode()
 def beam_search(
-    model: SearchModel, source: Tensor, lengths: Tensor, limits: Tensor, options: SearchOptions
+    model: SearchModel,
+    source: Tensor,
+    lengths: Tensor,
+    limits: Tensor,
+    options: SearchOptions,
+    watch: Callable[[], object] = lambda: None,
 ) -> list[list[Hypothesis]]:
     """Search for the translations with the highest scores.
 
@@ -305,6 +311,8 @@ def beam_search(
         model: a model in evaluation mode, or an ensemble.
         source: (B, S) int64 ids, each row its tokens, EOS and padding. lengths: (B,) int64, EOS counted.
         limits: (B,) most tokens before EOS, see :func:`output_limits`.
+        options: how to search.
+        watch: called before each step; what it raises ends the search.
 
     Returns:
         The n best hypotheses of each sentence, best first; fewer only if the model allows no more.
@@ -325,6 +333,7 @@ def beam_search(
     totals = torch.zeros(len(source), dtype=torch.float64)
     trace, position, shortest = Trace(), 0, int(limits.min())
     while True:
+        watch()
         position += 1
         log_probs, attention, state = model.step(tokens, state)
         rule_out(log_probs, batch.limits[sentences] if position > shortest else None, position)

@@ -50,3 +50,25 @@ class SearchModel(Protocol):
             Log-probabilities of the next token (R, V) float32, which the caller may overwrite; attention (R, S);
             and the state after the step.
         """
+
+
+class SearchGrid(Protocol):
+    """The same at fixed places: B slots for a sentence each, of K rows each, and a waiting room of E sentences.
+
+    Every call changes tensors in place and waits for nothing. R = B K rows; those of a slot follow one another.
+    """
+
+    def encode(self, source: Tensor, lengths: Tensor, /) -> None:
+        """Fills the waiting room with ``source`` (E, S) int64, EOS included, padded; ``lengths`` (E,) count EOS."""
+
+    def put(self, slots: Tensor, places: Tensor, /) -> None:
+        """Puts the sentences at ``places`` (N,) of the waiting room into ``slots`` (N,), each in its slot's first row.
+
+        The same pair may come several times.
+        """
+
+    def step(self, tokens: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Reads one token a row: log-probabilities (R, V), which the caller may overwrite, and attention (R, S)."""
+
+    def select(self, rows: Tensor, /) -> None:
+        """Every row goes on from what the step has made of one of ``rows`` (R,) int64, which is of the same slot."""

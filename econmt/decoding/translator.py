@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -15,11 +16,14 @@ from torch import Tensor, nn
 
 from econmt import recipe
 from econmt.data.subwords import EOS, PAD, Vocabularies
+from econmt.decoding.continuous import ContinuousSearch, Sentence
 from econmt.decoding.ensemble import as_one
 from econmt.decoding.sampling import sample
 from econmt.decoding.search import Hypothesis, SearchOptions, beam_search, output_limits
 from econmt.decoding.search_model import SearchModel
 from econmt.errors import EconmtError
+from econmt.model import IncrementalModel
+from econmt.model.inference.grid import Grid
 
 CHUNK_SIZE = 1024
 
@@ -130,6 +134,9 @@ class Translator:
         chunk_size: lines read before any is translated; sorted by length within.
         max_length: the longest source the models were trained on, in tokens; lines beyond it are warned of.
         warn: takes one line about a doubtful input line.
+        watch: called between the steps of a search; what it raises ends it.
+        continuous: whether beam search with one model lets sentences take one another's places, on a GPU in CUDA graphs
+            (:mod:`econmt.decoding.continuous`), where there are enough of them; None: on a GPU. Results are the same.
     """
 
     def __init__(
@@ -143,6 +150,8 @@ class Translator:
         chunk_size: int = CHUNK_SIZE,
         max_length: int | None = None,
         warn: Callable[[str], None] | None = None,
+        watch: Callable[[], object] = lambda: None,
+        continuous: bool | None = None,
     ) -> None:
         if isinstance(options, recipe.Decoding):
             batch_size, options = batch_size or options.batch_size, SearchOptions.from_recipe(options)
@@ -155,6 +164,15 @@ class Translator:
         self.device = torch.device(device)
         self.max_length = max_length
         self.warn = warn
+        self.watch = watch
+        longest = max_length or recipe.Data.model_fields["max_length"].default
+        self._tokens = self.batch_size * longest
+        self._continuous: ContinuousSearch | None = None
+        wanted = self.device.type == "cuda" if continuous is None else continuous
+        if wanted and self.options.sample is None and isinstance(self.model, IncrementalModel):
+            self._continuous = ContinuousSearch(
+                partial(Grid, self.model), self.options, self.device, self.batch_size, self._tokens, warn
+            )
 
     def translate(self, lines: Iterable[str], where: str = "input") -> Iterator[Translation]:
         """Translate a stream of lines, without their line ends, in order; a chunk is read before it is translated.
@@ -179,22 +197,18 @@ class Translator:
         results = [EMPTY] * len(lines)
         # A line of nothing but blanks has no tokens either way, but word vocabularies need not agree on what is blank.
         filled = [index for index, line in enumerate(lines) if line.strip() and sources[index]]
-        longest = self.max_length or recipe.Data.model_fields["max_length"].default
         for index in filled:
             self._warn_of_long_line(len(sources[index]), f"{where}:{first + index}")
-        lengths = [len(sources[index]) for index in filled]
         with evaluation_mode(self.models):
-            for batch in batches_by_length(lengths, self.batch_size, self.batch_size * longest):
-                chosen = [filled[position] for position in batch]
-                numbers = [first + index for index in chosen]
-                found = self._search([sources[index] for index in chosen], numbers)
-                for index, hypotheses in zip(chosen, found, strict=True):
-                    if not hypotheses:
-                        raise EconmtError(
-                            f"{where}:{first + index}: the model gives no finite probability to any translation; "
-                            "its parameters are broken: take another checkpoint"
-                        )
-                    results[index] = self._translation(sources[index], hypotheses)
+            numbers = [first + index for index in filled]
+            for position, hypotheses in self._search_all([sources[index] for index in filled], numbers):
+                index = filled[position]
+                if not hypotheses:
+                    raise EconmtError(
+                        f"{where}:{first + index}: the model gives no finite probability to any translation; "
+                        "its parameters are broken: take another checkpoint"
+                    )
+                results[index] = self._translation(sources[index], hypotheses)
         return results
 
     def _warn_of_long_line(self, length: int, where: str) -> None:
@@ -204,12 +218,34 @@ class Translator:
                 "the translation may be poor or incomplete"
             )
 
+    def _search_all(
+        self, sources: Sequence[Sequence[int]], numbers: Sequence[int]
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """The hypotheses of each source with its index, in any order; ``numbers`` are those of the lines."""
+        lengths = [len(ids) for ids in sources]
+        rest = list(range(len(sources)))
+        if self._continuous is not None:
+            for part in self._continuous.worthwhile(lengths):
+                limits = self._limits([lengths[index] for index in part]).tolist()
+                sentences = [
+                    Sentence(sources[index], limit) for index, limit in zip(part, limits, strict=True)
+                ]
+                yield from zip(part, self._continuous.search(sentences, self.watch), strict=True)
+                rest = sorted({*rest}.difference(part))
+        for batch in batches_by_length([lengths[index] for index in rest], self.batch_size, self._tokens):
+            chosen = [rest[position] for position in batch]
+            found = self._search([sources[index] for index in chosen], [numbers[index] for index in chosen])
+            yield from zip(chosen, found, strict=True)
+
+    def _limits(self, lengths: Sequence[int]) -> Tensor:
+        """Most tokens before EOS by source tokens, EOS not counted."""
+        return output_limits(torch.tensor(lengths) + 1, self.options.max_output_factor, self.max_length)
+
     def _search(self, sources: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[list[Hypothesis]]:
-        source, lengths = pad_sources(sources, self.device)
-        limits = output_limits(lengths, self.options.max_output_factor, self.max_length)
+        batch = *pad_sources(sources, self.device), self._limits([len(ids) for ids in sources])
         if self.options.sample is None:
-            return beam_search(self.model, source, lengths, limits, self.options)
-        return sample(self.model, source, lengths, limits, self.options, numbers)
+            return beam_search(self.model, *batch, self.options, self.watch)
+        return sample(self.model, *batch, self.options, numbers)
 
     def _translation(self, source: Sequence[int], hypotheses: Sequence[Hypothesis]) -> Translation:
         target = self.vocabularies.target

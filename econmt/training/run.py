@@ -35,15 +35,15 @@ from econmt.training.choice import (
     refuse_missing,
     saved_choice,
 )
-from econmt.training.files import write_text
+from econmt.training.end_of_run import end_reason
 from econmt.training.folder import ModelFolder
 from econmt.training.initialization import initialize, parameters_to_start_from
 from econmt.training.interrupts import Interrupts
-from econmt.training.limits import end_reason
 from econmt.training.progress import Progress
 from econmt.training.results import Results, are_complete, make_results
 from econmt.training.resume import Start, find_start
 from econmt.training.state import TrainingState, seed_everything
+from econmt.training.tensor_files import write_text
 from econmt.training.trainer import Trainer, TrainingResult
 from econmt_ops.dispatch.rule import captured, rules_only
 

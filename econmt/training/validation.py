@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from econmt.data.batches import valid_batches
 from econmt.data.store import PreparedData
 from econmt.data.subwords import Vocabularies
 from econmt.data.token_store import TokenStore
+from econmt.decoding.search import SearchOptions
 from econmt.decoding.search_model import SearchModel
 from econmt.decoding.translator import Translator
 from econmt.engine.step import TrainingStep
 from econmt.evaluation.metrics import bleu
 from econmt.memory.plan.planner import Plan
-from econmt.model import Implementations, IncrementalModel, IncrementalState, TranslationModel
+from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt.recipe import Recipe
 from econmt.training.budget import divide
 from econmt.training.progress import perplexity as perplexity_of
@@ -57,8 +58,9 @@ def validate(
         if count == 0 or not isinstance(model, TranslationModel):
             return Validation(value, float("nan"), "", None)
         count = len(prepared.valid_source) if count < 0 else count
-        searched = _Stoppable(IncrementalModel(model), stop)
-        translator = make_translator(searched, prepared.vocabularies, step.task.recipe, step.device, plan)
+        translator = make_translator(
+            IncrementalModel(model), prepared.vocabularies, step.task.recipe, step.device, plan, stop
+        )
         hypotheses = [found.text for found in translator.translate(prepared.valid_source[:count])]
         score = bleu(hypotheses, prepared.valid_target[:count])
         return Validation(value, score.value, score.signature, hypotheses)
@@ -90,32 +92,25 @@ def make_translator(
     recipe: Recipe,
     device: torch.device,
     plan: Plan | None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Translator:
     """What translates validation and test text of a run.
 
     In float32: the precision that ``econmt translate`` takes by itself may come from a measurement, and a run that goes
     on elsewhere must find the BLEU that it would have found here.
     """
+
+    def watch() -> None:
+        if stop():
+            raise Abandoned
+
     return Translator(
         [model],
         vocabularies,
-        recipe.decoding,
+        replace(SearchOptions.from_recipe(recipe.decoding), attention=False),
         device,
-        batch_size=None if plan is None else plan.decoding_rows,
+        batch_size=recipe.decoding.batch_size if plan is None else plan.decoding_rows,
         max_length=recipe.data.max_length,
+        watch=watch,
+        continuous=None if plan is None else False,  # the plan does not count on graphs
     )
-
-
-class _Stoppable:
-    """A model that leaves a search between two of its steps."""
-
-    def __init__(self, model: IncrementalModel, stop: Callable[[], bool]) -> None:
-        self._model = model
-        self._stop = stop
-        self.encode = model.encode
-        self.initial_state = model.initial_state
-
-    def step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor, IncrementalState]:
-        if self._stop():
-            raise Abandoned
-        return self._model.step(tokens, state)

@@ -58,14 +58,17 @@ class NoAttention:
         assert dweights is None
         assert dscores.shape == (BATCH, POSITIONS)
 
-    def sum_block(self, queries: Tensor, weights: Tensor, dboth: Tensor, dscores: Tensor) -> None:
-        calls["sums"] += 1
-        assert queries.is_contiguous()
-        assert dboth.is_contiguous()
+    def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
+        calls["gradients"] += 1
+        assert weights.is_contiguous()
+        assert da.is_contiguous()
+        return torch.zeros_like(self.projected)
 
-    def gradients(self) -> AttentionGradients:
-        score = None if self.score is None else torch.zeros_like(self.score)
-        return AttentionGradients(torch.zeros_like(self.keys), torch.zeros_like(self.projected), score, None)
+    def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
+        calls["gradients"] += 1
+        assert queries.is_contiguous()
+        assert dscores.is_contiguous()
+        return AttentionGradients(torch.zeros_like(self.keys), self.score, None)
 
 
 class NoSteps:
@@ -208,7 +211,7 @@ def test_a_step_is_a_product_and_a_cell_each_layer_and_an_attention(
 def test_what_a_block_makes_again(stash: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "toy", f"{__name__}:NoSteps")
     asked, _ = both_passes(5, stash, True)
-    assert asked["sums"] == 1
+    assert asked["gradients"] == 2
     assert asked["weights"] == (stash == "outputs")
     assert asked["scan"] == (LAYERS if stash in ("outputs", "attention") else 0)
     assert asked["prepare"] == (0 if stash == "gates" else LAYERS)

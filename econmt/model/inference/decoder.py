@@ -10,8 +10,9 @@ size, E encoder size, V target vocabulary.
 
 from __future__ import annotations
 
+import importlib
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from econmt.model.inference.encoder import LaidOutEncoder
 from econmt.model.inference.layout import Gates, is_watched, laid_out
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
+from econmt_ops.backends import steps_for, triton
 from econmt_ops.backends.eager import advance_cell, tanh_
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.chunks import split_rows
@@ -42,6 +44,7 @@ class Sources(NamedTuple):
         keys: (B, S, A), see :meth:`_StepAttention.prepare`. factors: whether they are exponentials.
         values: (B, S, .) what the attention sums. padding: (B, S), True past a sentence's length.
         lengths: (B,).
+        kernels: our kernels on keys and values, where these stay at their place; or None.
     """
 
     keys: Tensor
@@ -49,6 +52,7 @@ class Sources(NamedTuple):
     values: Tensor
     padding: Tensor
     lengths: Tensor
+    kernels: Any = None
 
     def keep(self, sentences: Tensor) -> Sources:
         """The sentences with indices ``sentences`` (C,), cut to the longest of them."""
@@ -66,13 +70,13 @@ class IncrementalState(NamedTuple):
     Attributes:
         sources: of B sentences, which the rows share.
         cells: (R,) int64 the place of each row in a grid (B, width): the sentence times the width, plus the row's
-            number among those of its sentence.
+            number among those of its sentence; or None: the rows are the grid.
         width: columns of that grid.
         hidden, memory: h, in the type of products, and c (R, H) of every layer. output: o (R, H).
     """
 
     sources: Sources
-    cells: Tensor
+    cells: Tensor | None
     width: int
     hidden: tuple[Tensor, ...]
     memory: tuple[Tensor, ...]
@@ -87,6 +91,7 @@ class IncrementalState(NamedTuple):
 
     def keep(self, sentences: Tensor) -> IncrementalState:
         """See :meth:`econmt.decoding.search_model.SearchState.keep`."""
+        assert self.cells is not None
         owners = torch.div(self.cells, self.width, rounding_mode="floor")
         moved = (torch.searchsorted(sentences, owners) - owners) * self.width
         return self._replace(sources=self.sources.keep(sentences), cells=self.cells + moved)
@@ -120,8 +125,11 @@ class IncrementalModel:
             )
             self._output = laid_out(model.output_weight, model.output_bias, dtype)
 
-    def encode(self, source: Tensor, lengths: Tensor) -> IncrementalState:
-        """Encode ``source`` (B, S) int64, EOS included, padded; ``lengths`` (B,) int64 count EOS."""
+    def encode(self, source: Tensor, lengths: Tensor, *, factors: bool = True) -> IncrementalState:
+        """Encode ``source`` (B, S) int64, EOS included, padded; ``lengths`` (B,) int64 count EOS.
+
+        ``factors``: whether keys may be made factors, see :meth:`_StepAttention.prepare`.
+        """
         assert not self.model.training, "a search needs a model in evaluation mode"
         lower = torch.autocast(
             source.device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16
@@ -136,7 +144,7 @@ class IncrementalModel:
                 first = self.model.decoder.initial_state(encoded.summary)
             keys, values, lengths = encoded.memory
             padding = padding_mask(lengths, keys.shape[1], keys.device)
-            keys, factors = self._decoder.attention.prepare(keys)
+            keys, factors = self._decoder.attention.prepare(keys, factors)
             sources = Sources(keys, factors, self._decoder.summands(values), padding, lengths)
         hidden, memory = zip(*first.layers, strict=True)
         return IncrementalState(
@@ -147,6 +155,10 @@ class IncrementalModel:
             tuple(c.contiguous() for c in memory),
             first.output.to(self._dtype),
         )
+
+    def bind(self, state: IncrementalState) -> IncrementalState:
+        """A state whose rows are a grid at a fixed place, read by our kernels where they run."""
+        return state._replace(sources=self._decoder.attention.bind(state.sources))
 
     def initial_state(self, encoded: IncrementalState) -> IncrementalState:
         """The state before the first target token, one row a sentence."""
@@ -210,18 +222,29 @@ class _StepAttention:
 
     Attributes:
         query: (A, H) what makes queries of states, or None: they are queries.
+        turned: whether keys and queries are -2 times those of the attention.
     """
 
     def __init__(self, attention: Attention, dtype: torch.dtype, device: torch.device) -> None:
         self.accumulate = accumulate_dtype(dtype)
         norm = attention.layer_norm
-        self.norm = None if norm is None else tuple(part.detach().to(self.accumulate) for part in norm)
+        self.norm = (
+            None
+            if norm is None
+            else (
+                norm[0].detach().to(self.accumulate),
+                norm[1].detach().to(self.accumulate),
+            )
+        )
+        self.dtype = dtype
+        # On a GPU tanh is one instruction, and what makes it of exponentials would have to be waited for.
+        self.turned = norm is None and device.type == "cpu" and not triton.runs_on(device)
         self.scale = attention.scale
         self.query: Tensor | None = None
         self.score: Tensor | None = None
         if attention.query is not None and attention.score is not None:
             # tanh x = 2 sigmoid(2 x) - 1: twice the sum of sigmoids, and a constant that no softmax feels.
-            outer, inner = (1.0, 1.0) if norm is not None else (2.0, -2.0)
+            outer, inner = (2.0, -2.0) if self.turned else (1.0, 1.0)
             self.query = attention.query.detach() * inner
             self.score = attention.score.detach().to(self.accumulate) * outer
         # exp of anything within is a normal number
@@ -229,35 +252,69 @@ class _StepAttention:
         self._one = torch.ones((), dtype=self.accumulate, device=device)
         self._workspace = torch.empty(0, dtype=self.accumulate, device=device)
 
-    def prepare(self, keys: Tensor) -> tuple[Tensor, bool]:
-        """The keys (B, S, A) as the scores want them, and whether they are factors.
+    def prepare(self, keys: Tensor, may_factor: bool = True) -> tuple[Tensor, bool]:
+        """The keys (B, S, A) as the scores want them, and whether they are factors, which they need not become.
 
         tanh(q + k) = 2 sigmoid(2 q + 2 k) - 1, and sigmoid(2 q + 2 k) = 1 / (1 + exp(-2 q) exp(-2 k)): with the second
         factor made once a sentence and the first once a step, no exponential is left for each row and position. The
         factors of q are those of a q held within a range; keys within half of that range make tanh 1 or -1, to the
         last bit, outside of it. Other keys are not turned into factors.
         """
+        if not self.turned:
+            return keys.to(self.dtype), False
         if self.score is None:
             return keys, False
-        keys = keys.to(self.accumulate)
-        if self.norm is not None:
+        keys = keys.to(self.accumulate) * -2.0
+        if not may_factor:
             return keys, False
-        keys = keys * -2.0
         low, high = keys.aminmax()
         if not _is_within(low, high, self.largest / 2):
             return keys, False
         return keys.exp_(), True
 
+    def bind(self, sources: Sources) -> Sources:
+        """The sources with our kernels, where they run; keys and values must stay where they are from now on."""
+        if not triton.serves(sources.keys):
+            return sources
+        kernels = importlib.import_module("econmt_ops.backends.triton.attention").Attention(
+            sources.keys, sources.values, self.score, self.norm, self.scale, sources.lengths
+        )
+        # Copies would not follow.
+        stay = kernels.keys is sources.keys and kernels.values is sources.values
+        return sources._replace(kernels=kernels) if stay else sources
+
     def __call__(self, query: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor]:
         """Look at the source with queries (R, A): the weights (R, S) and the sums (R, .) of the values."""
         sources, cells = state.sources, state.cells
-        grid = query.new_zeros(len(sources.keys) * state.width, query.shape[1])
-        grid.index_copy_(0, cells, query)
+        if sources.kernels is not None:
+            return self._by_kernels(query, None, state)
+        grid = query
+        if cells is not None:
+            grid = query.new_zeros(len(sources.keys) * state.width, query.shape[1])
+            grid.index_copy_(0, cells, query)
         scores = self._scores(grid.view(len(sources.keys), state.width, -1), sources)
         scores.masked_fill_(sources.padding.unsqueeze(1), torch.finfo(scores.dtype).min)
         weights = torch.softmax(scores, 2)
         sums = torch.bmm(weights.to(sources.values.dtype), sources.values)
-        return weights.flatten(0, 1).index_select(0, cells), sums.flatten(0, 1).index_select(0, cells)
+        found = weights.flatten(0, 1), sums.flatten(0, 1)
+        return found if cells is None else (found[0].index_select(0, cells), found[1].index_select(0, cells))
+
+    def combine(self, query: Tensor, share: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor]:
+        """The weights (R, S) and tanh(share + sums) (R, H), the sums being the first H of the values'."""
+        if state.sources.kernels is not None:
+            return self._by_kernels(query, share, state)
+        weights, sums = self(query, state)
+        return weights, tanh_(share + sums)
+
+    def _by_kernels(
+        self, query: Tensor, share: Tensor | None, state: IncrementalState
+    ) -> tuple[Tensor, Tensor]:
+        """See :meth:`combine` or, without a share, :meth:`__call__`."""
+        sources = state.sources
+        weights = query.new_empty(len(query), sources.keys.shape[1], dtype=self.accumulate)
+        outputs = query.new_empty(len(query), sources.values.shape[2])
+        sources.kernels.forward(query, share, weights, [outputs], group=state.width)
+        return weights, outputs
 
     def _scores(self, query: Tensor, sources: Sources) -> Tensor:
         """The scores (B, K, S) of the products' queries (B, K, A), up to a constant, in the accumulate type."""
@@ -277,10 +334,7 @@ class _StepAttention:
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _weighted_sums(self, query: Tensor, keys: Tensor, factors: bool) -> Tensor:
-        """The scores (B, K, S) of queries (B, K, 1, A) and keys (B, 1, S, A).
-
-        Queries and keys are -2 times those of the attention, or their exponentials; with a norm they are those.
-        """
+        """The scores (B, K, S) of queries (B, K, 1, A) and keys (B, 1, S, A), which may be ``turned``, or factors."""
         assert self.score is not None
         shape = (*query.shape[:2], *keys.shape[2:])
         # The same memory for all steps: new pages would take longer than what is written into them.
@@ -292,11 +346,11 @@ class _StepAttention:
             torch.addcmul(self._one, query, keys, out=room)
             return torch.div(self.score, room, out=room).sum(3)
         torch.add(query, keys, out=room)
-        if self.norm is None:
+        if self.turned:
             return torch.matmul(room.neg_().sigmoid_(), self.score)
-        gain, bias = self.norm
-        room = functional.layer_norm(room, room.shape[3:], gain, bias, eps=LAYER_NORM_EPSILON).tanh_()
-        return torch.matmul(room, self.score)
+        if self.norm is not None:
+            room = functional.layer_norm(room, room.shape[3:], *self.norm, eps=LAYER_NORM_EPSILON)
+        return torch.matmul(room.tanh_(), self.score)
 
 
 def _is_within(low: Tensor, high: Tensor, bound: float) -> bool:
@@ -360,19 +414,24 @@ class _StepDecoder:
             memory.append(c)
             top = h + top if self.residual else h
         combined = self.combine(top)
+        share = combined[:, self.asked :]
         if below is None:
-            below = self.attention(combined[:, : self.asked] if self.asked else top, state)
-        weights, sums = below
-        output = tanh_(combined[:, self.asked :] + sums[:, : self.size])
+            query = combined[:, : self.asked] if self.asked else top
+            weights, output = self.attention.combine(query, share, state)
+        else:
+            weights, output = below[0], tanh_(share + below[1][:, : self.size])
         return weights, state._replace(hidden=tuple(hidden), memory=tuple(memory), output=output)
 
     def _advance(self, gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """h, in the type of products, and c after a step, from its gates (R, 4H)."""
-        gates = gates.to(c.dtype)
-        if gates.is_cuda:
-            # One kernel instead of nine: a step's time on a GPU is the time of launching kernels.
-            h, after, _ = torch.ops.aten._thnn_fused_lstm_cell(gates, torch.zeros_like(gates), c)
-            return h.to(self.dtype), after
         h, after = torch.empty_like(c, dtype=self.dtype), torch.empty_like(c)
-        advance_cell(gates, c, h, after)
+        if triton.serves(gates):
+            steps_for(gates, "triton").cell_forward(gates, c, after, [h], keep=False)
+        elif gates.is_cuda:
+            # One kernel instead of nine: a step's time on a GPU is the time of launching kernels.
+            gates = gates.to(c.dtype)
+            made, after, _ = torch.ops.aten._thnn_fused_lstm_cell(gates, torch.zeros_like(gates), c)
+            h.copy_(made)
+        else:
+            advance_cell(gates.to(c.dtype), c, h, after)
         return h, after

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from econmt.data.subwords import EOS, PAD, Vocabularies
+from econmt.decoding import continuous
 from econmt.decoding.formats import format_translation
 from econmt.decoding.search import SearchOptions
 from econmt.decoding.translator import Translator, batches_by_length, evaluation_mode, one_line, pad_sources
 from econmt.errors import EconmtError
+from econmt.model import IncrementalModel
 from econmt.recipe import Decoding
+from tests.unit.decoding.test_real_model import make_model
 from tests.unit.decoding.toy import ToyModel, ToyState
 
 
@@ -245,3 +248,48 @@ def test_plain_formats(output_type: str, expected: str) -> None:
     assert format_translation(found, output_type) == expected  # type: ignore[arg-type]
     (blank,) = translator().translate([""])
     assert format_translation(blank, output_type) == ("" if output_type == "translation" else "0.000000\t")  # type: ignore[arg-type]
+
+
+def test_continuous_batches_translate_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(continuous, "WORTH", 3)
+    monkeypatch.setattr(continuous, "SHORTEST", 4)
+    model = IncrementalModel(make_model("additive"))
+    # Of the lines of nine and more tokens there are too few.
+    lines = [
+        "dog",
+        "",
+        "bee",
+        "a bee",
+        "abcdefghijklm",
+        "gnom",
+        "  ",
+        "hen hen",
+        "if",
+        "nag",
+        "lamb",
+        "ram",
+        "a",
+    ]
+    expected, found = (
+        list(translator(model, continuous=chosen, batch_size=2).translate(lines)) for chosen in (False, True)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours.text, ours.tokens, ours.source_tokens) == (
+            theirs.text,
+            theirs.tokens,
+            theirs.source_tokens,
+        )
+        assert ours.score == pytest.approx(theirs.score, abs=1e-5)
+
+
+def test_a_watch_ends_a_translation() -> None:
+    class Left(Exception):
+        pass
+
+    def watch() -> None:
+        raise Left
+
+    for chosen in (False, True):
+        model = IncrementalModel(make_model("additive"))
+        with pytest.raises(Left):
+            list(translator(model, continuous=chosen, watch=watch).translate(["hen"] * 70))

@@ -1,0 +1,159 @@
+"""Beam search on a GPU: sentences in batches, launched kernel by kernel, beside continuous batching in CUDA graphs.
+
+    python scripts/gpu/bench_search.py                            # recipe multi30k, first parameters
+    python scripts/gpu/bench_search.py --model runs/multi30k --precision bfloat16
+    python scripts/gpu/bench_search.py --profile                  # kernels of the graphs, by time
+
+A thousand sentences of random words, as long as those of Multi30k. A model of first parameters does not end its
+sentences: they are cut at lengths that are drawn beforehand. Hypotheses must be the same both ways; where two of them
+are as good but for rounding, which the products' shapes decide, either may come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from econmt.data.subwords import EOS
+from econmt.decoding.continuous import ContinuousSearch, Sentence
+from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
+from econmt.decoding.translator import batches_by_length, evaluation_mode, pad_sources
+from econmt.model import IncrementalModel, TranslationModel
+from econmt.model.inference.grid import Grid
+from econmt.recipe import load_recipe
+from econmt.tasks.translation import TranslationTask
+from econmt.training.checkpoints import load_model
+
+LENGTH, SPREAD, LONGEST = 14.5, 4.5, 40
+"""Tokens of a sentence: mean, standard deviation and the most."""
+
+Search = Callable[[list[Sentence]], list[list[Hypothesis]]]
+
+
+def make_model(folder: Path | None, device: torch.device) -> TranslationModel:
+    """The model of a folder, or one of first parameters that are spread wider, so that words are not all alike."""
+    if folder is not None:
+        return load_model(folder, "best", device).model.eval()
+    torch.manual_seed(1)
+    model = TranslationTask(load_recipe("multi30k"), 6000, 6000).build_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+        model.output_bias[EOS] = -30.0
+    return model.to(device).eval()
+
+
+def make_sentences(count: int, words: int, cut: bool) -> list[Sentence]:
+    """Random sentences; translations are cut at about their length, or at twice that and ten."""
+    draw = torch.Generator().manual_seed(1)
+    lengths = (LENGTH + SPREAD * torch.randn(count, generator=draw)).round().clamp(3, LONGEST).long()
+    others = (lengths * (1.0 + 0.15 * torch.randn(count, generator=draw))).round().clamp(2, LONGEST).long()
+    limits = others if cut else 2 * lengths + 10
+    return [
+        Sentence(torch.randint(EOS + 1, words, (length,), generator=draw).tolist(), limit)
+        for length, limit in zip(lengths.tolist(), limits.tolist(), strict=True)
+    ]
+
+
+def in_batches(
+    model: IncrementalModel,
+    options: SearchOptions,
+    device: torch.device,
+    size: int,
+    sentences: list[Sentence],
+) -> list[list[Hypothesis]]:
+    """By batches of sentences of like length."""
+    found: list[list[Hypothesis]] = [[] for _ in sentences]
+    for batch in batches_by_length([len(sentence.ids) for sentence in sentences], size, size * 80):
+        source, lengths = pad_sources([sentences[index].ids for index in batch], device)
+        limits = torch.tensor([sentences[index].limit for index in batch])
+        for index, each in zip(batch, beam_search(model, source, lengths, limits, options), strict=True):
+            found[index] = each
+    return found
+
+
+def timed(
+    search: Search, sentences: list[Sentence], device: torch.device
+) -> tuple[float, list[list[Hypothesis]]]:
+    """Seconds until all hypotheses are there, and these."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    found = search(sentences)
+    return time.perf_counter() - began, found
+
+
+def compare(ours: list[list[Hypothesis]], theirs: list[list[Hypothesis]]) -> tuple[int, float]:
+    """How many sentences have the same best hypothesis, and the largest difference of its score in all of them."""
+    pairs = [(one[0], other[0]) for one, other in zip(ours, theirs, strict=True)]
+    same = sum(one.ids == other.ids for one, other in pairs)
+    return same, max(abs(one.score - other.score) for one, other in pairs)
+
+
+def profile(search: Search, sentences: list[Sentence]) -> None:
+    """Prints the kernels that take longest."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        search(sentences)
+        torch.cuda.synchronize()
+    print(profiler.key_averages().table(sort_by="cuda_time_total", row_limit=40, max_name_column_width=70))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="folder of a trained model; else one of first parameters")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--sentences", type=int, default=1000)
+    parser.add_argument("--beam", type=int, default=5)
+    parser.add_argument("--passes", type=int, default=4, help="of each way; the first one prepares")
+    parser.add_argument("--profile", action="store_true")
+    given = parser.parse_args()
+    device = torch.device(given.device)
+    model = make_model(given.model, device)
+    steps = IncrementalModel(model, getattr(torch, given.precision))
+    sentences = make_sentences(given.sentences, model.source_size, cut=given.model is None)
+    options = SearchOptions(given.beam, attention=False)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    print(
+        f"{name}, torch {torch.__version__}, {given.precision}, beam {given.beam}, {len(sentences)} sentences"
+    )
+    print(f"{'batch':>6} {'search':11}{'first':>8}{'seconds':>9}{'sentences/s':>13}{'tokens/s':>11}")
+    alike = True
+    with evaluation_mode([model]):
+        for size in given.batch:
+            slots = ContinuousSearch(
+                partial(Grid, steps), options, device, size, size * 80, lambda line: print("  " + line)
+            )
+            ways: dict[str, Search] = {
+                "batches": partial(in_batches, steps, options, device, size),
+                "continuous": slots.search,
+            }
+            results = {}
+            for label, search in ways.items():
+                runs = [timed(search, sentences, device) for _ in range(given.passes)]
+                results[label] = found = runs[-1][1]
+                best = min(seconds for seconds, _ in runs)
+                tokens = sum(len(each[0].ids) for each in found)
+                print(
+                    f"{size:6} {label:11}{runs[0][0]:8.3f}{best:9.3f}{len(found) / best:13,.0f}{tokens / best:11,.0f}",
+                    flush=True,
+                )
+                if given.profile and label == "continuous":
+                    profile(search, sentences)
+            same, apart = compare(results["continuous"], results["batches"])
+            print(
+                f"       the same best hypothesis: {same} of {len(sentences)}; scores differ by {apart:.1e} at most"
+            )
+            alike &= same >= 0.99 * len(sentences) or given.precision != "float32"
+    sys.exit(0 if alike else 1)
+
+
+if __name__ == "__main__":
+    main()
