@@ -239,8 +239,8 @@ class Trainer:
     def gradient(self, batches: Sequence[Batch], *, trim: bool = False) -> StepResult:
         """Leaves the gradient of the loss a token in the parameters, to be clipped by the step's update.
 
-        Graphs have updated the parameters, too. If memory is full and the budget's plan can divide batches further, they
-        are computed again in smaller parts.
+        Graphs have updated the parameters, too. If memory is full and the budget's plan can divide batches further,
+        they are computed again in smaller parts.
 
         Args:
             batches: whose losses are added up.

@@ -15,8 +15,8 @@ from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment, TensorAtPeak
 from econmt.memory.measure.tracker import PHASES
 from econmt.memory.plan.fit import Fit
+from econmt.memory.profiling import Profile
 from econmt.memory.report.kernel_tables import kernel_tables, kernels_data
-from econmt.memory.report.profiling import Profile
 from econmt.tasks.protocol import Shape
 
 POINTS = 1000

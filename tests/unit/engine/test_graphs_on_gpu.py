@@ -17,7 +17,8 @@ from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
 
 pytestmark = pytest.mark.cuda
 
-SHAPES = (Shape(8, 7, 6), Shape(8, 3, 5), Shape(6, 7, 6))
+SHAPES = (Shape(8, 7, 6), Shape(8, 3, 5), Shape(6, 5, 6))
+"""No two alike but for their rows: rows that are filled up change the rounding of sums."""
 CHANGES = (
     "model.dropout=0.2",
     "training.label_smoothing=0.1",

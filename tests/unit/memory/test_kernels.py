@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from econmt.data.batches import Batch
+from econmt.memory import profiling
+from econmt.memory.estimate.techniques import Technique
 from econmt.memory.measure.kernels import (
     CLASSES,
     KernelRow,
@@ -18,10 +20,8 @@ from econmt.memory.measure.kernels import (
     optimizer_bytes,
     summarise,
 )
-from econmt.memory.report import profiling
 from econmt.memory.report.kernel_tables import kernel_tables, kernels_data
 from econmt.memory.report.page import kernel_section
-from econmt.memory.report.profiling import Technique
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
