@@ -1,30 +1,32 @@
 #!/usr/bin/env bash
-# Runs all tests that need CUDA, then the benchmarks of speed (LSTM schedules with cuDNN beside them, low ranks, layouts,
-# what auto chooses, training), the benchmark of memory and the profiles of three recipes: all in one call of under nine
-# and a half minutes. What it says and measures goes to a folder.
+# Everything that needs a GPU, in one call of under nine minutes: the tests marked cuda, the kernels alone, whole
+# training steps, compute-sanitizer over small cases, the profile of iwslt by classes of kernels, training multi30k, what
+# auto chooses, layouts in graphs. What it says and measures goes to a folder.
 #
 #   scripts/gpu_suite.sh [FOLDER]
+#   ECONMT_DATA=DATA scripts/gpu_suite.sh [FOLDER]     # with DATA/multi30k; without it nothing is trained
 #
-# FOLDER ($OUT, or results-gpu, if it is left out) gets eight files:
-#   environment.json             the GPU, versions and commit
-#   tests.txt                    what pytest says
-#   bench_speed.txt and .csv     the tables of econmt bench lstm, low-rank, layout, select and training; their rows, of
-#                                which the column "bench" says whose they are. Each row is in the file once it is measured
-#   bench_memory.txt and .json   scripts/bench_memory.py: steps of three recipes, the output layer, the largest batch
-#   profile.txt                  econmt profile: the techniques on iwslt as JSON, then groundhog and best as tables
-#   profile.html                 the page of the first
+# FOLDER ($OUT, or results-gpu, if it is left out) gets seven files:
+#   environment.json   the GPU, versions and commit
+#   tests.txt          what pytest and compute-sanitizer say
+#   kernels.txt        scripts/gpu/bench_{lstm,attention,output}.py: right to float64, a thousand equal repetitions, times
+#   speed.txt          scripts/gpu/bench_step.py, econmt profile, train, bench select and layout, as tables
+#   steps.json         the rows of bench_step.py
+#   choices.csv        the rows of econmt bench, of which the column "bench" says whose they are
+#   profile.html       the page of the profile
 # What an earlier call left there is written over. Every command has a limit, at which it is interrupted and tells what it
 # has until then, and none begins when the time is up; those that are wanted most come first. The code is 1 if a command
-# failed or there was no time for it. Tests run in five processes where pytest-xdist is there. Choices are remembered in
-# a folder of this call's own. Nothing is installed if the Python there has all that is needed (PYTHON, or the .venv of
-# make test, or python3); WHEELS names a folder of wheels for what it lacks, for machines without a network.
+# failed or there was no time for it. Tests run in ten processes where pytest-xdist is there. compute-sanitizer is left
+# out, and that said, where it is missing. Choices are remembered in a folder of this call's own. Nothing is installed if
+# the Python there has all that is needed (PYTHON, or the .venv of make test, or python3); WHEELS names a folder of wheels
+# for what it lacks, for machines without a network.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 out=${1:-${OUT:-results-gpu}}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
-deadline=$((SECONDS + 545))
+deadline=$((SECONDS + 530))
 python=${PYTHON:-$( [ -x .venv/bin/python ] && echo .venv/bin/python || echo python3 )}
 # torch.compile in the process itself: its helpers can outlive a command, which then waits for them until its limit.
 export TORCHINDUCTOR_COMPILE_THREADS=1
@@ -105,44 +107,54 @@ step() {
   fi
 }
 
-# speed SECONDS ARGUMENT...: a benchmark of econmt bench.
-speed() {
+# econmt ARGUMENT...: the tables that a command prints go to speed.txt.
+econmt() {
   local limit=$1
   shift
-  step bench_speed "$limit" "$python" -m econmt --debug bench "$@" --device cuda --csv "$out/bench_speed.csv"
+  step speed "$limit" "$python" -m econmt --debug "$@"
 }
 
-# profile SECONDS ARGUMENT...: what econmt profile says of a recipe.
-profile() {
-  local limit=$1
-  shift
-  step profile "$limit" "$python" -m econmt --debug profile "$@" --device cuda
+# sanitize SECONDS TOOL FILE...: compute-sanitizer over the small cases of tests of kernels. Those of persistent kernels
+# are left out: their programs wait for each other, with a limit, and under a tool all are a hundred times slower.
+sanitize() {
+  local limit=$1 tool=$2
+  shift 2
+  # Without a cache of blocks every tensor is an allocation of its own, of which the tool knows the end.
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 step tests "$limit" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+    --target-processes all "$python" -m pytest -q -p no:cacheprovider -p no:xdist "$@"
 }
 
 : > "$out/tests.txt"
-: > "$out/profile.txt"
-: > "$out/bench_memory.txt"
-: > "$out/bench_speed.txt"
-rm -f "$out/bench_speed.csv" "$out/bench_memory.json" "$out/profile.html"
+: > "$out/kernels.txt"
+: > "$out/speed.txt"
+rm -f "$out/steps.json" "$out/choices.csv" "$out/profile.html"
 workers=()
 if "$python" -c 'import xdist' 2> /dev/null; then
-  workers=(-n 5)
+  workers=(-n 10)
 fi
-# The seconds in comments are those of an H200 with 16 cores in a good moment; in a bad one all takes half as long again.
-step tests 150 "$python" -m pytest -m cuda -p no:cacheprovider -q ${workers[@]+"${workers[@]}"} # 67
-speed 70 lstm --ablation                                                                       # 30
-speed 20 layout --paper                                                                        # 10
-speed 75 training iwslt groundhog best --length 50 --precision float32 --precision bfloat16 --seconds 1 # 50
-speed 45 low-rank --batch 64 --rank 16 --rank 64 --seconds 1.5                                 # 25
-speed 25 select iwslt                                                                          # 10
-speed 60 select --grid --part 1/7 --limit 45                                                   # 55
-# Without compiled variants, which take a minute to compile; the profile of iwslt has some.
-step bench_memory 135 "$python" scripts/bench_memory.py --device cuda --limit 105 --seconds 4 \
-  --output "$out/bench_memory.json" --variants reference "+ output" "+ attention" "all, gates" "all, cells" \
-  "all, attention" "all, outputs" "checkpoint: attention" "checkpoint: step" "checkpoint: everything"
-profile 120 iwslt --bucket 100x100 --html "$out/profile.html" --json --compare
-profile 30 groundhog
-profile 30 best
-
+# The seconds in comments are those of an H200 with 16 cores.
+step tests 130 "$python" -m pytest -m cuda -p no:cacheprovider -q ${workers[@]+"${workers[@]}"} # 85
+step speed 110 "$python" scripts/gpu/bench_step.py --seconds 0.5 --json "$out/steps.json"
+step kernels 75 "$python" scripts/gpu/bench_lstm.py 64x512 128x1024
+econmt 40 profile iwslt --bucket 100x100 --device cuda --html "$out/profile.html"
+if [ -e "${ECONMT_DATA:-}/multi30k" ]; then
+  # BLEU of the validation text, checkpoint by checkpoint, then of test2016.
+  econmt 75 train multi30k "output=$scratch/multi30k" training.device=cuda training.max_seconds=50
+  tee -a "$out/speed.txt" < "$scratch/multi30k/metrics.tsv"
+else
+  echo "gpu_suite: no multi30k in ECONMT_DATA (${ECONMT_DATA:-not set}), so nothing is trained" | tee -a "$out/speed.txt"
+fi
+step kernels 45 "$python" scripts/gpu/bench_output.py
+step kernels 40 "$python" scripts/gpu/bench_attention.py --positions 100 16
+if command -v compute-sanitizer > /dev/null; then
+  sanitize 40 memcheck tests/ops/triton/test_cells.py tests/ops/triton/test_attention.py \
+    -k "reads or block or (gradients and 1-)"
+  sanitize 40 racecheck tests/ops/triton/test_cells.py tests/ops/triton/test_attention.py \
+    -k "reads or block or (gradients and 1-)"
+else
+  echo "gpu_suite: no compute-sanitizer on the PATH" | tee -a "$out/tests.txt"
+fi
+econmt 25 bench select iwslt --device cuda --csv "$out/choices.csv"
+econmt 20 bench layout --paper --graph --device cuda --csv "$out/choices.csv"
 echo "gpu_suite: $SECONDS s, results in $out"
 exit $failed

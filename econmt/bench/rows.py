@@ -17,7 +17,7 @@ from rich.table import Table
 
 import econmt
 from econmt.errors import InputError
-from econmt.training.files import write_text
+from econmt.training.tensor_files import write_text
 from econmt_ops.dispatch.measurements import processor, sources
 from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 

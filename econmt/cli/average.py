@@ -17,8 +17,8 @@ from econmt.decoding.averaging import average_tensors, choose_checkpoints
 from econmt.errors import InputError
 from econmt.training.checkpoints import check_vocabulary
 from econmt.training.export import check_new, write_model
-from econmt.training.files import read_tensors
 from econmt.training.folder import ModelFolder
+from econmt.training.tensor_files import read_tensors
 
 
 class Strategy(str, Enum):

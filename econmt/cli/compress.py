@@ -22,8 +22,8 @@ from econmt.recipe import Model, recipe_text
 from econmt.recipe_model import rank_limit
 from econmt.training.checkpoints import check_model, check_vocabulary, parameter_file
 from econmt.training.export import check_new, write_model
-from econmt.training.files import read_tensors
 from econmt.training.folder import ModelFolder
+from econmt.training.tensor_files import read_tensors
 
 
 def compress(

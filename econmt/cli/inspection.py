@@ -19,8 +19,8 @@ from econmt.data.subwords import fingerprint, load_vocabularies, vocabulary_file
 from econmt.errors import InputError
 from econmt.model.translation import TranslationModel
 from econmt.recipe import Model, Recipe, parse_recipe
-from econmt.training.files import read_metadata
 from econmt.training.folder import ModelFolder
+from econmt.training.tensor_files import read_metadata
 
 FOREIGN = "give a folder that econmt train, average or export wrote"
 

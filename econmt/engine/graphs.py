@@ -13,30 +13,40 @@ another.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from econmt.data.batches import Batch
+from econmt.data.subwords import PAD
 from econmt.engine.devices import is_out_of_memory, release_workspaces
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations
 from econmt_ops.dispatch.rule import captured
+
+_Result = TypeVar("_Result")
 
 _HOST_BUFFERS = 4
 """Batches that may be on their way to the device while the next one is written."""
 
 
 class _Inputs:
-    """A batch and its number of tokens at a fixed place on the device, filled by one copy from pinned memory."""
+    """A batch and its number of tokens at a fixed place on the device, filled by one copy from pinned memory.
 
-    def __init__(self, batch: Batch, device: torch.device) -> None:
+    Args:
+        batch: one of its shape.
+        rows: room for so many.
+        device: a CUDA device.
+    """
+
+    def __init__(self, batch: Batch, rows: int, device: torch.device) -> None:
         fields = _tensors(batch)
-        self._shapes = [tensor.shape for tensor in fields.values()]
-        self._sizes = [tensor.numel() for tensor in fields.values()] + [1]
+        self._shapes = [torch.Size((rows, *tensor.shape[1:])) for tensor in fields.values()]
+        self._sizes = [*(shape.numel() for shape in self._shapes), 1]
         self._flat = torch.zeros(sum(self._sizes), dtype=torch.int64, device=device)
         self._hosts = [
             torch.zeros(len(self._flat), dtype=torch.int64).pin_memory() for _ in range(_HOST_BUFFERS)
@@ -50,18 +60,21 @@ class _Inputs:
         changes: dict[str, Any] = {**views}
         self.batch = dataclasses.replace(batch, **changes)
         self.tokens = tokens[0]
-        self.rows = len(batch.indices)
+        self.rows = rows
 
     def fill(self, batch: Batch, tokens: int) -> None:
-        """Enqueues the copy of a batch that lies on the CPU; rows that it lacks are padding, which has no gradient."""
+        """Enqueues the copy of a batch that lies on the CPU; rows that it lacks are padding, which has no gradient.
+
+        They have one source position, since an attention cannot attend to none.
+        """
         host, copied = self._hosts[self._next], self._copied[self._next]
         self._next = (self._next + 1) % len(self._hosts)
         copied.synchronize()  # of some batches ago, so there is nothing to wait for
         *parts, count = torch.split(host, self._sizes)
-        for part, shape, tensor in zip(parts, self._shapes, _tensors(batch).values(), strict=True):
+        for part, shape, (name, tensor) in zip(parts, self._shapes, _tensors(batch).items(), strict=True):
             rows = part.view(shape)
             rows[: len(tensor)] = tensor
-            rows[len(tensor) :] = 0
+            rows[len(tensor) :] = 1 if name == "source_lengths" else PAD
         count.fill_(tokens)
         self._flat.copy_(host, non_blocking=True)
         copied.record()
@@ -84,6 +97,13 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
     }
 
 
+def _first_error(error: BaseException) -> BaseException:
+    """The error during which an error happened: that of ending a capture tells nothing of what made it fail."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
 def _lean(phase: str, _: object) -> None:
     """Watches a step: backward passes have a thread of their own, and with it a workspace of cuBLAS of their own."""
     if phase == "backward":
@@ -97,8 +117,11 @@ class GraphedStep:
 
     Args:
         step: the training step.
-        several: whether updates may be of several batches.
+        several: whether updates are of several batches; where it is False, one that is all the same is not replayed.
         note: gets one line a shape that cannot be captured.
+        most_rows: of any batch of a batch's shape; None: batches have the rows that they have. A graph is captured for
+            so many, and smaller batches are filled up, so that which graph a batch runs in, and with it rounding and
+            masks, does not depend on what came before.
 
     Attributes:
         step: see above.
@@ -106,15 +129,22 @@ class GraphedStep:
     """
 
     def __init__(
-        self, step: TrainingStep, *, several: bool = False, note: Callable[[str], object] | None = None
+        self,
+        step: TrainingStep,
+        *,
+        several: bool = False,
+        note: Callable[[str], object] | None = None,
+        most_rows: Callable[[Batch], int] | None = None,
     ) -> None:
         self.step = step
         self._several = several
         self._note = note
+        self._most_rows = most_rows
         self._stream = torch.cuda.Stream(step.device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[tuple[Implementations, torch.Size, torch.Size], list[_Captured]] = {}
         self._refused: set[tuple[Implementations, torch.Size, torch.Size]] = set()
+        self._failed: list[torch.cuda.CUDAGraph] = []
         self._update: tuple[torch.cuda.CUDAGraph, StepResult] | None = None
         self._total = torch.zeros((), device=step.device)
         step.prepare(gradients=several)
@@ -143,7 +173,7 @@ class GraphedStep:
             self.step.number = number
             found.append(self._find(batch, how))
         self.step.number = None
-        if any(each is None for each in found):
+        if any(each is None for each in found) or (len(batches) > 1 and not self._several):
             moved = [batch.to(self.step.device) for batch in batches]
             return self.step.run(moved, self.step.tokens(batches), chosen)
         tokens = sum(batch.target_tokens for batch in batches)
@@ -179,19 +209,20 @@ class GraphedStep:
         key = implementations, batch.source.shape[1:], batch.target_input.shape[1:]
         if key in self._refused:
             return None
-        rows = len(batch.indices)
+        rows = self._capacity(batch)
         there = [each for each in self._graphs.get(key, ()) if each.inputs.rows >= rows]
         if there:
             return min(there, key=lambda each: each.inputs.rows)
         try:
             made = self._capture(batch, implementations)
         except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
+            first = _first_error(error)
+            if is_out_of_memory(first):
+                raise first from None
             self._refused.add(key)
             if self._note is not None:
                 size = " x ".join(map(str, (*batch.source.shape, *batch.target_input.shape[1:])))
-                reason = str(error).strip().splitlines()[0]
+                reason = str(first).strip().splitlines()[0]
                 self._note(
                     f"no CUDA graph for batches of {size}, which are launched kernel by kernel: {reason}"
                 )
@@ -199,33 +230,68 @@ class GraphedStep:
         self._graphs.setdefault(key, []).append(made)
         return made
 
+    def _capacity(self, batch: Batch) -> int:
+        """Rows of the graph that a batch runs in."""
+        rows = len(batch.indices)
+        return rows if self._most_rows is None else max(rows, self._most_rows(batch))
+
     def _capture(self, batch: Batch, implementations: Implementations) -> _Captured:
         step = self.step
-        inputs = _Inputs(batch, step.device)
+        inputs = _Inputs(batch, self._capacity(batch), step.device)
         inputs.fill(batch, batch.target_tokens)
         self._warm_up(inputs, implementations)
-        graph = torch.cuda.CUDAGraph()
-        result: StepResult | None = None
-        release_workspaces()
-        with captured(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+
+        def run() -> StepResult | None:
             if self._several:
                 self._total += step.accumulate(inputs.batch, inputs.tokens, implementations, _lean)
-            else:
-                result = step.run([inputs.batch], inputs.tokens, [implementations], _lean)
-                step.clear()
+                return None
+            result = step.run([inputs.batch], inputs.tokens, [implementations], _lean)
+            step.clear()
+            return result
+
+        release_workspaces()
+        with captured():
+            graph, result = self._record(run)
         release_workspaces()
         return _Captured(graph, inputs, result)
 
     def _capture_update(self) -> tuple[torch.cuda.CUDAGraph, StepResult]:
         """The graph that ends an update of several batches: clip, update, and zeros for the next one's gradients."""
         step = self.step
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+
+        def run() -> StepResult:
             result = step.finish(self._total.clone())
             step.update()
             step.clear()
             self._total.zero_()
+            return result
+
+        return self._record(run)
+
+    def _record(self, run: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]:
+        """A graph of what ``run`` launches, and what it returns.
+
+        Raises:
+            RuntimeError: it cannot be captured.
+        """
+        device, graph = self.step.device, torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(device)
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                result = run()
+        except RuntimeError:
+            torch.cuda.set_stream(current)
+            self._abandon(graph)
+            raise
         return graph, result
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Puts in order what a capture leaves that could not be ended: its pool in use, which others cannot share."""
+        with contextlib.suppress(RuntimeError):  # it was ended
+            torch._C._cuda_endAllocateToPool(self._stream.device_index, self._pool)
+            torch._C._cuda_releasePool(self._stream.device_index, self._pool)
+            self._failed.append(graph)  # which the allocator for pinned memory may still ask
+        self._pool = torch.cuda.graph_pool_handle()
 
     def _warm_up(self, inputs: _Inputs, implementations: Implementations) -> None:
         """Runs forward and backward pass once outside the pool: kernels are compiled, libraries make their handles.
@@ -237,13 +303,16 @@ class GraphedStep:
         kept, gradients = step.random_state(), [part.grad for part in parameters]
         for part in parameters:
             part.grad = None
-        self._stream.wait_stream(torch.cuda.current_stream(step.device))
-        with captured(), torch.cuda.stream(self._stream):
-            step.accumulate(inputs.batch, inputs.tokens, implementations, _lean)
-        torch.cuda.current_stream(step.device).wait_stream(self._stream)
-        for part, gradient in zip(parameters, gradients, strict=True):
-            part.grad = gradient
-        step.set_random_state(kept)
+        current = torch.cuda.current_stream(step.device)
+        self._stream.wait_stream(current)
+        try:
+            with captured(), torch.cuda.stream(self._stream):
+                step.accumulate(inputs.batch, inputs.tokens, implementations, _lean)
+        finally:
+            current.wait_stream(self._stream)
+            for part, gradient in zip(parameters, gradients, strict=True):
+                part.grad = gradient
+            step.set_random_state(kept)
         torch.cuda.synchronize(step.device)
         # What the warm-up took would lie beside the pool as long as the run lasts.
         torch.cuda.empty_cache()

@@ -33,9 +33,9 @@ from econmt.errors import InputError, TrainingError
 from econmt.model import TranslationModel
 from econmt.recipe import Model, Recipe, parse_recipe
 from econmt.tasks.translation import TranslationTask
-from econmt.training.files import FORMAT, read_metadata, read_tensors, write_tensors, write_text
 from econmt.training.folder import Commit, ModelFolder, remove
 from econmt.training.state import TrainingState
+from econmt.training.tensor_files import FORMAT, read_metadata, read_tensors, write_tensors, write_text
 
 
 class LoadedModel(NamedTuple):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from econmt.engine.precision import Precision
+from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.recipe import OPS, Recipe, Training, rename_ops
 from econmt.tasks.protocol import Shape, Task
@@ -101,9 +102,8 @@ def choose_implementations(
     for key, functions in OPS.items():
         if getattr(given, key) == "auto":
             mine = [measurement for measurement in found if measurement.op in functions]
-            if (
-                key == "decoder" and not mine
-            ):  # without input feeding its layers are to an op what the encoder's are
+            # Without input feeding a decoder's layers are to an op what the encoder's are.
+            if key == "decoder" and not mine:
                 mine = [measurement for measurement in found if measurement.op in OPS["encoder"]]
             chosen[key] = _fastest(mine, updates * positions, device) or rule(functions[0], device)
     settled = given._replace(**chosen)
@@ -113,6 +113,29 @@ def choose_implementations(
     if given.stash == "auto" and not any(traits.takes_stash for traits in named) and decoder is not None:
         settled = settled._replace(stash=decoder.fastest_stash)
     return settled
+
+
+def refuse_missing(given: Implementations, device: str) -> None:
+    """Makes sure that a machine can run what a recipe names.
+
+    Args:
+        given: the recipe's.
+        device: the type of device on which it is to run.
+
+    Raises:
+        InputError: it cannot; the message names what it can run.
+    """
+    for key, functions in OPS.items():
+        name, found = getattr(given, key), implementations_of(functions[0])
+        able = [
+            each.name
+            for each in found.values()
+            if device in each.traits.devices and each.traits.is_available()
+        ]
+        if name != "auto" and name not in able:
+            raise InputError(
+                f"ops.{key}={name}: cannot run on this machine's {device}; give one of auto, {', '.join(able)}"
+            )
 
 
 def _fastest(measurements: list[Measurement], times: float, device: str) -> str | None:

@@ -13,8 +13,8 @@ from econmt.data.files import sync_folder, writing
 from econmt.data.subwords import vocabulary_files
 from econmt.errors import InputError
 from econmt.training.checkpoints import load_model
-from econmt.training.files import write_tensors, write_text
 from econmt.training.folder import ModelFolder
+from econmt.training.tensor_files import write_tensors, write_text
 
 
 def check_new(output: Path) -> None:

@@ -9,8 +9,8 @@ from torch import nn
 from econmt.errors import InputError
 from econmt.recipe import Recipe
 from econmt.training.checkpoints import check_model, check_vocabulary, load_parameters, parameter_file
-from econmt.training.files import read_metadata, read_tensors
 from econmt.training.folder import ModelFolder
+from econmt.training.tensor_files import read_metadata, read_tensors
 
 _ADVICE = "give the recipe the model section of that model, or leave training.initialize_from out"
 

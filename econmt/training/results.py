@@ -23,9 +23,9 @@ from econmt.recipe import Recipe
 from econmt.tasks.registry import make_task
 from econmt.training.checkpoints import load_model, load_saved, load_state, named_parameters
 from econmt.training.choice import saved_choice
-from econmt.training.files import write_text
 from econmt.training.folder import ModelFolder
 from econmt.training.pictures import draw_learning_curve
+from econmt.training.tensor_files import write_text
 from econmt.training.validation import make_translator
 
 SAMPLES = 3

@@ -32,19 +32,20 @@ from econmt.training.choice import (
     expected_updates,
     is_worth_measuring,
     measure,
+    refuse_missing,
     saved_choice,
 )
-from econmt.training.files import write_text
+from econmt.training.end_of_run import end_reason
 from econmt.training.folder import ModelFolder
 from econmt.training.initialization import initialize, parameters_to_start_from
 from econmt.training.interrupts import Interrupts
-from econmt.training.limits import end_reason
 from econmt.training.progress import Progress
 from econmt.training.results import Results, are_complete, make_results
 from econmt.training.resume import Start, find_start
 from econmt.training.state import TrainingState, seed_everything
+from econmt.training.tensor_files import write_text
 from econmt.training.trainer import Trainer, TrainingResult
-from econmt_ops.dispatch.rule import rules_only
+from econmt_ops.dispatch.rule import captured, rules_only
 
 
 class Outcome(NamedTuple):
@@ -201,26 +202,31 @@ def _choose(trainer: Trainer) -> str:
     """Fixes what the recipe leaves at auto, as it was when the run began or by measuring; says which and why."""
     recipe, model, state = trainer.recipe, trainer.model, trainer.state
     given = Implementations.of(recipe.ops)
+    refuse_missing(given, trainer.device.type)
     chosen, why = saved_choice(recipe, state.choices, trainer.device), "as the run began"
     if chosen is None:
         frequent = max(trainer.batches.shapes(), key=lambda shape: shape.batches * shape.rows)
         shape = Shape(frequent.rows, frequent.source, frequent.target)
         found, why = [], "by the rule: too small to measure"
+        in_graphs = trainer.device.type == "cuda" and recipe.training.cuda_graphs == "auto"
         if "auto" not in given:
             why = "as the recipe says"
+        elif in_graphs:
+            why = "by the rule for steps in CUDA graphs"
         elif is_worth_measuring(model, shape):
             session = measure(trainer.task, model.train(), shape, trainer.device, trainer.step.precision)
             found, why = list(session.measurements.values()), f"measured in {session.seconds:.1f} s"
         positions = max(frequent.source, frequent.target)
         tokens = int(trainer.prepared.train.target_lengths.sum()) + len(trainer.prepared.train)
         updates = expected_updates(recipe.training, trainer.batches.batches_per_epoch, tokens)
-        chosen = choose_implementations(
-            given,
-            found,
-            device=trainer.device.type,
-            updates=updates,
-            positions=positions / min(positions, POSITIONS),
-        )
+        with captured(in_graphs):
+            chosen = choose_implementations(
+                given,
+                found,
+                device=trainer.device.type,
+                updates=updates,
+                positions=positions / min(positions, POSITIONS),
+            )
     trainer.step.implementations = chosen
     state.choices = as_saved(chosen, trainer.device)
     parts = ", ".join(f"{field} {name}" for field, name in chosen._asdict().items())

@@ -33,13 +33,13 @@ from econmt.training.checkpoints import (
     save_interrupted,
     saving,
 )
-from econmt.training.files import read_tensors
+from econmt.training.end_of_run import end_reason, seconds_left
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.training.limits import end_reason, seconds_left
 from econmt.training.progress import Figures, Progress
 from econmt.training.schedules import Schedule
 from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
+from econmt.training.tensor_files import read_tensors
 from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
 from econmt.training.validation import Abandoned, Validation, validate
 
@@ -148,7 +148,14 @@ class Trainer:
             # What a byte budget divides further, or an update adds up, is captured batch by batch.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
             several = interval > 1 or (plan is not None and plan.worst.parts > 1)
-            self._graphed = GraphedStep(self.step, several=several, note=progress.note)
+            shapes = {(shape.source, shape.target): shape.rows for shape in self.batches.shapes()}
+
+            def most_rows(batch: Batch) -> int:
+                if self.budget.plan is not None:
+                    return self.budget.plan.find(batch).rows
+                return shapes.get((batch.source.shape[1], batch.target_output.shape[1]), 0)
+
+            self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
         self._tell_of_plan(progress)
@@ -232,9 +239,8 @@ class Trainer:
     def gradient(self, batches: Sequence[Batch], *, trim: bool = False) -> StepResult:
         """Leaves the gradient of the loss a token in the parameters, to be clipped by the step's update.
 
-        Graphs update the parameters, too.
-
-        If memory is full and the budget's plan can divide batches further, they are computed again in smaller parts.
+        Graphs have updated the parameters, too. If memory is full and the budget's plan can divide batches further,
+        they are computed again in smaller parts.
 
         Args:
             batches: whose losses are added up.
@@ -243,27 +249,28 @@ class Trainer:
         Raises:
             TrainingError: if memory was full and there is no plan, or nothing left to divide.
         """
-        tokens = self.step.tokens(batches)
         before = None if self.budget.plan is None else (random_states(), self.step.random_state())
         while True:
-            found = [divide(batch, self.budget.plan, self.step.implementations) for batch in batches]
-            origins = [batch for batch, parts in zip(batches, found, strict=True) for _ in parts]
-            parts = [part.trimmed() if trim else part for parts in found for part, _ in parts]
-            implementations = [how for parts in found for _, how in parts]
+            found = [
+                (batch, part.trimmed() if trim else part, how)
+                for batch in batches
+                for part, how in divide(batch, self.budget.plan, self.step.implementations)
+            ]
+            origins, parts, implementations = zip(*found, strict=True)
             try:
                 if self._graphed is not None:
                     return self._graphed(parts, implementations)
                 moved = [part.to(self.device) for part in parts]
-                return self.step.gradient(moved, tokens, implementations)
+                return self.step.gradient(moved, self.step.tokens(batches), implementations)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                number = self.step.number or 0
-                if before is None or len(parts[number].indices) == 1:
-                    raise TrainingError(self._out_of_memory(parts[number])) from error
+                failed = self.step.number or 0
+                if before is None or len(parts[failed].indices) == 1:
+                    raise TrainingError(self._out_of_memory(parts[failed])) from error
             # Only now, after the error, are the tensors of the step that failed gone.
             self.step.clear()
-            self.budget.shrink(origins[number], len(parts[number].indices))
+            self.budget.shrink(origins[failed], len(parts[failed].indices))
             restore_random_states(before[0])
             self.step.set_random_state(before[1])
 

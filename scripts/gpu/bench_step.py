@@ -3,12 +3,12 @@
     python scripts/gpu/bench_step.py                       # both workloads, all precisions
     python scripts/gpu/bench_step.py --only W2 --precision bfloat16 --variants plain auto
 
-W2 is Echo's model and batch (recipe iwslt, 128 x 100 x 100, every row full); W1 the multi30k recipe with batches of
-64 pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the rows shorter). The loss of each variant's
-first step stands in its row: they differ by the draws of first parameters and dropout.
+W2 is Echo's model and batch (recipe iwslt, 128 x 100 x 100, every row full); W1 the multi30k recipe with batches of 64
+pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the rows shorter). GNMT is the gnmt recipe, 128 x
+25 x 25, and GNMT384 the same with 384 pairs; both without the plain loop, whose decoder feeds its outputs back.
 
-Columns: target tokens a second (padding not counted), milliseconds a step, peak of what tensors take (graphs' pool in
-it) and of what the allocator has taken, MB of 10^6 bytes.
+Columns: target tokens a second and those of source and target (padding not counted), milliseconds a step, peak of what
+tensors take (graphs' pool in it) and of what the allocator has taken, MB of 10^6 bytes, the loss of the first step.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ DEVICE = torch.device("cuda")
 WORKLOADS = {
     "W1": ("multi30k", [(64, 21, 22), (64, 10, 10), (64, 20, 17)], 6000, 6000, 0.5),
     "W2": ("iwslt", [(128, 100, 100)], 17191, 7709, 1.0),
+    "GNMT": ("gnmt", [(128, 25, 25)], 32000, 32000, 1.0),
+    "GNMT384": ("gnmt", [(384, 25, 25)], 32000, 32000, 1.0),
 }
 VARIANTS = ("plain", "reference", "recompute", "auto", "eager")
 PRECISIONS = ("bfloat16", "tf32", "float32")
@@ -162,20 +164,26 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    print(f"{'':4}{'precision':10}{'variant':11}{'tokens/s':>10}{'ms':>8}{'peak MB':>9}{'reserved':>9}  loss")
+    print(
+        f"{'':8}{'precision':10}{'variant':11}{'target/s':>11}{'both/s':>11}"
+        f"{'ms':>8}{'peak MB':>9}{'reserved':>9}  loss"
+    )
     for name, precision in itertools.product(given.only, given.precision):
         recipe_name, shapes, source, target, full = WORKLOADS[name]
         task = TranslationTask(load_recipe(recipe_name), source, target)
         torch.manual_seed(2)
         batches = batches_of(task, shapes, full)
         tokens = sum(batch.target_tokens for batch in batches)
+        both = tokens + sum(batch.source_tokens for batch in batches)
         runs: dict[str, Run] = {}
         for variant in given.variants:
+            if variant == "plain" and not task.recipe.model.decoder.input_feeding:
+                continue
             try:
                 runs[variant] = prepare(variant, task, batches, precision)
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:
                 print(
-                    f"{name:4}{precision:10}{variant:11} failed: {str(error).strip().splitlines()[0][:90]}",
+                    f"{name:8}{precision:10}{variant:11} failed: {str(error).strip().splitlines()[0][:90]}",
                     flush=True,
                 )
         for variant, seconds in timed(runs, len(batches), given.seconds).items():
@@ -185,6 +193,7 @@ def main() -> None:
                 "precision": precision,
                 "variant": variant,
                 "target tokens/s": tokens / seconds,
+                "source and target tokens/s": both / seconds,
                 "milliseconds": 1e3 * seconds / len(batches),
                 "peak bytes": run.allocated,
                 "reserved bytes": run.reserved,
@@ -192,8 +201,8 @@ def main() -> None:
             }
             rows.append(row)
             print(
-                f"{name:4}{precision:10}{variant:11}{tokens / seconds:10,.0f}{row['milliseconds']:8.2f}"
-                f"{run.allocated / 1e6:9,.0f}{run.reserved / 1e6:9,.0f}  {run.loss:.4f}",
+                f"{name:8}{precision:10}{variant:11}{tokens / seconds:11,.0f}{both / seconds:11,.0f}"
+                f"{row['milliseconds']:8.2f}{run.allocated / 1e6:9,.0f}{run.reserved / 1e6:9,.0f}  {run.loss:.4f}",
                 flush=True,
             )
         runs.clear()

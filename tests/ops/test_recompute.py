@@ -457,9 +457,10 @@ def test_decoder_backward_makes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -
         results = attentional_module._operator.backward._init_fn(*call)
     made = sum(result.numel() * 4 for result in results)
     assert made == sum(leaf.numel() * 4 for leaf in leaves) + 5 * batch * size * 4
-    # Of a block of two steps: gates, cells and what the products after the loop read, in units of B H values; and the
-    # projected values.
+    # Of a block of two steps: gates, cells and what the products after the loop read, in units of B H values; the
+    # projected values; and of all steps, before there is the gradient of the values, what is made of it.
     workspace = 52 * batch * size * 4 + 4 * positions * size * 4 + batch * positions * size * 4
+    workspace += batch * (steps * (size + positions) - positions * size) * 4
     joint_weights = 2 * 4 * size * 2 * size * 4
     assert alive.peak < made + workspace + joint_weights
     assert positions * size * batch * 4 == 40 * batch * size * 4  # the size of one more copy of the keys

@@ -13,9 +13,9 @@ from torch.nn import functional
 from econmt.bench.selection import choose, rows_of
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
-from econmt.memory.estimate.step import estimate_step
+from econmt.memory.estimate.techniques import techniques
+from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.plan.prices import settings
-from econmt.memory.report.profiling import techniques
 from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe, implementation_names, load_recipe
 from econmt.tasks.protocol import Shape
@@ -83,9 +83,9 @@ def small(*changes: str) -> Recipe:
 def test_recipes_may_name_it() -> None:
     assert small("ops.output=toy").ops.output == "toy"
     assert implementation_names("output")[-1] == "toy"
-    with pytest.raises(InputError, match="must be one of auto, reference, recompute, compiled, toy"):
+    with pytest.raises(InputError, match="must be one of auto, reference, recompute, compiled, triton, toy"):
         small("ops.output=toys")
-    with pytest.raises(InputError, match=r"ops.encoder: must be one of .*compiled, found the text 'toy'"):
+    with pytest.raises(InputError, match=r"ops.encoder: must be one of .*triton, found the text 'toy'"):
         small("ops.encoder=toy")
 
 
@@ -112,7 +112,7 @@ def test_the_model_runs_it() -> None:
 def test_estimates_take_what_it_declares(device: str) -> None:
     shape = Shape(3, 5, 4)
     plain = estimate_step(TranslationTask(small("ops.output=reference"), 90, 70), shape, device)
-    found = estimate_step(TranslationTask(small(), 90, 70), shape, device)
+    found = estimate_step(TranslationTask(small("ops.output=toy"), 90, 70), shape, device)
     assert found.entries["workspace", "output"] >= WORKSPACE > plain.entries["workspace", "output"]
     declared = 2 * (3 * 4) * 8 * 70
     backward = 2 * declared

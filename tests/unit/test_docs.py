@@ -17,7 +17,7 @@ from econmt.cli import main as command
 from econmt.recipe import load_recipe, shipped_recipes
 from tests.conftest import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("ops/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("ops/**/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OPERATORS = {"|", "&&", "||", ";", ">", "<", ">>", "2>"}
 

@@ -2,7 +2,7 @@
 
 A batch that does not fit whole, even when least is kept, is divided into micro-batches whose gradients are added up:
 the update stays that of the whole batch. The plan is made before training from estimates, see
-:mod:`econmt.memory.estimate.step`, and corrected if the device runs out of memory all the same.
+:mod:`econmt.memory.estimate.training_step`, and corrected if the device runs out of memory all the same.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rich.table import Table
 
 from econmt.data.batches import Batch, BatchShape
 from econmt.errors import InputError
-from econmt.memory.estimate.step import estimate_step
+from econmt.memory.estimate.training_step import estimate_step
+from econmt.memory.measure.byte_budget import nearest_budget, size_text
 from econmt.memory.plan.fit import demand
-from econmt.memory.plan.limits import nearest_budget, size_text
 from econmt.memory.plan.peaks import Peaks
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
@@ -237,11 +237,15 @@ class Planner:
                 return found
 
     def _holds(self, entries: Sequence[Allotment], peaks: Peaks) -> bool:
-        """Whether the tightest of some allotments is as it was told."""
+        """Whether the tightest of some allotments, and the one of the longest sentences, are as they were told."""
         if not entries:
             return True
-        tightest = max(entries, key=lambda entry: entry.peak)
-        return peaks.check(Shape(tightest.rows, tightest.source, tightest.target))
+        doubtful = {
+            max(entries, key=lambda entry: entry.peak),
+            max(entries, key=lambda entry: entry.source * entry.target),
+        }
+        found = [peaks.check(Shape(entry.rows, entry.source, entry.target)) for entry in doubtful]
+        return all(found)
 
     def _refuse_unless_one_fits(
         self, shapes: Sequence[BatchShape], setting: Implementations, peaks: Peaks

@@ -43,18 +43,20 @@ def settings(given: Implementations, device: str) -> list[Implementations]:
     free = {key: getattr(leanest, key) for key in OPS if getattr(given, key) == "auto"}
     savings = []
     free_stash = given.stash == "auto"
+    fastest = leanest.traits("decoder")
+    assert fastest is not None
+    levels = STASHES[: STASHES.index(fastest.fastest_stash) + 1][::-1]
     decoder: dict[str, str] = {key: free[key] for key in ("decoder", "attention") if key in free}
     if decoder:
-        # The decoder's layers at first go on keeping their gates, which takes the least time.
-        keep = {"stash": STASHES[-1]} if "encoder" in free and free_stash else {}
+        # The decoder's layers at first go on keeping what takes the least time.
+        keep = {"stash": levels[0]} if "encoder" in free and free_stash else {}
         savings.append(_Saving(prices["decoder"], [{**decoder, **keep}]))
     if "output" in free:
         savings.append(_Saving(prices["output"], [{"output": free["output"]}]))
     chosen = {"encoder": free["encoder"]} if "encoder" in free else {}
     recurrent = map(given.traits, ("encoder", "decoder"))
     free_stash = free_stash and any(traits is None or traits.takes_stash for traits in recurrent)
-    levels = [{"stash": level} for level in reversed(STASHES)] if free_stash else [{}]
-    steps = [{**chosen, **level} for level in levels]
+    steps = [{**chosen, "stash": level} for level in levels] if free_stash else [chosen]
     savings.append(_Saving(prices["stash"], [step for step in steps if step]))
     found = [given]
     for saving in sorted(savings, key=lambda saving: saving.price):

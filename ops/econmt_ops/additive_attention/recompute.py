@@ -14,7 +14,7 @@ from torch import Tensor
 
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionKernels
-from econmt_ops.core.chunks import split_blocks
+from econmt_ops.core.chunks import rows_of, split_blocks
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
@@ -72,7 +72,7 @@ def _attention(given: Arguments) -> tuple[AttentionKernels, Tensor]:
 
 def _forward(given: Arguments, keep: bool) -> Results:  # noqa: ARG001 - the weights are a result either way
     attention, values = _attention(given)
-    weights = attention.weights_of(given.query.transpose(0, 1).contiguous())
+    weights = attention.weights_of(rows_of(given.query).transpose(0, 1))
     return Results(torch.bmm(weights.transpose(0, 1), values), weights)
 
 
@@ -84,42 +84,40 @@ def _empty(given: Arguments, keep: bool) -> Results:  # noqa: ARG001
     )
 
 
-def _block(values: Tensor, begin: int, end: int) -> Tensor:
-    """The steps begin to end of values (B, T, .), time first, contiguous."""
-    return values[:, begin:end].transpose(0, 1).contiguous()
-
-
 def _backward(given: Arguments, kept: Results, incoming: Incoming) -> Gradients:
     attention, values = _attention(given)
     (batch, steps, size), (_, positions, width) = given.query.shape, values.shape
-    accumulate = accumulate_dtype(given.query.dtype)
     dcontext, dweights = incoming["context"], incoming["weights"]
+    queries = rows_of(given.query).transpose(0, 1)
+    if dcontext is None:
+        dcontexts = values.new_zeros(steps, batch, width)
+    else:
+        dcontexts = rows_of(dcontext).transpose(0, 1)
+    dweights = None if dweights is None else rows_of(dweights)
     dquery = torch.empty_like(given.query, memory_format=torch.contiguous_format)
-    for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), accumulate):
-        queries, weights = _block(given.query, begin, end), kept.weights[begin:end]
-        contexts = torch.bmm(weights.transpose(0, 1), values).transpose(0, 1).contiguous()
+    dscores = values.new_empty(steps, batch, positions, dtype=accumulate_dtype(values.dtype))
+    for begin, end in split_blocks(steps, batch, -(-(size + width) // 4), dscores.dtype):
+        block = slice(begin, end)
+        contexts = torch.bmm(kept.weights[block].transpose(0, 1), values).transpose(0, 1)
         dboth = values.new_empty(end - begin, batch, size + width)
-        dscores = values.new_empty(end - begin, batch, positions, dtype=accumulate)
         # The kernels go on to o = tanh(share + context). Where o is zero, the gradient of the context is that of o.
-        nothing = torch.zeros_like(contexts)
         attention.backward(
-            queries,
+            queries[block],
             contexts,
-            weights,
-            nothing,
-            (nothing if dcontext is None else _block(dcontext, begin, end),),
-            None if dweights is None else dweights[begin:end].contiguous(),
+            kept.weights[block],
+            torch.zeros_like(contexts),
+            (dcontexts[block],),
+            None if dweights is None else dweights[block],
             dboth,
-            dscores,
+            dscores[block],
         )
-        attention.sum_block(queries, weights, dboth, dscores)
-        dquery[:, begin:end] = dboth[..., :size].transpose(0, 1)
-    found = attention.gradients()
+        dquery[:, block] = dboth[..., :size].transpose(0, 1)
+    found = attention.gradients(queries, dscores)
     gain, shift = (None, None) if found.norm is None else found.norm
     return {
         "query": dquery,
         "keys": found.keys,
-        "values": found.projected,
+        "values": attention.projected_gradient(kept.weights, dcontexts),
         "score_weight": found.score,
         "gain": gain,
         "shift": shift,

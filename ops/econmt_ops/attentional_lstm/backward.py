@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from econmt_ops.attentional_lstm.forward import Result
 from econmt_ops.attentional_lstm.problem import Problem
-from econmt_ops.core.chunks import add_outer, previous, split_rows
+from econmt_ops.core.chunks import add_outer, previous, rows_of, split_rows
 from econmt_ops.core.gemm import add_rows
 from econmt_ops.core.lengths import zero_padding
 from econmt_ops.core.low_rank import (
@@ -76,34 +75,26 @@ class Block:
         self.before = [
             previous(h, first, begin, end) for h, first in zip(stash.h, given.first_h, strict=True)
         ]
-        self.reads: list[Tensor] = []
+        self.reads, self.top = problem.stack(stash.h, begin, end)
+        self.query = problem.queries(self.top)
         self.gates: list[Tensor] = []
         self.dgates: list[Tensor] = []
         self.cells: list[list[Tensor]] = []
-        top = stash.h[0, begin:end]
         for layer in range(len(problem.layers)):
-            if layer > 0:
-                self.reads.append(problem.drop(layer, top, begin, end))
-                top = stash.h[layer, begin:end]
-                if given.residual:
-                    top = top + self.reads[-1]
-            space = top.new_empty(*top.shape[:2], 4 * problem.hidden)
-            self.dgates.append(space)
+            self.dgates.append(self.fed.new_empty(*self.fed.shape[:2], 4 * problem.hidden))
             if problem.keeps("gates"):
                 self.gates.append(stash.gates[layer, begin:end])
             else:
-                self.gates.append(self._gates(problem, layer, space))
+                self.gates.append(self._gates(problem, layer))
             self.cells.append(self._cells(problem, stash, layer, number))
-        self.top = top
-        self.query = top if problem.query is None else functional.linear(top, problem.query)
 
-    def _gates(self, problem: Problem, layer: int, gates: Tensor) -> Tensor:
-        weights, read = problem.layers[layer], self.fed if layer == 0 else self.reads[-1]
+    def _gates(self, problem: Problem, layer: int) -> Tensor:
+        weights, gates = problem.layers[layer], self.dgates[layer]
         if layer == 0:
             problem.bottom_gates(self.inputs, gates)
-            add_linear(gates, read, problem.from_output)
+            add_linear(gates, self.fed, problem.from_output)
         else:
-            linear_into(gates, read, weights.input, weights.bias)
+            linear_into(gates, self.reads[layer - 1], weights.input, weights.bias)
         return problem.run.prepare_gates(add_linear(gates, self.before[layer], weights.hidden))
 
     def _cells(self, problem: Problem, stash: Result, layer: int, number: int) -> list[Tensor]:
@@ -113,16 +104,13 @@ class Block:
         return [first, *stash.c[layer, self.begin : self.end].unbind(0)]
 
 
-def _rows(gradient: Tensor | None) -> Tensor | None:
-    """A gradient (T, B, .), the values of a row one after the other."""
-    return gradient if gradient is None or gradient.stride(2) == 1 else gradient.contiguous()
-
-
 class Backward:
     """The backward pass of one call.
 
     Attributes:
         doutputs: (T, B, H) and dweights: (T, B, S), gradients of what the forward pass returned; or None.
+        weights: (T, B, S), of the attention. da: (T, B, H), the gradient of what tanh reads to give o, and dscores:
+            (T, B, S), that of the scores, of all steps.
         rows: (B, 2H) a layer, the gradient of what its product has read, [what it reads ; h of the step before].
         dtop: (B, H), of the stack's output.
         dc: (B, H) a layer.
@@ -130,7 +118,9 @@ class Backward:
 
     def __init__(self, problem: Problem, stash: Result, incoming: Incoming) -> None:
         self.problem, self.stash = problem, stash
-        self.doutputs, self.dweights = _rows(incoming["outputs"]), _rows(incoming["attention"])
+        doutputs, dweights = incoming["outputs"], incoming["attention"]
+        self.doutputs = None if doutputs is None else rows_of(doutputs)
+        self.dweights = None if dweights is None else rows_of(dweights)
         self.sums = Sums(problem)
         self.projected = problem.projected()
         self.attention = problem.attention(self.projected)
@@ -145,6 +135,12 @@ class Backward:
         )
         if dc is not None:
             self.dc.copy_(dc)
+        steps, positions = problem.steps, problem.given.keys.shape[1]
+        space = problem.inputs.new_empty
+        kept = problem.keeps("attention")
+        self.weights = stash.attention if kept else space(steps, problem.batch, positions)
+        self.da = space(steps, problem.batch, hidden)
+        self.dscores = space(steps, problem.batch, positions, dtype=problem.accumulate)
         self.dtop = torch.empty_like(self.rows[0][:, :hidden])
         # Transposed views: making a weight ready for products of this kind takes longer than it saves.
         self.to_rows = [problem.product(problem.joint(layer).t()) for layer in range(layers)]
@@ -157,15 +153,19 @@ class Backward:
         sums, hidden = self.sums, self.problem.hidden
         if sums.table is not None:
             self._sum_rows(sums.table.to(self.problem.dtype).unsqueeze(0))
-        found = self.attention.gradients()
-        # Their memory is free before their gradient gives that of the values.
-        del self.attention, self.projected
+        # In this order, what is done with is freed first.
+        dprojected = self.attention.projected_gradient(self.weights, self.da).to(self.problem.dtype)
+        del self.to_rows, self.to_top, self.projected, self.da
+        values = self._values(dprojected)
+        del dprojected
+        _, top = self.problem.stack(self.stash.h, 0, self.problem.steps)
+        found = self.attention.gradients(self.problem.queries(top), self.dscores)
         gain, shift = (None, None) if found.norm is None else found.norm
         inputs, hiddens, biases = zip(*sums.layers, strict=True)
         return {
             "inputs": sums.inputs,
             "keys": found.keys,
-            "values": self._values(found.projected.to(self.problem.dtype)),
+            "values": values,
             "input_weights": tensors_of_matrices(inputs),
             "hidden_weights": tensors_of_matrices(hiddens),
             "biases": biases,
@@ -181,34 +181,33 @@ class Backward:
         }
 
     def _block(self, block: Block) -> None:
-        problem = self.problem
-        steps, positions = block.end - block.begin, problem.given.keys.shape[1]
-
-        def space(size: int, dtype: torch.dtype = problem.dtype) -> Tensor:
-            return problem.inputs.new_empty(steps, problem.batch, size, dtype=dtype)
-
-        both = space(problem.size + problem.hidden)
-        scores = space(positions, problem.accumulate)
-        kept = self.stash.attention
-        weights = self.attention.weights_of(block.query) if kept is None else kept[block.begin : block.end]
-        contexts = torch.bmm(weights.transpose(0, 1), self.projected).transpose(0, 1)
-        for step in reversed(range(steps)):
-            self._attention(block, step, weights[step], contexts[step], both[step], scores[step])
+        problem, steps = self.problem, slice(block.begin, block.end)
+        if not problem.keeps("attention"):
+            self.weights[steps] = self.attention.weights_of(block.query)
+        contexts = torch.bmm(self.weights[steps].transpose(0, 1), self.projected).transpose(0, 1)
+        dboth = self.da.new_empty(block.end - block.begin, problem.batch, problem.size + problem.hidden)
+        for step in reversed(range(len(dboth))):
+            self._attention(block, step, contexts[step], dboth[step])
             self._layers(block, step)
-        self.attention.sum_block(block.query, weights, both, scores)
-        self._sum(block, both)
+        self.da[steps] = dboth[..., problem.size :]
+        self._sum(block, dboth)
 
-    def _attention(
-        self, block: Block, step: int, weights: Tensor, context: Tensor, dboth: Tensor, dscores: Tensor
-    ) -> None:
-        """From the gradient of o to ``dtop``; ``dboth`` (B, A + H) and ``dscores`` (B, S) are written."""
+    def _attention(self, block: Block, step: int, context: Tensor, dboth: Tensor) -> None:
+        """From the gradient of o to ``dtop``; ``dboth`` (B, A + H) is written."""
         position, size = block.begin + step, self.problem.size
         doutputs = [self.rows[0][:, : self.problem.hidden]]
         if self.doutputs is not None:
             doutputs.append(self.doutputs[position])
-        dweights = None if self.dweights is None else self.dweights[position]
-        query, output = block.query[step], self.stash.outputs[position]
-        self.attention.backward(query, context, weights, output, doutputs, dweights, dboth, dscores)
+        self.attention.backward(
+            block.query[step],
+            context,
+            self.weights[position],
+            self.stash.outputs[position],
+            doutputs,
+            None if self.dweights is None else self.dweights[position],
+            dboth,
+            self.dscores[position],
+        )
         if self.problem.query is None:
             self.to_top.into(self.dtop, dboth[:, size:], dboth[:, :size])
         else:
@@ -217,7 +216,9 @@ class Backward:
     def _layers(self, block: Block, step: int) -> None:
         """Through the stack, top layer first: the gates' gradients and those of the step before."""
         problem, position, hidden = self.problem, block.begin + step, self.problem.hidden
-        above = self.dtop
+        scale = 1.0 / (1.0 - problem.given.dropout)
+        # Of the layer's output, or with ``keep`` of what dropout left of it.
+        above, keep = self.dtop, None
         for layer in reversed(range(len(problem.layers))):
             row, dgates = self.rows[layer], block.dgates[layer][step]
             problem.run.cell_backward(
@@ -227,11 +228,16 @@ class Backward:
                 (above, row[:, hidden:]),
                 self.dc[layer],
                 dgates,
+                keep=keep,
+                scale=scale,
             )
             self.to_rows[layer].into(row, dgates)
-            if layer > 0:
-                dread = row[:, :hidden] + above if problem.given.residual else row[:, :hidden]
-                above = problem.drop(layer, dread.unsqueeze(0), position, position + 1).squeeze(0)
+            if layer > 0 and problem.given.residual:
+                dread = (row[:, :hidden] + above).unsqueeze(0)
+                above = problem.drop(layer, dread, position, position + 1).squeeze(0)
+            elif layer > 0:
+                mask = problem.mask(layer, position, position + 1)
+                above, keep = row[:, :hidden], None if mask is None else mask[0]
 
     def _sum(self, block: Block, dboth: Tensor) -> None:
         """Adds the block's share of the gradients that nothing waits for; dboth (K, B, A + H)."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from econmt_ops.backends import steps_for
 from econmt_ops.backends.protocol import AttentionKernels
@@ -20,6 +21,7 @@ from econmt_ops.core.gemm import Product
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.low_rank import (
     LowRankProduct,
+    cast_together,
     columns,
     joined,
     layers_of_tensors,
@@ -29,7 +31,7 @@ from econmt_ops.core.low_rank import (
 )
 from econmt_ops.core.packed import is_available
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.weights import Matrix, cast_weights
+from econmt_ops.core.weights import Matrix
 
 
 class Arguments(NamedTuple):
@@ -109,7 +111,8 @@ class Problem:
         self.steps, self.batch, self.width = *by_time.shape[:2], inputs.shape[-1]
         self.dtype, self.accumulate = inputs.dtype, accumulate_dtype(inputs.dtype)
         layers = layers_of_tensors(given.input_weights, given.hidden_weights, given.biases)
-        self.layers = [cast_weights(layer, self.dtype) for layer in layers]
+        cast = [cast_together(layer, self.dtype) for layer in layers]
+        self.layers, self._together = [layer for layer, _ in cast], [both for _, both in cast]
         self.hidden, self.size = layers[0].hidden.shape[1], given.keys.shape[2]
         self.query = None if given.query is None else given.query.to(self.dtype)
         self.combine = given.combine.to(self.dtype)
@@ -142,11 +145,13 @@ class Problem:
         return product_of(weight, bias, layout, calls=self.steps)
 
     def joint(self, layer: int) -> Matrix:
-        """What makes a layer's gates in a step of [what it reads there ; h of the step before]: (4H, 2H).
+        """What makes a layer's gates in a step of its row [what it reads there ; h of the step before]: (4H, 2H).
 
         The bottom layer reads o of the step before; its inputs' share is made for many steps at once.
         """
-        weights = self.layers[layer]
+        weights, both = self.layers[layer], self._together[layer]
+        if both is not None:
+            return both[:, both.shape[1] - 2 * self.hidden :]
         return joined(self.from_output if layer == 0 else weights.input, weights.hidden)
 
     def both(self) -> Tensor:
@@ -209,3 +214,21 @@ class Problem:
         # One kernel instead of three.
         dropped: Tensor = torch.ops.aten.native_dropout_backward(values, keep, 1.0 / (1.0 - p))
         return dropped
+
+    def stack(self, h: Tensor, begin: int, end: int) -> tuple[list[Tensor], Tensor]:
+        """What the layers but the bottom one read in steps begin to end, and the stack's output; (K, B, H) each.
+
+        Args:
+            h: (L, T, B, H). begin, end: the steps.
+        """
+        reads, top = [], h[0, begin:end]
+        for layer in range(1, len(self.layers)):
+            reads.append(self.drop(layer, top, begin, end))
+            top = h[layer, begin:end]
+            if self.given.residual:
+                top = top + reads[-1]
+        return reads, top
+
+    def queries(self, top: Tensor) -> Tensor:
+        """The queries (K, B, A) of outputs of the stack (K, B, H)."""
+        return top if self.query is None else functional.linear(top, self.query)

@@ -25,7 +25,7 @@ class EagerAttention:
 
     The feature maps (B, S, A) of additive attention are made in each step and again in the backward pass, of some
     rows of the batch at a time. So the gradients of keys, score and normalisation are summed while a step has them,
-    and `sum_block` has only what products of whole blocks give.
+    and only what products of all steps give is left to the end.
 
     Args:
         keys, projected, score, norm, scale, lengths: as `protocol.StepKernels.attention` takes them.
@@ -99,28 +99,30 @@ class EagerAttention:
         torch.addcmul(do, do * output, output, value=-1, out=da)
         self._weights_backward(query, weights, self._weight_gradient(da, dweights), dquery, dscores)
 
-    def sum_block(self, queries: Tensor, weights: Tensor, dboth: Tensor, dscores: Tensor) -> None:
-        """See `protocol.AttentionKernels.sum_block`."""
-        da = dboth[..., self._size :].transpose(0, 1).to(self._accumulate)
-        self._sums.projected.baddbmm_(weights.permute(1, 2, 0).to(self._accumulate), da)
-        if self._score is None:
-            queries = queries.transpose(0, 1).to(self._accumulate)
-            self._sums.keys.baddbmm_(dscores.permute(1, 2, 0), queries, alpha=self._scale)
+    def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
+        """See `protocol.AttentionKernels.projected_gradient`."""
+        wide = self._accumulate
+        return torch.bmm(weights.permute(1, 2, 0).to(wide), da.transpose(0, 1).to(wide))
 
-    def gradients(self) -> AttentionGradients:
+    def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
         """See `protocol.AttentionKernels.gradients`."""
-        if self._score is not None and self._norm is None:
+        if self._score is None:
+            scaled = dscores.permute(1, 2, 0) * self._scale
+            return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1).to(scaled.dtype)), None, None)
+        if self._norm is None:
             self._sums.keys.mul_(self._score * 4)
         return self._sums
 
     @functools.cached_property
     def _sums(self) -> AttentionGradients:
-        def zeros(like: Tensor) -> Tensor:
-            return torch.zeros(like.shape, dtype=self._accumulate, device=like.device)
+        """Of additive attention, up to the step that was last."""
 
+        def zeros(like: Tensor) -> Tensor:
+            return torch.zeros_like(like, dtype=self._accumulate)
+
+        assert self._score is not None
         norm = None if self._norm is None else (zeros(self._norm[0]), zeros(self._norm[1]))
-        score = None if self._score is None else zeros(self._score)
-        return AttentionGradients(zeros(self._keys), zeros(self._projected), score, norm)
+        return AttentionGradients(zeros(self._keys), zeros(self._score), norm)
 
     def _weights(self, query: Tensor) -> Tensor:
         """The attention weights (B, S) of a query (B, A), in the accumulate type; zero at padded positions."""
@@ -174,18 +176,19 @@ class EagerAttention:
             scaled = (de * self._scale).to(self._keys.dtype).unsqueeze(1)
             dquery.copy_(torch.bmm(scaled, self._keys).squeeze(1))
             return
-        dscore = self._sums.score
+        dkeys, dscore, _ = self._sums
         assert dscore is not None
         for rows in self._parts:
-            given = (query[rows], self._keys[rows], self._score, de[rows], self._sums.keys[rows], dscore)
+            given = (query[rows], self._keys[rows], self._score, de[rows], dkeys[rows], dscore)
             dquery[rows] = self._backward(*given) if self._norm is None else self._normalised_backward(*given)
 
     def _normalised_backward(
         self, query: Tensor, keys: Tensor, score: Tensor, de: Tensor, dkeys: Tensor, dscore: Tensor
     ) -> Tensor:
         """As `additive_backward` with layer normalisation, but ``dkeys`` gets the whole gradient of the keys."""
+        sums = self._sums.norm
         assert self._norm is not None
-        assert self._sums.norm is not None
+        assert sums is not None
         joined = query.unsqueeze(1) + keys
         size = [joined.shape[2]]
         normed, mean, scale = torch.native_layer_norm(joined, size, *self._norm, LAYER_NORM_EPSILON)
@@ -195,7 +198,7 @@ class EagerAttention:
         djoined, *dnorm = torch.ops.aten.native_layer_norm_backward(
             dnormed, joined, size, mean, scale, *self._norm, [True, True, True]
         )
-        for total, part in zip(self._sums.norm, dnorm, strict=True):
+        for total, part in zip(sums, dnorm, strict=True):
             total.add_(part)
         dkeys += djoined
         dquery: Tensor = djoined.sum(1)

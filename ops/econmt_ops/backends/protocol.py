@@ -34,14 +34,13 @@ class Read(NamedTuple):
 
 
 class AttentionGradients(NamedTuple):
-    """Summed over all steps, in the accumulate type.
+    """Summed over all steps: that of the keys in the compute or accumulate type, the others in the accumulate type.
 
     Attributes:
-        keys: (B, S, A). projected: (B, S, H). score: (A,) or None. norm: (gain (A,), bias (A,)) or None.
+        keys: (B, S, A). score: (A,) or None. norm: (gain (A,), bias (A,)) or None.
     """
 
     keys: Tensor
-    projected: Tensor
     score: Tensor | None
     norm: tuple[Tensor, Tensor] | None
 
@@ -80,19 +79,23 @@ class AttentionKernels(Protocol):
             doutputs: (B, H), one or two gradients of the output, which are added.
             dweights: (B, S), another gradient of the weights; or None.
             dboth: (B, A + H) is written, the gradient of ``both``: that of the query, and da = do (1 - o^2).
-            dscores: (B, S) in the accumulate type is written: weights (projected . da - sum_s weights projected . da).
+            dscores: (B, S) in the accumulate type is written: weights (projected . da - sum_s weights projected . da);
+                or not, if `gradients` does without it.
         """
 
-    def sum_block(self, queries: Tensor, weights: Tensor, dboth: Tensor, dscores: Tensor) -> None:
-        """Adds what a block's steps leave to the gradients of keys, projected values, score and normalisation.
+    def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
+        """The gradient of the projected values (B, S, H): sum_t weights_t da_t.
 
         Args:
-            queries: (K, B, A). weights: (K, B, S). dboth: (K, B, A + H). dscores: (K, B, S); as `backward` met or wrote
-                them.
+            weights: (T, B, S). da: (T, B, H).
         """
 
-    def gradients(self) -> AttentionGradients:
-        """The sums, to be asked for once, after the last block."""
+    def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
+        """What all steps leave to the gradients of keys, score and normalisation, asked for once.
+
+        Args:
+            queries: (T, B, A). dscores: (T, B, S), as `backward` wrote them.
+        """
 
 
 class StepKernels(Protocol):

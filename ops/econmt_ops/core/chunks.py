@@ -32,9 +32,12 @@ def reaches(stash: str, level: str) -> bool:
 
 
 def split_blocks(steps: int, batch: int, hidden: int, dtype: torch.dtype) -> list[tuple[int, int]]:
-    """The blocks of steps, (begin, end) each, whose gates, values of ``dtype``, fit the workspace."""
+    """The blocks of steps, (begin, end) each, whose gates, values of ``dtype``, fit the workspace.
+
+    The first may be shorter than the others: what precedes its steps lies apart, so that it copies what it reads.
+    """
     size = max(1, _BLOCK_BYTES // max(1, batch * 4 * hidden * dtype.itemsize))
-    return [(begin, min(begin + size, steps)) for begin in range(0, steps, size)]
+    return [(max(0, end - size), end) for end in range(steps, 0, -size)][::-1]
 
 
 def split_rows(batch: int, positions: int, width: int) -> list[slice]:
@@ -43,35 +46,16 @@ def split_rows(batch: int, positions: int, width: int) -> list[slice]:
     return [slice(begin, begin + size) for begin in range(0, max(1, batch), size)]
 
 
+def rows_of(tensor: Tensor) -> Tensor:
+    """The tensor (..., N), the values of a row one after the other."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def previous(sequence: Tensor, first: Tensor, begin: int, end: int) -> Tensor:
     """The entries begin - 1 to end - 1 of a sequence (T, B, H) that ``first`` (B, H) precedes."""
     if begin > 0:
         return sequence[begin - 1 : end - 1]
     return torch.cat([first.unsqueeze(0), sequence[: end - 1]], 0)
-
-
-def scan_cells(gates: Tensor, first: Tensor) -> Tensor:
-    """The cell states of a block from its gates: c_t = f_t c_{t-1} + i_t g_t.
-
-    Args:
-        gates: (K, B, 4H) after their nonlinearities. first: (B, H) before the block.
-
-    Returns:
-        (K + 1, B, H), ``first`` and the state after each step.
-    """
-    i, f, g, _ = gates.chunk(4, 2)
-    cells = torch.empty((len(gates) + 1, *first.shape), dtype=gates.dtype, device=gates.device)
-    cells[0] = first
-    torch.mul(i, g, out=cells[1:])
-    for step in range(len(gates)):
-        cells[step + 1].addcmul_(f[step], cells[step])
-    return cells
-
-
-def add_product(total: Tensor, left: Tensor, weight: Tensor) -> Tensor:
-    """total + left weight^T, in place. total (K, B, N) contiguous, left (K, B, M), weight (N, M)."""
-    total.view(-1, total.shape[2]).addmm_(left.reshape(-1, left.shape[2]), weight.t())
-    return total
 
 
 def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -> None:

@@ -20,9 +20,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.core.chunks import add_outer, add_product
+from econmt_ops.core.chunks import add_outer
 from econmt_ops.core.gemm import MANY, Product
-from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMWeights, Matrix
+from econmt_ops.core.weights import (
+    AnyLSTMWeights,
+    LowRank,
+    LowRankLSTMWeights,
+    LSTMWeights,
+    Matrix,
+    cast_weights,
+)
 
 
 def columns(weight: Matrix, begin: int, end: int) -> Matrix:
@@ -44,6 +51,16 @@ def joined(first: Matrix, second: Matrix) -> Matrix:
         return LowRank(torch.cat([first.left, second.left], 1), right)
     assert not isinstance(second, LowRank)
     return torch.cat([first, second], 1)
+
+
+def cast_together(layer: AnyLSTMWeights, dtype: torch.dtype) -> tuple[AnyLSTMWeights, Tensor | None]:
+    """A layer in another type; and, if that took copies of whole matrices, both side by side, (4H, I + H)."""
+    if isinstance(layer, LowRankLSTMWeights) or layer.input.dtype == layer.hidden.dtype == dtype:
+        return cast_weights(layer, dtype), None
+    width = layer.input.shape[1]
+    both = layer.input.new_empty(len(layer.input), width + layer.hidden.shape[1], dtype=dtype)
+    both[:, :width], both[:, width:] = layer.input, layer.hidden
+    return LSTMWeights(both[:, :width], both[:, width:], layer.bias.to(dtype)), both
 
 
 def linear(inputs: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
@@ -186,8 +203,9 @@ def gradient_of(weight: Matrix, dtype: torch.dtype) -> Matrix:
 def add_linear(total: Tensor, inputs: Tensor, weight: Matrix) -> Tensor:
     """total (K, B, N), contiguous, plus inputs (K, B, M) weight^T, in place."""
     if isinstance(weight, LowRank):
-        return add_product(total, functional.linear(inputs, weight.right), weight.left)
-    return add_product(total, inputs, weight)
+        inputs, weight = functional.linear(inputs, weight.right), weight.left
+    total.view(-1, total.shape[2]).addmm_(inputs.reshape(-1, inputs.shape[2]), weight.t())
+    return total
 
 
 def thin_of(weight: Matrix, doutputs: Tensor) -> Tensor | None:

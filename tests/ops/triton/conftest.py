@@ -6,6 +6,7 @@ import importlib
 import os
 import pkgutil
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _let_numbers_be_indices() -> None:
-    """Loop bounds that a kernel is given: the interpreter holds them as arrays of one, which numpy 2.4 makes no int of."""
+    """Loop bounds that a kernel is given: the interpreter has arrays of one, of which numpy 2.4 makes no int."""
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
@@ -41,6 +42,14 @@ def _import_interpreted() -> None:
 
 if DEVICE == "cpu":
     _import_interpreted()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where kernels run on a GPU their tests are among those marked ``cuda``."""
+    here = Path(__file__).parent
+    for item in items:
+        if DEVICE == "cuda" and here in item.path.parents and "device" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.cuda)
 
 
 @pytest.fixture(autouse=True)

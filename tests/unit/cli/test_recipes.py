@@ -8,7 +8,7 @@ import pytest
 from econmt.recipe import load_recipe, parse_recipe, shipped_recipes
 from tests.conftest import RunEconmt
 
-NAMES = {"quickstart", "iwslt", "multi30k", "tatoeba", "groundhog", "best"}
+NAMES = {"quickstart", "iwslt", "multi30k", "tatoeba", "groundhog", "best", "gnmt"}
 
 
 def test_list_has_a_row_for_each_recipe(run_econmt: RunEconmt) -> None:
@@ -87,6 +87,18 @@ def test_every_key_of_a_shipped_recipe_has_a_comment(name: str) -> None:
     assert {"name", "output", "data", "model", "training", "decoding"} <= {
         line.partition(":")[0] for line in lines
     }
+
+
+def test_the_gnmt_recipe_is_the_model_of_the_benchmark() -> None:
+    recipe = load_recipe("gnmt")
+    model = recipe.model
+    assert [(part.layers, part.size, part.residual) for part in (model.encoder, model.decoder)] == 2 * [
+        (4, 1024, True)
+    ]
+    assert not model.decoder.input_feeding
+    assert (model.embedding, model.attention.type, model.attention.size) == (1024, "additive", 1024)
+    assert recipe.data.subwords.model_dump()["size"] == 32000
+    assert (recipe.training.batch.type, recipe.training.batch.size) == ("sentence", 128)
 
 
 def test_the_iwslt_recipe_is_the_model_of_the_paper() -> None:

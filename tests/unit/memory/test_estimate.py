@@ -11,7 +11,7 @@ import torch
 from econmt import recipe
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
-from econmt.memory.estimate.step import CUBLAS_WORKSPACE, estimate_step
+from econmt.memory.estimate.training_step import CUBLAS_WORKSPACE, estimate_step
 from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.model import Implementations, translation
 from econmt.recipe import Recipe, load_recipe
@@ -141,7 +141,7 @@ def test_changes_nothing_outside() -> None:
 
 def test_large_models_take_no_memory() -> None:
     recipe = load_recipe("iwslt", ["model.encoder.size=16384", "model.decoder.size=16384"])
-    ledger = estimate_step(TranslationTask(recipe, 10**6, 10**6), (4096, 2, 1))
+    ledger = estimate_step(TranslationTask(recipe, 10**6, 10**6), (256, 2, 1))
     assert ledger.category("weights") > 10 * 2**30
     assert ledger.peak > 100 * 2**30
 

@@ -19,11 +19,11 @@ from econmt.data.batches import Batch, BatchShape, pad_batch
 from econmt.decoding.search import SearchOptions, beam_search, output_limits
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
-from econmt.memory.estimate.search import estimate_search, search_rows
+from econmt.memory.estimate.beam_search import estimate_search, search_rows
+from econmt.memory.measure import byte_budget as budgets
+from econmt.memory.measure.byte_budget import AUTO_SHARE, budget_bytes, group_room, nearest_budget, size_text
 from econmt.memory.measure.ledger import measure_step
 from econmt.memory.measure.tracker import Tracker
-from econmt.memory.plan import limits as budgets
-from econmt.memory.plan.limits import AUTO_SHARE, budget_bytes, group_room, nearest_budget, size_text
 from econmt.memory.plan.peaks import Peaks
 from econmt.memory.plan.planner import (
     RESERVE,
@@ -344,14 +344,14 @@ def test_settings_begin_with_the_given_one_and_end_with_the_leanest(device: str)
     assert [setting.stash for setting in found[3:]] == ["gates", "cells", "attention", "outputs"]
 
 
-def test_on_a_gpu_auto_keeps_what_autograd_keeps() -> None:
+def test_on_a_gpu_auto_is_lean() -> None:
     peak = estimator(TranslationTask(small(), VOCABULARY, VOCABULARY), "cuda", torch.float32)
     shape = Shape(2048, 40, 40)
-    plain, output, attention, lstm, *others = (peak(each, shape, False) for each in settings(AUTO, "cuda"))
-    assert (
-        plain == output == peak(Implementations("reference", "reference", "auto", "recompute"), shape, False)
-    )
-    assert output > attention > lstm > others[-1]
+    with rules_only("cuda"):
+        found = [peak(each, shape, False) for each in settings(AUTO, "cuda")]
+    assert found == sorted(found, reverse=True)
+    # By kernels, or recomputing: launching costs nothing in a graph.
+    assert found[0] < 0.7 * peak(Implementations.everywhere("reference"), shape, False)
 
 
 def test_what_a_recipe_names_stays() -> None:

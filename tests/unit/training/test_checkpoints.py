@@ -14,8 +14,8 @@ from econmt.errors import InputError, TrainingError
 from econmt.training import checkpoints
 from econmt.training.checkpoints import load_model, recover
 from econmt.training.export import export_model
-from econmt.training.files import read_metadata, read_tensors, write_tensors
 from econmt.training.folder import Commit
+from econmt.training.tensor_files import read_metadata, read_tensors, write_tensors
 from tests.unit.training.tiny import Run, snapshot
 
 MakeRun = Callable[..., Run]

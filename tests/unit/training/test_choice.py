@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from econmt.engine.precision import Precision
+from econmt.errors import InputError
 from econmt.model import Implementations, build_model
 from econmt.recipe import load_recipe
 from econmt.tasks.translation import TranslationTask
@@ -21,10 +22,13 @@ from econmt.training.choice import (
     expected_updates,
     is_worth_measuring,
     measure,
+    refuse_missing,
     saved_choice,
 )
 from econmt_ops.dispatch import session
 from econmt_ops.dispatch.measurements import Measurement, Record
+from econmt_ops.dispatch.rule import captured, rules_only
+from econmt_ops.dispatch.traits import implementations_of
 from tests.unit.training.tiny import Run
 
 CPU = torch.device("cpu")
@@ -218,3 +222,25 @@ def test_a_choice_for_another_device_is_made_anew() -> None:
         "reference", "recompute", "recompute", "reference", "gates"
     )
     assert saved_choice(recipe, {"device": "cpu"}, CPU) is None
+
+
+def test_what_a_machine_cannot_run_is_refused() -> None:
+    refuse_missing(AUTO, "cpu")
+    refuse_missing(Implementations.everywhere("recompute"), "cpu")
+    with pytest.raises(
+        InputError, match=r"ops.output=triton: cannot run .* cpu; give one of auto, reference, recompute"
+    ):
+        refuse_missing(Implementations(output="triton"), "cpu")
+
+
+def test_in_cuda_graphs_the_rule_recomputes() -> None:
+    with rules_only("cuda"):
+        eager = choose_implementations(AUTO, [], device="cuda")
+        with captured():
+            found = choose_implementations(AUTO, [], device="cuda")
+    assert {found.traits(key).recomputes for key in ("encoder", "decoder", "output")} == {True}
+    assert (
+        found.stash
+        == eager.stash
+        == implementations_of("attentional_lstm")[found.decoder].traits.fastest_stash
+    )

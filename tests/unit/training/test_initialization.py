@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from econmt.errors import InputError
-from econmt.training.files import read_tensors
 from econmt.training.run import run_recipe
+from econmt.training.tensor_files import read_tensors
 from tests.unit.training.tiny import Run
 
 MakeRun = Callable[..., Run]

@@ -20,8 +20,8 @@ from econmt.engine.devices import (
 )
 from econmt.errors import InputError
 from econmt.recipe import EarlyStopping, Training
+from econmt.training.end_of_run import end_reason, seconds_left
 from econmt.training.interrupts import Interrupts
-from econmt.training.limits import end_reason, seconds_left
 from econmt.training.progress import Figures, Progress, duration, perplexity
 from econmt.training.state import TrainingState
 from econmt.training.update_metrics import MetricsQueue

@@ -42,8 +42,8 @@ class CAttention(EagerAttention):
         if self._score is None or not self._has_scores:
             super()._weights_backward(query, weights, dweights, dquery, dscores)
             return
-        sums = self._sums
-        assert sums.score is not None
+        dkeys, dscore, _ = self._sums
+        assert dscore is not None
         weights = weights.to(torch.float32)
         library.attention_backward(
             query,
@@ -52,7 +52,7 @@ class CAttention(EagerAttention):
             self._padding,
             weights,
             dweights,
-            sums.keys,
-            sums.score,
+            dkeys,
+            dscore,
             dquery,
         )

@@ -33,6 +33,10 @@ class CSteps(EagerSteps):
         kept = gates if keep and gates.dtype == torch.float32 else None
         library.lstm_forward(gates, recurrent, before, h, after, kept)
 
+    def prepare_gates(self, gates: Tensor) -> Tensor:
+        """See `StepKernels`; in 16 bits each step makes its gates of the sums while it has them in the cache."""
+        return super().prepare_gates(gates) if gates.dtype == self.accumulate else gates
+
     def cell_backward(
         self,
         gates: Tensor,

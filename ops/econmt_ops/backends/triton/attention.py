@@ -389,14 +389,18 @@ class KeyGradients:
 
     Without atomic additions: a program has its own part of the sums over positions, so that results never vary.
 
+    Args:
+        attention: of the call.
+        dtype: of the sum of the keys' gradient, which a narrow type rounds once each time that rows are added.
+
     Attributes:
-        keys: (B, S, A) float32.
+        keys: (B, S, A).
     """
 
-    def __init__(self, attention: Attention) -> None:
+    def __init__(self, attention: Attention, dtype: torch.dtype = torch.float32) -> None:
         assert attention.score is not None
         self.attention = attention
-        self.keys = torch.zeros_like(attention.keys, dtype=torch.float32)
+        self.keys = torch.zeros_like(attention.keys, dtype=dtype)
         size = triton.next_power_of_2(attention.size)
         if attention.gain is None:
             self._tile, self._warps = (
@@ -407,7 +411,7 @@ class KeyGradients:
             self._tile, self._warps = (max(1, min(16, SUM_NORMED_VALUES // size)), size), 8
         programs = attention.batch * triton.cdiv(attention.positions, self._tile[0])
         sums = 1 if attention.gain is None else 3
-        self._parts = self.keys.new_zeros(programs, sums, attention.size)
+        self._parts = self.keys.new_zeros(programs, sums, attention.size, dtype=torch.float32)
 
     def add(self, query: Tensor, dscores: Tensor, group: int = 1) -> None:
         """Add what rows leave: query (R, A) and dscores (R, S) float32; ``group`` as for `Attention.forward`."""

@@ -133,27 +133,23 @@ def _losses_kernel(
 
 @triton.jit
 def _bias_kernel(
-    gradient,
-    stride,
-    bias,
-    rows,
-    vocabulary,
-    FRESH: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    gradient, stride, sums, rows, part_rows, vocabulary, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """A program some columns, whose gradient (R, V) it sums over all rows, always in the same order."""
+    """A program some columns of gradient (R, V) and a part of its rows, which it sums, always in the same order."""
+    part = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.arange(0, ROWS)
+    end = tl.minimum((part + 1) * part_rows, rows)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for begin in range(0, rows, ROWS):
+    for begin in range(part * part_rows, end, ROWS):
         place = (begin + row)[:, None].to(tl.int64) * stride + column[None, :]
-        within = ((begin + row) < rows)[:, None] & (column < stride)[None, :]
+        within = ((begin + row) < end)[:, None] & (column < stride)[None, :]
         total += tl.load(gradient + place, mask=within, other=0.0).to(tl.float32)
-    summed = tl.sum(total, 0)
-    if not FRESH:
-        summed += tl.load(bias + column, mask=column < vocabulary, other=0.0)
-    tl.store(bias + column, summed, mask=column < vocabulary)
+    tl.store(sums + part * vocabulary + column, tl.sum(total, 0), mask=column < vocabulary)
+
+
+_BIAS_PARTS = 16
+"""Into which the rows of a chunk are divided for the gradient of the bias."""
 
 
 def _make_losses(
@@ -190,18 +186,22 @@ def _make_losses(
 
 def _add_rows(bias: Tensor, gradient: Tensor, fresh: bool) -> None:
     """Adds the sum of gradient (C, W) over its rows to bias (V,), which holds nothing yet if it is ``fresh``."""
-    columns = 128
-    grid = (triton.cdiv(len(bias), columns),)
-    _bias_kernel[grid](
+    columns, tile = 128, 32
+    # Programs enough for a large GPU; their sums are few.
+    parts = max(1, min(_BIAS_PARTS, len(gradient) // (4 * tile)))
+    part_rows = triton.cdiv(len(gradient), parts)
+    sums = bias.new_empty(parts, len(bias))
+    _bias_kernel[(triton.cdiv(len(bias), columns), parts)](
         gradient,
         gradient.stride(0),
-        bias,
+        sums,
         len(gradient),
+        part_rows,
         len(bias),
-        FRESH=fresh,
-        ROWS=32,
+        ROWS=tile,
         COLUMNS=columns,
     )
+    bias.copy_(sums.sum(0)) if fresh else bias.add_(sums.sum(0))
 
 
 def _cast(values: Tensor, dtype: torch.dtype, rows: int) -> Tensor:

@@ -38,9 +38,6 @@ class TritonAttention:
     ) -> None:
         self._kernels = Attention(keys, projected, score, norm, scale, lengths)
         self._size = keys.shape[2]
-        self._of_keys: KeyGradients | None = None
-        self._dkeys: Tensor | None = None
-        self._dprojected: Tensor | None = None
 
     def forward(self, both: Tensor, outputs: Sequence[Tensor], weights: Tensor) -> None:
         """See `AttentionKernels`."""
@@ -79,38 +76,20 @@ class TritonAttention:
             _rows(dscores),
         )
 
-    def sum_block(self, queries: Tensor, weights: Tensor, dboth: Tensor, dscores: Tensor) -> None:
+    def projected_gradient(self, weights: Tensor, da: Tensor) -> Tensor:
         """See `AttentionKernels`."""
-        da = dboth[..., self._size :].transpose(0, 1)
-        self._dprojected = _add_products(self._dprojected, weights.permute(1, 2, 0), da)
+        return torch.bmm(weights.permute(1, 2, 0), da.transpose(0, 1))
+
+    def gradients(self, queries: Tensor, dscores: Tensor) -> AttentionGradients:
+        """See `AttentionKernels`; the sums over positions and steps in one launch."""
         if self._kernels.score is None:
             scaled = (dscores * self._kernels.scale).to(queries.dtype).permute(1, 2, 0)
-            self._dkeys = _add_products(self._dkeys, scaled, queries.transpose(0, 1))
-            return
-        if self._of_keys is None:
-            self._of_keys = KeyGradients(self._kernels)
-        self._of_keys.add(_rows(queries), _rows(dscores))
-
-    def gradients(self) -> AttentionGradients:
-        """See `AttentionKernels`."""
-        assert self._dprojected is not None
-        if self._of_keys is None:
-            assert self._dkeys is not None
-            return AttentionGradients(self._dkeys, self._dprojected, None, None)
-        dscore, *dnorm = self._of_keys.vectors()
+            return AttentionGradients(torch.bmm(scaled, queries.transpose(0, 1)), None, None)
+        found = KeyGradients(self._kernels, queries.dtype)
+        found.add(_rows(queries), _rows(dscores))
+        dscore, *dnorm = found.vectors()
         norm = (dnorm[0], dnorm[1]) if dnorm else None
-        return AttentionGradients(self._of_keys.keys, self._dprojected, dscore, norm)
-
-
-def _add_products(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """The products of left (B, N, K) and right (B, K, M) in float32, added to ``total`` in place or, if None, new."""
-    if left.is_cuda and left.dtype != torch.float32:
-        if total is None:
-            return torch.bmm(left, right, out_dtype=torch.float32)
-        torch.baddbmm(total, left, right, out_dtype=torch.float32, out=total)
-        return total
-    left, right = left.to(torch.float32), right.to(torch.float32)
-    return torch.bmm(left, right) if total is None else total.baddbmm_(left, right)
+        return AttentionGradients(found.keys, dscore, norm)
 
 
 class TritonSteps:

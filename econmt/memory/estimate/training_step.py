@@ -17,13 +17,14 @@ from torch import Tensor
 
 from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
-from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
+from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
-from econmt.memory.estimate.shapes import RememberedShapes
+from econmt.memory.estimate.remembered import RememberedShapes
 from econmt.memory.measure.ledger import Ledger, track_step
-from econmt.memory.measure.tracker import Storage, Tracker
+from econmt.memory.measure.tracker import BLOCK, Storage, Tracker
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
+from econmt_ops.dispatch.rule import captured
 
 CUBLAS_WORKSPACE = 32 << 20
 """Bytes that PyTorch gives cuBLAS on a GPU of compute capability 9.0; others get 8.1 MiB.
@@ -67,7 +68,8 @@ def estimate_step(
         ).dtype
     if accumulating is None:
         accumulating = training.update_interval > 1
-    with standing_in(device) as mode:
+    in_graphs = cuda and training.cuda_graphs == "auto"
+    with standing_in(device) as mode, captured(in_graphs):
         model = task.build_model().train()
         step = TrainingStep(
             task, model, Precision(precision), implementations=implementations, stands_for=device
@@ -80,7 +82,7 @@ def estimate_step(
             replacements=ON_GPU if cuda else REPLACEMENTS,
             run=RememberedShapes(mode),
         )
-        workspaces = cublas_workspaces(tracker, 1 if training.cuda_graphs == "auto" else 2) if cuda else []
+        workspaces = cublas_workspaces(tracker, 1 if in_graphs else 2) if cuda else []
         ledger = track_step(tracker, step, batch, accumulating=accumulating)
         del workspaces
     ledger.device = device

@@ -14,14 +14,10 @@ def end_reason(training: recipe.Training, state: TrainingState, epoch: int) -> s
         state: where the run stands.
         epoch: passes over the data that are complete.
     """
-    if training.max_updates is not None and state.update >= training.max_updates:
-        return f"max_updates {training.max_updates} reached"
-    if training.max_epochs is not None and epoch >= training.max_epochs:
-        return f"max_epochs {training.max_epochs} reached"
-    if training.max_tokens is not None and state.target_tokens >= training.max_tokens:
-        return f"max_tokens {training.max_tokens} reached"
-    if training.max_seconds is not None and state.seconds >= training.max_seconds:
-        return f"max_seconds {training.max_seconds} reached"
+    for name, done in _done(state, epoch).items():
+        limit = getattr(training, name)
+        if limit is not None and done >= limit:
+            return f"{name} {limit} reached"
     patience = training.early_stopping.max_num_checkpoint_not_improved
     if patience is not None and state.num_not_improved >= patience:
         metric = "BLEU" if training.early_stopping.metric == "bleu" else "perplexity"
@@ -41,13 +37,20 @@ def seconds_left(
         seconds_per_update: recent pace.
     """
     estimates = []
-    spent = state.update * seconds_per_update
-    if training.max_updates is not None:
-        estimates.append((training.max_updates - state.update) * seconds_per_update)
-    if training.max_epochs is not None and epochs_done > 0:
-        estimates.append((training.max_epochs / epochs_done - 1) * spent)
-    if training.max_tokens is not None and state.target_tokens > 0:
-        estimates.append((training.max_tokens / state.target_tokens - 1) * spent)
-    if training.max_seconds is not None:
-        estimates.append(training.max_seconds - state.seconds)
+    for name, done in _done(state, epochs_done).items():
+        limit = getattr(training, name)
+        if limit is not None and name == "max_seconds":
+            estimates.append(limit - done)
+        elif limit is not None and done > 0:
+            estimates.append((limit / done - 1) * state.update * seconds_per_update)
     return max(0.0, min(estimates)) if estimates else None
+
+
+def _done(state: TrainingState, epochs: float) -> dict[str, float]:
+    """How much there was of what the recipe may limit, by its key."""
+    return {
+        "max_updates": state.update,
+        "max_epochs": epochs,
+        "max_tokens": state.target_tokens,
+        "max_seconds": state.seconds,
+    }

@@ -38,6 +38,8 @@ class RememberedShapes:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
+        # What a fake tensor knows beside its shape is the same for all of a mode.
+        self._attributes = vars(FakeTensor(mode, torch.empty(0, device="meta"), _CPU))
         self._known: dict[Any, Any] = {}
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -74,7 +76,11 @@ class RememberedShapes:
         return tuple(self._made(part, tensors) for part in form)
 
     def _wrap(self, plain: Tensor) -> FakeTensor:
-        return FakeTensor(self._mode, plain, _CPU)
+        made: FakeTensor = Tensor._make_subclass(
+            FakeTensor, plain, dispatch_device=True, device_for_backend_keys=_CPU
+        )
+        vars(made).update(self._attributes)
+        return made
 
 
 def _describe(values: Iterable[Any], tensors: list[FakeTensor]) -> tuple[Any, ...]:

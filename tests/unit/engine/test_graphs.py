@@ -1,0 +1,448 @@
+"""A captured step computes what a step computes that is launched kernel by kernel.
+
+What is not marked ``cuda`` runs with graphs that only note operations (fake_cuda.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from econmt.data.batches import Batch
+from econmt.data.subwords import PAD
+from econmt.engine import graphs
+from econmt.engine.devices import is_out_of_memory
+from econmt.engine.graphs import GraphedStep
+from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors
+from econmt.engine.precision import Precision
+from econmt.engine.step import StepResult, TrainingStep
+from econmt.errors import TrainingError
+from econmt.model import Implementations
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
+from tests.unit.engine.fake_cuda import FakeGraph, use_fake_cuda
+from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
+from tests.unit.training.tiny import Run, snapshot, write_text
+
+VOCABULARY = 80
+MODEL = (
+    "model.embedding=16",
+    "model.encoder={layers: 2, size: 32}",
+    "model.decoder={layers: 2, size: 32}",
+    "model.attention.size=16",
+    "model.dropout=0.2",
+    "training.label_smoothing=0.1",
+    "training.optimizer.learning_rate=0.01",
+)
+CLIPPING = {
+    "norm": "training.gradient_clipping={type: norm, threshold: 0.1}",
+    "value": "training.gradient_clipping={type: value, threshold: 0.0001}",
+    "none": "training.gradient_clipping={type: none}",
+}
+SHAPES = (Shape(8, 7, 9), Shape(8, 5, 6), Shape(4, 12, 3))
+EXACT, ROUNDED = Precision(), Precision(torch.bfloat16)
+TRITON, RECOMPUTE = (Implementations.everywhere(name) for name in ("triton", "recompute"))
+RATES = (0.01, 0.01, 0.02, 0.005, 0.01, 0.0)
+"""Of the updates; on the CPU, where a rate is a number that a graph keeps, tests stop before it changes."""
+
+
+class Outcome(NamedTuple):
+    """What is left of some updates."""
+
+    losses: list[Tensor]
+    norms: list[Tensor]
+    parameters: dict[str, Tensor]
+
+
+def make_step(
+    *overrides: str, how: Implementations = TRITON, precision: Precision = EXACT, device: str = "cuda"
+) -> TrainingStep:
+    task = TranslationTask(tiny_recipe(*MODEL, *overrides), VOCABULARY, VOCABULARY)
+    torch.manual_seed(5)
+    return TrainingStep(task, task.build_model().train().to(device), precision, implementations=how)
+
+
+def some_batches(task: TranslationTask, count: int = len(SHAPES)) -> list[Batch]:
+    """Batches of all shapes in turn; every second row is one position shorter."""
+    torch.manual_seed(6)
+    found = []
+    for number in range(count):
+        batch = task.example(SHAPES[number % len(SHAPES)])
+        shorter = torch.arange(len(batch.indices)) % 2
+        source, target = batch.source_lengths - shorter, batch.target_lengths - shorter
+        batch.source[shorter == 1, -1] = PAD
+        for side in (batch.target_input, batch.target_output):
+            side[shorter == 1, -1] = PAD
+        found.append(
+            replace(
+                batch,
+                source_lengths=source,
+                target_lengths=target,
+                source_tokens=int(source.sum()),
+                target_tokens=int(target.sum()),
+            )
+        )
+    return found
+
+
+def train(
+    step: TrainingStep, run: Callable[[Sequence[Batch]], StepResult], updates: Sequence[Sequence[Batch]]
+) -> Outcome:
+    """Updates at changing learning rates."""
+    losses, norms = [], []
+    for batches, rate in zip(updates, RATES, strict=False):
+        step.set_learning_rate(rate)
+        result = run(batches)
+        losses.append(result.loss.clone())
+        norms.append(result.norm.clone())
+    return Outcome(losses, norms, parameters(step.model))
+
+
+def assert_same(found: Outcome, wanted: Outcome) -> None:
+    assert list(map(float, found.losses)) == list(map(float, wanted.losses))
+    assert list(map(float, found.norms)) == list(map(float, wanted.norms))
+    assert_same_bits(found.parameters, wanted.parameters)
+
+
+def assert_close(found: Outcome, wanted: Outcome) -> None:
+    for one, other in zip((*found.losses, *found.norms), (*wanted.losses, *wanted.norms), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    for name, value in wanted.parameters.items():
+        # Adam moves a parameter by its whole rate however small the gradient is, of which the sign may be rounding.
+        difference = (found.parameters[name] - value).abs()
+        assert float(difference.mean()) < 1e-4, name
+
+
+# ---------------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("clipping", ["norm", "value"])
+@pytest.mark.parametrize("precision", [EXACT, ROUNDED], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("how", [TRITON, RECOMPUTE], ids=["triton", "recompute"])
+def test_a_captured_run_has_the_bits_of_one_that_is_not(
+    how: Implementations, precision: Precision, clipping: str
+) -> None:
+    eager = make_step(CLIPPING[clipping], how=how, precision=precision)
+    step = make_step(CLIPPING[clipping], how=how, precision=precision)
+    notes: list[str] = []
+    graphed = GraphedStep(step, note=notes.append)
+    updates = [[batch] for batch in some_batches(eager.task, 6)]  # type: ignore[arg-type]
+    wanted = train(eager, eager, updates)
+    assert_same(train(step, graphed, updates), wanted)
+    assert (notes, graphed.captured) == ([], len(SHAPES))
+    assert len(set(map(float, wanted.losses))) == 6
+    assert torch.equal(step.random_state(), eager.random_state())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", [EXACT, ROUNDED], ids=["float32", "bfloat16"])
+def test_updates_of_several_batches_have_the_same_bits(precision: Precision) -> None:
+    eager, step = (make_step(CLIPPING["norm"], precision=precision) for _ in range(2))
+    eager.prepare(gradients=True)
+    eager.keeps_gradients = True
+    graphed = GraphedStep(step, several=True)
+    batches = some_batches(eager.task, 6)  # type: ignore[arg-type]
+    updates = [batches[:2], batches[2:4], batches[4:], [batches[0], batches[0]], batches[1:4], batches[:1]]
+    assert_same(train(step, graphed, updates), train(eager, eager, updates))
+    assert graphed.captured == len(SHAPES) + 1
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("how", [TRITON, RECOMPUTE], ids=["triton", "recompute"])
+def test_a_batch_of_fewer_rows_is_filled_up(how: Implementations) -> None:
+    eager, step = (make_step(CLIPPING["norm"], "model.dropout=0.0", how=how) for _ in range(2))
+    graphed = GraphedStep(step)
+    whole, *_ = some_batches(eager.task)  # type: ignore[arg-type]
+    updates = [[whole], [whole.first(5)], [whole.first(1)], [whole]]
+    assert_close(train(step, graphed, updates), train(eager, eager, updates))
+    assert graphed.captured == 1
+
+
+@pytest.mark.cuda
+def test_going_back_to_earlier_parameters_repeats_what_came_after() -> None:
+    step = make_step(CLIPPING["norm"])
+    graphed = GraphedStep(step)
+    updates = [[batch] for batch in some_batches(step.task)]  # type: ignore[arg-type]
+    named = dict(step.model.named_parameters())
+    train(step, graphed, updates)
+    before, seeds = parameters(step.model), step.random_state()
+    moments = {name: value.clone() for name, value in optimizer_tensors(step.optimizer, named).items()}
+    wanted = train(step, graphed, updates)
+    with torch.no_grad():
+        for name, value in before.items():
+            named[name].copy_(value)
+    load_optimizer_tensors(step.optimizer, named, moments, "here")
+    step.set_random_state(seeds)
+    assert_same(train(step, graphed, updates), wanted)
+
+
+def asks_for_a_value(task: TranslationTask, model: nn.Module, batch: Batch, *rest: object) -> Tensor:
+    """A loss that waits for the device."""
+    table = model.get_parameter("source_embedding.weight")
+    values = table[batch.source].square().sum()
+    return values * (2.0 if values.item() > 0 else 1.0)
+
+
+@pytest.mark.cuda
+def test_what_waits_for_the_gpu_says_so_once_and_trains_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    eager, step = (make_step(CLIPPING["norm"]) for _ in range(2))
+    notes: list[str] = []
+    graphed = GraphedStep(step, note=notes.append)
+    first, other, _ = some_batches(eager.task)  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr(TranslationTask, "loss", asks_for_a_value)
+        updates = [[first], [first], [first]]
+        assert_same(train(step, graphed, updates), train(eager, eager, updates))
+    (note,) = notes
+    assert note.startswith("no CUDA graph for batches of 8 x 7 x 9, which are launched kernel by kernel: ")
+    assert "capturing" in note
+    # The next shape is captured as if nothing had been.
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert_same(train(step, graphed, [[other]] * 3), train(eager, eager, [[other]] * 3))
+    assert (len(notes), graphed.captured) == (1, 1)
+
+
+GPU = (
+    "training.device=cuda",
+    "training.precision=float32",
+    *(f"ops.{op}=triton" for op in ("encoder", "decoder", "attention", "output")),
+)
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture
+def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
+    text, home = tmp_path_factory.mktemp("text"), tmp_path_factory.mktemp("runs")
+    write_text(text, {"train": 30, "valid": 6, "test": 4})
+    return lambda *overrides, name="run": Run(text, home / name, overrides)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("interval", [1, 2])
+def test_a_run_in_parts_leaves_what_a_whole_one_leaves(make_run: MakeRun, interval: int) -> None:
+    changes = (*GPU, f"training.update_interval={interval}")
+    whole, parts = make_run(*changes, name="whole"), make_run(*changes, name="parts")
+    whole.train()
+    make_run(*changes, "training.max_updates=4", name="parts").train()
+    parts.train()
+    assert snapshot(parts.folder) == snapshot(whole.folder)
+    assert "no CUDA graph" not in whole.said()
+
+
+@pytest.mark.cuda
+def test_a_run_that_goes_back_to_its_best_keeps_its_graphs(make_run: MakeRun) -> None:
+    """At update 6, to update 2: the rate is so small that nothing improves after the first checkpoint."""
+    back = (
+        *GPU,
+        "model.dropout=0.0",
+        "training.schedule={name: plateau-reduce, reduce_num_not_improved: 2, reduce_factor: 0.5}",
+        "training.optimizer.learning_rate=1.0e-12",
+    )
+    runs = make_run(*back), make_run(*back, "training.cuda_graphs=off", name="launched")
+    for run in runs:
+        run.train()
+    graphed, launched = (run.trainer() for run in runs)
+    assert graphed.schedule.factor == launched.schedule.factor == 0.5
+    found, wanted = (optimizer_tensors(each.optimizer, each.parameters) for each in (graphed, launched))
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5)
+        assert not name.startswith("step/") or float(value) == 4.0
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("captures", [False, True], ids=["warm-up", "capture"])
+def test_too_little_memory_for_a_graph_is_one_line(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, captures: bool
+) -> None:
+    real = TranslationTask.loss
+
+    def full(task: TranslationTask, *rest: object) -> Tensor:
+        if torch.cuda.is_current_stream_capturing() == captures:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return real(task, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(TranslationTask, "loss", full)
+    with pytest.raises(TrainingError, match="memory") as caught:
+        make_run(*GPU).train()
+    assert "\n" not in str(caught.value)
+    assert float(torch.ones(3, device="cuda").sum()) == 3.0
+
+
+@pytest.mark.cuda
+def test_graphs_can_be_off(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GraphedStep, "_capture", None)
+    result = make_run(*GPU, "training.cuda_graphs=off").train()
+    assert result.update == 8
+
+
+# ---------------------------------------------------------------------- without one
+
+
+@dataclass(frozen=True)
+class BagTask(TranslationTask):
+    """Predicts words from the mean of the source's; a row of no position would divide by zero."""
+
+    def loss(
+        self, model: nn.Module, batch: Batch, implementations: Implementations, label_smoothing: float = 0.0
+    ) -> Tensor:
+        source = model.get_parameter("source_embedding.weight")[batch.source]
+        there = torch.arange(batch.source.shape[1]) < batch.source_lengths[:, None]
+        state = (source * there[..., None]).sum(1) / batch.source_lengths[:, None]
+        words = model.get_parameter("target_embedding.weight")[batch.target_output]
+        scores = (words * state[:, None]).sum(2) - 0.1 * words.square().sum(2)
+        return (scores.square() * (batch.target_output != PAD)).sum()
+
+
+def bag_step(task: type[TranslationTask] = BagTask) -> TrainingStep:
+    made = task(tiny_recipe(*MODEL, CLIPPING["value"]), VOCABULARY, VOCABULARY)
+    torch.manual_seed(5)
+    return TrainingStep(made, made.build_model().train(), implementations=Implementations())
+
+
+@pytest.fixture
+def _fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_cuda(monkeypatch)
+
+
+fake = pytest.mark.usefixtures("_fake")
+
+
+def replays(graphed: GraphedStep) -> list[int]:
+    found = []
+    for there in graphed._graphs.values():
+        for each in there:
+            assert isinstance(each.graph, FakeGraph)
+            found.append(each.graph.replays)
+    return found
+
+
+@fake
+@pytest.mark.parametrize("several", [False, True])
+def test_a_replay_reads_the_batch_that_it_is_given(several: bool) -> None:
+    eager, step = bag_step(), bag_step()
+    one, other = (some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY), 4)[n] for n in (0, 3))
+    graphed = GraphedStep(step, several=several)
+    updates = [[one, other], [other, one]] if several else [[one], [other]]
+    assert_same(train(step, graphed, updates), train(eager, eager, updates))
+    assert replays(graphed) == [4 if several else 2]
+    assert graphed.captured == 1 + several
+
+
+@fake
+def test_rows_that_are_missing_change_nothing() -> None:
+    eager, step = bag_step(), bag_step()
+    whole, *_ = some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY))
+    graphed = GraphedStep(step)
+    graphed.capture(whole)
+    updates = [[whole.first(3)], [whole.first(1)]]
+    assert_close(train(step, graphed, updates), train(eager, eager, updates))
+    assert replays(graphed) == [2]
+
+
+@fake
+def test_the_order_of_batches_makes_no_difference_where_their_rows_are_known() -> None:
+    step = bag_step()
+    whole, *_ = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    graphed = GraphedStep(step, most_rows=lambda batch: {7: 8, 5: 2}[batch.source.shape[1]])
+    for batch in (whole.first(2), whole, whole.first(5)):
+        graphed([batch])
+    ((captured,),) = graphed._graphs.values()
+    assert (captured.inputs.rows, replays(graphed)) == (8, [3])
+
+
+@fake
+def test_there_is_a_graph_for_each_shape_more_rows_and_implementation() -> None:
+    step = bag_step()
+    batches = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    graphed = GraphedStep(step)
+    for batch in (*batches, batches[0].first(2), batches[1]):
+        graphed([batch])
+    assert graphed.captured == 3
+    graphed([batches[0]], [Implementations(output="reference")])
+    assert graphed.captured == 4
+    small = GraphedStep(bag_step())
+    for batch in (batches[0].first(2), batches[0], batches[0].first(1), batches[0].first(4)):
+        small([batch])
+    assert replays(small) == [2, 2]
+    small.release()
+    assert small.captured == 0
+
+
+class AsksTask(BagTask):
+    """Waits for the device in a batch of five source positions."""
+
+    def loss(
+        self, model: nn.Module, batch: Batch, implementations: Implementations, label_smoothing: float = 0.0
+    ) -> Tensor:
+        loss = super().loss(model, batch, implementations, label_smoothing)
+        return loss * 2 if batch.source.shape[1] == 5 and loss.item() > 0 else loss
+
+
+@fake
+@pytest.mark.parametrize("several", [False, True])
+def test_the_reason_is_the_first_error_and_told_once_a_shape(several: bool) -> None:
+    eager, step = bag_step(AsksTask), bag_step(AsksTask)
+    notes: list[str] = []
+    graphed = GraphedStep(step, several=several, note=notes.append)
+    first, five, _ = some_batches(BagTask(eager.task.recipe, VOCABULARY, VOCABULARY))
+    updates = [[first, five], [five, first]] if several else [[five], [five]]
+    assert_close(train(step, graphed, updates), train(eager, eager, updates))
+    assert notes == [
+        "no CUDA graph for batches of 8 x 5 x 6, which are launched kernel by kernel: "
+        "CUDA error: operation not permitted when stream is capturing"
+    ]
+
+
+@fake
+def test_a_warm_up_that_fails_leaves_the_gradients_where_they_were() -> None:
+    step = bag_step()
+    graphed = GraphedStep(step, several=True)
+    batch, *_ = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    before = [part.grad for part in step.model.parameters()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BagTask, "loss", full_memory)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            graphed.capture(batch)
+    assert all(part.grad is kept for part, kept in zip(step.model.parameters(), before, strict=True))
+
+
+def full_memory(*_: object) -> Tensor:
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+
+def test_the_trainer_tells_too_little_memory_for_a_graph(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_run().trainer()
+    batch = next(trainer.batches)
+
+    class Full:
+        def capture(self, *_: object) -> None:
+            full_memory()
+
+    with pytest.raises(TrainingError, match="memory"):
+        trainer._capture(Full(), batch, trainer.step.implementations)  # type: ignore[arg-type]
+
+
+@fake
+def test_too_little_memory_is_no_reason_to_go_on_without_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = bag_step()
+    graphed = GraphedStep(step, note=pytest.fail)
+    batch, *_ = some_batches(BagTask(step.task.recipe, VOCABULARY, VOCABULARY))
+    calls: list[int] = []
+    loss = BagTask.loss
+
+    def second(task: BagTask, *rest: object) -> Tensor:
+        calls.append(1)
+        return full_memory() if len(calls) == 2 else loss(task, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BagTask, "loss", second)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        graphed([batch])
+    assert is_out_of_memory(graphs._first_error(torch.cuda.OutOfMemoryError()))

@@ -1,0 +1,154 @@
+"""A step in CUDA graphs is the step: the same losses and parameters, bit for bit, new masks, new rates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt.data.batches import Batch
+from econmt.engine.graphs import GraphedStep
+from econmt.engine.precision import precision_of
+from econmt.engine.step import TrainingStep
+from econmt.model import Implementations
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
+from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
+
+pytestmark = pytest.mark.cuda
+
+SHAPES = (Shape(8, 7, 6), Shape(8, 3, 5), Shape(6, 5, 6))
+"""No two alike but for their rows: rows that are filled up change the rounding of sums."""
+CHANGES = (
+    "model.dropout=0.2",
+    "training.label_smoothing=0.1",
+    "training.optimizer={name: adam, learning_rate: 0.01}",
+    "training.gradient_clipping={type: norm, threshold: 0.05}",
+)
+
+
+def make_step(precision: str = "float32", *changes: str) -> TrainingStep:
+    """A step whose ops are named: what "auto" means in a graph is another choice than outside of one."""
+    task = TranslationTask(tiny_recipe(*CHANGES, *changes), 90, 90)
+    torch.manual_seed(5)
+    model = task.build_model().train().cuda()
+    return TrainingStep(
+        task,
+        model,
+        precision_of(precision, torch.device("cuda")),
+        implementations=Implementations.everywhere("recompute", "outputs"),
+    )
+
+
+def some_batches(step: TrainingStep) -> list[Batch]:
+    torch.manual_seed(6)
+    return [step.task.example(shape) for shape in SHAPES]
+
+
+def learn(step: TrainingStep, graphed: GraphedStep | None, count: int) -> list[tuple[float, float]]:
+    """Losses and norms of six updates of ``count`` batches."""
+    batches = some_batches(step)
+    found = []
+    for update in range(6):
+        step.set_learning_rate(0.01 / (update + 1))
+        result = (graphed or step)([batches[(update + part) % len(batches)] for part in range(count)])
+        found.append((float(result.loss), float(result.norm)))
+    return found
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_equals_the_step_launched_kernel_by_kernel(precision: str, count: int) -> None:
+    eager = make_step(precision)
+    if count > 1:
+        eager.prepare(gradients=True)
+        eager.keeps_gradients = True
+    wanted = learn(eager, None, count)
+    step = make_step(precision)
+    notes: list[str] = []
+    graphed = GraphedStep(step, several=count > 1, note=notes.append)
+    for batch in sorted(some_batches(step), key=lambda batch: -batch.source.numel()):
+        graphed.capture(batch)
+    assert learn(step, graphed, count) == wanted
+    assert notes == []
+    assert graphed.captured >= 2
+    assert_same_bits(parameters(step.model), parameters(eager.model))
+
+
+def test_every_replay_draws_new_masks_and_reads_the_rate() -> None:
+    step = make_step()
+    graphed = GraphedStep(step)
+    (batch, *_) = some_batches(step)
+    step.set_learning_rate(0.0)
+    losses = {float(graphed([batch]).loss) for _ in range(4)}
+    assert len(losses) == 4
+    before = parameters(step.model)
+    graphed([batch])
+    assert_same_bits(parameters(step.model), before)
+    step.set_learning_rate(0.1)
+    graphed([batch])
+    assert any(not torch.equal(before[name], value) for name, value in parameters(step.model).items())
+
+
+def test_a_step_goes_on_from_a_saved_random_state() -> None:
+    step = make_step()
+    graphed = GraphedStep(step)
+    (batch, *_) = some_batches(step)
+    step.set_learning_rate(0.0)
+    graphed([batch])
+    state: Tensor = step.random_state()
+    first = float(graphed([batch]).loss)
+    assert float(graphed([batch]).loss) != first
+    step.set_random_state(torch.tensor(state.tolist(), dtype=torch.int64))
+    assert float(graphed([batch]).loss) == first
+
+
+def test_the_graph_of_a_shape_is_the_same_whatever_came_before() -> None:
+    """A batch of few rows first or last: it runs in the graph of the most rows, filled up, and learns the same."""
+    found = []
+    for first in (0, 1):
+        step = make_step()
+        torch.manual_seed(8)
+        batches = [step.task.example(Shape(rows, 5, 4)) for rows in (2, 6)]
+        graphed = GraphedStep(step, most_rows=lambda _: 6)
+        graphed.capture(batches[first])
+        for _ in range(2):
+            graphed([batches[0]])
+        assert graphed.captured == 1
+        found.append(parameters(step.model))
+    assert_same_bits(found[1], found[0])
+    eager = make_step()
+    for _ in range(2):
+        eager([batches[0]])
+    for name, value in parameters(eager.model).items():
+        torch.testing.assert_close(found[0][name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_an_update_of_several_batches_that_was_not_foreseen_is_launched() -> None:
+    step, eager = make_step(), make_step()
+    batches = some_batches(step)
+    graphed = GraphedStep(step)
+    found = [float(graphed(some).loss) for some in (batches[:1], batches, batches[:1])]
+    assert found == [float(eager(some).loss) for some in (batches[:1], batches, batches[:1])]
+
+
+def test_a_step_launched_between_replays_changes_no_later_one() -> None:
+    """Validation, and a shape that could not be captured, run between replays."""
+    found = []
+    for between in (False, True):
+        step = make_step()
+        graphed = GraphedStep(step)
+        batches = some_batches(step)
+        graphed([batches[0]])
+        if between:
+            state = step.random_state()
+            moved = batches[1].to("cuda")
+            kept = parameters(step.model)
+            step.gradient([moved], step.tokens([moved]))
+            step.clear()
+            assert_same_bits(parameters(step.model), kept)
+            step.set_random_state(state)
+            torch.cuda.empty_cache()
+        found.append((float(graphed([batches[0]]).loss), parameters(step.model)))
+    assert found[0][0] == found[1][0]
+    assert_same_bits(found[1][1], found[0][1])

@@ -1,0 +1,102 @@
+"""Results remembered by the shapes of arguments are those that fake tensors find themselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from econmt.memory.estimate import remembered, training_step
+from econmt.memory.estimate.remembered import RememberedShapes
+from econmt.memory.estimate.techniques import Technique, estimate, techniques
+from econmt.memory.measure.ledger import Ledger
+from econmt.recipe import load_recipe
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
+
+aten = torch.ops.aten
+SMALL = ("model.embedding=24", "model.encoder.size=32", "model.decoder.size=32", "model.attention.size=48")
+ROWS = [(device, row) for device in ("cpu", "cuda") for row in techniques("auto", device, False)]
+
+
+def account(ledger: Ledger) -> tuple[Any, ...]:
+    return ledger.peak, ledger.entries, ledger.stash, ledger.flops, ledger.reserved, Counter(ledger.largest)
+
+
+@pytest.mark.parametrize(
+    ("device", "row"), ROWS, ids=lambda value: value if isinstance(value, str) else value.name
+)
+def test_ledgers_are_the_same(device: str, row: Technique, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = TranslationTask(load_recipe("iwslt", SMALL), 97, 89)
+    shape = Shape(5, 9, 7)
+    found = account(estimate(task, row, shape, device))
+    monkeypatch.setattr(
+        training_step, "RememberedShapes", lambda _: lambda func, args, kwargs: func(*args, **kwargs)
+    )
+    assert found == account(estimate(task, row, shape, device))
+
+
+@pytest.fixture
+def run() -> Callable[..., Any]:
+    """Runs an operator; the results of the first run are known to the second."""
+    mode = FakeTensorMode()
+    results = RememberedShapes(mode)
+
+    def twice(func: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        return [results(func, args, kwargs) for _ in range(2)]
+
+    twice.mode = mode  # type: ignore[attr-defined]
+    return twice
+
+
+def fake(run: Any, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    with run.mode:
+        return torch.empty(*shape, dtype=dtype)
+
+
+def test_new_results_have_memory_of_their_own(run: Any) -> None:
+    left, right = fake(run, 3, 4), fake(run, 4, 5).t().contiguous().t()
+    found = run(aten.mm.default, left, right)
+    memory = {each.untyped_storage()._cdata for each in (left, right, *found)}
+    assert len(memory) == 4
+    for each in found:
+        assert isinstance(each, FakeTensor)
+        assert (tuple(each.shape), each.dtype, each.device.type) == ((3, 5), torch.float32, "cpu")
+
+
+def test_what_is_written_is_the_argument(run: Any) -> None:
+    total, other = fake(run, 3, 4), fake(run, 3, 4)
+    assert all(found is total for found in run(aten.add_.Tensor, total, other))
+    assert all(found is other for found in run(aten.mul.out, total, total, out=other))
+
+
+def test_views_share_memory_wherever_they_begin(run: Any) -> None:
+    whole = fake(run, 6, 4)
+    for row in range(3):
+        for found in run(aten.select.int, whole, 0, row):
+            assert found.untyped_storage()._cdata == whole.untyped_storage()._cdata
+            assert found.storage_offset() == 4 * row
+    (first, second), _ = run(aten.split.Tensor, whole, 3)
+    assert (first.storage_offset(), second.storage_offset()) == (0, 12)
+
+
+def test_other_arguments_are_another_result(run: Any) -> None:
+    tensor = fake(run, 4)
+    assert run(aten.div.Tensor, tensor, fake(run, 4, dtype=torch.float64))[1].dtype == torch.float64
+    assert run(aten.div.Tensor, tensor, tensor)[1].dtype == torch.float32
+    assert [len(run(aten.new_empty.default, tensor, [size])[1]) for size in (2, 3, 2)] == [2, 3, 2]
+    # True equals 1, and sums of both differ in type.
+    one, yes = run(aten.full.default, [2], 1)[1], run(aten.full.default, [2], True)[1]
+    assert (one.dtype, yes.dtype) == (torch.int64, torch.bool)
+
+
+def test_it_does_remember(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = fake(run, 3, 4)
+    run(aten.mul.Tensor, left, left)
+    monkeypatch.setattr(remembered, "_form", None)
+    run(aten.mul.Tensor, left, fake(run, 3, 4))
