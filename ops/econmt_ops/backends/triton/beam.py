@@ -96,6 +96,27 @@ def _continuations(
 
 
 @triton.jit
+def _take_best(
+    totals: tl.tensor, tokens: tl.tensor, SIZE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The highest of totals (SIZE,), where it is, its token, and the totals without it."""
+    index = tl.arange(0, SIZE)
+    best = tl.max(totals, 0)
+    at = tl.min(tl.where(totals == best, index, SIZE), 0)
+    token = tl.sum(tl.where(index == at, tokens, 0), 0)
+    return best, at, token, tl.where(index == at, -float("inf"), totals)
+
+
+@triton.jit
+def _beat(to_beat: tl.tensor, score: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+    """The best scores (SIZE,), the lowest of which gives way to a higher one."""
+    rank = tl.arange(0, SIZE)
+    lowest = tl.min(to_beat, 0)
+    beaten = tl.min(tl.where(to_beat == lowest, rank, SIZE), 0)
+    return tl.where(rank == beaten, tl.maximum(score, lowest), to_beat)
+
+
+@triton.jit
 def _advance_kernel(
     scores: tl.tensor,
     keys: tl.tensor,
@@ -132,7 +153,6 @@ def _advance_kernel(
     own = sentence * PLACES + place
     before = tl.load(totals + own, mask=place < PLACES, other=-float("inf"))
     grew = tl.max(before, 0) > -float("inf")
-    index = tl.arange(0, SIZE)
     after, token = _continuations(
         scores,
         keys,
@@ -152,36 +172,27 @@ def _advance_kernel(
     to_beat = tl.load(best_scores + sentence * BEST + rank, mask=rank < BEST, other=float("inf"))
     penalty = tl.load(penalties + done + 1)
     growing = tl.full([PLACES_PADDED], -float("inf"), tl.float64)
-    parents = tl.zeros([PLACES_PADDED], tl.int64)
-    words = tl.zeros([PLACES_PADDED], tl.int64)
+    made = tl.zeros([PLACES_PADDED], tl.int64)
     for chosen in tl.static_range(PLACES):
-        best = tl.max(after, 0)
-        at = tl.min(tl.where(after == best, index, SIZE), 0)
-        word = tl.sum(tl.where(index == at, token, 0), 0)
+        best, at, word, after = _take_best(after, token, SIZE)
         parent = at // (CHUNKS * WIDTH)
-        after = tl.where(index == at, -float("inf"), after)
         kept = (free > chosen) & (best > -float("inf"))
         ends = kept & (word == END)
         column = (sentence * (PLACES + 1) + tl.where(ends, number, PLACES)) * 2
         tl.store(ended + column, best)
         tl.store(ended + column + 1, ((done + 1) * PLACES + parent).to(tl.float64))
         number += ends.to(tl.int64)
-        score = tl.where(ends, best / penalty, -float("inf"))
-        lowest = tl.min(to_beat, 0)
-        beaten = tl.min(tl.where(to_beat == lowest, rank, BEST_PADDED), 0)
-        to_beat = tl.where(rank == beaten, tl.maximum(score, lowest), to_beat)
-        here = place == chosen
-        growing = tl.where(here & kept & (word != END), best, growing)
-        parents = tl.where(here, parent, parents)
-        words = tl.where(here, word, words)
+        to_beat = _beat(to_beat, tl.where(ends, best / penalty, -float("inf")), BEST_PADDED)
+        growing = tl.where((place == chosen) & kept & (word != END), best, growing)
+        made = tl.where(place == chosen, word * PLACES + parent, made)
     # The highest score that a growing hypothesis can still reach must be higher than the last that counts.
     reach = tl.max(growing, 0) / tl.load(penalties + limit + 1)
     growing = tl.where(tl.min(to_beat, 0) < reach, growing, -float("inf"))
     inside = place < PLACES
     tl.store(totals + own, growing, mask=inside)
-    tl.store(grown + (sentence * steps + done) * PLACES + place, words * PLACES + parents, mask=inside)
-    tl.store(tokens + own, words, mask=inside)
-    tl.store(rows + own, sentence * PLACES + parents, mask=inside)
+    tl.store(grown + (sentence * steps + done) * PLACES + place, made, mask=inside)
+    tl.store(tokens + own, made // PLACES, mask=inside)
+    tl.store(rows + own, sentence * PLACES + made % PLACES, mask=inside)
     tl.store(best_scores + sentence * BEST + rank, to_beat, mask=rank < BEST)
     tl.store(taken + sentence, done + grew.to(tl.int64))
     tl.store(count + sentence, number)
