@@ -55,10 +55,11 @@ from torch.nn import functional
 from econmt.data.batches import rows_of_batch
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.errors import EconmtError, InputError
+from econmt.memory.estimate.techniques import Technique
 from econmt.memory.measure.machine import describe_machine
 from econmt.memory.measure.tracker import Tracker
 from econmt.memory.plan.fit import fit, largest_batch
-from econmt.memory.report.profiling import Step, Technique
+from econmt.memory.profiling import Step
 from econmt.memory.report.tables import format_bytes, format_rate
 from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape

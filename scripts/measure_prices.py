@@ -18,9 +18,10 @@ from rich.table import Table
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
 from econmt.errors import EconmtError
+from econmt.memory.estimate.techniques import Technique, estimate
 from econmt.memory.plan.planner import describe
 from econmt.memory.plan.prices import settings
-from econmt.memory.report.profiling import Step, Technique, estimate
+from econmt.memory.profiling import Step
 from econmt.model import Implementations
 from econmt.recipe import Recipe, WordSubwords, load_recipe
 from econmt.tasks.protocol import Shape

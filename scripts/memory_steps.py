@@ -29,8 +29,8 @@ from econmt.engine.devices import trims_batches
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.errors import InputError
+from econmt.memory.measure.layer_times import peak_flops
 from econmt.memory.measure.ledger import Ledger, measure_step
-from econmt.memory.measure.timing import peak_flops
 from econmt.model import EncoderOutput, Implementations, TranslationModel
 from econmt.model.decoder import InputFeedingDecoder, Memory, Recurrent
 from econmt.model.layers import draw_seed, weights_of

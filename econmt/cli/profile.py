@@ -27,11 +27,12 @@ from econmt.cli.workload import Found, find_workload
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
+from econmt.memory.estimate.techniques import Say, Technique, estimates, techniques
 from econmt.memory.measure.machine import describe_machine
 from econmt.memory.plan.fit import Fit, fit
+from econmt.memory.profiling import Profile, Step
+from econmt.memory.profiling import profile as measure_profile
 from econmt.memory.report.page import page
-from econmt.memory.report.profiling import Profile, Say, Step, Technique, estimates, techniques
-from econmt.memory.report.profiling import profile as measure_profile
 from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
 from econmt.model import Implementations
 from econmt.recipe import Recipe, load_recipe

@@ -13,8 +13,8 @@ from econmt.data.batches import Batch, BatchIterator
 from econmt.data.store import PreparedData
 from econmt.decoding.search import MAX_OUTPUT_EXTRA
 from econmt.errors import InputError, TrainingError
-from econmt.memory.estimate.search import estimate_search, search_rows
-from econmt.memory.plan.limits import budget_bytes, size_text, total_memory
+from econmt.memory.estimate.beam_search import estimate_search, search_rows
+from econmt.memory.measure.byte_budget import budget_bytes, size_text, total_memory
 from econmt.memory.plan.planner import Plan, Planner, estimator, sufficient_budget, usable
 from econmt.memory.plan.prices import settings
 from econmt.model import Implementations

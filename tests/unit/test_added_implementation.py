@@ -13,9 +13,9 @@ from torch.nn import functional
 from econmt.bench.selection import choose, rows_of
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
-from econmt.memory.estimate.step import estimate_step
+from econmt.memory.estimate.techniques import techniques
+from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.plan.prices import settings
-from econmt.memory.report.profiling import techniques
 from econmt.model import Implementations, build_model
 from econmt.recipe import Recipe, implementation_names, load_recipe
 from econmt.tasks.protocol import Shape

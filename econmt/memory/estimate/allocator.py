@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-BLOCK = 512
-"""Sizes are multiples of this, in bytes."""
+from econmt.memory.measure.tracker import BLOCK
 
 _SMALL = 1 << 20
 _SMALL_SEGMENT = 2 << 20

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from econmt.data.batches import Batch
 from econmt.engine.step import TrainingStep
-from econmt.memory.estimate.allocator import BLOCK
-from econmt.memory.measure.timing import peak_flops, time_step
-from econmt.memory.measure.tracker import PHASES, Beginning, Storage, Tracker
+from econmt.memory.measure.layer_times import peak_flops, time_step
+from econmt.memory.measure.tracker import BLOCK, PHASES, Beginning, Storage, Tracker
 
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "other")
 CATEGORIES = ("feature maps", "weights", "gradients", "optimizer state", "workspace", "other")

@@ -33,6 +33,9 @@ from econmt.memory.measure.flops import count_flops
 from econmt_ops.core import scopes as accounting
 from econmt_ops.dispatch.traits import Cost, cost_of
 
+BLOCK = 512
+"""Sizes in CUDA's caching allocator are multiples of this, in bytes."""
+
 PHASES = ("forward", "backward", "optimizer")
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd

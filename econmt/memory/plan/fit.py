@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
+from econmt.memory.estimate.techniques import Technique, estimate, fixed_bytes
 from econmt.memory.measure.ledger import Ledger
-from econmt.memory.report.profiling import Technique, estimate, fixed_bytes
 from econmt.tasks.protocol import Shape, Task
 
 MOST_ROWS = 1 << 20

@@ -2,7 +2,7 @@
 
 A batch that does not fit whole, even when least is kept, is divided into micro-batches whose gradients are added up:
 the update stays that of the whole batch. The plan is made before training from estimates, see
-:mod:`econmt.memory.estimate.step`, and corrected if the device runs out of memory all the same.
+:mod:`econmt.memory.estimate.training_step`, and corrected if the device runs out of memory all the same.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rich.table import Table
 
 from econmt.data.batches import Batch, BatchShape
 from econmt.errors import InputError
-from econmt.memory.estimate.step import estimate_step
+from econmt.memory.estimate.training_step import estimate_step
+from econmt.memory.measure.byte_budget import nearest_budget, size_text
 from econmt.memory.plan.fit import demand
-from econmt.memory.plan.limits import nearest_budget, size_text
 from econmt.memory.plan.peaks import Peaks
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task

@@ -11,9 +11,9 @@ from string import Template
 
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment
 from econmt.memory.measure.tracker import PHASES
+from econmt.memory.profiling import Profile
 from econmt.memory.report import charts
 from econmt.memory.report.charts import Bar, Part
-from econmt.memory.report.profiling import Profile
 from econmt.memory.report.tables import (
     LEAST,
     Report,

@@ -14,7 +14,7 @@ from rich.table import Table
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment, TensorAtPeak
 from econmt.memory.measure.tracker import PHASES
 from econmt.memory.plan.fit import Fit
-from econmt.memory.report.profiling import Profile
+from econmt.memory.profiling import Profile
 from econmt.tasks.protocol import Shape
 
 POINTS = 1000

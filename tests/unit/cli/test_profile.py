@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from econmt.cli import profile as verb
-from econmt.memory.report import profiling
+from econmt.memory import profiling
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import write_recipe
 

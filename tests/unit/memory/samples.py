@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from econmt.memory.estimate.techniques import Technique
 from econmt.memory.measure.ledger import Ledger, Moment, TensorAtPeak
-from econmt.memory.report.profiling import Profile, Technique
+from econmt.memory.profiling import Profile
 from econmt.memory.report.tables import Report
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape

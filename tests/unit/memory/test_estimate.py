@@ -11,7 +11,7 @@ import torch
 from econmt import recipe
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
-from econmt.memory.estimate.step import CUBLAS_WORKSPACE, estimate_step
+from econmt.memory.estimate.training_step import CUBLAS_WORKSPACE, estimate_step
 from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.model import Implementations, translation
 from econmt.recipe import Recipe, load_recipe

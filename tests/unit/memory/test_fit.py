@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from econmt.memory.estimate.techniques import Technique, estimate
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.plan.fit import MOST_ROWS, demand, fit, largest_batch
-from econmt.memory.report.profiling import Technique, estimate
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape

@@ -19,11 +19,11 @@ from econmt.data.batches import Batch, BatchShape, pad_batch
 from econmt.decoding.search import SearchOptions, beam_search, output_limits
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
-from econmt.memory.estimate.search import estimate_search, search_rows
+from econmt.memory.estimate.beam_search import estimate_search, search_rows
+from econmt.memory.measure import byte_budget as budgets
+from econmt.memory.measure.byte_budget import AUTO_SHARE, budget_bytes, group_room, nearest_budget, size_text
 from econmt.memory.measure.ledger import measure_step
 from econmt.memory.measure.tracker import Tracker
-from econmt.memory.plan import limits as budgets
-from econmt.memory.plan.limits import AUTO_SHARE, budget_bytes, group_room, nearest_budget, size_text
 from econmt.memory.plan.peaks import Peaks
 from econmt.memory.plan.planner import (
     RESERVE,

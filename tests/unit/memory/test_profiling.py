@@ -10,18 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from econmt.memory import profiling
+from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.measure.machine import describe_machine, free_memory, processor_name
-from econmt.memory.report import profiling
-from econmt.memory.report.profiling import (
-    Step,
-    Technique,
-    affordable_rows,
-    estimate,
-    profile,
-    rows_that_fit,
-    techniques,
-)
+from econmt.memory.profiling import Step, affordable_rows, profile, rows_that_fit
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape

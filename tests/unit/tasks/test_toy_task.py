@@ -16,7 +16,7 @@ from torch.nn import functional
 from econmt.data.batches import Batch, BatchIterator
 from econmt.data.store import PreparedData
 from econmt.engine.step import TrainingStep
-from econmt.memory.estimate.step import estimate_step
+from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.measure.ledger import measure_step
 from econmt.model import Implementations
 from econmt.recipe import Recipe

@@ -14,8 +14,8 @@ from econmt.decoding.translator import Translator
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.precision import Precision
 from econmt.errors import InputError, TrainingError
+from econmt.memory.measure.byte_budget import AUTO_SHARE
 from econmt.memory.measure.tracker import Tracker
-from econmt.memory.plan.limits import AUTO_SHARE
 from econmt.memory.plan.planner import Allotment, Plan, Planner
 from econmt.model import Implementations
 from econmt.tasks.translation import TranslationTask
@@ -406,15 +406,15 @@ def test_auto_is_what_the_device_has(
     make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_rows(2)
-    monkeypatch.setattr("econmt.memory.plan.limits.free_memory", lambda device: 10**9)
-    monkeypatch.setattr("econmt.memory.plan.limits.group_room", lambda: None)
+    monkeypatch.setattr("econmt.memory.measure.byte_budget.free_memory", lambda device: 10**9)
+    monkeypatch.setattr("econmt.memory.measure.byte_budget.group_room", lambda: None)
     run = make_run("training.memory_budget=auto", "training.max_updates=2")
     trainer = run.trainer()
     weights = sum(parameter.nbytes for parameter in trainer.parameters.values())
     assert plan_of(trainer).budget == int(AUTO_SHARE * (10**9 + weights))
     run.train()
     # A run that goes on keeps its plan, though other programs have come and gone.
-    monkeypatch.setattr("econmt.memory.plan.limits.free_memory", lambda device: 10**8)
+    monkeypatch.setattr("econmt.memory.measure.byte_budget.free_memory", lambda device: 10**8)
     assert plan_of(run.trainer()).budget == plan_of(trainer).budget
     # Unless the machine is another one.
     monkeypatch.setattr("econmt.training.budget.total_memory", lambda device: 10**9)

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
-from econmt.memory.estimate.allocator import BLOCK, CachingAllocator
+from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
-from econmt.memory.estimate.shapes import RememberedShapes
+from econmt.memory.estimate.remembered import RememberedShapes
 from econmt.memory.measure.ledger import Ledger, track_step
-from econmt.memory.measure.tracker import Storage, Tracker
+from econmt.memory.measure.tracker import BLOCK, Storage, Tracker
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.rule import captured

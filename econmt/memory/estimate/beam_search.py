@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from econmt.memory.estimate.allocator import BLOCK
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
-from econmt.memory.estimate.step import cublas_workspaces, simulate
-from econmt.memory.measure.tracker import Tracker
+from econmt.memory.estimate.training_step import cublas_workspaces, simulate
+from econmt.memory.measure.tracker import BLOCK, Tracker
 from econmt.model import IncrementalModel, build_model
 from econmt.recipe import Recipe
 

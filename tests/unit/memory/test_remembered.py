@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from econmt.memory.estimate import shapes, step
-from econmt.memory.estimate.shapes import RememberedShapes
+from econmt.memory.estimate import remembered, training_step
+from econmt.memory.estimate.remembered import RememberedShapes
+from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
-from econmt.memory.report.profiling import Technique, estimate, techniques
 from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
@@ -35,7 +35,9 @@ def test_ledgers_are_the_same(device: str, row: Technique, monkeypatch: pytest.M
     task = TranslationTask(load_recipe("iwslt", SMALL), 97, 89)
     shape = Shape(5, 9, 7)
     found = account(estimate(task, row, shape, device))
-    monkeypatch.setattr(step, "RememberedShapes", lambda _: lambda func, args, kwargs: func(*args, **kwargs))
+    monkeypatch.setattr(
+        training_step, "RememberedShapes", lambda _: lambda func, args, kwargs: func(*args, **kwargs)
+    )
     assert found == account(estimate(task, row, shape, device))
 
 
@@ -43,10 +45,10 @@ def test_ledgers_are_the_same(device: str, row: Technique, monkeypatch: pytest.M
 def run() -> Callable[..., Any]:
     """Runs an operator; the results of the first run are known to the second."""
     mode = FakeTensorMode()
-    remembered = RememberedShapes(mode)
+    results = RememberedShapes(mode)
 
     def twice(func: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        return [remembered(func, args, kwargs) for _ in range(2)]
+        return [results(func, args, kwargs) for _ in range(2)]
 
     twice.mode = mode  # type: ignore[attr-defined]
     return twice
@@ -96,5 +98,5 @@ def test_other_arguments_are_another_result(run: Any) -> None:
 def test_it_does_remember(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     left = fake(run, 3, 4)
     run(aten.mul.Tensor, left, left)
-    monkeypatch.setattr(shapes, "_form", None)
+    monkeypatch.setattr(remembered, "_form", None)
     run(aten.mul.Tensor, left, fake(run, 3, 4))

@@ -11,20 +11,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
-from econmt.memory.estimate.step import estimate_step
+from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, fixed_bytes
+from econmt.memory.measure.byte_budget import budget_bytes
 from econmt.memory.measure.ledger import Ledger, measure_step
-from econmt.memory.plan.limits import budget_bytes
-from econmt.model import Implementations
-from econmt.recipe import OPS
 from econmt.tasks.protocol import Shape, Task
-from econmt_ops.dispatch.rule import can_run
-from econmt_ops.dispatch.traits import definition, implementations_of
 
 ROUNDS = 3
 """How many steps of each technique are timed, in turns; the quickest counts."""
@@ -34,16 +29,6 @@ TIME_LIMIT = 60.0
 
 _PASSES = ROUNDS + 4
 """Steps that a technique costs: one to warm up, one with bytes followed (which counts two), one timed by layer."""
-
-Say = Callable[[str], object]
-
-
-class Technique(NamedTuple):
-    """How a step is run."""
-
-    name: str
-    implementations: Implementations
-    precision: torch.dtype
 
 
 @dataclass
@@ -70,67 +55,6 @@ class Profile:
     def tokens_per_second(self) -> float | None:
         """Target tokens a second, none of them padding; None if no step was timed."""
         return None if self.times is None else self.times.tokens_per_second
-
-
-def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
-    """The rows of a comparison: the reference, what saves most op by op and in all of them, then every other way.
-
-    Args:
-        stash: what recomputing LSTMs keep, as a recipe says it.
-        device: the type of device whose implementations count.
-        warming: also those that must warm up.
-    """
-    reference = Implementations(*(definition(functions[0]).name for functions in OPS.values()))
-    lean = Implementations.leanest(device, stash)
-    # By itself the decoder's loop keeps its gates, as autograd would: what it saves is the attention's.
-    decoder = reference._replace(decoder=lean.decoder, attention=lean.attention, stash="gates")
-    rows = [
-        Technique("reference", reference, torch.float32),
-        Technique("+ decoder", decoder, torch.float32),
-        Technique("+ encoder", reference._replace(encoder=lean.encoder, stash=stash), torch.float32),
-        Technique("+ output", reference._replace(output=lean.output), torch.float32),
-        Technique("all", lean, torch.float32),
-        Technique("all, bfloat16", lean, torch.bfloat16),
-    ]
-    others: dict[str, dict[str, str]] = {}
-    for key, functions in OPS.items():
-        for name, found in implementations_of(functions[0]).items():
-            traits = found.traits
-            runs = can_run(traits, device, torch.float32) and (warming or not traits.warms_up)
-            if runs and traits.recomputes and name != getattr(lean, key):
-                others.setdefault(name, {})[key] = name
-    for name, keys in others.items():
-        chosen = lean._replace(**keys)
-        rows += [Technique(f"all, {name}", chosen, torch.float32)]
-        rows += [Technique(f"all, {name}, bfloat16", chosen, torch.bfloat16)]
-    return rows
-
-
-def estimate(task: Task, technique: Technique, shape: Shape, device: str) -> Ledger:
-    """The ledger of a step without running it; ``device`` is "cpu" or "cuda"."""
-    return estimate_step(
-        task,
-        shape,
-        device,
-        precision=technique.precision,
-        implementations=_followed(technique).implementations,
-    )
-
-
-def estimates(task: Task, rows: Sequence[Technique], shape: Shape, device: str, say: Say) -> list[Ledger]:
-    """The ledgers of several techniques; those that keep the same are estimated once."""
-    found: dict[Technique, Ledger] = {}
-    for technique in rows:
-        key = _followed(technique)
-        if key not in found:
-            say(f"predicting {shape}: {technique.name}")
-            found[key] = estimate(task, technique, shape, device)
-    return [found[_followed(technique)] for technique in rows]
-
-
-def _followed(technique: Technique) -> Technique:
-    """The technique, without a name, that allocates the same bytes."""
-    return Technique("", technique.implementations.followed(), technique.precision)
 
 
 class Step:
@@ -297,11 +221,6 @@ def rows_that_fit(ledger: Ledger, shape: Shape, memory: int) -> int:
         return shape.rows
     fixed = fixed_bytes(ledger)
     return max(0, (memory - fixed) * shape.rows // max(1, ledger.peak - fixed))
-
-
-def fixed_bytes(ledger: Ledger) -> int:
-    """Bytes that every batch needs, however small: weights, as many of gradients, and the optimizer's state."""
-    return 2 * ledger.category("weights") + ledger.category("optimizer state")
 
 
 def affordable_rows(round_time: Callable[[int], float], rows: int, limit: float) -> int:
