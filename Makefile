@@ -1,5 +1,6 @@
 # make quickstart   installs econmt and trains a small translation model in a few minutes
-# make test         installs the test extras and runs every check
+# make test         installs the test extras and runs every check but the long tests
+# make test-all     the long ones, too
 #
 # Both make an environment in .venv the first time. To use another one:
 #   make test VENV=/path/to/venv         a virtual environment, made if it is missing
@@ -18,7 +19,10 @@ else
   state := $(VENV)/make
 endif
 
-.PHONY: quickstart test lint format type unit docs clean
+# Two workers with one thread each are quicker than one worker with two threads: most tests are too small for threads.
+pytest = OMP_NUM_THREADS=1 $(python) -m pytest -n 2 --dist worksteal
+
+.PHONY: quickstart test test-all lint format type unit slow docs clean
 
 quickstart: $(state)/installed
 	@start=$$(date +%s); \
@@ -26,6 +30,8 @@ quickstart: $(state)/installed
 	echo "quickstart took $$(($$(date +%s) - start)) s"
 
 test: lint type unit
+
+test-all: test slow
 
 lint: $(state)/tested
 	$(python) -m ruff check .
@@ -38,9 +44,11 @@ format: $(state)/tested
 type: $(state)/tested
 	$(python) -m mypy
 
-# Two workers with one thread each are quicker than one worker with two threads: most tests are too small for threads.
 unit: $(state)/tested
-	OMP_NUM_THREADS=1 $(python) -m pytest -n 2 $(PYTEST_ARGS)
+	$(pytest) -m "not slow" $(PYTEST_ARGS)
+
+slow: $(state)/tested
+	$(pytest) -m slow $(PYTEST_ARGS)
 
 docs: $(state)/installed
 	$(python) scripts/make_recipe_reference.py

@@ -29,23 +29,32 @@ def both(op: str, arguments: dict[str, object], **options: object) -> None:
     assert_close(results[1][1], results[0][1], 1e-5)
 
 
-def test_compiled_equals_recompute() -> None:
+@pytest.mark.parametrize(
+    "op",
+    [
+        "lstm",
+        pytest.param("attentional_lstm", marks=pytest.mark.slow),
+        pytest.param("linear_cross_entropy", marks=pytest.mark.slow),
+        "additive_attention",
+    ],
+)
+def test_compiled_equals_recompute(op: str) -> None:
     """Two sizes each: the second must not need the first's."""
     for batch, length, size in ((3, 5, 7), (4, 6, 10)):
         make = Make("cpu", torch.float32)
-        lengths = torch.full((batch,), 3)
-        both("attentional_lstm", attentional_arguments(make, 2, batch, length, size), lengths=lengths)
-        both("lstm", lstm_arguments(make, 2, batch, length, size), lengths=lengths)
-        loss = {"hidden": make(batch, 5), "weight": make(11, 5), "bias": make(11)}
-        targets = torch.arange(batch)
-        both("linear_cross_entropy", loss, targets=targets, label_smoothing=0.1, ignore_index=1)
-        attention = {
-            "query": make(batch, 2, size),
-            "keys": make(batch, 4, size),
-            "values": make(batch, 4, 3),
-            "score_weight": make(size),
-        }
-        both("additive_attention", attention, lengths=lengths)
+        options: dict[str, object] = {"lengths": torch.full((batch,), 3)}
+        if op == "lstm":
+            arguments = lstm_arguments(make, 2, batch, length, size)
+        elif op == "attentional_lstm":
+            arguments = attentional_arguments(make, 2, batch, length, size)
+        elif op == "additive_attention":
+            tensors = {"query": 2, "keys": 4, "values": 4}
+            arguments = {name: make(batch, positions, size) for name, positions in tensors.items()}
+            arguments["score_weight"] = make(size)
+        else:
+            arguments = {"hidden": make(batch, 5), "weight": make(11, 5), "bias": make(11)}
+            options = {"targets": torch.arange(batch), "label_smoothing": 0.1, "ignore_index": 1}
+        both(op, arguments, **options)
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,9 +103,19 @@ class NoSteps:
         return first.new_zeros(len(gates) + 1, *first.shape)
 
     def cell_backward(
-        self, gates: Tensor, before: Tensor, after: Tensor, dh: Sequence[Tensor], dc: Tensor, dgates: Tensor
+        self,
+        gates: Tensor,
+        before: Tensor,
+        after: Tensor,
+        dh: Sequence[Tensor],
+        dc: Tensor,
+        dgates: Tensor,
+        *,
+        keep: Tensor | None = None,
+        scale: float = 1.0,
     ) -> None:
         calls["cell backward"] += 1
+        assert keep is None or (keep.shape == (BATCH, HIDDEN) and scale == 2.0)
         assert len(dh) == 2
 
     def attention(
@@ -140,7 +150,7 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def arguments(steps: int, stash: str, query: bool) -> Arguments:
+def arguments(steps: int, stash: str, query: bool, dropout: float = 0.0) -> Arguments:
     make = Make("cpu", torch.float32)
     layers = make.layers(WIDTH + HIDDEN, HIDDEN, LAYERS)
     state = make.state(BATCH, HIDDEN, LAYERS)
@@ -164,7 +174,7 @@ def arguments(steps: int, stash: str, query: bool) -> Arguments:
         first_c=[c for _, c in state],
         first_output=make(BATCH, HIDDEN),
         residual=False,
-        dropout=0.0,
+        dropout=dropout,
         seed=0,
         device_seed=None,
         variational=False,
@@ -174,9 +184,11 @@ def arguments(steps: int, stash: str, query: bool) -> Arguments:
     )
 
 
-def both_passes(steps: int, stash: str, query: bool) -> tuple[Counter[str], Counter[str]]:
+def both_passes(
+    steps: int, stash: str, query: bool, dropout: float = 0.0
+) -> tuple[Counter[str], Counter[str]]:
     """What the backend is asked in the passes of a call of one block, and the operators that the loop runs itself."""
-    given = arguments(steps, stash, query)
+    given = arguments(steps, stash, query, dropout)
     calls.clear()
     with torch.no_grad(), Operators() as operators:
         result = Forward(Problem(given), True).run()
@@ -186,13 +198,14 @@ def both_passes(steps: int, stash: str, query: bool) -> tuple[Counter[str], Coun
     return Counter(calls), operators.counts
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("query", [True, False])
 @pytest.mark.parametrize("stash", ["outputs", "attention", "cells", "gates"])
 def test_a_step_is_a_product_and_a_cell_each_layer_and_an_attention(
-    stash: str, query: bool, monkeypatch: pytest.MonkeyPatch
+    stash: str, query: bool, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(BACKENDS, "toy", f"{__name__}:NoSteps")
-    few, more = both_passes(5, stash, query), both_passes(6, stash, query)
+    few, more = both_passes(5, stash, query, dropout), both_passes(6, stash, query, dropout)
     wanted = {
         "cell forward": LAYERS,
         "attention forward": 1,

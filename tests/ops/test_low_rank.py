@@ -205,6 +205,7 @@ def test_stash_levels_in_blocks(stash: str, fed: bool | None, monkeypatch: pytes
     assert_close(results[1][1], results[0][1], 1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_compiled_equals_recompute(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps go into one compiled function and the fifth is made in place."""

@@ -5,6 +5,7 @@ import pytest
 from scripts.kill_test import main
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_random_moments_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--kills", "3", "--updates", "30", "--seed", "5"]) == 0
     said = capsys.readouterr().out

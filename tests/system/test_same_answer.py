@@ -12,7 +12,12 @@ from econmt_ops.backends.compiled import has_compiler
 from scripts.golden_losses import FILE, KINDS, REFERENCE, UPDATES, curve, variants
 
 NAMES = ["recompute", *(["compiled"] if has_compiler() else [])]
-CASES = [(kind, setting) for kind in KINDS for name in NAMES for setting in variants(kind, name)]
+CASES = [
+    pytest.param(kind, setting, marks=pytest.mark.slow if name == "compiled" else ())
+    for kind in KINDS
+    for name in NAMES
+    for setting in variants(kind, name)
+]
 
 
 @cache
@@ -41,7 +46,7 @@ def test_every_implementation_learns_what_the_reference_learns(kind: str, settin
 
 
 def test_every_op_and_every_level_is_among_them() -> None:
-    settings = {setting for _, setting in CASES}
+    settings = {case.values[1] for case in CASES}
     for op in ("encoder", "decoder", "output"):
         assert REFERENCE._replace(**{op: "recompute"}) in settings
     for level in ("outputs", "attention", "cells", "gates"):

@@ -221,7 +221,9 @@ class Backward:
     def _layers(self, block: Block, step: int) -> None:
         """Through the stack, top layer first: the gates' gradients and those of the step before."""
         problem, position, hidden = self.problem, block.begin + step, self.problem.hidden
-        above = self.dtop
+        scale = 1.0 / (1.0 - problem.given.dropout)
+        # Of the layer's output, or with ``keep`` of what dropout left of it.
+        above, keep = self.dtop, None
         for layer in reversed(range(len(problem.layers))):
             row, dgates = self.rows[layer], block.dgates[layer][step]
             problem.run.cell_backward(
@@ -231,11 +233,16 @@ class Backward:
                 (above, row[:, hidden:]),
                 self.dc[layer],
                 dgates,
+                keep=keep,
+                scale=scale,
             )
             self.to_rows[layer].into(row, dgates)
-            if layer > 0:
-                dread = row[:, :hidden] + above if problem.given.residual else row[:, :hidden]
-                above = problem.drop(layer, dread.unsqueeze(0), position, position + 1).squeeze(0)
+            if layer > 0 and problem.given.residual:
+                dread = (row[:, :hidden] + above).unsqueeze(0)
+                above = problem.drop(layer, dread, position, position + 1).squeeze(0)
+            elif layer > 0:
+                mask = problem.mask(layer, position, position + 1)
+                above, keep = row[:, :hidden], None if mask is None else mask[0]
 
     def _sum(self, block: Block, dboth: Tensor) -> None:
         """Adds the block's share of the gradients that nothing waits for; dboth (K, B, A + H)."""

@@ -71,9 +71,10 @@ def test_decoder(kind: str, layers: int, stash: str, device: str) -> None:
     check(arguments(Make(device, torch.float32), kind, layers), device, stash)
 
 
-def test_decoder_with_residual_sums_and_dropout(device: str) -> None:
+@pytest.mark.parametrize("residual", [False, True])
+def test_decoder_with_dropout_and_residual_sums(residual: bool, device: str) -> None:
     seed = torch.tensor(5, device=device)
-    options = {"residual": True, "dropout": 0.4, "dropout_seed": seed}
+    options = {"residual": residual, "dropout": 0.4, "dropout_seed": seed}
     check(arguments(Make(device, torch.float32), "additive", 3), device, "attention", **options)
 
 
