@@ -227,7 +227,8 @@ def _how(profiles: Sequence[Profile], predicted: bool) -> str:
     if predicted:
         return "Bytes: estimated with fake tensors; no step was run."
     if not guessed:
-        return "Bytes and times: measured."
+        graphs = any(profile.bytes.graphs is not None for profile in profiles)
+        return "Bytes and times: measured" + ("; times of steps are those of CUDA graphs." if graphs else ".")
     if len(guessed) < len(profiles):
         names = ", ".join(profile.technique.name for profile in guessed)
         return f"Bytes and times: measured; the device's memory is too small for {names}, whose bytes are estimated."

@@ -19,12 +19,12 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, fixed_bytes
 from econmt.memory.measure.byte_budget import budget_bytes
+from econmt.memory.measure.device_memory import DeviceMemory
 from econmt.memory.measure.kernels import KernelTimes, measure_kernels, optimizer_bytes
 from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.model import Implementations
-from econmt.recipe import OPS
 from econmt.tasks.protocol import Shape, Task
-from econmt_ops.dispatch.traits import definition
+from econmt_ops.dispatch.rule import captured
 
 ROUNDS = 3
 """How many steps of each technique are timed, in turns; the quickest counts."""
@@ -69,7 +69,8 @@ class Step:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(task.recipe.training.seed)
             self.training = TrainingStep(task, task.build_model().train().to(device))
-            self._batch = task.example(shape).to(device)
+            self._example = task.example(shape)
+        self._batch = self._example.to(device)
         self._tokens = self.training.tokens([self._batch])
         self._device = device
         self.training.prepare()
@@ -96,6 +97,28 @@ class Step:
         self.run()
         accumulating = self.training.task.recipe.training.update_interval > 1
         return measure_step(self.training, self._batch, accumulating=accumulating)
+
+    def replay(self, times: int) -> tuple[float, int] | None:
+        """Seconds of the step as a CUDA graph, the quickest of some, and what the graph takes outside the allocator.
+
+        Args:
+            times: how often the graph is replayed.
+
+        Returns:
+            None if the step cannot be captured.
+        """
+        graphed, memory = GraphedStep(self.training), DeviceMemory(self._device)
+        graphed.capture(self._example)
+        if not graphed.captured:
+            return None
+        outside, seconds = memory.read().outside, []
+        for _ in range(times):
+            begin = time.perf_counter()
+            graphed([self._example])
+            self._wait()
+            seconds.append(time.perf_counter() - begin)
+        graphed.release()
+        return min(seconds), outside
 
     def trace(self, path: Path) -> None:
         """Write what PyTorch's profiler sees of one step, after one to warm up, as a Chrome trace."""
@@ -132,7 +155,8 @@ def profile(
 
     On the CPU bytes and times come from real steps if these fit the free memory and are done in about
     :data:`TIME_LIMIT` seconds. Otherwise all bytes are estimates and the times are those of fewer rows. On a GPU a
-    technique for which its memory is too small has estimated bytes and no times.
+    technique for which its memory is too small has estimated bytes and no times; where the recipe trains in CUDA graphs
+    the seconds are those of a replay, and bytes and layers those of the same step launched kernel by kernel.
 
     Args:
         task: what is trained.
@@ -197,6 +221,7 @@ def _take_turns(step: Step, measured: Sequence[tuple[Technique, Ledger]], say: S
 def _profile_gpu(
     task: Task, rows: Sequence[Technique], shape: Shape, device: torch.device, say: Say
 ) -> list[Profile]:
+    in_graphs = task.recipe.training.cuda_graphs == "auto"
     ledgers: dict[Technique, Ledger] = {}
     try:
         step = Step(task, shape, device)
@@ -206,10 +231,16 @@ def _profile_gpu(
         for technique in rows:
             say(f"measuring {technique.name}")
             step.use(technique)
-            with suppress(torch.cuda.OutOfMemoryError):
+            with suppress(torch.cuda.OutOfMemoryError), captured(in_graphs):
                 ledgers[technique] = step.measure()
             step.forget()
-        _take_turns(step, list(ledgers.items()), say)
+            if in_graphs and technique in ledgers:
+                with suppress(torch.cuda.OutOfMemoryError):
+                    found = step.replay(ROUNDS)
+                    if found is not None:
+                        ledgers[technique].seconds, ledgers[technique].graphs = found
+                step.forget()
+        _take_turns(step, [each for each in ledgers.items() if each[1].graphs is None], say)
     left = [technique for technique in rows if technique not in ledgers]
     predicted = dict(zip(left, estimates(task, left, shape, "cuda", say), strict=True))
     return [
@@ -260,12 +291,11 @@ def kernels(task: Task, own: Technique, shape: Shape, device: torch.device, say:
     Returns:
         Both, the reference left out where memory is too small for it.
     """
-    reference = Implementations(*(definition(functions[0]).name for functions in OPS.values()))
     found = []
     with suppress(torch.cuda.OutOfMemoryError):
         say("kernels of the reference, launched one by one")
         step = Step(task, shape, device)
-        step.use(own._replace(implementations=reference))
+        step.use(own._replace(implementations=Implementations.definitions()))
         step.run()
         found.append(measure_kernels("reference, one by one", step.run, device, _known(step)))
         step.forget()

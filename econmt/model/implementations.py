@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from econmt import recipe
 from econmt_ops.dispatch.rule import leanest
-from econmt_ops.dispatch.traits import Traits, implementations_of
+from econmt_ops.dispatch.traits import Traits, definition, implementations_of
 
 
 class Implementations(NamedTuple):
@@ -37,6 +37,11 @@ class Implementations(NamedTuple):
     def everywhere(cls, name: str, stash: str = "auto") -> Implementations:
         """The same one for all ops."""
         return cls(name, name, name, name, stash)
+
+    @classmethod
+    def definitions(cls) -> Implementations:
+        """Those that define the ops: plain PyTorch under autograd."""
+        return cls(**{key: definition(functions[0]).name for key, functions in recipe.OPS.items()})
 
     @classmethod
     def leanest(cls, device: str, stash: str = "auto") -> Implementations:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from econmt.data.batches import Batch, BatchIterator, training_batches
 from econmt.data.store import PreparedData
 from econmt.model import Implementations, TranslationModel, build_model
+from econmt.model.translation import most_distinct
 from econmt.recipe import Recipe
 from econmt.tasks.protocol import Shape
 
@@ -92,4 +93,6 @@ class TranslationTask:
 
 
 def _random_ids(vocabulary: int, rows: int, positions: int) -> Tensor:
-    return torch.randint(_FIRST_ID, max(_FIRST_ID + 1, vocabulary), (rows, positions))
+    """Ids (rows, positions) of no more different words than text has."""
+    words = min(vocabulary - _FIRST_ID, most_distinct(rows * positions) or vocabulary)
+    return torch.randint(_FIRST_ID, _FIRST_ID + max(1, words), (rows, positions))

@@ -13,7 +13,7 @@ from econmt.model import Implementations
 from econmt.recipe import OPS
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.rule import can_run
-from econmt_ops.dispatch.traits import definition, implementations_of
+from econmt_ops.dispatch.traits import implementations_of
 
 Say = Callable[[str], object]
 """Is told what is being done."""
@@ -35,7 +35,7 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
         device: the type of device whose implementations count.
         warming: also those that must warm up.
     """
-    reference = Implementations(*(definition(functions[0]).name for functions in OPS.values()))
+    reference = Implementations.definitions()
     lean = Implementations.leanest(device, stash)
     # By itself the decoder's loop keeps its gates, as autograd would: what it saves is the attention's.
     decoder = reference._replace(decoder=lean.decoder, attention=lean.attention, stash="gates")

@@ -65,6 +65,7 @@ class Ledger:
         seconds: of the whole step, 0 if it was not timed.
         device: "cpu" or "cuda".
         peak_flops_per_second: what the device can do in the precision of the step; None if unknown.
+        graphs: bytes that the step's CUDA graph takes outside of the allocator; None: it was not captured.
         allocated, reserved: the peaks of CUDA's caching allocator, measured or, in an estimate, simulated; None on
             the CPU, which has none.
     """
@@ -82,6 +83,7 @@ class Ledger:
     peak_flops_per_second: float | None = None
     allocated: int | None = None
     reserved: int | None = None
+    graphs: int | None = None
 
     def category(self, category: str) -> int:
         """Bytes of one category at the peak, over all layers."""

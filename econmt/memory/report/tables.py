@@ -199,6 +199,8 @@ def summary(profile: Profile) -> list[str]:
         lines.append(
             f"CUDA's allocator: {format_bytes(ledger.allocated)} allocated, {format_bytes(ledger.reserved)} reserved"
         )
+    if ledger.graphs is not None:
+        lines.append(f"CUDA graph: {format_bytes(ledger.graphs)} outside of the allocator")
     if times is not None and times.seconds:
         assert times.tokens_per_second is not None
         assert times.flops_per_second is not None
@@ -343,6 +345,7 @@ def ledger_data(ledger: Ledger) -> dict[str, Any]:
         "timeline": [list(moment) for moment in thin(ledger.timeline)],
         "allocated_bytes": ledger.allocated,
         "reserved_bytes": ledger.reserved,
+        "graph_bytes": ledger.graphs,
         "target_tokens": ledger.tokens,
         "flops": ledger.flops,
     }

@@ -71,6 +71,7 @@ CASES = [
     Case("iwslt", ("model.encoder.rank=6", "model.decoder.rank=8"), (48, 7, 4)),
     Case("iwslt", (*RECOMPUTE, "model.encoder.rank=6", "model.decoder.rank=8"), (64, 9, 4)),
     Case("best", (), (48, 6, 3)),
+    Case("gnmt", (), (40, 5, 3)),
     Case("best", (*RECOMPUTE, "ops.stash=gates", "training.precision=bfloat16"), (32, 4, 3)),
     Case("best", ("training.precision=bfloat16", "model.decoder.input_feeding=false"), (32, 5, 3)),
     Case("multi30k", ("ops.decoder=compiled", "ops.encoder=reference", "ops.stash=gates"), (64, 12, 3)),

@@ -124,8 +124,17 @@ def test_a_batch_too_large_for_memory_is_timed_with_what_fits(
     assert smaller.peak < 0.6 * whole.peak
 
 
+@pytest.mark.parametrize(
+    ("graph", "speed", "outside"),
+    [(None, 5.0, None), ((0.5, 3000), 20.0, 3000)],
+    ids=["launched", "captured"],
+)
 def test_on_a_gpu_what_does_not_fit_is_estimated(
-    task: TranslationTask, monkeypatch: pytest.MonkeyPatch
+    task: TranslationTask,
+    monkeypatch: pytest.MonkeyPatch,
+    graph: tuple[float, int] | None,
+    speed: float,
+    outside: int | None,
 ) -> None:
     class FakeStep:
         """A step on a GPU that is too small for the reference."""
@@ -144,9 +153,13 @@ def test_on_a_gpu_what_does_not_fit_is_estimated(
         def forget(self) -> None:
             self.forgot += 1
 
+        def replay(self, times: int) -> tuple[float, int] | None:
+            assert times == profiling.ROUNDS
+            return graph
+
         def seconds(self) -> float:
+            assert graph is None
             assert self.technique.name == "all"
-            assert self.forgot == 2
             return 2.0
 
     monkeypatch.setattr(profiling, "Step", FakeStep)
@@ -155,7 +168,8 @@ def test_on_a_gpu_what_does_not_fit_is_estimated(
     assert reference.bytes.reserved is not None
     assert everything.measured
     assert everything.bytes is everything.times
-    assert everything.tokens_per_second == 5.0
+    assert everything.tokens_per_second == speed
+    assert everything.bytes.graphs == outside
 
 
 def test_a_gpu_too_small_for_the_model(task: TranslationTask, monkeypatch: pytest.MonkeyPatch) -> None:
