@@ -68,7 +68,7 @@ class SearchGrid(Protocol):
         """
 
     def step(self, tokens: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Reads one token a row: log-probabilities (R, V), which the caller may overwrite, and attention (R, S)."""
+        """Reads one token a row: log-probabilities (R, V), or the same up to a constant a row, and attention (R, S)."""
 
     def select(self, rows: Tensor, /) -> None:
         """Every row goes on from what the step has made of one of ``rows`` (R,) int64, which is of the same slot."""

@@ -10,6 +10,7 @@ longest translation and one more.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +18,12 @@ from torch import Tensor
 
 from econmt.data.subwords import BOS, EOS, PAD
 from econmt.decoding.search import Hypothesis, SearchOptions, length_penalty
+from econmt.decoding.search import highest as highest_of
 from econmt.decoding.search_model import SearchGrid
+from econmt_ops.backends import triton
+
+MOST_BY_KERNELS = 16
+"""Places of a sentence up to which a step is two kernels; they take the longer to compile the more there are."""
 
 
 class Slots:
@@ -60,6 +66,7 @@ class Slots:
         self._start = lowest[0].clone()
         self._start[0] = 0.0
         self._tokens = torch.full_like(lowest, BOS, dtype=torch.int64)
+        self._rows = torch.zeros_like(self._tokens)
         self._limits = torch.zeros_like(numbers)
         self._best_scores = lowest[:, : options.nbest_size].clone()
         self.totals = lowest
@@ -86,11 +93,40 @@ class Slots:
 
     def step(self) -> None:
         """One more token for every growing hypothesis."""
+        scores, attention = self._grid.step(self._tokens.view(-1))
+        if self.seen is not None:
+            shape = *self.totals.shape, self.seen.shape[3]
+            self.seen[self._numbers, self.taken] = attention.view(shape).to(self.seen.dtype)
+        if self._beam <= MOST_BY_KERNELS and triton.serves(scores):
+            self._advance_by_kernels(scores)
+        else:
+            self._advance(scores)
+        self._grid.select(self._rows.view(-1))
+
+    def _advance_by_kernels(self, scores: Tensor) -> None:
+        """See :meth:`_advance`."""
+        importlib.import_module("econmt_ops.backends.triton.beam").advance(
+            scores,
+            self.totals,
+            self.taken,
+            self.count,
+            self._limits,
+            self._penalties,
+            self._best_scores,
+            self.ended,
+            self.grown,
+            self._tokens,
+            self._rows,
+            barred=(PAD, BOS),
+            end=EOS,
+        )
+
+    def _advance(self, scores: Tensor) -> None:
+        """Chooses the best continuations of each sentence by what the model has made of its rows (R, V)."""
         beam, before = self._beam, self.totals
         growing = before > -torch.inf
         position = self.taken + 1
-        log_probs, attention = self._grid.step(self._tokens.view(-1))
-        values, words = self._continuations(log_probs, position > self._limits)
+        values, words = self._continuations(scores, position > self._limits)
         width = values.shape[2]
         # Where nothing grows the numbers mean nothing.
         sums = torch.where(growing.unsqueeze(2), before.unsqueeze(2) + values, -torch.inf)
@@ -100,26 +136,25 @@ class Slots:
         kept = (self._places < (beam - self.count).unsqueeze(1)) & (best > -torch.inf)
         ends = kept & (chosen == EOS)
         self._note_ended(ends, best, position.unsqueeze(1) * beam + parents)
-        scores = (best / self._penalties[position].unsqueeze(1)).masked_fill(~ends, -torch.inf)
-        highest = torch.cat([self._best_scores, scores], dim=1).topk(self._best_scores.shape[1], dim=1).values
+        ended = (best / self._penalties[position].unsqueeze(1)).masked_fill(~ends, -torch.inf)
+        highest = torch.cat([self._best_scores, ended], dim=1).topk(self._best_scores.shape[1], dim=1).values
         self._best_scores.copy_(highest)
         grown = best.masked_fill(~kept | ends, -torch.inf)
         # The highest score that a growing hypothesis can still reach, as in beam_search.
         reach = grown.amax(dim=1) / self._penalties[self._limits + 1]
         goes_on = highest[:, -1] < reach
         self.grown[self._numbers, self.taken] = chosen * beam + parents
-        if self.seen is not None:
-            self.seen[self._numbers, self.taken] = attention.view(*before.shape, -1).to(self.seen.dtype)
         self.taken += growing.any(dim=1)
         self.totals.copy_(grown.masked_fill(~goes_on.unsqueeze(1), -torch.inf))
         self._tokens.copy_(chosen)
-        self._grid.select((self._numbers.unsqueeze(1) * beam + parents).view(-1))
+        self._rows.copy_(self._numbers.unsqueeze(1) * beam + parents)
 
-    def _continuations(self, log_probs: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    def _continuations(self, scores: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         """The highest log-probabilities (B, K, W) of next tokens, and these; only EOS where ``last`` (B,)."""
+        log_probs = torch.log_softmax(scores, dim=1, dtype=torch.promote_types(scores.dtype, torch.float32))
         log_probs[:, PAD] = -torch.inf
         log_probs[:, BOS] = -torch.inf
-        values, words = log_probs.topk(min(self._beam, log_probs.shape[1]), dim=1)
+        values, words = highest_of(log_probs, min(self._beam, log_probs.shape[1]))
         last = last.unsqueeze(1).expand(-1, self._beam).reshape(-1, 1)
         only = torch.full_like(values, -torch.inf)
         only[:, 0] = log_probs[:, EOS]

@@ -167,9 +167,15 @@ class IncrementalModel:
     def step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor, IncrementalState]:
         """See :meth:`econmt.decoding.search_model.SearchModel.step`."""
         with torch.no_grad():
+            logits, attention, state = self.logits(tokens, state)
+            return self._log_softmax(logits), attention, state
+
+    def logits(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor, IncrementalState]:
+        """As :meth:`step`, with logits in the type of products."""
+        with torch.no_grad():
             attention, state = self._decoder(tokens, state)
             read = state.output if self._readout is None else self._readout(state.output)
-            return self._log_softmax(self._output(read)), attention, state
+            return self._output(read), attention, state
 
     def _log_softmax(self, logits: Tensor) -> Tensor:
         """Of (R, V), in the accumulate type, in place where it can.

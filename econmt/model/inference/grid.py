@@ -57,9 +57,9 @@ class Grid:
             kept.index_copy_(0, first, new.index_select(0, places))
 
     def step(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Reads tokens (R,): log-probabilities (R, V), which may be overwritten, and attention (R, S)."""
-        log_probs, attention, self._after = self.model.step(tokens, self._state)
-        return log_probs, attention
+        """Reads tokens (R,): logits (R, V) and attention (R, S)."""
+        logits, attention, self._after = self.model.logits(tokens, self._state)
+        return logits, attention
 
     def select(self, rows: Tensor) -> None:
         """The rows go on from what the step has made of ``rows`` (R,), which are of their own slot each."""

@@ -38,9 +38,14 @@ class Sums:
 
     def __init__(self, problem: Problem) -> None:
         accumulate, places = problem.accumulate, problem.places
-        self.inputs = torch.empty_like(problem.given.inputs, memory_format=torch.contiguous_format)
-        rows = None if places is None else (len(self.inputs), 4 * problem.hidden)
-        self.table = None if rows is None else self.inputs.new_zeros(rows, dtype=accumulate)
+        inputs = problem.given.inputs
+        # Of distinct rows after the loop, from the table.
+        self.inputs: Tensor | None = None
+        self.table: Tensor | None = None
+        if places is None:
+            self.inputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
+        else:
+            self.table = inputs.new_zeros(len(inputs), 4 * problem.hidden, dtype=accumulate)
         self.layers: list[tuple[Matrix, Matrix, Tensor]] = [
             (
                 gradient_of(layer.input, accumulate),
@@ -265,6 +270,7 @@ class Backward:
                 add_repeated(sums.table, block.inputs, dgates)
                 continue
             given = input_gradient(problem.from_input, dgates, thin)
+            assert sums.inputs is not None
             sums.inputs[:, block.begin : block.end] = given.transpose(0, 1)
             add_gradient(columns(dinput, 0, width), problem.from_input, dgates, block.inputs, thin, fresh)
 
@@ -272,7 +278,7 @@ class Backward:
         """The gradients that distinct rows leave, from those of their shares in the gates: table (1, N, 4H)."""
         problem, sums = self.problem, self.sums
         thin = thin_of(problem.from_input, table)
-        sums.inputs.copy_(input_gradient(problem.from_input, table, thin).squeeze(0))
+        sums.inputs = input_gradient(problem.from_input, table, thin).squeeze(0)
         part = columns(sums.layers[0][0], 0, problem.width)
         add_gradient(part, problem.from_input, table, problem.inputs.unsqueeze(0), thin, fresh=True)
 

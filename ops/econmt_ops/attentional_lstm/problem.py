@@ -81,10 +81,9 @@ class Arguments(NamedTuple):
         """The blocks of steps, (begin, end) each."""
         batch, steps = (self.inputs if self.places is None else self.places).shape[:2]
         hidden, dtype = len(self.biases[0]) // 4, self.inputs.dtype
-        # Triton's kernels read gates as the products left them; others make them anew in the accumulate type.
-        return split_blocks(
-            steps, batch, hidden, dtype if self.backend == "triton" else accumulate_dtype(dtype)
-        )
+        if self.backend == "triton":  # its kernels read gates as the products left them
+            return split_blocks(steps, batch, hidden, dtype, large=True)
+        return split_blocks(steps, batch, hidden, accumulate_dtype(dtype))
 
 
 class Problem:

@@ -103,7 +103,7 @@ def test_a_step_and_its_gradients(
     assert torch.equal(*outputs)
     again = poisoned(batch, positions, dtype=dtype, device=device)
     case.kernels.forward(query, None, again)
-    assert torch.equal(again, weights)
+    torch.testing.assert_close(again, weights)  # compiled apart, so that sums may be rounded otherwise
 
     doutputs = [rows(batch, hidden, dtype=dtype, device=device) for _ in range(2)]
     dweights = rows(batch, positions, dtype=torch.float32, device=device)

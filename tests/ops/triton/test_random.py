@@ -117,9 +117,9 @@ def test_a_part_of_a_mask(device: str) -> None:
         kept = random.keep(random.derive(tl.load(seed), index), begin + place, threshold)
         tl.store(found + place, kept.to(tl.int8))
 
-    whole = keep_mask(shape, 0.5, seed_of(11, device), torch.device(device), 1)
+    whole = keep_mask(shape, 0.5, seed_of(11, device), torch.device(device), 2)
     found = torch.full((32,), 7, dtype=torch.int8, device=device)
-    part[(1,)](seed_of(11, device), 1, 5, keep_threshold(0.5), found)
+    part[(1,)](seed_of(11, device), 2, 5, keep_threshold(0.5), found)
     assert whole.view(-1)[5:37].equal(found.bool())
 
 

@@ -98,7 +98,7 @@ def test_hypotheses_are_those_of_beam_search(beam_size: int, alpha: float, end_b
     for nbest, attention in ((1, True), (beam_size, False)):
         options = SearchOptions(beam_size, alpha, nbest_size=nbest, attention=attention)
         search = ContinuousSearch(partial(ToyGrid, model), options, torch.device("cpu"), 3, 1000)
-        check(search.search(sentences), search_one_by_one(model, sentences, options), 1e-12)
+        check(search.search(sentences), search_one_by_one(model, sentences, options), 1e-6)
 
 
 def test_a_slot_is_taken_again_as_soon_as_the_host_sees_that_it_is_free(
@@ -136,7 +136,7 @@ def test_a_search_that_was_left_leaves_nothing_behind() -> None:
     search = ContinuousSearch(partial(ToyGrid, model), options, torch.device("cpu"), 2, 1000)
     with pytest.raises(Left):
         search.search(sentences, watch)
-    check(search.search(sentences[::-1]), search_one_by_one(model, sentences[::-1], options), 1e-12)
+    check(search.search(sentences[::-1]), search_one_by_one(model, sentences[::-1], options), 1e-6)
 
 
 def test_long_sentences_get_fewer_slots_and_lanes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,275 @@
+"""A step of beam search in two kernels: the best next tokens, and what becomes of the places of each sentence.
+
+Shapes: B sentences, K places each, R = B K rows, V vocabulary, W = min(K, V) candidates, C chunks of a row's scores,
+T steps, N scores to beat. Lowest numbers stand for what is not there.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_CHUNK = 2048
+"""Scores of a row that a program takes."""
+
+_LOWEST = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
+_ALL_BITS = tl.constexpr(0x7FFFFFFF)
+
+
+@triton.jit
+def _ordered(bits: tl.tensor) -> tl.tensor:
+    """Bits of a float32 as an int32 that is in the order of the numbers, and back."""
+    return tl.where(bits < 0, bits ^ _ALL_BITS, bits)
+
+
+@triton.jit
+def _candidates_kernel(
+    scores: tl.tensor,
+    keys: tl.tensor,
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    scores_row: tl.tensor,
+    size: tl.tensor,
+    BARRED: tl.constexpr,
+    ALSO_BARRED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+) -> None:
+    """One program: a chunk of a row. A key holds a score and below it the token, the lower one of two being higher."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    place = row * tl.num_programs(1) + tl.program_id(1)
+    x = tl.load(scores + row * scores_row + token, mask=token < size, other=-float("inf")).to(tl.float32)
+    highest = tl.max(x, 0)
+    tl.store(maxima + place, highest)
+    tl.store(sums + place, tl.sum(tl.exp(x - highest), 0))
+    x = tl.where((token == BARRED) | (token == ALSO_BARRED), -float("inf"), x)
+    key = (_ordered(x.to(tl.int32, bitcast=True)).to(tl.int64) << 32) | (token ^ _ALL_BITS).to(tl.int64)
+    for number in tl.static_range(WIDTH):
+        best = tl.max(key, 0)
+        tl.store(keys + place * WIDTH + number, best)
+        key = tl.where(key == best, _LOWEST, key)
+
+
+@triton.jit
+def _continuations(
+    scores: tl.tensor,
+    keys: tl.tensor,
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    totals: tl.tensor,
+    scores_row: tl.tensor,
+    first_row: tl.tensor,
+    last: tl.tensor,
+    END: tl.constexpr,
+    PLACES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    SIZE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Totals (SIZE,) float64 of what may follow the rows of a sentence, and the tokens, CHUNKS WIDTH a row."""
+    index = tl.arange(0, SIZE)
+    own = index // (CHUNKS * WIDTH)
+    inside = own < PLACES
+    row = first_row + own
+    highest = tl.full([SIZE], -float("inf"), tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        found = tl.load(maxima + row * CHUNKS + chunk, mask=inside, other=-float("inf"))
+        highest = tl.maximum(highest, found)
+    total = tl.zeros([SIZE], tl.float32)
+    for chunk in tl.static_range(CHUNKS):
+        found = tl.load(maxima + row * CHUNKS + chunk, mask=inside, other=0.0)
+        total += tl.load(sums + row * CHUNKS + chunk, mask=inside, other=1.0) * tl.exp(found - highest)
+    key = tl.load(keys + first_row * (CHUNKS * WIDTH) + index, mask=inside, other=_LOWEST)
+    token = (key & _ALL_BITS) ^ _ALL_BITS
+    value = _ordered((key >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+    # Past its limit a translation can only end: the first candidate of each row stands for that.
+    is_first = inside & (index % (CHUNKS * WIDTH) == 0)
+    end = tl.load(scores + row * scores_row + END, mask=is_first, other=-float("inf")).to(tl.float32)
+    value = tl.where(last, end, value)
+    token = tl.where(last, END, token)
+    before = tl.load(totals + row, mask=inside, other=-float("inf"))
+    after = before + ((value - highest) - tl.log(total)).to(tl.float64)
+    return tl.where(inside & (after == after), after, -float("inf")), token
+
+
+@triton.jit
+def _take_best(
+    totals: tl.tensor, tokens: tl.tensor, SIZE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The highest of totals (SIZE,), where it is, its token, and the totals without it."""
+    index = tl.arange(0, SIZE)
+    best = tl.max(totals, 0)
+    at = tl.min(tl.where(totals == best, index, SIZE), 0)
+    token = tl.sum(tl.where(index == at, tokens, 0), 0)
+    return best, at, token, tl.where(index == at, -float("inf"), totals)
+
+
+@triton.jit
+def _beat(to_beat: tl.tensor, score: tl.tensor, SIZE: tl.constexpr) -> tl.tensor:
+    """The best scores (SIZE,), the lowest of which gives way to a higher one."""
+    rank = tl.arange(0, SIZE)
+    lowest = tl.min(to_beat, 0)
+    beaten = tl.min(tl.where(to_beat == lowest, rank, SIZE), 0)
+    return tl.where(rank == beaten, tl.maximum(score, lowest), to_beat)
+
+
+@triton.jit
+def _advance_kernel(
+    scores: tl.tensor,
+    keys: tl.tensor,
+    maxima: tl.tensor,
+    sums: tl.tensor,
+    totals: tl.tensor,
+    taken: tl.tensor,
+    count: tl.tensor,
+    limits: tl.tensor,
+    penalties: tl.tensor,
+    best_scores: tl.tensor,
+    ended: tl.tensor,
+    grown: tl.tensor,
+    tokens: tl.tensor,
+    rows: tl.tensor,
+    scores_row: tl.tensor,
+    steps: tl.tensor,
+    END: tl.constexpr,
+    PLACES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BEST: tl.constexpr,
+    PLACES_PADDED: tl.constexpr,
+    BEST_PADDED: tl.constexpr,
+) -> None:
+    """One program: a sentence."""
+    sentence = tl.program_id(0).to(tl.int64)
+    done = tl.load(taken + sentence)
+    number = tl.load(count + sentence)
+    limit = tl.load(limits + sentence)
+    free = PLACES - number
+    place = tl.arange(0, PLACES_PADDED)
+    own = sentence * PLACES + place
+    before = tl.load(totals + own, mask=place < PLACES, other=-float("inf"))
+    grew = tl.max(before, 0) > -float("inf")
+    after, token = _continuations(
+        scores,
+        keys,
+        maxima,
+        sums,
+        totals,
+        scores_row,
+        sentence * PLACES,
+        done + 1 > limit,
+        END,
+        PLACES,
+        WIDTH,
+        CHUNKS,
+        SIZE,
+    )
+    rank = tl.arange(0, BEST_PADDED)
+    to_beat = tl.load(best_scores + sentence * BEST + rank, mask=rank < BEST, other=float("inf"))
+    penalty = tl.load(penalties + done + 1)
+    growing = tl.full([PLACES_PADDED], -float("inf"), tl.float64)
+    made = tl.zeros([PLACES_PADDED], tl.int64)
+    for chosen in tl.static_range(PLACES):
+        best, at, word, after = _take_best(after, token, SIZE)
+        parent = at // (CHUNKS * WIDTH)
+        kept = (free > chosen) & (best > -float("inf"))
+        ends = kept & (word == END)
+        column = (sentence * (PLACES + 1) + tl.where(ends, number, PLACES)) * 2
+        tl.store(ended + column, best)
+        tl.store(ended + column + 1, ((done + 1) * PLACES + parent).to(tl.float64))
+        number += ends.to(tl.int64)
+        to_beat = _beat(to_beat, tl.where(ends, best / penalty, -float("inf")), BEST_PADDED)
+        growing = tl.where((place == chosen) & kept & (word != END), best, growing)
+        made = tl.where(place == chosen, word * PLACES + parent, made)
+    # The highest score that a growing hypothesis can still reach must be higher than the last that counts.
+    reach = tl.max(growing, 0) / tl.load(penalties + limit + 1)
+    growing = tl.where(tl.min(to_beat, 0) < reach, growing, -float("inf"))
+    inside = place < PLACES
+    tl.store(totals + own, growing, mask=inside)
+    tl.store(grown + (sentence * steps + done) * PLACES + place, made, mask=inside)
+    tl.store(tokens + own, made // PLACES, mask=inside)
+    tl.store(rows + own, sentence * PLACES + made % PLACES, mask=inside)
+    tl.store(best_scores + sentence * BEST + rank, to_beat, mask=rank < BEST)
+    tl.store(taken + sentence, done + grew.to(tl.int64))
+    tl.store(count + sentence, number)
+
+
+def advance(
+    scores: Tensor,
+    totals: Tensor,
+    taken: Tensor,
+    count: Tensor,
+    limits: Tensor,
+    penalties: Tensor,
+    best_scores: Tensor,
+    ended: Tensor,
+    grown: Tensor,
+    tokens: Tensor,
+    rows: Tensor,
+    *,
+    barred: tuple[int, int],
+    end: int,
+) -> None:
+    """One step of a beam search; all but ``scores``, ``limits`` and ``penalties`` are changed in place.
+
+    Args:
+        scores: (R, V) logits of the next token, rows contiguous. totals: (B, K) float64 log-probabilities, -inf where
+            nothing grows. taken, count: (B,) int64 steps of a sentence, and its hypotheses that have ended.
+        limits: (B,) int64 most tokens before the end. penalties: (.,) float64 by length: they divide log-probabilities.
+        best_scores: (B, N) float64 the N best scores of what has ended, in any order.
+        ended: (B, K + 1, 2) float64 gets log-probability, and step times K plus place, of each that ends.
+        grown: (B, T, K) int64 gets token times K plus the place extended. tokens: (B, K) int64 gets the tokens.
+        rows: (B, K) int64 gets the rows that are extended.
+        barred: two tokens that never come. end: the token that ends a hypothesis.
+    """
+    batch, places = totals.shape
+    size = scores.shape[1]
+    width, chunks = min(places, size), triton.cdiv(size, _CHUNK)
+    keys = totals.new_empty(len(scores), chunks, width, dtype=torch.int64)
+    maxima, sums = (totals.new_empty(len(scores), chunks, dtype=torch.float32) for _ in range(2))
+    chunk = min(_CHUNK, triton.next_power_of_2(size))
+    _candidates_kernel[(len(scores), chunks)](
+        scores,
+        keys,
+        maxima,
+        sums,
+        scores.stride(0),
+        size,
+        BARRED=barred[0],
+        ALSO_BARRED=barred[1],
+        WIDTH=width,
+        CHUNK=chunk,
+        num_warps=4,
+    )
+    candidates = triton.next_power_of_2(places * chunks * width)
+    _advance_kernel[(batch,)](
+        scores,
+        keys,
+        maxima,
+        sums,
+        totals,
+        taken,
+        count,
+        limits,
+        penalties,
+        best_scores,
+        ended,
+        grown,
+        tokens,
+        rows,
+        scores.stride(0),
+        grown.shape[1],
+        END=end,
+        PLACES=places,
+        WIDTH=width,
+        CHUNKS=chunks,
+        SIZE=candidates,
+        BEST=best_scores.shape[1],
+        PLACES_PADDED=triton.next_power_of_2(places),
+        BEST_PADDED=triton.next_power_of_2(best_scores.shape[1]),
+        num_warps=1 if candidates <= 256 else 4,
+    )
