@@ -35,6 +35,9 @@ RECURRENT = [(rows, size) for size in (256, 512, 1024) for rows in (16, 64, 128)
 STEPS = 20
 """Steps of a loop."""
 
+REPLAYED = 50
+"""Calls in a CUDA graph: launching it costs as much as one product takes."""
+
 _Functions = dict[tuple[str, str, str], Callable[[], object]]
 """By what is computed, library and layout."""
 
@@ -45,12 +48,15 @@ def products(
     device: torch.device,
     seconds: float,
     say: Say,
+    *,
+    graph: bool = False,
 ) -> Iterator[Row]:
     """Times a product and the two of its backward pass, in each layout; and `econmt_ops.linear` with both passes.
 
     Args:
         shapes: (N, I, O) each. dtypes, device: of all operands.
         seconds: for the candidates of one product. say: told what is being measured.
+        graph: time calls in CUDA graphs, where launching them costs nothing.
 
     Yields:
         One row a layout, library and product.
@@ -60,7 +66,7 @@ def products(
             rows, inputs, outputs = shape
             say(f"layout: {rows} x {inputs}, {outputs} x {inputs}, {dtype_name(dtype)}")
             for functions in _groups(rows, inputs, outputs, dtype, device):
-                yield from _rows(functions, shape, dtype, device, seconds)
+                yield from _rows(functions, shape, dtype, device, seconds, graph=graph)
 
 
 def _rows(
@@ -70,11 +76,15 @@ def _rows(
     device: torch.device,
     seconds: float,
     steps: int = 1,
+    *,
+    graph: bool,
 ) -> Iterator[Row]:
     """One row a candidate; the times are those of one of its ``steps``."""
     rows, inputs, outputs = shape
-    for (what, library, layout), timing in time_in_turns(functions, seconds, device).items():
+    timed = {key: _captured(call, device) for key, call in functions.items()} if graph else functions
+    for (what, library, layout), timing in time_in_turns(timed, seconds, device).items():
         passes = 3 if what == "forward and backward" else 1
+        calls = steps * (REPLAYED if graph else 1)
         row: Row = {"bench": "layout", "what": what, "dtype": dtype_name(dtype)}
         row |= {"rows": rows, "inputs": inputs, "outputs": outputs}
         yield {
@@ -82,12 +92,27 @@ def _rows(
             **({"steps": steps} if steps > 1 else {}),
             "library": library,
             "layout": layout,
-            "milliseconds": 1e3 * timing.median / steps,
-            "lowest decile": 1e3 * timing.low / steps,
-            "highest decile": 1e3 * timing.high / steps,
+            **({"launched": "in a graph"} if graph else {}),
+            "milliseconds": 1e3 * timing.median / calls,
+            "lowest decile": 1e3 * timing.low / calls,
+            "highest decile": 1e3 * timing.high / calls,
             "samples": len(timing.samples),
-            "GFLOP/s": passes * 2 * rows * inputs * outputs * steps / timing.median / 1e9,
+            "GFLOP/s": passes * 2 * rows * inputs * outputs * calls / timing.median / 1e9,
         }
+
+
+def _captured(call: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """Calls it :data:`REPLAYED` times, from a CUDA graph."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(REPLAYED):
+            call()
+    return graph.replay
 
 
 def _groups(
@@ -148,12 +173,14 @@ def recurrence(
     device: torch.device,
     seconds: float,
     say: Say,
+    *,
+    graph: bool = False,
 ) -> Iterator[Row]:
     """Times loops of :data:`STEPS` products of an LSTM's recurrence in each layout, alone and with the cell between.
 
     Args:
         shapes: batch and hidden size of each loop.
-        dtypes, device, seconds, say: as for :func:`products`.
+        dtypes, device, seconds, say, graph: as for :func:`products`.
 
     Yields:
         One row a loop; times are those of one step.
@@ -162,7 +189,9 @@ def recurrence(
         for batch, hidden in shapes:
             say(f"layout: {STEPS} steps, batch {batch}, hidden {hidden}, {dtype_name(dtype)}")
             for functions in _loops(batch, hidden, dtype, device):
-                yield from _rows(functions, (batch, hidden, 4 * hidden), dtype, device, seconds, STEPS)
+                yield from _rows(
+                    functions, (batch, hidden, 4 * hidden), dtype, device, seconds, STEPS, graph=graph
+                )
 
 
 def _loops(batch: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Iterator[_Functions]:

@@ -39,6 +39,9 @@ def layout_command(
         bool, typer.Option("--paper", help="The published shape alone: X 64 x 512, W 2048 x 512.")
     ] = False,
     dtypes: TypesOption = BOTH_TYPES,
+    graph: Annotated[
+        bool, typer.Option("--graph", help="On a GPU: in CUDA graphs, where launching costs nothing.")
+    ] = False,
     seconds: Annotated[float, typer.Option(min=0.0, help="For the candidates of one product.")] = 0.5,
     device: DeviceOption = "auto",
     threads: ThreadsOption = None,
@@ -52,14 +55,17 @@ def layout_command(
       econmt bench layout --paper
       econmt bench layout --csv layout.csv --plot layout.png
       econmt bench layout --recurrent --dtype float32 --threads 1
+      econmt bench layout --device cuda --graph
     """
     place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
+    if graph and place.device.type != "cuda":
+        raise InputError("--graph needs a GPU; give --device cuda, or leave it out")
     with place.measuring() as say:
         if recurrent:
-            found = layouts.recurrence(layouts.RECURRENT, types, place.device, seconds, say)
+            found = layouts.recurrence(layouts.RECURRENT, types, place.device, seconds, say, graph=graph)
         else:
             shapes = [layouts.PAPER] if paper else layouts.SHAPES
-            found = layouts.products(shapes, types, place.device, seconds, say)
+            found = layouts.products(shapes, types, place.device, seconds, say, graph=graph)
         rows = place.kept(found)
     columns = ("dtype", "rows", "inputs", "outputs", "what", "library", "layout")
     figures = ("milliseconds", "highest decile", "GFLOP/s")

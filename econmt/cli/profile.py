@@ -28,9 +28,10 @@ from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.memory.estimate.techniques import Say, Technique, estimates, techniques
+from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.machine import describe_machine
 from econmt.memory.plan.fit import Fit, fit
-from econmt.memory.profiling import Profile, Step
+from econmt.memory.profiling import Profile, Step, kernels
 from econmt.memory.profiling import profile as measure_profile
 from econmt.memory.report.page import page
 from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
@@ -110,6 +111,7 @@ def profile(
         profiles = _profiles(found, rows, where, predicted, measured, say)
         if trace is not None:
             _trace(found, own, where, profiles, trace, say)
+        seen = _kernels(found, own, where, profiles, say)
     report = Report(
         loaded.name,
         command,
@@ -120,6 +122,7 @@ def profile(
         found.notes,
         describe_machine(str(where)),
         profiles,
+        seen,
     )
     if html is not None:
         write_text(html, page(report))
@@ -158,6 +161,14 @@ def _trace(
     step = Step(found.task, shape, where)
     step.use(own)
     step.trace(path)
+
+
+def _kernels(
+    found: Found, own: Technique, where: torch.device, profiles: Sequence[Profile], say: Say
+) -> list[KernelTimes]:
+    """The kernels of steps on a GPU, if one was timed there."""
+    timed = where.type == "cuda" and any(each.times is not None for each in profiles)
+    return kernels(found.task, own, found.shape, where, say) if timed else []
 
 
 def _fit(found: Found, rows: Sequence[Technique], where: torch.device, budget: int) -> dict[str, list[Fit]]:

@@ -14,12 +14,17 @@ from pathlib import Path
 
 import torch
 
+from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, fixed_bytes
 from econmt.memory.measure.byte_budget import budget_bytes
+from econmt.memory.measure.kernels import KernelTimes, measure_kernels, optimizer_bytes
 from econmt.memory.measure.ledger import Ledger, measure_step
+from econmt.model import Implementations
+from econmt.recipe import OPS
 from econmt.tasks.protocol import Shape, Task
+from econmt_ops.dispatch.traits import definition
 
 ROUNDS = 3
 """How many steps of each technique are timed, in turns; the quickest counts."""
@@ -240,3 +245,44 @@ def affordable_rows(round_time: Callable[[int], float], rows: int, limit: float)
     if affordable >= rows:
         return rows
     return 1 << (max(1, affordable).bit_length() - 1)
+
+
+def kernels(task: Task, own: Technique, shape: Shape, device: torch.device, say: Say) -> list[KernelTimes]:
+    """The kernels of a step on a GPU: of the reference launched one by one, and of the recipe's own in a CUDA graph.
+
+    Args:
+        task: what is trained.
+        own: the recipe's technique.
+        shape: of the batch.
+        device: of CUDA.
+        say: is told what is being done.
+
+    Returns:
+        Both, the reference left out where memory is too small for it.
+    """
+    reference = Implementations(*(definition(functions[0]).name for functions in OPS.values()))
+    found = []
+    with suppress(torch.cuda.OutOfMemoryError):
+        say("kernels of the reference, launched one by one")
+        step = Step(task, shape, device)
+        step.use(own._replace(implementations=reference))
+        step.run()
+        found.append(measure_kernels("reference, one by one", step.run, device, _known(step)))
+        step.forget()
+    step = Step(task, shape, device)
+    step.use(own)
+    say("kernels of a CUDA graph")
+    graphed = GraphedStep(step.training, note=say)
+    batch = task.example(shape)
+    graphed([batch])
+    name = "in a CUDA graph" if graphed.captured else "one by one"
+    found.append(measure_kernels(name, lambda: graphed([batch]), device, _known(step)))
+    return found
+
+
+def _known(step: Step) -> dict[str, int]:
+    """Bytes that classes of kernels read and write in a step, where that is plain."""
+    parameters = sum(part.numel() for part in step.training.model.parameters())
+    name = step.training.task.recipe.training.optimizer.name
+    moments = 2 if name != "sgd" else len(next(iter(step.training.optimizer.state.values()), {}))
+    return {"optimizer": optimizer_bytes(parameters, moments)}

@@ -2,7 +2,7 @@
 
 Target tokens a second of training, peak resident memory of training, and seconds to translate 200 sentences, on the
 same token files, with matched models, on the CPU. They train in turns of a few seconds, so that all meet the same
-machine. README.md beside this file says how each was matched and what differs. Examples:
+machine; on a GPU (--device cuda) one by one. README.md beside this file says how all were matched. Examples:
 
 python -m scripts.compare.run --data-dir corpora --threads 2 --output compare.json
 python -m scripts.compare.run --only econmt plain --seconds 20 --turn 2
@@ -45,6 +45,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=25.0, help="of training measured, a round (25)")
     parser.add_argument("--turn", type=float, default=3.0, help="seconds that one trains at a time (3)")
     parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: each alone on the GPU, in turn (cpu)"
+    )
+    parser.add_argument(
         "--one-by-one", action="store_true", help="train each round's seconds at a stretch, without turns"
     )
     parser.add_argument("--rounds", type=int, default=1, help="of all toolkits; medians are shown (1)")
@@ -71,7 +74,10 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--output", type=Path, help="JSON file of all readings; the table goes beside it as .csv"
     )
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    # A process that is stopped keeps its part of a GPU's memory, and the others would meet it.
+    options.one_by_one |= options.device == "cuda"
+    return options
 
 
 class Runner:
@@ -82,20 +88,23 @@ class Runner:
         self.options = options
         self.row = Row(toolkit.name, toolkit.version(), toolkit.differs, peer=toolkit.package != "econmt")
         self.known_bytes = 0
-        work = (options.work / key).resolve()
+        self.toolkit.device = options.device
+        work = (options.work / (key if options.device == "cpu" else f"{key}-cuda")).resolve()
         self.places = Places((options.work / "data").resolve(), work, Path(sys.executable))
         self.model = work / "model"
         self.environment = {
             "OMP_NUM_THREADS": str(options.threads),
             "MKL_NUM_THREADS": str(options.threads),
             "PYTHONUNBUFFERED": "1",
-            "CUDA_VISIBLE_DEVICES": "",
+            **({"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {}),
             **toolkit.variables(),
         }
 
     def prepare(self, interpreters: Mapping[str, str]) -> None:
         """Environment, configurations, and the model that translates; what is there already is kept."""
         toolkit, work = self.toolkit, self.places.work
+        if toolkit.device not in toolkit.devices:
+            raise FailedError(f"{toolkit.name} as it is installed here does not run on {toolkit.device}")
         if toolkit.requirements is not None:
             environments = self.options.environments.resolve()
             interpreter = install(toolkit, environments, interpreters.get(toolkit.python))
@@ -261,7 +270,13 @@ def main(words: Sequence[str] | None = None) -> int:
         os.environ["ECONMT_DATA"] = str(options.data_dir.resolve())
     counts = make_data(options.work / "data", options.data_dir)
     runners = {key: Runner(key, TOOLKITS[key](), options) for key in options.only or TOOLKITS}
-    about = {**machine(), "threads": options.threads, "commit": commit(), "data": counts}
+    about = {
+        **machine(),
+        "threads": options.threads,
+        "device": options.device,
+        "commit": commit(),
+        "data": counts,
+    }
     for runner in runners.values():
         attempt(runner, functools.partial(runner.prepare, interpreters))
     if not options.prepare_only:
@@ -276,7 +291,7 @@ def main(words: Sequence[str] | None = None) -> int:
         set_ratios(rows)
         manner = "one by one" if options.one_by_one else f"in turns of {options.turn:g} s"
         rounds = f"{options.rounds} round{'s' * (options.rounds != 1)}"
-        print(markdown(rows, about, f"{rounds} of {options.seconds:.0f} s, {manner}"))
+        print(markdown(rows, about, f"{rounds} of {options.seconds:.0f} s, {manner}, {options.device}"))
         if options.output is not None:
             turn = None if options.one_by_one else options.turn
             readings = {"about": {**about, "turn_seconds": turn}, "rows": [row.as_dict() for row in rows]}

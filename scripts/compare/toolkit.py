@@ -68,6 +68,10 @@ class Toolkit(ABC):
     build_without_isolation: ClassVar[str | None] = None
     differs: ClassVar[str]
     """What is not the same as in econmt, for the table's notes."""
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    """Where it can run as it is installed here."""
+    device: str = "cpu"
+    """Where it runs."""
 
     @property
     def environment_name(self) -> str:

@@ -9,11 +9,13 @@ from html import escape
 from pathlib import Path
 from string import Template
 
+from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment
 from econmt.memory.measure.tracker import PHASES
 from econmt.memory.profiling import Profile
 from econmt.memory.report import charts
 from econmt.memory.report.charts import Bar, Part
+from econmt.memory.report.kernel_tables import LAUNCHES, class_cells, class_columns, launch_cells
 from econmt.memory.report.tables import (
     LEAST,
     Report,
@@ -48,6 +50,7 @@ def page(report: Report) -> str:
     several = len(report.profiles) > 1
     content = [_comparison(report.profiles), _chooser(report.profiles)] if several else []
     content += [_panel(report, number) for number in range(len(report.profiles))]
+    content.append(kernel_section(report.kernels))
     content.append(_provenance(report))
     moments = [
         [
@@ -328,6 +331,18 @@ def _comparison_table(profiles: Sequence[Profile]) -> str:
 
 
 # ---------------------------------------------------------------------- parts
+
+
+def kernel_section(steps: Sequence[KernelTimes]) -> str:
+    """The kernels of steps on a GPU; nothing where none were looked at."""
+    if not steps:
+        return ""
+    launches = [[times.name, *map(_text, launch_cells(times)[1:])] for times in steps]
+    classes = [[kind, *map(_text, cells)] for kind, *cells in class_cells(steps)]
+    return (
+        f"<section><h2>Launches against compute</h2>{_table('launches', LAUNCHES, launches)}"
+        f"<h3>Kernels by class</h3>{_table('kernels', class_columns(steps), classes)}</section>"
+    )
 
 
 def _provenance(report: Report) -> str:

@@ -11,10 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment, TensorAtPeak
 from econmt.memory.measure.tracker import PHASES
 from econmt.memory.plan.fit import Fit
 from econmt.memory.profiling import Profile
+from econmt.memory.report.kernel_tables import kernel_tables, kernels_data
 from econmt.tasks.protocol import Shape
 
 POINTS = 1000
@@ -38,6 +40,7 @@ class Report:
         notes: what else a reader must know, a sentence each.
         machine: names and values, see :func:`econmt.memory.measure.machine.describe_machine`.
         profiles: one a technique, the reference first if there are several.
+        kernels: of a step on a GPU, before and after.
     """
 
     recipe: str
@@ -49,6 +52,7 @@ class Report:
     notes: list[str]
     machine: dict[str, str]
     profiles: list[Profile] = field(default_factory=list)
+    kernels: list[KernelTimes] = field(default_factory=list)
 
 
 # ---------------------------------------------------------------------- numbers as words
@@ -278,6 +282,8 @@ def print_report(report: Report, console: Console) -> None:
     """Print everything but the timeline."""
     for line in heading(report):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for each in kernel_tables(report.kernels) if report.kernels else ():
+        console.print(each)
     if len(report.profiles) > 1:
         console.print(comparison_table(report.profiles))
         console.print(stash_table(report.profiles))
@@ -393,6 +399,7 @@ def report_data(report: Report) -> dict[str, Any]:
         "how": report.how,
         "notes": report.notes,
         "profiles": [profile_data(profile) for profile in report.profiles],
+        "kernels": kernels_data(report.kernels),
     }
 
 

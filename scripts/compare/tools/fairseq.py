@@ -89,7 +89,7 @@ class Fairseq(Toolkit):
             "--save-dir": model,
         }
         words = [str(word) for pair in options.items() for word in pair]
-        flags = ["--encoder-bidirectional", "--cpu", "--disable-validation", "--no-epoch-checkpoints"]
+        flags = ["--encoder-bidirectional", "--disable-validation", "--no-epoch-checkpoints", *self._where()]
         return self._command(places, "train", str(places.work / "binary"), *words, *flags)
 
     def translate(self, places: Places, model: Path, output: Path) -> Command:  # noqa: ARG002
@@ -104,7 +104,11 @@ class Fairseq(Toolkit):
             "--num-workers": 0,
         }
         words = [str(word) for pair in options.items() for word in pair]
-        return self._command(places, "generate", str(places.work / "binary"), *words, "--cpu")
+        return self._command(places, "generate", str(places.work / "binary"), *words, *self._where())
+
+    def _where(self) -> list[str]:
+        """Without the flag it takes a GPU."""
+        return ["--cpu"] if self.device == "cpu" else []
 
     def reading(self, line: str) -> Reading | None:
         """``wpb`` is the mean of target tokens an update since the last line."""

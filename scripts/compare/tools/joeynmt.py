@@ -104,7 +104,7 @@ class JoeyNMT(Toolkit):
         config = {
             "name": "compare",
             "model_dir": str(model),
-            "use_cuda": False,
+            "use_cuda": self.device == "cuda",
             "random_seed": 1,
             "data": {
                 "train": str(places.data / "train"),

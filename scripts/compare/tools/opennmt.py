@@ -67,7 +67,7 @@ class OpenNMT(Toolkit):
             "report_every": LOG_EVERY,
             "seed": 1,
             "world_size": 1,
-            "gpu_ranks": [],
+            "gpu_ranks": [] if self.device == "cpu" else [0],
             "num_workers": 0,
             "bucket_size": POOL,
             "model_type": "text",
@@ -111,7 +111,7 @@ class OpenNMT(Toolkit):
             "-batch_size": BATCH,
             "-batch_type": "sents",
             "-max_length": LONGEST_OUTPUT,
-            "-gpu": -1,
+            "-gpu": -1 if self.device == "cpu" else 0,
         }
         words = [str(word) for pair in options.items() for word in pair]
         return Command([str(places.interpreter), "-m", "onmt.bin.translate", *words, "-report_time"])

@@ -15,6 +15,7 @@ class Plain(Toolkit):
     """Runs in econmt's own environment: the same torch."""
 
     name = "plain PyTorch loop"
+    devices = ("cpu",)
     package = "torch"
     differs = "our own 200 lines, with buckets, packed encoder, combined gates, fused Adam"
 

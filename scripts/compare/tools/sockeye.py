@@ -29,6 +29,7 @@ class Sockeye(Toolkit):
     """Training runs through a launcher that counts target tokens; see there."""
 
     name = "Sockeye 1.18"
+    devices = ("cpu",)
     package = "sockeye"
     python = "3.6"
     differs = "another framework, MXNet 1.4 with MKL-DNN; buckets are 10 wide; asks for Python 3.6"

@@ -20,6 +20,7 @@ from econmt.recipe import load_recipe
 from econmt.training.choice import Shape
 from econmt_ops.dispatch import session
 from econmt_ops.dispatch.timing import Timing
+from tests.unit.engine.fake_cuda import use_fake_cuda
 
 CPU = torch.device("cpu")
 SMALL = (
@@ -243,3 +244,16 @@ def test_training_steps_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "measure_step", fail)
     row = training.row_of("quickstart", load_recipe("quickstart", SMALL), "float32", 3, CPU, 0.0)
     assert row["failure"] == "full"
+
+
+def test_layouts_in_graphs_are_timed_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_cuda(monkeypatch)
+    calls: list[int] = []
+    again = layouts._captured(lambda: calls.append(1), torch.device("cpu"))
+    assert len(calls) == 1 + layouts.REPLAYED
+    again()
+    assert len(calls) == 1 + layouts.REPLAYED
+    (first, *_) = layouts.products([(2, 3, 4)], [torch.float32], torch.device("cpu"), 0.2, str, graph=True)
+    assert first["launched"] == "in a graph"
+    work = 2 * 2 * 3 * 4
+    assert first["GFLOP/s"] == pytest.approx(work / float(first["milliseconds"]) / 1e6)

@@ -50,7 +50,7 @@ def test_what_was_measured_before_an_interruption_is_told(
 ) -> None:
     left = [{"bench": "layout", "library": name, "milliseconds": 1.5} for name in ("one", "two")]
 
-    def products(*_: object) -> Iterator[dict[str, str | float]]:
+    def products(*_: object, **__: object) -> Iterator[dict[str, str | float]]:
         yield from left
         raise KeyboardInterrupt
 
@@ -145,6 +145,10 @@ def test_training(call: Call, tmp_path: Path) -> None:
         (("layout", "--dtype", "float8"), "--dtype 'float8': give float32 or bfloat16"),
         (("layout", "--csv", "nowhere/x.csv"), "nowhere: no such folder"),
         (("layout", "--plot", "."), ".: a folder; give the name of a file"),
+        (
+            ("layout", "--device", "cpu", "--graph"),
+            "--graph needs a GPU; give --device cuda, or leave it out",
+        ),
         (("select",), "give a recipe, --grid, or --summary and CSV files"),
         (("select", "quickstart", "--grid"), "give a recipe, --grid, or --summary and CSV files"),
         (("select", "--summary"), "give a recipe, --grid, or --summary and CSV files"),

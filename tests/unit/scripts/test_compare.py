@@ -20,7 +20,7 @@ from scripts.compare.measure import (
     window_of,
 )
 from scripts.compare.report import Row, cells, markdown, set_ratios, write_csv
-from scripts.compare.run import too_large
+from scripts.compare.run import Runner, arguments, too_large
 from scripts.compare.toolkit import Places
 from scripts.compare.tools import TOOLKITS
 
@@ -249,3 +249,47 @@ def test_what_does_not_fit_into_memory_together_trains_one_by_one() -> None:
     assert too_large(runners, None) is None
     reason = too_large(runners, 4 * 10**9)
     assert reason == "together they take 5.0 GB and 4.0 GB are free: they train one by one"
+
+
+def words_of(key: str, device: str, folder: Path) -> str:
+    """All that tells a toolkit how to train and translate: command lines and configurations."""
+    toolkit = TOOLKITS[key]()
+    toolkit.device = device
+    places = Places(folder / "data", folder, Path(sys.executable))
+    commands = [
+        toolkit.train(places, folder / "model", 10),
+        toolkit.translate(places, folder / "model", folder),
+    ]
+    written = [path.read_text() for path in sorted(folder.glob("*.yaml"))]
+    return "\n".join([*(" ".join(command.words) for command in commands), *written])
+
+
+@pytest.mark.parametrize(
+    ("key", "cpu", "cuda"),
+    [
+        ("fairseq", "--cpu", None),
+        ("opennmt", "gpu_ranks: []", "gpu_ranks:\n- 0"),
+        ("opennmt", "-gpu -1", "-gpu 0"),
+        ("joeynmt", "use_cuda: false", "use_cuda: true"),
+    ],
+)
+def test_each_is_told_by_its_own_option_to_take_the_gpu(
+    key: str, cpu: str, cuda: str | None, tmp_path: Path
+) -> None:
+    for device, own, other in (("cpu", cpu, cuda), ("cuda", cuda, cpu)):
+        said = words_of(key, device, tmp_path)
+        assert own is None or own in said
+        assert other is None or other not in said
+
+
+def test_on_a_gpu_each_is_alone_and_sees_it(tmp_path: Path) -> None:
+    options = arguments(["--device", "cuda", "--work", str(tmp_path)])
+    assert options.one_by_one
+    runner = Runner("fairseq", TOOLKITS["fairseq"](), options)
+    assert "CUDA_VISIBLE_DEVICES" not in runner.environment
+    assert runner.places.work == (tmp_path / "fairseq-cuda").resolve()
+    with pytest.raises(FailedError, match="does not run on cuda"):
+        Runner("sockeye", TOOLKITS["sockeye"](), options).prepare({})
+    options = arguments(["--work", str(tmp_path)])
+    runner = Runner("fairseq", TOOLKITS["fairseq"](), options)
+    assert (options.one_by_one, runner.environment["CUDA_VISIBLE_DEVICES"]) == (False, "")

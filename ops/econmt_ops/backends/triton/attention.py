@@ -145,7 +145,7 @@ def _wide(choice: Choice) -> Any:
 
 
 @triton.jit(do_not_specialize=["steps", "positions", "dscores_row", "step_rows"])
-def _sum_kernel(
+def attention_sum(
     query: tl.tensor,
     dscores: tl.tensor,
     keys: tl.tensor,
@@ -297,7 +297,11 @@ class Attention:
         assert len(outputs) <= 2
         assert share is None or row_stride(share) == row_stride(query)
         first, second = (*outputs, None, None)[:2]
-        kernel = attention_gluon.forward_kernel if self.choice.gluon else attention_gluon.plain_forward_kernel
+        kernel = (
+            attention_gluon.attention_forward
+            if self.choice.gluon
+            else attention_gluon.plain_attention_forward
+        )
         kernel[(len(query),)](
             query,
             share,
@@ -346,7 +350,9 @@ class Attention:
         assert dshare is None or row_stride(dshare) == row_stride(dquery)
         first, second = (*doutputs, None, None)[:2]
         kernel = (
-            attention_gluon.backward_kernel if self.choice.gluon else attention_gluon.plain_backward_kernel
+            attention_gluon.attention_backward
+            if self.choice.gluon
+            else attention_gluon.plain_attention_backward
         )
         kernel[(len(query),)](
             query,
@@ -419,7 +425,7 @@ class KeyGradients:
         batch, positions, size = attention.keys.shape
         steps = len(query) // batch
         rows, width = self._tile
-        _sum_kernel[(batch, triton.cdiv(positions, rows), triton.cdiv(size, width))](
+        attention_sum[(batch, triton.cdiv(positions, rows), triton.cdiv(size, width))](
             query,
             dscores,
             attention.keys,

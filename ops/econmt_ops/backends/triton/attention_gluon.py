@@ -122,7 +122,7 @@ def _scores(
 
 
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row"])
-def forward_kernel(
+def attention_forward(
     query: tl.tensor, share: tl.tensor, keys: tl.tensor, values: tl.tensor, score: tl.tensor, gain: tl.tensor,
     shift: tl.tensor, lengths: tl.tensor, weights: tl.tensor, first: tl.tensor, second: tl.tensor,
     scale: tl.tensor, group: tl.tensor, batch: tl.tensor, positions: tl.tensor,
@@ -254,7 +254,7 @@ def _query_gradient(
 
 
 @gluon.jit(do_not_specialize=["batch", "positions", "weights_row", "dweights_row", "dscores_row"])
-def backward_kernel(
+def attention_backward(
     query: tl.tensor, keys: tl.tensor, values: tl.tensor, score: tl.tensor, gain: tl.tensor, shift: tl.tensor,
     lengths: tl.tensor, weights: tl.tensor, context: tl.tensor, output: tl.tensor, first: tl.tensor, second: tl.tensor,
     dweights: tl.tensor, dquery: tl.tensor, dshare: tl.tensor, dscores: tl.tensor,
@@ -343,7 +343,7 @@ def _plain() -> tuple[Any, Any]:
     helpers = (_inside, _column, _load_tile, _vector, _store, _length, _normalise, _scores, _weighted)
     for helper in (*helpers, _query_gradient):
         names[helper.fn.__name__] = portable.twin(helper, names)
-    return portable.twin(forward_kernel, names), portable.twin(backward_kernel, names)
+    return portable.twin(attention_forward, names), portable.twin(attention_backward, names)
 
 
-plain_forward_kernel, plain_backward_kernel = _plain()
+plain_attention_forward, plain_attention_backward = _plain()

@@ -23,7 +23,7 @@ _UNITS_OF_A_WARP = 128
 
 
 @triton.jit
-def _forward_kernel(
+def cell_forward(
     gates: tl.tensor,
     before: tl.tensor,
     after: tl.tensor,
@@ -70,7 +70,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
+def cell_backward(
     gates: tl.tensor,
     before: tl.tensor,
     after: tl.tensor,
@@ -119,7 +119,7 @@ def _backward_kernel(
 
 
 @triton.jit(do_not_specialize=["steps"])
-def _scan_kernel(
+def cell_scan(
     gates: tl.tensor,
     start: tl.tensor,
     cells: tl.tensor,
@@ -176,7 +176,7 @@ def forward(
     grid, compiled_with = _division(rows, hidden)
     tensors = (gates, before, after, h[0], second, shown, read.residual, keep)
     strides = [row_stride(tensor) for tensor in tensors]
-    _forward_kernel[grid](*tensors, read.scale, hidden, *strides, **compiled_with)
+    cell_forward[grid](*tensors, read.scale, hidden, *strides, **compiled_with)
     for place in h[2:]:
         place.copy_(h[0])
     for place in read.destinations[1:]:
@@ -202,7 +202,7 @@ def backward(
     kept = None if keep is None else keep.view(torch.int8)
     tensors = (gates, before, after, dh[0], second, dc, dgates, kept)
     strides = [row_stride(tensor) for tensor in tensors]
-    _backward_kernel[grid](*tensors, scale, hidden, *strides, **compiled_with)
+    cell_backward[grid](*tensors, scale, hidden, *strides, **compiled_with)
 
 
 def scan(gates: Tensor, first: Tensor) -> Tensor:
@@ -213,5 +213,5 @@ def scan(gates: Tensor, first: Tensor) -> Tensor:
     cells = first.new_empty(steps + 1, rows, hidden)
     grid, compiled_with = _division(rows, hidden)
     strides = gates.stride(0), gates.stride(1), row_stride(first), rows * hidden
-    _scan_kernel[grid](gates, first, cells, steps, hidden, *strides, **compiled_with)
+    cell_scan[grid](gates, first, cells, steps, hidden, *strides, **compiled_with)
     return cells

@@ -58,7 +58,7 @@ def _join(lanes, value, valid, PRECISE: tl.constexpr, SMOOTH: tl.constexpr, MASK
 
 
 @triton.jit(do_not_specialize=["ignore_index"])
-def _losses_kernel(
+def loss_rows(
     logits,
     stride,
     targets,
@@ -132,9 +132,7 @@ def _losses_kernel(
 
 
 @triton.jit
-def _bias_kernel(
-    gradient, stride, sums, rows, part_rows, vocabulary, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def loss_bias(gradient, stride, sums, rows, part_rows, vocabulary, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """A program some columns of gradient (R, V) and a part of its rows, which it sums, always in the same order."""
     part = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -165,7 +163,7 @@ def _make_losses(
     """The losses (C,) of logits (C, W), whose first V columns hold some; ``gradient`` puts theirs in their place."""
     lanes = min(16 // logits.element_size() * 32 * _WARPS, triton.next_power_of_2(vocabulary))
     parts = max(1, min(_VALUES // lanes, triton.next_power_of_2(triton.cdiv(vocabulary, lanes))))
-    _losses_kernel[(len(logits),)](
+    loss_rows[(len(logits),)](
         logits,
         logits.stride(0),
         targets,
@@ -191,7 +189,7 @@ def _add_rows(bias: Tensor, gradient: Tensor, fresh: bool) -> None:
     parts = max(1, min(_BIAS_PARTS, len(gradient) // (4 * tile)))
     part_rows = triton.cdiv(len(gradient), parts)
     sums = bias.new_empty(parts, len(bias))
-    _bias_kernel[(triton.cdiv(len(bias), columns), parts)](
+    loss_bias[(triton.cdiv(len(bias), columns), parts)](
         gradient,
         gradient.stride(0),
         sums,

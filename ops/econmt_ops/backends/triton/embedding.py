@@ -18,7 +18,7 @@ _COLUMNS = 128
 
 
 @triton.jit(do_not_specialize=["padding"])
-def _sum_kernel(
+def embedding_sum(
     words,
     order,
     incoming,
@@ -71,7 +71,7 @@ def gradient(incoming: Tensor, ids: Tensor, words: int, padding: int) -> Tensor:
         found, order = ids.flatten().to(short).sort(stable=True)
         columns = min(_COLUMNS, triton.next_power_of_2(width))
         grid = (len(found), triton.cdiv(width, columns))
-        _sum_kernel[grid](
+        embedding_sum[grid](
             found, order, incoming, table, len(found), width, padding, ROWS=_ROWS, COLUMNS=columns
         )
     return table

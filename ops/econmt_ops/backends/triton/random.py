@@ -63,7 +63,7 @@ def _keep_groups(seed, group, threshold):
 
 
 @triton.jit(do_not_specialize=["index", "threshold"])
-def _mask_kernel(
+def dropout_mask(
     seed_pointer,
     index,
     threshold,
@@ -80,7 +80,7 @@ def _mask_kernel(
 
 
 @triton.jit(do_not_specialize=["index", "threshold", "positions"])
-def _dropout_kernel(
+def dropout_values(
     seed_pointer,
     index,
     threshold,
@@ -120,7 +120,7 @@ def keep_mask(elements: int, seed: Tensor, index: int, threshold: int) -> Tensor
     mask = torch.empty(elements, dtype=torch.bool, device=seed.device)
     if elements:
         grid = (triton.cdiv(elements, 8 * _GROUPS),)
-        _mask_kernel[grid](seed, index, threshold, mask.view(torch.int8), elements, GROUPS=_GROUPS)
+        dropout_mask[grid](seed, index, threshold, mask.view(torch.int8), elements, GROUPS=_GROUPS)
     return mask
 
 
@@ -146,7 +146,7 @@ def dropout(
     # One group more: that of a row's first elements may begin in the row before.
     groups = min(_GROUPS, triton.next_power_of_2(width // 8 + 1))
     grid = (triton.cdiv(width + 7, 8 * groups), triton.cdiv(positions, _POSITIONS), rows)
-    _dropout_kernel[grid](
+    dropout_values[grid](
         seed,
         index,
         threshold,

@@ -12,7 +12,7 @@ _COLUMNS = 1024
 
 
 @triton.jit
-def _reverse_kernel(values, results, lengths, positions, width, COLUMNS: tl.constexpr):
+def reversal_rows(values, results, lengths, positions, width, COLUMNS: tl.constexpr):
     """values and results (B, T, W). A program: some columns of a position of a row."""
     row, position = tl.program_id(2).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
@@ -41,5 +41,5 @@ def reverse(values: Tensor, lengths: Tensor) -> Tensor:
             if values.dtype == torch.bool
             else (values, results)
         )
-        _reverse_kernel[grid](*moved, lengths, positions, width, COLUMNS=columns)
+        reversal_rows[grid](*moved, lengths, positions, width, COLUMNS=columns)
     return results
