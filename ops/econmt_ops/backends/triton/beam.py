@@ -25,7 +25,7 @@ def _ordered(bits: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _candidates_kernel(
+def beam_candidates(
     scores: tl.tensor,
     keys: tl.tensor,
     maxima: tl.tensor,
@@ -117,7 +117,7 @@ def _beat(to_beat: tl.tensor, score: tl.tensor, SIZE: tl.constexpr) -> tl.tensor
 
 
 @triton.jit
-def _advance_kernel(
+def beam_advance(
     scores: tl.tensor,
     keys: tl.tensor,
     maxima: tl.tensor,
@@ -232,7 +232,7 @@ def advance(
     keys = totals.new_empty(len(scores), chunks, width, dtype=torch.int64)
     maxima, sums = (totals.new_empty(len(scores), chunks, dtype=torch.float32) for _ in range(2))
     chunk = min(_CHUNK, triton.next_power_of_2(size))
-    _candidates_kernel[(len(scores), chunks)](
+    beam_candidates[(len(scores), chunks)](
         scores,
         keys,
         maxima,
@@ -246,7 +246,7 @@ def advance(
         num_warps=4,
     )
     candidates = triton.next_power_of_2(places * chunks * width)
-    _advance_kernel[(batch,)](
+    beam_advance[(batch,)](
         scores,
         keys,
         maxima,
