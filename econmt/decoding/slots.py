@@ -22,8 +22,10 @@ from econmt.decoding.search import highest as highest_of
 from econmt.decoding.search_model import SearchGrid
 from econmt_ops.backends import triton
 
-MOST_BY_KERNELS = 16
-"""Places of a sentence up to which a step is two kernels; they take the longer to compile the more there are."""
+MOST_BY_KERNELS = 0
+"""Places of a sentence up to which a step's bookkeeping is two kernels of ours. None: they are proved in the interpreter
+but have not been measured on a GPU, where tensor operations in a graph have; scripts/gpu/bench_search.py --kernels tries
+them."""
 
 
 class Slots:

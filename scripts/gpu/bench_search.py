@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from econmt.data.subwords import EOS
+from econmt.decoding import slots
 from econmt.decoding.continuous import ContinuousSearch, Sentence
 from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.translator import batches_by_length, evaluation_mode, pad_sources
@@ -114,7 +115,11 @@ def main() -> None:
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--passes", type=int, default=4, help="of each way; the first one prepares")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument(
+        "--kernels", action="store_true", help="two kernels a step for what happens in the beam"
+    )
     given = parser.parse_args()
+    slots.MOST_BY_KERNELS = given.beam if given.kernels else 0
     device = torch.device(given.device)
     model = make_model(given.model, device)
     steps = IncrementalModel(model, getattr(torch, given.precision))
