@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from econmt.data.subwords import EOS
-from econmt.decoding import slots
+from econmt.decoding import slots as search_slots
 from econmt.decoding.continuous import ContinuousSearch, Sentence
 from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.translator import batches_by_length, evaluation_mode, pad_sources
@@ -119,7 +119,7 @@ def main() -> None:
         "--kernels", action="store_true", help="two kernels a step for what happens in the beam"
     )
     given = parser.parse_args()
-    slots.MOST_BY_KERNELS = given.beam if given.kernels else 0
+    search_slots.MOST_BY_KERNELS = given.beam if given.kernels else 0
     device = torch.device(given.device)
     model = make_model(given.model, device)
     steps = IncrementalModel(model, getattr(torch, given.precision))
