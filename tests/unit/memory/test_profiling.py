@@ -20,6 +20,8 @@ from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch.measurements import processor
+from econmt_ops.dispatch.rule import rules_only
+from econmt_ops.dispatch.traits import implementations_of
 
 SMALL = (
     "model.embedding=8",
@@ -303,3 +305,13 @@ def test_each_technique_alone_keeps_less_than_the_reference(row: Technique) -> N
     larger, shape = TranslationTask(load_recipe("iwslt", []), 90, 70), Shape(8, 24, 24)
     reference = estimate(larger, techniques("auto", "cpu", False)[0], shape, "cpu")
     assert estimate(larger, row, shape, "cpu").stashed < reference.stashed
+
+
+def test_kernels_are_compared_as_a_run_uses_them() -> None:
+    with rules_only("cuda"):
+        rows = {row.name: row.implementations for row in techniques("auto", "cuda", False)}
+        named = {row.name: row.implementations for row in techniques("gates", "cuda", False)}
+    level = implementations_of("attentional_lstm")["triton"].traits.fastest_stash
+    assert rows["all"] == Implementations.everywhere("triton", level)
+    assert named["all"].stash == "gates"
+    assert rows["all, recompute"] == Implementations.everywhere("recompute", level)
