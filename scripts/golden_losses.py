@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ def batches() -> Iterator[Batch]:
         yield pad_batch(np.arange(rows), source, lengths, target, lengths, (longest + 1, longest + 1))
 
 
-def curve(kind: str, implementations: Implementations) -> list[float]:
+def curve(kind: str, implementations: Implementations, updates: int = UPDATES) -> list[float]:
     """The loss a token of every update, in nats, float32 on the CPU."""
     config = recipe(kind)
     with torch.random.fork_rng():
@@ -76,7 +77,7 @@ def curve(kind: str, implementations: Implementations) -> list[float]:
         task = TranslationTask(config, VOCABULARY, VOCABULARY)
         step = TrainingStep(task, task.build_model().train(), implementations=implementations)
         losses = []
-        for batch in batches():
+        for batch in islice(batches(), updates):
             total, _ = step.gradient([batch], step.tokens([batch]))
             # Clipped by PyTorch: the curves that are kept have its rounding.
             step.optimizer.make_dense()

@@ -10,7 +10,7 @@
 #   environment.json   the GPU, versions and commit
 #   tests.txt          what pytest and compute-sanitizer say
 #   kernels.txt        scripts/gpu/bench_{lstm,attention,output}.py: right to float64, a thousand equal repetitions, times
-#   speed.txt          scripts/gpu/bench_step.py, econmt profile, train, bench select and layout, as tables
+#   speed.txt          scripts/gpu/bench_{step,search}.py, econmt profile, train, bench select and layout, as tables
 #   steps.json         the rows of bench_step.py
 #   choices.csv        the rows of econmt bench, of which the column "bench" says whose they are
 #   profile.html       the page of the profile
@@ -144,6 +144,7 @@ if [ -e "${ECONMT_DATA:-}/multi30k" ]; then
 else
   echo "gpu_suite: no multi30k in ECONMT_DATA (${ECONMT_DATA:-not set}), so nothing is trained" | tee -a "$out/speed.txt"
 fi
+step speed 60 "$python" scripts/gpu/bench_search.py
 step kernels 45 "$python" scripts/gpu/bench_output.py
 step kernels 40 "$python" scripts/gpu/bench_attention.py --positions 100 16
 if command -v compute-sanitizer > /dev/null; then

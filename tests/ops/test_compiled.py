@@ -32,7 +32,7 @@ def both(op: str, arguments: dict[str, object], **options: object) -> None:
 @pytest.mark.parametrize(
     "op",
     [
-        "lstm",
+        pytest.param("lstm", marks=pytest.mark.slow),
         pytest.param("attentional_lstm", marks=pytest.mark.slow),
         pytest.param("linear_cross_entropy", marks=pytest.mark.slow),
         "additive_attention",

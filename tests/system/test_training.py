@@ -95,6 +95,7 @@ def only_line(text: str) -> str:
     return lines[0]
 
 
+@pytest.mark.slow
 def test_a_model_learns_to_reverse(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(folder) == 0
     said = capsys.readouterr()

@@ -25,8 +25,9 @@ from econmt.model.inference.layout import Gates, is_watched, laid_out
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import steps_for, triton
-from econmt_ops.backends.eager import advance_cell, tanh_
+from econmt_ops.backends.eager import advance_cell
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
+from econmt_ops.core.activations import tanh_
 from econmt_ops.core.chunks import split_rows
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.lengths import padding_mask

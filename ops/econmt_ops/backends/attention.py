@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt_ops.backends.eager import tanh_
 from econmt_ops.backends.protocol import AttentionGradients
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON, additive_backward, additive_forward
+from econmt_ops.core.activations import tanh_
 from econmt_ops.core.chunks import split_rows
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.precision import accumulate_dtype

@@ -37,7 +37,7 @@ def reaches(stash: str, level: str) -> bool:
 def split_blocks(
     steps: int, batch: int, hidden: int, dtype: torch.dtype, large: bool = False
 ) -> list[tuple[int, int]]:
-    """The blocks of steps, (begin, end) each, whose gates, values of ``dtype``, fit the workspace, or the ``large`` one.
+    """The blocks of steps, (begin, end) each, whose gates, values of ``dtype``, fit the workspace or the ``large`` one.
 
     The first may be shorter than the others: what precedes its steps lies apart, so that it copies what it reads.
     """

@@ -19,6 +19,9 @@ class Drawn:
         self.draw = torch.Generator().manual_seed(1)
         self.shape, self.device, self.end = (rows, words), device, end
 
+    def encode(self, source: Tensor, lengths: Tensor) -> None:
+        pass
+
     def put(self, slots: Tensor, places: Tensor) -> None:
         pass
 

@@ -35,7 +35,7 @@ class ToyGrid:
         self.waiting, self.waiting_lengths = source[:, 0].clone(), lengths.clone()
 
     def put(self, slots: Tensor, places: Tensor) -> None:
-        self.put_into += slots.unique().tolist()
+        self.put_into += sorted({*slots.tolist()})
         self.sentences[slots] = self.waiting[places]
         self.lengths[slots] = self.waiting_lengths[places]
         self.prefixes[slots * self.width] = 0

@@ -286,7 +286,7 @@ def test_a_watch_ends_a_translation() -> None:
     class Left(Exception):
         pass
 
-    def watch() -> None:
+    def watch() -> object:
         raise Left
 
     for chosen in (False, True):
