@@ -44,10 +44,10 @@ class Implementations(NamedTuple):
         return cls(**{key: definition(functions[0]).name for key, functions in recipe.OPS.items()})
 
     @classmethod
-    def leanest(cls, device: str, stash: str = "auto") -> Implementations:
+    def leanest(cls, device: str) -> Implementations:
         """Those that keep least for the backward pass on a type of device and need not warm up."""
         names = {key: leanest(functions[0], device) for key, functions in recipe.OPS.items()}
-        return cls(**names, stash=stash)
+        return cls(**names)
 
     def traits(self, key: str) -> Traits | None:
         """Those of the implementation under a key of :data:`econmt.recipe.OPS`; None: it is left to "auto"."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from econmt.training.choice import choose_implementations
 from econmt_ops.dispatch import session, traits
 from econmt_ops.dispatch.rule import rule
 from econmt_ops.dispatch.traits import Cost, Traits
+from tests.conftest import ROOT
 
 OP, CPU = "linear_cross_entropy", torch.device("cpu")
 WORKSPACE = 30 << 20
@@ -135,3 +137,11 @@ def test_benches_and_runs_measure_it() -> None:
     rows = [row for row in rows_of(chosen.measurements) if str(row["problem"]).startswith(OP)]
     assert {row["candidate"] for row in rows} == {"reference", "recompute", "toy"}
     assert [row["candidate"] for row in rows if "(rule)" in str(row["chosen"])] == ["toy"]
+
+
+def test_no_name_is_compared_outside_of_the_choice() -> None:
+    compared = re.compile(r"""[=!]= "(reference|recompute|compiled|triton)\"""")
+    files = [*(ROOT / "econmt").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    found = {file.name for file in files if compared.search(file.read_text(encoding="utf-8"))}
+    # Older recipes are read, and a script leaves out what takes long to compile.
+    assert found <= {"recipe.py", "golden_losses.py"}

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import econmt
+from econmt_ops.dispatch.measurements import processor
 
 _SYSTEM = Path("/proc")
 
@@ -27,22 +28,12 @@ def describe_machine(device: str) -> dict[str, str]:
         "numpy": np.__version__,
         "Python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor_name(),
+        "processor": processor(),
         "threads": str(torch.get_num_threads()),
     }
     if device.startswith("cuda") and torch.cuda.is_available():
         found["GPU"] = torch.cuda.get_device_name(device)
     return found
-
-
-def processor_name() -> str:
-    """The processor as its maker calls it, or as the system does."""
-    try:
-        text = (_SYSTEM / "cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def free_memory(device: torch.device) -> int:

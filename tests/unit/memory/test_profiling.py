@@ -13,12 +13,15 @@ import torch
 from econmt.memory import profiling
 from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
-from econmt.memory.measure.machine import describe_machine, free_memory, processor_name
+from econmt.memory.measure.machine import describe_machine, free_memory
 from econmt.memory.profiling import Step, affordable_rows, profile, rows_that_fit
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.dispatch.measurements import processor
+from econmt_ops.dispatch.rule import rules_only
+from econmt_ops.dispatch.traits import implementations_of
 
 SMALL = (
     "model.embedding=8",
@@ -277,21 +280,17 @@ def test_the_machine_is_described() -> None:
     found = describe_machine("cpu")
     assert found["torch"] == torch.__version__
     assert found["threads"] == str(torch.get_num_threads())
-    assert found["processor"] == processor_name() != ""
+    assert found["processor"] == processor() != ""
     assert 1 << 20 < free_memory(CPU) < 1 << 50
 
 
 def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from econmt.memory.measure import machine
 
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Abacus (R) 3\nmodel name\t: other\n")
     (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:    17 kB\n")
     monkeypatch.setattr(machine, "_SYSTEM", tmp_path)
-    assert processor_name() == "Abacus (R) 3"
     assert free_memory(CPU) == 17 * 1024
     (tmp_path / "meminfo").unlink()
-    (tmp_path / "cpuinfo").unlink()
-    assert processor_name()
     assert free_memory(CPU) > 17 * 1024
 
 
@@ -306,3 +305,13 @@ def test_each_technique_alone_keeps_less_than_the_reference(row: Technique) -> N
     larger, shape = TranslationTask(load_recipe("iwslt", []), 90, 70), Shape(8, 24, 24)
     reference = estimate(larger, techniques("auto", "cpu", False)[0], shape, "cpu")
     assert estimate(larger, row, shape, "cpu").stashed < reference.stashed
+
+
+def test_kernels_are_compared_as_a_run_uses_them() -> None:
+    with rules_only("cuda"):
+        rows = {row.name: row.implementations for row in techniques("auto", "cuda", False)}
+        named = {row.name: row.implementations for row in techniques("gates", "cuda", False)}
+    level = implementations_of("attentional_lstm")["triton"].traits.fastest_stash
+    assert rows["all"] == Implementations.everywhere("triton", level)
+    assert named["all"].stash == "gates"
+    assert rows["all, recompute"] == Implementations.everywhere("recompute", level)
