@@ -23,8 +23,9 @@ from econmt.decoding.search_model import SearchGrid
 from econmt_ops.backends import triton
 
 MOST_BY_KERNELS = 0
-"""Places of a sentence up to which a step's bookkeeping is two kernels of ours. None: they are proved in the interpreter,
-but on a GPU only tensor operations in a graph have been measured; scripts/gpu/bench_search.py --kernels tries them."""
+"""Places of a sentence up to which a step's bookkeeping is two kernels of ours. None: they are proved in the
+interpreter, but on a GPU only tensor operations in a graph have been measured; scripts/gpu/bench_search.py --kernels
+tries them."""
 
 
 class Slots:
