@@ -83,14 +83,14 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     assert len(recipes) >= 6
     assert recipes <= names
     assert {"econmt/py.typed", "econmt_ops/py.typed"} <= names
-    assert {name for name in names if name.endswith(".html")} == {"econmt/memory/page.html"}
+    assert {name for name in names if name.endswith(".html")} == {"econmt/memory/report/page.html"}
     assert {name for name in names if name.endswith(".so")} == (
         {LIBRARY} if shutil.which(COMPILER) else set()
     )
     assert {Path(name).suffix for name in names} <= {".py", ".yaml", ".md", ".typed", ".html", ".so"}
 
 
-WHICH = "from econmt_ops import native; print(native.__file__, native.is_built())"
+WHICH = "from econmt_ops.backends import c; print(c.__file__, c.is_built())"
 
 
 def test_the_c_library_of_the_wheel_is_found(wheel: Path, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_source_distribution_holds_what_the_library_is_built_from(tmp_path: Pa
     copy_sources(tmp_path)
     with tarfile.open(build(tmp_path, "sdist")[0]) as archive:
         names = {Path(name).name for name in archive.getnames() if "/econmt_ops/backends/c/" in name}
-    folder = ROOT / "ops" / "econmt_ops" / "native"
+    folder = ROOT / "ops" / "econmt_ops" / "backends" / "c"
     expected = {file.name for file in folder.iterdir() if file.suffix in (".py", ".c", ".h")}
     assert {"kernels.c", "kernels.h", "variant.h"} <= expected
     assert names == expected
