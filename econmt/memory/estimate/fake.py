@@ -219,13 +219,18 @@ def launching_nothing() -> Iterator[None]:
     if importlib.util.find_spec("triton") is None:
         yield
         return
-    kernel: Any = importlib.import_module("triton.runtime.jit").JITFunction
-    launch = kernel.run
-    kernel.run = lambda *_, **__: None
+    kinds: list[Any] = [
+        importlib.import_module("triton.runtime.jit").JITFunction,
+        importlib.import_module("triton.runtime.interpreter").InterpretedFunction,
+    ]
+    launches = [kind.run for kind in kinds]
+    for kind in kinds:
+        kind.run = lambda *_, **__: None
     try:
         yield
     finally:
-        kernel.run = launch
+        for kind, launch in zip(kinds, launches, strict=True):
+            kind.run = launch
 
 
 def _add_to_sum(_total: Tensor, _left: Tensor, _right: Tensor, _dtype: torch.dtype, **options: Any) -> Tensor:

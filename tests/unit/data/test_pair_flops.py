@@ -36,7 +36,7 @@ class Counter(TorchDispatchMode):
 
     total = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         result = func(*args, **(kwargs or {}))
         self.total += count_flops(func, args, kwargs or {}, result)
         return result
