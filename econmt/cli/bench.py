@@ -11,8 +11,15 @@ import typer
 
 from econmt.bench import layouts, low_rank_lstm, lstm_schedules, selection, training
 from econmt.bench.rows import Row, Say, append_csv, read_csv
-from econmt.cli.measuring import CsvOption, Place, PlotOption, ThreadsOption, TypesOption, dtypes_of
-from econmt.cli.options import BucketOption, DeviceOption, OverridesArgument, PairsOption, bytes_of
+from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
+from econmt.cli.options import (
+    BucketOption,
+    DeviceOption,
+    OverridesArgument,
+    PairsOption,
+    ThreadsOption,
+    bytes_of,
+)
 from econmt.cli.workload import find_workload
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError

@@ -99,7 +99,8 @@ def _explain(error: Exception) -> tuple[list[str], int]:
         where = f"{error.filename}: " if error.filename else ""
         advice = f"; {ADVICE[error.errno]}" if error.errno in ADVICE else ""
         return [f"{where}{error.strerror}{advice}"], 1
-    if isinstance(error, MemoryError):
+    devices = sys.modules.get("econmt.engine.devices")  # there, if a device can have been full
+    if isinstance(error, MemoryError) or (devices is not None and devices.is_out_of_memory(error)):
         return ["out of memory; use smaller batches or a smaller model"], 1
     message = " ".join(str(error).split())
     kind = f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -17,9 +17,6 @@ from econmt.cli.options import check_writable
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.errors import InputError
 
-ThreadsOption = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads; else as many as there are cores.")
-]
 CsvOption = Annotated[
     Path | None, typer.Option(help="Add the rows to this file, with machine, versions and date.")
 ]

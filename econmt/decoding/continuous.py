@@ -17,7 +17,7 @@ from econmt.data.subwords import EOS, PAD
 from econmt.decoding.search import Hypothesis, SearchOptions, length_penalty, output_limits
 from econmt.decoding.search_model import SearchGrid
 from econmt.decoding.slots import Slots, hypotheses
-from econmt_ops.dispatch.rule import captured
+from econmt_ops.dispatch.capture import Capturer, first_error
 
 STEPS = 4
 """Steps between two looks of the host: a sentence that is done waits for half of them on average."""
@@ -54,8 +54,7 @@ class Graphs:
         self._called: set[object] = set()
         self._made: dict[object, torch.cuda.CUDAGraph] = {}
         if self._captures:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._pool = torch.cuda.graph_pool_handle()
+            self._capturer = Capturer(device)
 
     def __call__(self, key: object, function: Callable[[], object]) -> None:
         """Calls or replays ``function``, the one that ``key`` stands for, whose tensors stay where they are.
@@ -68,24 +67,21 @@ class Graphs:
             self._made[key].replay()
         elif key not in self._called:
             self._called.add(key)
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            with captured(), torch.cuda.stream(self._stream):
+            with self._capturer.warming_up():
                 function()
-            torch.cuda.current_stream(self.device).wait_stream(self._stream)
         else:
             self._capture(key, function)
 
     def _capture(self, key: object, function: Callable[[], object]) -> None:
-        graph = torch.cuda.CUDAGraph()
         try:
-            with captured(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-                function()
-        except torch.cuda.OutOfMemoryError:
-            raise
+            graph, _ = self._capturer.capture(function)
         except RuntimeError as error:
+            first = first_error(error)
+            if isinstance(first, torch.cuda.OutOfMemoryError):
+                raise first from None
             self._captures = False
             if self._note is not None:
-                reason = str(error).strip().splitlines()[0]
+                reason = str(first).strip().splitlines()[0]
                 self._note(f"no CUDA graphs for the search, whose kernels are launched one by one: {reason}")
             function()
             return

@@ -13,10 +13,9 @@ another.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,9 +25,7 @@ from econmt.data.subwords import PAD
 from econmt.engine.devices import is_out_of_memory, release_workspaces
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations
-from econmt_ops.dispatch.rule import captured
-
-_Result = TypeVar("_Result")
+from econmt_ops.dispatch.capture import Capturer, first_error
 
 _HOST_BUFFERS = 4
 """Batches that may be on their way to the device while the next one is written."""
@@ -97,13 +94,6 @@ def _tensors(batch: Batch) -> dict[str, Tensor]:
     }
 
 
-def _first_error(error: BaseException) -> BaseException:
-    """The error during which an error happened: that of ending a capture tells nothing of what made it fail."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return error
-
-
 def _lean(phase: str, _: object) -> None:
     """Watches a step: backward passes have a thread of their own, and with it a workspace of cuBLAS of their own."""
     if phase == "backward":
@@ -140,11 +130,9 @@ class GraphedStep:
         self._several = several
         self._note = note
         self._most_rows = most_rows
-        self._stream = torch.cuda.Stream(step.device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
+        self._capturer = Capturer(step.device)
         self._graphs: dict[tuple[Implementations, torch.Size, torch.Size], list[_Captured]] = {}
         self._refused: set[tuple[Implementations, torch.Size, torch.Size]] = set()
-        self._failed: list[torch.cuda.CUDAGraph] = []
         self._update: tuple[torch.cuda.CUDAGraph, StepResult] | None = None
         self._total = torch.zeros((), device=step.device)
         step.prepare(gradients=several)
@@ -216,7 +204,7 @@ class GraphedStep:
         try:
             made = self._capture(batch, implementations)
         except RuntimeError as error:
-            first = _first_error(error)
+            first = first_error(error)
             if is_out_of_memory(first):
                 raise first from None
             self._refused.add(key)
@@ -250,8 +238,7 @@ class GraphedStep:
             return result
 
         release_workspaces()
-        with captured():
-            graph, result = self._record(run)
+        graph, result = self._capturer.capture(run)
         release_workspaces()
         return _Captured(graph, inputs, result)
 
@@ -266,35 +253,10 @@ class GraphedStep:
             self._total.zero_()
             return result
 
-        return self._record(run)
-
-    def _record(self, run: Callable[[], _Result]) -> tuple[torch.cuda.CUDAGraph, _Result]:
-        """A graph of what ``run`` launches, and what it returns.
-
-        Raises:
-            RuntimeError: it cannot be captured.
-        """
-        device, graph = self.step.device, torch.cuda.CUDAGraph()
-        current = torch.cuda.current_stream(device)
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-                result = run()
-        except RuntimeError:
-            torch.cuda.set_stream(current)
-            self._abandon(graph)
-            raise
-        return graph, result
-
-    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Puts in order what a capture leaves that could not be ended: its pool in use, which others cannot share."""
-        with contextlib.suppress(RuntimeError):  # it was ended
-            torch._C._cuda_endAllocateToPool(self._stream.device_index, self._pool)
-            torch._C._cuda_releasePool(self._stream.device_index, self._pool)
-            self._failed.append(graph)  # which the allocator for pinned memory may still ask
-        self._pool = torch.cuda.graph_pool_handle()
+        return self._capturer.capture(run)
 
     def _warm_up(self, inputs: _Inputs, implementations: Implementations) -> None:
-        """Runs forward and backward pass once outside the pool: kernels are compiled, libraries make their handles.
+        """Runs forward and backward pass once, see `Capturer.warming_up`.
 
         It leaves no trace: gradients and seeds are as before, and parameters are not touched.
         """
@@ -303,13 +265,10 @@ class GraphedStep:
         kept, gradients = step.random_state(), [part.grad for part in parameters]
         for part in parameters:
             part.grad = None
-        current = torch.cuda.current_stream(step.device)
-        self._stream.wait_stream(current)
         try:
-            with captured(), torch.cuda.stream(self._stream):
+            with self._capturer.warming_up():
                 step.accumulate(inputs.batch, inputs.tokens, implementations, _lean)
         finally:
-            current.wait_stream(self._stream)
             for part, gradient in zip(parameters, gradients, strict=True):
                 part.grad = gradient
             step.set_random_state(kept)

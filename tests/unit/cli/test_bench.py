@@ -71,7 +71,7 @@ def test_every_bench_takes_the_same_options(call: Call) -> None:
     for name in ("layout", "select", "training", "lstm", "low-rank"):
         out = " ".join(call("bench", name, "--help").out.split())
         assert "--device <str> auto, cpu, cuda or cuda:N. [default: auto]" in out
-        assert "CPU threads; else as many as there are cores. [x>=1]" in out
+        assert "CPU threads. [default: (as many as there are cores); x>=1]" in out
         assert "Add the rows to this file, with machine, versions and date." in out
         assert "Draw the rows into this PNG." in out
         assert "--place" not in out

@@ -11,7 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+import econmt.engine.devices  # noqa: F401  which every command that computes imports
 from econmt import __version__
 from econmt.cli import main as command
 from econmt.errors import InputError, TrainingError
@@ -68,6 +70,11 @@ def test_a_verb_that_ends_well(run_verb: Any) -> None:
             "x: No such file or directory",
         ),
         (MemoryError(), 1, "out of memory; use smaller batches or a smaller model"),
+        (
+            torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+            1,
+            "out of memory; use smaller batches or a smaller model",
+        ),
         (
             ValueError("shapes (1, 2)\nand (3,)"),
             70,

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from econmt.data.subwords import EOS
 from econmt.decoding import continuous
-from econmt.decoding.continuous import ContinuousSearch, Sentence
+from econmt.decoding.continuous import ContinuousSearch, Graphs, Sentence
 from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.translator import pad_sources
 from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid
 from tests.unit.decoding.test_real_model import DEVICES, SIZE, VARIANTS, make_model
 from tests.unit.decoding.toy import ToyModel
+from tests.unit.engine.fake_cuda import use_fake_cuda
 
 
 class ToyGrid:
@@ -185,3 +186,40 @@ def test_the_models_hypotheses_are_those_of_beam_search(variant: str, device: st
     for _ in range(3):  # called, captured, replayed
         found = search.search([Sentence(*each) for each in zip(sources, limits, strict=True)])
         check(found, expected, 1e-4)
+
+
+def test_what_is_captured_is_done_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_cuda(monkeypatch)
+    graphs, total = Graphs(torch.device("cuda"), pytest.fail), torch.zeros(())
+    for calls in range(1, 5):  # called, captured, replayed
+        graphs("add", lambda: total.add_(1))
+        assert total.item() == calls
+
+
+def test_what_cannot_be_captured_is_called_and_the_first_error_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_cuda(monkeypatch)
+    notes: list[str] = []
+    graphs, total = Graphs(torch.device("cuda"), notes.append), torch.zeros(())
+    for calls in range(1, 5):
+        graphs("ask", lambda: total.add_(1).item())
+        assert total.item() == calls
+    assert notes == [
+        "no CUDA graphs for the search, whose kernels are launched one by one: "
+        "CUDA error: operation not permitted when stream is capturing"
+    ]
+
+
+def test_a_full_device_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_cuda(monkeypatch)
+    calls: list[int] = []
+
+    def second_fails() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    graphs = Graphs(torch.device("cuda"), pytest.fail)
+    graphs("fill", second_fails)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        graphs("fill", second_fails)
+    assert len(calls) == 2

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from econmt.engine import graphs
+from econmt_ops.dispatch import capture
 
 WAITS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
 """Operations that ask for values of tensors, which no capture can."""
@@ -65,15 +66,15 @@ class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def _capturing(graph: FakeGraph, **_: Any) -> Iterator[None]:
-    capture = _Capture(graph)
+    noted = _Capture(graph)
     try:
-        with capture:
+        with noted:
             yield
     except RuntimeError as error:
         raise RuntimeError("CUDA error: operation failed due to a previous error during capture") from error
     finally:
         with torch.no_grad():
-            capture.undo()
+            noted.undo()
 
 
 class _Idle:
@@ -106,4 +107,4 @@ def use_fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(graphs, "release_workspaces", lambda: None)
-    monkeypatch.setattr(graphs.GraphedStep, "_abandon", lambda *_: None)
+    monkeypatch.setattr(capture.Capturer, "_abandon", lambda *_: None)

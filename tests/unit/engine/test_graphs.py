@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from econmt.data.batches import Batch
 from econmt.data.subwords import PAD
-from econmt.engine import graphs
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors
@@ -25,6 +24,7 @@ from econmt.errors import TrainingError
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.dispatch.capture import first_error
 from tests.unit.engine.fake_cuda import FakeGraph, use_fake_cuda
 from tests.unit.engine.toy import assert_same_bits, parameters, tiny_recipe
 from tests.unit.training.tiny import Run, snapshot, write_text
@@ -445,4 +445,4 @@ def test_too_little_memory_is_no_reason_to_go_on_without_graphs(monkeypatch: pyt
     monkeypatch.setattr(BagTask, "loss", second)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         graphed([batch])
-    assert is_out_of_memory(graphs._first_error(torch.cuda.OutOfMemoryError()))
+    assert is_out_of_memory(first_error(torch.cuda.OutOfMemoryError()))
