@@ -55,7 +55,6 @@ setup(
         "econmt": ["py.typed"],
         "econmt.memory.report": ["page.html"],
         "econmt_ops": ["py.typed"],
-        "econmt_ops.*": ["README.md"],
         "econmt._recipes": ["*.yaml"],
     },
     # Sources that a source distribution holds and an installed package does not need.

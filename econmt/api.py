@@ -19,22 +19,26 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 import torch
+from pydantic import ValidationError
 from rich.console import Console
 
+from econmt import limits
 from econmt.data.corpus import search_path
 from econmt.data.subwords import fingerprint
 from econmt.decoding.search import SearchOptions
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
+from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.model import IncrementalModel
 from econmt.recipe import find_recipe, load_recipe
 from econmt.training.checkpoints import LoadedModel, load_model
 from econmt.training.run import Outcome, run_recipe
+from econmt.typed_yaml import complaints
 
 Checkpoint = Union[str, int, Path]
 """The words "best" or "last", the update of a checkpoint, or the path of a parameter file."""
@@ -47,6 +51,7 @@ def train(
     data_dir: Path | str | None = None,
     overwrite_output: bool = False,
     resume_with_changes: bool = False,
+    verify: bool = False,
     quiet: bool = False,
 ) -> Outcome:
     """Train a recipe, or go on where its model folder stands, as ``econmt train`` does.
@@ -57,6 +62,7 @@ def train(
         data_dir: the folder in which its text is looked for first.
         overwrite_output: start anew, whatever is in the model folder.
         resume_with_changes: go on although the recipe differs from the one that the run began with.
+        verify: read all of the text and of the prepared data to see whether they have changed, not only a sample.
         quiet: report nothing on standard error; the log is in the model folder either way.
 
     Returns:
@@ -79,6 +85,7 @@ def train(
         console=Console(stderr=True, highlight=False, quiet=quiet),
         overwrite_output=overwrite_output,
         resume_with_changes=resume_with_changes,
+        verify=verify,
     )
 
 
@@ -88,7 +95,7 @@ def load(
     *,
     device: torch.device | str = "auto",
     precision: str = "auto",
-    threads: int | None = None,
+    threads: int | Literal["auto"] | None = None,
 ) -> TrainedModel:
     """Load a trained model, or several that translate as one.
 
@@ -97,7 +104,7 @@ def load(
         checkpoint: one for all models, or one for each.
         device: auto, cpu, cuda or cuda:N.
         precision: of products: float32, bfloat16, or auto for what is faster on the device.
-        threads: of the CPU, for all of torch; None: as many as torch has already.
+        threads: of the CPU, for all of torch; auto: as many as are fastest here; None: as many as torch has already.
 
     Raises:
         InputError: naming the folder, if a model cannot be loaded, or if its vocabularies are not the first one's.
@@ -111,8 +118,7 @@ def load(
             f"checkpoint is given {len(chosen)} times for {len(folders)} models; give it once, or once for each"
         )
     chosen *= len(folders) // len(chosen)
-    if threads is not None:
-        torch.set_num_threads(threads)
+    limits.check_whole("threads", None if threads == "auto" else threads, limits.THREADS)
     place = resolve_device(str(device))
     loaded = [
         load_model(
@@ -125,6 +131,10 @@ def load(
             raise InputError(
                 f"{folder}: its vocabularies differ from those of {folders[0]}; models of an ensemble must share them"
             )
+    if threads is not None:
+        widest = max(each.recipe.model.widest for each in loaded)
+        wanted = None if threads == "auto" else threads
+        torch.set_num_threads(threads_for(wanted, place, widest).number)
     return TrainedModel(loaded, place, precision)
 
 
@@ -146,6 +156,7 @@ class TrainedModel:
         recipes = [each.recipe for each in self.loaded]
         self.precision = precision_of(self._wanted, self.device, recipes).dtype
         self._incremental: list[IncrementalModel] = []
+        self._translator: tuple[tuple[object, ...], Translator] | None = None
         return self
 
     def translate(
@@ -188,23 +199,50 @@ class TrainedModel:
         *,
         batch_size: int | None = None,
         chunk_size: int = CHUNK_SIZE,
+        max_input_length: int | None = None,
+        long_lines: Literal["cut", "skip"] = "cut",
         warn: Callable[[str], None] | None = None,
     ) -> Translator:
-        """What translates a stream of lines; ``search`` as for :meth:`search_options`."""
+        """What translates a stream of lines.
+
+        Args:
+            search: as for :meth:`search_options`.
+            batch_size, max_input_length: None: the recipe's.
+            chunk_size, long_lines, warn: see :class:`~econmt.decoding.translator.Translator`.
+        """
+        limits.check_whole("batch_size", batch_size, limits.TRANSLATED)
+        limits.check_whole("chunk_size", chunk_size, limits.LINES)
+        limits.check_whole("max_input_length", max_input_length, limits.INPUT_LENGTH)
         options = self.search_options(search)
         self._incremental = self._incremental or [
             IncrementalModel(each, self.precision) for each in self.models
         ]
-        return Translator(
-            self._incremental,
-            self.vocabularies,
+        asked = (
             options,
-            self.device,
-            batch_size=batch_size or self.recipe.decoding.batch_size,
-            chunk_size=chunk_size,
-            max_length=self.recipe.data.max_length,
-            warn=warn,
+            batch_size := batch_size or self.recipe.decoding.batch_size,
+            chunk_size,
+            max_input_length := max_input_length or self.recipe.decoding.max_input_length,
+            long_lines,
         )
+        # Whoever asks the same again gets the one whose graphs are captured.
+        if self._translator is None or self._translator[0] != asked:
+            self._translator = None  # and with it the memory of its graphs, before another takes some
+            made = Translator(
+                self._incremental,
+                self.vocabularies,
+                options,
+                self.device,
+                batch_size=batch_size,
+                chunk_size=chunk_size,
+                max_length=self.recipe.data.max_length,
+                max_input_length=max_input_length,
+                long_lines=long_lines,
+                warn=warn,
+            )
+            self._translator = asked, made
+        translator = self._translator[1]
+        translator.warn = warn
+        return translator
 
     def search_options(self, given: Mapping[str, Any]) -> SearchOptions:
         """The recipe's search with what a caller gave by name; None stands for what was not given.
@@ -215,5 +253,7 @@ class TrainedModel:
         changes = {name: value for name, value in given.items() if value is not None}
         try:
             return replace(SearchOptions.from_recipe(self.recipe.decoding), **changes)
-        except (TypeError, ValueError) as error:
+        except ValidationError as failure:
+            raise InputError(*complaints(failure)) from None
+        except TypeError as error:
             raise InputError(str(error).removeprefix("SearchOptions.__init__() ")) from None

@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+import re
+
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+_NAMED = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
+
+
+def printable(text: object) -> str:
+    r"""Text of unknown origin for a person to read: one line that cannot steer a terminal.
+
+    Control characters, marks that turn the direction of what follows, and bytes that were no UTF-8 are written as
+    Python writes them: ``\n``, ``\x1b``, ``\u202e``.
+    """
+    return _UNPRINTABLE.sub(_escaped, str(text))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if 0xDC80 <= code <= 0xDCFF:  # how Python keeps a byte that is no UTF-8
+        code -= 0xDC00
+    wide = f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return _NAMED.get(found[0], f"\\x{code:02x}" if code < 0x100 else wide)
+
 
 class EconmtError(Exception):
-    """A failure whose message is a single line written for the user; the command line exits with ``exit_code``."""
+    """A failure told in lines written for the user, mostly one; the command line exits with ``exit_code``.
+
+    Args:
+        lines: what to tell; names and data in them may hold any character, see :func:`printable`.
+    """
 
     exit_code = 1
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = [printable(line) for line in lines]
+        super().__init__("\n".join(self.lines))
 
 
 class InputError(EconmtError):

@@ -3,7 +3,7 @@
 A recipe is a YAML file. ``load_recipe`` reads it, applies ``key.sub=value`` overrides and returns a frozen
 :class:`Recipe`; everything wrong with it is an :class:`~econmt.errors.InputError` that names the file, the line,
 the key and, for an unknown key, the nearest valid one. Field descriptions here are the reference documentation:
-``docs/recipes.md`` is generated from them.
+the list of every key is generated from them.
 """
 
 from __future__ import annotations
@@ -12,92 +12,28 @@ import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticKnownError
 
-from econmt.errors import InputError
+from econmt import limits
+from econmt.errors import InputError, printable
+from econmt.recipe_data import Data as Data
+from econmt.recipe_data import Positions
+from econmt.recipe_data import SentencePieceSubwords as SentencePieceSubwords
+from econmt.recipe_data import WordSubwords as WordSubwords
 from econmt.recipe_model import AttentionSection as AttentionSection
 from econmt.recipe_model import DecoderSection as DecoderSection
 from econmt.recipe_model import Dropout as Dropout
 from econmt.recipe_model import EncoderSection as EncoderSection
 from econmt.recipe_model import Initialization as Initialization
 from econmt.recipe_model import Model as Model
-from econmt.recipe_model import Positive, Probability, Section
-from econmt.typed_yaml import SizeOrAuto, changed_values, dump_yaml, leaves, load_section
+from econmt.recipe_model import Probability, Section
+from econmt.typed_yaml import SizeOrAuto, changed_values, dump_yaml, leaves, load_section, parse_size
 
-
-class SentencePieceSubwords(Section):
-    """Subwords learnt by SentencePiece from the raw training text."""
-
-    type: Literal["bpe", "unigram"] = Field("bpe", description="segmentation model")
-    size: int = Field(
-        8000, ge=16, description="number of subwords, special symbols included (of each side if separate)"
-    )
-    joint: bool = Field(True, description="one model for both languages; false: one a language")
-    dropout: Probability = Field(
-        0.0, description="BPE-dropout: probability that a merge is skipped, drawn anew every epoch (bpe only)"
-    )
-    character_coverage: float = Field(
-        1.0, gt=0.9, le=1.0, description="share of characters that subwords cover (0.9995: Chinese, Japanese)"
-    )
-
-    @model_validator(mode="after")
-    def _dropout_needs_bpe(self) -> SentencePieceSubwords:
-        if self.dropout > 0.0 and self.type != "bpe":
-            raise ValueError("dropout is BPE-dropout and needs type: bpe")
-        return self
-
-
-class WordSubwords(Section):
-    """No subwords: words between spaces, for text that is tokenised already."""
-
-    type: Literal["words"] = Field(description="whole words of pre-tokenised text")
-    source: Positive = Field(50000, description="most frequent source words kept; the others become <unk>")
-    target: Positive = Field(50000, description="most frequent target words kept; the others become <unk>")
-
-
-def _subword_type(value: Any) -> str:
-    return str(value.get("type", "bpe") if isinstance(value, dict) else getattr(value, "type", "bpe"))
-
-
-Subwords = Annotated[
-    Union[
-        Annotated[SentencePieceSubwords, Tag("bpe")],
-        Annotated[SentencePieceSubwords, Tag("unigram")],
-        Annotated[WordSubwords, Tag("words")],
-    ],
-    Discriminator(_subword_type),
-]
-
-
-class Data(Section):
-    """Where the text is and how it becomes token ids."""
-
-    source: str = Field(description="source language: the suffix of its files", min_length=1)
-    target: str = Field(description="target language: the suffix of its files", min_length=1)
-    train: list[str] = Field(
-        min_length=1,
-        description="prefixes of the training text: PREFIX.<source> and PREFIX.<target>, each also .gz, or one "
-        "tab-separated file PREFIX.tsv(.gz) with source and target; looked up beside the recipe, in --data-dir / "
-        "ECONMT_DATA, in the cache, then in the catalog of known data sets",
-    )
-    valid: str = Field(description="prefix of the validation text")
-    test: str | None = Field(
-        None, description="prefix of a test text, translated and scored when training ends"
-    )
-    subwords: Subwords = Field(SentencePieceSubwords(), description="how text is cut into tokens")
-    max_length: Positive = Field(
-        100, description="training pairs with more tokens than this on a side are left out"
-    )
-    empty_lines: Literal["error", "skip"] = Field(
-        "error",
-        description="a training pair with an empty side: stop with its line number, or leave the pair out",
-    )
-    prepared: str | None = Field(
-        None, description="folder of the prepared token store; null: prepared/ in the model folder"
-    )
+Updates = Annotated[int, Field(ge=1, le=limits.UPDATES)]
+Checkpoints = Annotated[int, Field(ge=1, le=limits.CHECKPOINTS)]
 
 
 OPS = {
@@ -153,20 +89,20 @@ class BatchSize(Section):
     type: Literal["sentence", "word"] = Field(
         "sentence", description="count sentences, or padded target tokens"
     )
-    size: Positive = Field(64, description="sentences, or target tokens, a batch")
+    size: int = Field(64, ge=1, le=limits.BATCH, description="sentences, or target tokens, a batch")
 
 
 class OptimizerSection(Section):
     """The optimizer."""
 
     name: Literal["adam", "adamw", "sgd"] = Field("adam", description="algorithm")
-    learning_rate: float = Field(3.0e-4, gt=0.0, description="learning rate after warm-up")
+    learning_rate: float = Field(3.0e-4, gt=0.0, le=limits.RATE, description="learning rate after warm-up")
     betas: tuple[float, float] = Field(
         (0.9, 0.999), description="decay of Adam's first and second moment", strict=False
     )
-    eps: float = Field(1.0e-8, gt=0.0, description="Adam's epsilon")
+    eps: float = Field(1.0e-8, gt=0.0, le=1.0, description="Adam's epsilon")
     weight_decay: float = Field(
-        0.0, ge=0.0, description="L2 penalty (adam, sgd) or decoupled weight decay (adamw)"
+        0.0, ge=0.0, le=limits.RATE, description="L2 penalty (adam, sgd) or decoupled weight decay (adamw)"
     )
     momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd only)")
 
@@ -186,9 +122,11 @@ class ScheduleSection(Section):
         "multiplied by reduce_factor when the early-stopping metric stalls, going back to the best parameters and "
         "optimizer state",
     )
-    warmup: int = Field(0, ge=0, description="updates over which the rate rises linearly from zero")
+    warmup: int = Field(
+        0, ge=0, le=limits.UPDATES, description="updates over which the rate rises linearly from zero"
+    )
     reduce_factor: float = Field(0.7, gt=0.0, lt=1.0, description="factor of one reduction (plateau-reduce)")
-    reduce_num_not_improved: Positive = Field(
+    reduce_num_not_improved: Checkpoints = Field(
         3, description="checkpoints without improvement before a reduction (plateau-reduce)"
     )
 
@@ -205,7 +143,7 @@ class GradientClipping(Section):
     type: Literal["norm", "value", "none"] = Field(
         "norm", description="global norm, each value, or no clipping"
     )
-    threshold: float = Field(1.0, gt=0.0, description="largest norm or value")
+    threshold: float = Field(1.0, gt=0.0, le=limits.GRADIENT, description="largest norm or value")
 
 
 class EarlyStopping(Section):
@@ -214,7 +152,7 @@ class EarlyStopping(Section):
     metric: Literal["perplexity", "bleu"] = Field(
         "perplexity", description="what decides which checkpoint is best"
     )
-    max_num_checkpoint_not_improved: Positive | None = Field(
+    max_num_checkpoint_not_improved: Checkpoints | None = Field(
         8, description="stop after this many checkpoints without improvement; null: never"
     )
 
@@ -223,10 +161,13 @@ class Training(Section):
     """How the parameters are learnt."""
 
     batch: BatchSize = Field(BatchSize(), description="how many sentences go into one update")
-    max_buckets: Positive = Field(
-        12, description="most buckets: shapes to which pairs are padded, chosen from the text to pad it least"
+    max_buckets: int = Field(
+        12,
+        ge=1,
+        le=limits.BUCKETS,
+        description="most buckets: shapes to which pairs are padded, chosen from the text to pad it least",
     )
-    bucket_width: Positive | None = Field(
+    bucket_width: Positions | None = Field(
         None, description="fixed buckets instead: lengths are rounded up to multiples of this"
     )
     trim_batches: Literal["auto", "always", "never"] = Field(
@@ -240,7 +181,12 @@ class Training(Section):
         None,
         description="bytes training may take, as 4GiB, 512MiB or a number; auto: what the device has; null: any",
     )
-    update_interval: Positive = Field(1, description="batches whose gradients are added up before one update")
+    update_interval: int = Field(
+        1,
+        ge=1,
+        le=limits.MICRO_BATCHES,
+        description="batches whose gradients are added up before one update",
+    )
     optimizer: OptimizerSection = Field(OptimizerSection(), description="the optimizer")
     schedule: ScheduleSection = Field(ScheduleSection(), description="how the learning rate changes")
     gradient_clipping: GradientClipping = Field(GradientClipping(), description="bound on the gradient")
@@ -251,16 +197,31 @@ class Training(Section):
         "bfloat16 on a GPU that has it, and on a CPU that multiplies it clearly faster, measured when the run begins "
         "and kept; else float32. On a GPU float32 means IEEE products everywhere, tf32 allows TF32 everywhere",
     )
-    max_updates: Positive | None = Field(None, description="stop after this many updates")
-    max_epochs: Positive | None = Field(None, description="stop after this many passes over the data")
-    max_tokens: Positive | None = Field(None, description="stop after this many target tokens")
-    max_seconds: Positive | None = Field(None, description="stop after this much training time of all runs")
-    checkpoint_interval: Positive = Field(500, description="updates between checkpoints: validate, save")
+    max_updates: Updates | None = Field(None, description="stop after this many updates")
+    max_epochs: Updates | None = Field(None, description="stop after this many passes over the data")
+    max_tokens: int | None = Field(
+        None, ge=1, le=limits.TOKENS, description="stop after this many target tokens"
+    )
+    max_seconds: int | None = Field(
+        None, ge=1, le=limits.SECONDS, description="stop after this much training time of all runs"
+    )
+    checkpoint_interval: Updates = Field(500, description="updates between checkpoints: validate, save")
     decode_and_evaluate: int = Field(
-        -1, ge=-1, description="validation sentences translated at a checkpoint for BLEU; -1: all, 0: none"
+        -1,
+        ge=-1,
+        le=limits.SENTENCES,
+        description="validation sentences translated at a checkpoint for BLEU; -1: all, 0: none",
+    )
+    bleu_tokenizer: Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = Field(
+        "auto",
+        description="how sacreBLEU cuts text into words; auto: by data.target, zh for Chinese, ja-mecab and ko-mecab "
+        "if they are installed, else char for languages without blanks, 13a for all others; BLEU's signature says it",
     )
     early_stopping: EarlyStopping = Field(EarlyStopping(), description="when training has learnt enough")
-    keep_last_params: Positive = Field(3, description="newest parameter files kept, beside the best")
+    keep_last_params: Checkpoints = Field(
+        3,
+        description="newest parameter files kept, beside the best and those that going back one checkpoint needs",
+    )
     initialize_from: str | None = Field(
         None,
         min_length=1,
@@ -269,11 +230,16 @@ class Training(Section):
         "directory, as output is",
     )
     seed: int = Field(
-        1, ge=0, lt=2**31, description="of initial parameters, dropout and the order of the data"
+        1, ge=0, le=limits.SEED, description="of initial parameters, dropout and the order of the data"
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if there is one")
-    threads: Positive | None = Field(None, description="CPU threads; null: as many as there are cores")
-    log_interval: Positive = Field(50, description="updates between lines of the log")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=limits.THREADS,
+        description="CPU threads; null: as many as are fastest here, measured when the run begins and kept",
+    )
+    log_interval: Updates = Field(50, description="updates between lines of the log")
 
     @model_validator(mode="after")
     def _it_ends(self) -> Training:
@@ -286,6 +252,11 @@ class Training(Section):
                 "the run would never end: give max_updates, max_epochs, max_tokens, max_seconds or "
                 "early_stopping.max_num_checkpoint_not_improved"
             )
+        budget = self.memory_budget
+        if budget is not None and budget != "auto" and parse_size(str(budget)) < 1024:
+            raise ValueError(
+                f"memory_budget {self.memory_budget}: these are bytes, too few for any model; give a unit, as 4GiB"
+            )
         if self.early_stopping.metric == "bleu" and self.decode_and_evaluate == 0:
             raise ValueError("early_stopping.metric bleu needs decode_and_evaluate other than 0")
         return self
@@ -294,15 +265,22 @@ class Training(Section):
 class Decoding(Section):
     """How validation, and by default ``econmt translate``, searches for a translation."""
 
-    beam_size: Positive = Field(5, description="hypotheses kept at each step; 1 is greedy search")
-    length_penalty_alpha: float = Field(
-        1.0, ge=0.0, description="scores are divided by ((beta + length) / (beta + 1)) ** alpha"
+    beam_size: limits.BeamSize = Field(5, description="hypotheses kept at each step; 1 is greedy search")
+    length_penalty_alpha: limits.LengthPenaltyAlpha = Field(
+        1.0, description="scores are divided by ((beta + length) / (beta + 1)) ** alpha"
     )
-    length_penalty_beta: float = Field(0.0, ge=0.0, description="see length_penalty_alpha")
-    max_output_factor: float = Field(
-        2.0, gt=0.0, description="longest output: this times the source length, plus 10"
+    length_penalty_beta: limits.LengthPenaltyBeta = Field(0.0, description="see length_penalty_alpha")
+    max_output_factor: limits.OutputFactor = Field(
+        2.0, description="longest output: this times the source length, plus 10"
     )
-    batch_size: Positive = Field(64, description="sentences translated together")
+    batch_size: int = Field(64, ge=1, le=limits.TRANSLATED, description="sentences translated together")
+    max_input_length: int = Field(
+        1000,
+        ge=1,
+        le=limits.INPUT_LENGTH,
+        description="longest source, in tokens, that is translated whole: longer ones are cut, and validation pairs "
+        "with a longer side do not count for the perplexity",
+    )
 
 
 class Recipe(Section):
@@ -381,6 +359,10 @@ def shipped_recipes() -> dict[str, Path]:
     }
 
 
+LARGEST_RECIPE = 1_000_000
+"""Bytes; reading YAML takes a minute for a few megabytes."""
+
+
 def find_recipe(name: Path | str) -> Path:
     """The file of a recipe given by path or by shipped name.
 
@@ -394,6 +376,10 @@ def find_recipe(name: Path | str) -> Path:
         return shipped[str(name)]
     if path.is_dir():
         raise InputError(f"{path}: a folder; a recipe is a YAML file")
+    if path.exists():
+        raise InputError(
+            f"{path}: not a file that can be read again, as a pipe is not; a recipe is a YAML file"
+        )
     near = difflib.get_close_matches(path.stem, shipped, n=1)
     advice = (
         f"did you mean the shipped recipe {near[0]}?" if near else f"shipped recipes: {', '.join(shipped)}"
@@ -408,21 +394,40 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         InputError: one line for each thing that is wrong, each naming file and line (or the override) and the key.
     """
     file = find_recipe(path)
+    return load_section(Recipe, _text_of(file), str(file), overrides, rename=_rename, note=_note)
+
+
+def read_recipe(file: Path) -> Recipe:
+    """Reads the ``recipe.yaml`` of a model folder.
+
+    Raises:
+        InputError: as :func:`load_recipe`; also if there is no such file.
+    """
+    return parse_recipe(_text_of(file), str(file))
+
+
+def parse_recipe(text: str, where: str) -> Recipe:
+    """Reads a recipe from text; ``where`` is what errors call it."""
+    return load_section(Recipe, text, where, rename=_rename)
+
+
+def _text_of(file: Path) -> str:
     try:
-        text = file.read_bytes().decode("utf-8")
+        size = file.stat().st_size
+        if size > LARGEST_RECIPE:
+            raise InputError(
+                f"{file}: {size / 1e6:,.1f} MB; a recipe has some kilobytes, at most 1 MB: is this the right file?"
+            )
+        return file.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise InputError(f"{file}:{line}: not valid UTF-8; save the recipe as UTF-8 text") from None
     except OSError as error:
-        raise InputError(f"{file}: {error.strerror}") from None
-    return load_section(
-        Recipe, text, str(file), overrides, rename=_rename, note=lambda text: print(text, file=sys.stderr)
-    )
+        raise InputError(f"{file}: cannot be read: {error.strerror or error}") from None
 
 
-def parse_recipe(text: str, where: str) -> Recipe:
-    """Reads a recipe from text, for example a model folder's ``recipe.yaml``; ``where`` is what errors call it."""
-    return load_section(Recipe, text, where, rename=_rename)
+def _note(text: str) -> None:
+    print(printable(text), file=sys.stderr)
 
 
 def recipe_text(recipe: Recipe, *, changed_only: bool = False) -> str:

@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from econmt import limits
+
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
-Positive = Annotated[int, Field(ge=1)]
+Width = Annotated[int, Field(ge=1, le=limits.WIDTH)]
 
 
 class Section(BaseModel):
@@ -20,18 +22,18 @@ class LSTMStack(Section):
     """A stack of LSTM layers."""
 
     cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
-    rank: Positive | None = Field(
+    rank: Width | None = Field(
         None,
         description="each layer's two weight matrices are products of two factors of this rank, which makes the model "
         "smaller and faster (Prabhavalkar et al., 2016); null: whole matrices",
     )
-    layers: Positive = Field(1, description="number of layers")
+    layers: int = Field(1, ge=1, le=limits.LAYERS, description="number of layers")
 
 
 class EncoderSection(LSTMStack):
     """A stack of LSTM layers over the source."""
 
-    size: Positive = Field(
+    size: Width = Field(
         512,
         description="width of every layer's output; a bidirectional layer has half of it in each direction",
     )
@@ -55,7 +57,7 @@ class EncoderSection(LSTMStack):
 class DecoderSection(LSTMStack):
     """A stack of LSTM layers over the target, with attention."""
 
-    size: Positive = Field(512, description="width of every layer and of the attentional hidden vector")
+    size: Width = Field(512, description="width of every layer and of the attentional hidden vector")
     input_feeding: bool = Field(
         True,
         description="feed the attentional hidden vector into the next step (Luong et al., 2015); false: GNMT style, "
@@ -77,7 +79,7 @@ class AttentionSection(Section):
         description="additive: w . tanh(q + k) (Bahdanau et al., 2015); dot: h . v; "
         "scaled_dot: h . v / sqrt(size of h); bilinear: h . W v (Luong et al., 2015)",
     )
-    size: Positive = Field(
+    size: Width = Field(
         512, description="width of the comparison (additive only; the others use the decoder's size)"
     )
     layer_norm: bool = Field(False, description="layer normalisation of q + k before tanh (additive only)")
@@ -117,14 +119,18 @@ class Initialization(Section):
         "xavier",
         description="uniform in [-scale, scale], or uniform by fan-in and fan-out (Glorot and Bengio, 2010)",
     )
-    scale: float = Field(0.1, gt=0.0, description="half width of the uniform distribution (uniform only)")
-    forget_bias: float = Field(0.0, description="first value of the forget gates' bias")
+    scale: float = Field(
+        0.1, gt=0.0, le=limits.WEIGHT, description="half width of the uniform distribution (uniform only)"
+    )
+    forget_bias: float = Field(
+        0.0, ge=-limits.WEIGHT, le=limits.WEIGHT, description="first value of the forget gates' bias"
+    )
 
 
 class Model(Section):
     """The attention-LSTM translation model."""
 
-    embedding: Positive = Field(512, description="width of source and target embeddings")
+    embedding: Width = Field(512, description="width of source and target embeddings")
     encoder: EncoderSection = Field(EncoderSection(), description="the encoder")
     decoder: DecoderSection = Field(DecoderSection(), description="the decoder")
     attention: AttentionSection = Field(AttentionSection(), description="the attention")
@@ -152,6 +158,11 @@ class Model(Section):
             if rank is not None and rank > limit.rank:
                 raise ValueError(f"{part}.rank {rank} must be at most {limit.rank}: {limit.reason}")
         return self
+
+    @property
+    def widest(self) -> int:
+        """The width of its widest layer."""
+        return max(self.encoder.size, self.decoder.size)
 
     @property
     def dropouts(self) -> Dropout:

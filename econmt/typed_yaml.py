@@ -18,7 +18,8 @@ from pydantic import BaseModel, BeforeValidator, Tag, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from econmt.errors import InputError
+from econmt import limits
+from econmt.errors import InputError, printable
 
 SectionType = TypeVar("SectionType", bound=BaseModel)
 Path = tuple[Union[str, int], ...]
@@ -113,7 +114,31 @@ def load_section(
         return kind.model_validate(tree)
     except ValidationError as failure:
         lines = [_explain(kind, error, places) for error in failure.errors(include_url=False)]
-        raise InputError("\n".join(dict.fromkeys(lines))) from None
+        raise InputError(*dict.fromkeys(lines)) from None
+
+
+def check_section(
+    kind: type[SectionType], tree: Any, where: str, advice: str, places: Places | None = None
+) -> SectionType:
+    """Checks plain data that no person has written, such as a JSON file of a run, against ``kind``.
+
+    Raises:
+        InputError: one line that names ``where``, the first key that is wrong, and what to do.
+    """
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as failure:
+        found = _explain(kind, failure.errors(include_url=False)[0], places or {(): where})
+        raise InputError(f"{found}; {advice}") from None
+
+
+def complaints(failure: ValidationError) -> list[str]:
+    """What is wrong with values that a program gave by name: a line each."""
+    errors = failure.errors(include_url=False)
+    return [
+        ": ".join(filter(None, (dotted(error["loc"]), _complaint(error, error.get("ctx", {})))))
+        for error in errors
+    ]
 
 
 def _read(text: str, where: str) -> tuple[Any, Places]:
@@ -135,6 +160,11 @@ def _read(text: str, where: str) -> tuple[Any, Places]:
         ) from None
     except RecursionError:
         raise InputError(f"{where}:1: not valid YAML: nested too deeply") from None
+    except (
+        ValueError,
+        OverflowError,
+    ) as error:  # the reader makes characters of escapes before it looks at them
+        raise InputError(f"{where}:1: not valid YAML: {error}") from None
 
 
 def _plain(reader: _Reader, node: yaml.Node, path: Path, places: Places, where: str) -> Any:
@@ -153,20 +183,43 @@ def _plain(reader: _Reader, node: yaml.Node, path: Path, places: Places, where: 
                 raise InputError(f"{where}:{line}: a key must be a word, not a list or a section")
             key = str(key_node.value)
             inner = (*path, key)
+            _check_text(key, f"{where}:{line}: a key")
             if key in mapping:
                 raise InputError(f"{where}:{line}: {dotted(inner)}: given twice; first at {places[inner]}")
             places[inner] = f"{where}:{line}"
             mapping[key] = _plain(reader, value_node, inner, places, where)
         return mapping
+    place = ": ".join(filter(None, (f"{where}:{line}", dotted(path))))
+    if node.tag in _SCALARS and not re.fullmatch(
+        _SCALARS[node.tag][0], node.value
+    ):  # a tag says what it is not
+        name = node.tag.rpartition(":")[2]
+        raise InputError(f"{place}: {shortened(node.value)!r} is no {name}; leave the tag !!{name} out")
     try:
-        return reader.construct_object(node)
-    except ValueError as error:
-        raise InputError(f"{where}:{line}: {dotted(path)}: {error}") from None
+        value = reader.construct_object(node)
+    except ValueError as error:  # a number of too many digits
+        raise InputError(f"{place}: {error}") from None
+    if isinstance(value, str):
+        _check_text(value, place)
+    return value
+
+
+def _check_text(text: str, place: str) -> None:
+    """Refuses characters that no name has, and that files or messages made with it could not hold.
+
+    Raises:
+        InputError: naming the place and the first of them.
+    """
+    if len(text) > limits.TEXT:
+        raise InputError(f"{place}: text of {len(text):,} characters; at most {limits.TEXT:,} are allowed")
+    for character in text:
+        if printable(character) != character:
+            raise InputError(f"{place}: the character U+{ord(character):04X} is not allowed in a recipe")
 
 
 def _override(tree: dict[str, Any], places: Places, argument: str) -> None:
     """Sets what ``key.sub=value`` says in ``tree`` and makes errors below that key name the argument."""
-    where = f"override {argument!r}"
+    where = f"override {argument if len(argument) <= 200 else argument[:197] + '...'!r}"
     key, equals, text = argument.partition("=")
     names = key.split(".")
     if not equals or not all(names):
@@ -252,8 +305,9 @@ def _explain(kind: type[BaseModel], error: ErrorDetails, places: Places) -> str:
     place = next(places[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in places)
     where = f"{place}: {dotted(path)}" if path else place
     if error["type"] == "missing":
-        field = owners[0].model_fields[str(path[-1])]
-        return f"{where}: missing; {field.description}"
+        field = owners[0].model_fields.get(str(path[-1]))
+        what = "" if field is None or field.description is None else f"; {field.description}"
+        return f"{where}: missing{what}"
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown key; {_advice(kind, path, owners)}"
     return f"{where}: {_complaint(error, context)}"
@@ -261,7 +315,7 @@ def _explain(kind: type[BaseModel], error: ErrorDetails, places: Places) -> str:
 
 def _advice(kind: type[BaseModel], path: Path, owners: list[type[BaseModel]]) -> str:
     """What to write in place of an unknown key."""
-    wrong = str(path[-1])
+    wrong = shortened(str(path[-1]))
     valid = [name for owner in owners for name in owner.model_fields]
     near = difflib.get_close_matches(wrong.lower(), valid, n=1, cutoff=0.65)
     if near:
@@ -313,12 +367,14 @@ def parse_size(text: str) -> int:
     Raises:
         ValueError: it is none, or less than one byte.
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z]*)", text.strip())
+    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) *([A-Za-z]*)", text.strip())
     unit = "" if found is None else found[2].lower()
     factor = {"": 1, "b": 1, **_UNITS}.get(unit)
     size = 0 if found is None or factor is None else int(float(found[1]) * factor)
     if size < 1:
-        raise ValueError(f"expected a size like 4GiB, 512MiB, 2GB or a number of bytes, found {text!r}")
+        raise ValueError(
+            f"expected a size like 4GiB, 512MiB, 2GB or a number of bytes, found {shortened(text)!r}"
+        )
     return size
 
 
@@ -368,9 +424,11 @@ def _complaint(error: ErrorDetails, context: dict[str, Any]) -> str:
         return f"must be one of {', '.join(choices)}, found {found}{hint}"
     if name == "value_error":
         return str(context["error"])
+    if name == "unexpected_keyword_argument":
+        return "there is no option of this name"
     if name in ("too_short", "string_too_short"):
         return f"must not be empty, found {found}"
-    return f"{error['msg']}, found {found}"
+    return f"{error['msg'][0].lower()}{error['msg'][1:]}, found {found}"
 
 
 def _describe(value: Any) -> str:
@@ -380,9 +438,16 @@ def _describe(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return f"the text {value if len(value) <= 40 else value[:37] + '...'!r}"
+        return f"the text {shortened(value)!r}"
     if isinstance(value, dict):
         return "a section"
     if isinstance(value, list):
         return "a list" if value else "an empty list"
-    return str(value)
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "a whole number of more than 40 digits"
+    return shortened(str(value))
+
+
+def shortened(text: str) -> str:
+    """A text that may be long, for a message."""
+    return text if len(text) <= 40 else text[:37] + "..."

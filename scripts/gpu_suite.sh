@@ -133,7 +133,8 @@ if "$python" -c 'import xdist' 2> /dev/null; then
   workers=(-n 10)
 fi
 # The seconds in comments are those of an H200 with 16 cores.
-step tests 130 "$python" -m pytest -m cuda -p no:cacheprovider -q ${workers[@]+"${workers[@]}"} # 85
+step tests 130 "$python" -m pytest -m "cuda and not alone" -p no:cacheprovider -q ${workers[@]+"${workers[@]}"} # 100
+step tests 40 "$python" -m pytest -m alone -p no:cacheprovider -q # 15
 step speed 110 "$python" scripts/gpu/bench_step.py --seconds 0.5 --json "$out/steps.json"
 step kernels 75 "$python" scripts/gpu/bench_lstm.py 64x512 128x1024
 econmt 40 profile iwslt --bucket 100x100 --device cuda --html "$out/profile.html"

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,8 +151,7 @@ def kill_once(
         raise SystemExit(f"the command failed:\n{talk.read_text()}")
     commits = folder.commits()
     update = commits[-1].update if commits else 0
-    left = [path.name for path in folder.temporaries()]
-    left += [path.name for number, path in folder.numbered_parameters().items() if number > update]
+    left = [path.name for path in (*folder.temporaries(), *chain.from_iterable(folder.pending().values()))]
     return Kill(moment, update, ", ".join(sorted(left)))
 
 

@@ -275,7 +275,7 @@ def part_of(entries: Sequence[Entry], part: str) -> list[Entry]:
     Raises:
         InputError: it is no part.
     """
-    found = re.fullmatch(r"(\d+)/(\d+)", part)
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", part)
     number, count = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= number <= count:
         raise InputError(f"--part '{part}': give i/n with i from 1 to n, for example 1/8")

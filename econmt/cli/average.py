@@ -9,8 +9,10 @@ from typing import Annotated
 import typer
 from torch import Tensor
 
+from econmt import limits
+from econmt.cli.computing import use_threads
 from econmt.cli.inspection import checkpoint_scores, read_metrics, read_recipe
-from econmt.cli.options import ModelOption, NewModelOption
+from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption
 from econmt.data.files import notice
 from econmt.data.subwords import fingerprint
 from econmt.decoding.averaging import average_tensors, choose_checkpoints
@@ -31,11 +33,12 @@ class Strategy(str, Enum):
 def average(
     model: ModelOption,
     output: NewModelOption,
-    count: Annotated[int, typer.Option("-n", min=1, help="Checkpoints.")] = 4,
+    count: Annotated[int, typer.Option("-n", min=1, max=limits.CHECKPOINTS, help="Checkpoints.")] = 4,
     strategy: Annotated[
         Strategy,
         typer.Option(help="The best by the metric of early stopping, or the last, of those on disk."),
     ] = Strategy.best,
+    threads: ThreadsOption = None,
 ) -> None:
     """Average the parameters of several checkpoints into a new model folder, which translate takes as any other.
 
@@ -45,6 +48,7 @@ def average(
     Example:
       econmt average -m runs/multi30k -n 3 -o runs/multi30k-average
     """
+    use_threads(threads)
     folder = ModelFolder(model)
     recipe = read_recipe(folder)
     files = folder.numbered_parameters()

@@ -9,16 +9,18 @@ from typing import Annotated
 import torch
 import typer
 
+from econmt import limits
 from econmt.bench import layouts, low_rank_lstm, lstm_schedules, selection, training
 from econmt.bench.rows import Row, Say, append_csv, read_csv
 from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import (
+    BenchThreadsOption,
     BucketOption,
     DeviceOption,
     OverridesArgument,
     PairsOption,
-    ThreadsOption,
     bytes_of,
+    within,
 )
 from econmt.cli.workload import find_workload
 from econmt.engine.precision import precision_of_run
@@ -35,6 +37,7 @@ app = typer.Typer(
 )
 LAYERS, STEPS, HIDDEN, BATCH = lstm_schedules.PUBLISHED
 BOTH_TYPES = ["float32", "bfloat16"]
+FOR_SECONDS = within(0.0, limits.SECONDS)
 
 
 @app.command("layout")
@@ -49,9 +52,11 @@ def layout_command(
     graph: Annotated[
         bool, typer.Option("--graph", help="On a GPU: in CUDA graphs, where launching costs nothing.")
     ] = False,
-    seconds: Annotated[float, typer.Option(min=0.0, help="For the candidates of one product.")] = 0.5,
+    seconds: Annotated[
+        float, typer.Option(callback=FOR_SECONDS, help="For the candidates of one product.")
+    ] = 0.5,
     device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
+    threads: BenchThreadsOption = None,
     csv: CsvOption = None,
     plot: PlotOption = None,
 ) -> None:
@@ -104,10 +109,12 @@ def select_command(
     byte_limit: Annotated[
         str | None, typer.Option(metavar="BYTES", help="What an op may keep, e.g. 64MiB.")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="For a choice.")] = 2.0,
-    limit: Annotated[float, typer.Option(min=0.0, help="Seconds after which --grid begins no shape.")] = 75.0,
+    seconds: Annotated[float, typer.Option(callback=FOR_SECONDS, help="For a choice.")] = 2.0,
+    limit: Annotated[
+        float, typer.Option(callback=FOR_SECONDS, help="Seconds after which --grid begins no shape.")
+    ] = 75.0,
     device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
+    threads: BenchThreadsOption = None,
     csv: CsvOption = None,
     plot: PlotOption = None,
 ) -> None:
@@ -227,11 +234,14 @@ def training_command(
         list[str], typer.Option("--precision", help="auto, float32 or bfloat16; may be repeated.")
     ] = ["auto"],  # noqa: B006  typer copies it
     lengths: Annotated[
-        list[int], typer.Option("--length", min=2, help="Positions on each side; may be repeated.")
+        list[int],
+        typer.Option(
+            "--length", min=2, max=limits.POSITIONS, help="Positions on each side; may be repeated."
+        ),
     ] = [25, 50],  # noqa: B006
-    seconds: Annotated[float, typer.Option(min=0.0, help="For each line of the table.")] = 3.0,
+    seconds: Annotated[float, typer.Option(callback=FOR_SECONDS, help="For each line of the table.")] = 3.0,
     device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
+    threads: BenchThreadsOption = None,
     csv: CsvOption = None,
     plot: PlotOption = None,
 ) -> None:
@@ -282,20 +292,28 @@ def lstm_command(
         list[str] | None,
         typer.Option("--schedule", help="With --ablation: only names that contain this; may be repeated."),
     ] = None,
-    layers: Annotated[int, typer.Option(min=1, help="Of the stack.")] = LAYERS,
-    steps: Annotated[int, typer.Option(min=1, help="Of a sequence.")] = STEPS,
-    hidden: Annotated[int, typer.Option(min=1, help="Units of a layer.")] = HIDDEN,
+    layers: Annotated[int, typer.Option(min=1, max=limits.LAYERS, help="Of the stack.")] = LAYERS,
+    steps: Annotated[int, typer.Option(min=1, max=limits.POSITIONS, help="Of a sequence.")] = STEPS,
+    hidden: Annotated[int, typer.Option(min=1, max=limits.WIDTH, help="Units of a layer.")] = HIDDEN,
     batches: Annotated[
         list[int] | None,
-        typer.Option("--batch", min=1, help="Sequences: one with --ablation (64), else may be repeated."),
+        typer.Option(
+            "--batch",
+            min=1,
+            max=limits.BATCH,
+            help="Sequences: one with --ablation (64), else may be repeated.",
+        ),
     ] = None,
     dtypes: TypesOption = BOTH_TYPES,
-    samples: Annotated[int, typer.Option(min=1, help="Timed calls of each; the quickest counts.")] = 5,
+    samples: Annotated[
+        int, typer.Option(min=1, max=limits.REPETITIONS, help="Timed calls of each; the quickest counts.")
+    ] = 5,
     limit: Annotated[
-        float, typer.Option(min=0.0, help="Seconds after which no batch is begun, without --ablation.")
+        float,
+        typer.Option(callback=FOR_SECONDS, help="Seconds after which no batch is begun, without --ablation."),
     ] = 600.0,
     device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
+    threads: BenchThreadsOption = None,
     csv: CsvOption = None,
     plot: PlotOption = None,
 ) -> None:
@@ -384,17 +402,23 @@ def _lstm_rates(
 @app.command("low-rank")
 def low_rank_command(
     hidden: Annotated[
-        int, typer.Option(min=1, help="Units, and width of the inputs.")
+        int, typer.Option(min=1, max=limits.WIDTH, help="Units, and width of the inputs.")
     ] = low_rank_lstm.PUBLISHED[0],
-    steps: Annotated[int, typer.Option(min=1, help="Of a sequence.")] = low_rank_lstm.PUBLISHED[1],
+    steps: Annotated[
+        int, typer.Option(min=1, max=limits.POSITIONS, help="Of a sequence.")
+    ] = low_rank_lstm.PUBLISHED[1],
     batches: Annotated[
-        list[int], typer.Option("--batch", min=1, help="Sequences; may be repeated.")
+        list[int], typer.Option("--batch", min=1, max=limits.BATCH, help="Sequences; may be repeated.")
     ] = low_rank_lstm.BATCHES,
-    ranks: Annotated[list[int], typer.Option("--rank", min=1, help="May be repeated.")] = low_rank_lstm.RANKS,
+    ranks: Annotated[
+        list[int], typer.Option("--rank", min=1, max=limits.WIDTH, help="May be repeated.")
+    ] = low_rank_lstm.RANKS,
     dtypes: TypesOption = BOTH_TYPES,
-    seconds: Annotated[float, typer.Option(min=0.01, help="For each batch, type and pass.")] = 3.0,
+    seconds: Annotated[
+        float, typer.Option(callback=within(0.01, limits.SECONDS), help="For each batch, type and pass.")
+    ] = 3.0,
     device: DeviceOption = "auto",
-    threads: ThreadsOption = None,
+    threads: BenchThreadsOption = None,
     csv: CsvOption = None,
     plot: PlotOption = None,
 ) -> None:

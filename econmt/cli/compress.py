@@ -10,11 +10,14 @@ import typer
 from rich.table import Table
 from torch import Tensor
 
+from econmt import limits
+from econmt.cli.computing import use_threads
 from econmt.cli.consoles import table_console
 from econmt.cli.inspection import read_recipe
-from econmt.cli.options import ModelOption, NewModelOption
+from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption
 from econmt.data.files import notice
 from econmt.data.subwords import fingerprint
+from econmt.data.tables import print_table
 from econmt.errors import InputError
 from econmt.memory.report.tables import format_bytes
 from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
@@ -29,18 +32,20 @@ from econmt.training.tensor_files import read_tensors
 def compress(
     model: ModelOption,
     output: NewModelOption,
-    rank: Annotated[int | None, typer.Option(min=1, help="Of encoder and decoder.")] = None,
-    encoder_rank: Annotated[int | None, typer.Option(min=1, help="Of the encoder.")] = None,
-    decoder_rank: Annotated[int | None, typer.Option(min=1, help="Of the decoder.")] = None,
+    rank: Annotated[int | None, typer.Option(min=1, max=limits.WIDTH, help="Of encoder and decoder.")] = None,
+    encoder_rank: Annotated[int | None, typer.Option(min=1, max=limits.WIDTH, help="Of the encoder.")] = None,
+    decoder_rank: Annotated[int | None, typer.Option(min=1, max=limits.WIDTH, help="Of the decoder.")] = None,
     energy: Annotated[
         float | None,
         typer.Option(
-            help="The smallest ranks that keep this share of each matrix's squared values, where no rank is given."
+            help="The smallest ranks that keep this share of each matrix's squared values, where no rank is given; "
+            "what would not become smaller stays whole."
         ),
     ] = None,
     checkpoint: Annotated[
         str, typer.Option("--checkpoint", "-c", help="best, last, or the number of an update.")
     ] = "best",
+    threads: ThreadsOption = None,
 ) -> None:
     """Replace the LSTM matrices of a trained model by two thin factors each, in a new model folder.
 
@@ -60,6 +65,7 @@ def compress(
     if energy is None and not any(given.values()):
         raise InputError("econmt compress: give --rank, --encoder-rank, --decoder-rank or --energy")
     check_new(output)
+    use_threads(threads)
     path = parameter_file(folder, checkpoint)
     tensors, metadata = read_tensors(path)
     check_vocabulary(metadata, fingerprint(folder.path), path)
@@ -90,7 +96,7 @@ def _ranks(
     """The ranks of the parts that are to be factorised.
 
     Raises:
-        InputError: if a part is factorised already, or a rank saves nothing.
+        InputError: if a part is factorised already, a rank that was given saves nothing, or no part has any.
     """
     ranks = {}
     for part in PARTS:
@@ -110,11 +116,14 @@ def _ranks(
             assert energy is not None
             rank = rank_for((tensors[name] for name in lstm_matrices(tensors, part)), energy)
             if rank > limit.rank:
-                raise InputError(
-                    f"--energy {energy}: the {part} needs rank {rank}, but it must be at most {limit.rank}: "
-                    f"{limit.reason}; give a smaller share, or --{part}-rank"
+                notice(
+                    f"the {part} stays whole: --energy {energy} needs rank {rank}, and nothing is gained above "
+                    f"{limit.rank} ({limit.reason})"
                 )
+                continue
         ranks[part] = rank
+    if not ranks:
+        raise InputError(f"--energy {energy}: nothing would become smaller; give a smaller share, or --rank")
     return ranks
 
 
@@ -138,4 +147,4 @@ def _print(report: Sequence[Compressed], before: Mapping[str, Tensor], after: Ma
     size = sum(tensor.numel() * tensor.element_size() for tensor in after.values())
     table.add_section()
     table.add_row("the whole model", "", "", "", f"{counts[0]:,}", f"{counts[1]:,}", format_bytes(size))
-    table_console().print(table)
+    print_table(table_console(), table)

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
+from econmt.data.tables import WIDTH
 
-def table_console(width: int = 120) -> Console:
-    """Standard output for tables: as wide as the terminal, ``width`` columns where there is none."""
+
+def table_console() -> Console:
+    """Standard output for tables: as wide as the terminal, 80 columns where there is none."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=width)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
 
 
 @contextmanager

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from econmt import limits
 from econmt.data.corpus import read_lines
+from econmt.data.files import notice
 from econmt.decoding.streams import STANDARD_INPUT, read_chunks, standard_input
-from econmt.errors import InputError
-from econmt.evaluation.metrics import METRICS, Significance, corpus_score, make_metric, paired_bootstrap
+from econmt.errors import InputError, printable
+from econmt.evaluation.metrics import (
+    METRICS,
+    Significance,
+    corpus_score,
+    make_metric,
+    paired_bootstrap,
+    tokenizer_of,
+)
+from econmt.typed_json import json_text
 
 
 def evaluate(
@@ -37,13 +46,25 @@ def evaluate(
         str | None,
         typer.Option(
             help="BLEU's tokenizer, in sacreBLEU's words; none for text that is tokenised already.",
-            show_default="13a",
+            show_default="by the target language",
+        ),
+    ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(
+            "--language",
+            "-l",
+            help="Target language, which chooses BLEU's tokenizer: zh, ja, ko, th, ...",
+            show_default="the suffix of the first reference",
         ),
     ] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case in BLEU and chrF.")] = False,
-    width: Annotated[int, typer.Option("--width", "-w", min=0, help="Digits after the point.")] = 2,
+    width: Annotated[
+        int, typer.Option("--width", "-w", min=0, max=limits.DIGITS, help="Digits after the point.")
+    ] = 2,
     samples: Annotated[
-        int, typer.Option(min=1, help="Resampled test sets for the comparison of systems.")
+        int,
+        typer.Option(min=1, max=limits.SAMPLES, help="Resampled test sets for the comparison of systems."),
     ] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, figures not rounded.")] = False,
 ) -> None:
@@ -65,6 +86,11 @@ def evaluate(
         _check_counts(str(path), lines, str(references[0]), reference_lines[0])
     for name, lines in systems.items():
         _check_counts(name, lines, str(references[0]), reference_lines[0])
+    if tokenize is None and "bleu" in names:
+        suffix = references[0].name.removesuffix(".gz").rpartition(".")[2]
+        tokenize, note = tokenizer_of(suffix if language is None else language)
+        if note:
+            notice(note)
     judges = {
         name: make_metric(name, reference_lines, tokenize=tokenize, lowercase=lowercase) for name in names
     }
@@ -82,7 +108,7 @@ def evaluate(
 
 
 def _as_json(tables: Sequence[dict[str, Any]]) -> str:
-    return json.dumps(tables, indent=2, ensure_ascii=False)
+    return json_text(tables, indent=2)
 
 
 def _metric_names(given: Sequence[str] | None) -> list[str]:
@@ -114,10 +140,10 @@ def _comparison_text(outcome: Sequence[Significance], width: int) -> str:
     lines = []
     for each in outcome:
         lines.append(f"{each.name}|{each.signature}")
-        longest = max(len(system.system) for system in each.systems)
+        longest = max(len(printable(system.system)) for system in each.systems)
         for system in each.systems:
             spread = f"({system.mean:.{width}f} +- {system.interval:.{width}f})"
-            row = f"  {system.system:<{longest}}  {system.value:.{width}f}  {spread}  "
+            row = f"  {printable(system.system):<{longest}}  {system.value:.{width}f}  {spread}  "
             if system.p_value is None:
                 row += "baseline"
             else:

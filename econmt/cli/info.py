@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from econmt.cli.inspection import inspect_folder
+from econmt.errors import printable
 from econmt.memory.report.tables import format_bytes
+from econmt.typed_json import json_text
 
 METRIC_COLUMNS = (
     ("update", "update", "{:.0f}"),
@@ -33,9 +34,9 @@ def info(
     """
     found = inspect_folder(folder)
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False))
+        print(json_text(found, indent=2))
     else:
-        print("\n".join(describe(found)))
+        print("\n".join(map(printable, describe(found))))
 
 
 def describe(found: dict[str, Any]) -> list[str]:

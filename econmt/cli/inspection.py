@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -15,12 +14,16 @@ import torch
 from safetensors import safe_open
 
 import econmt
+from econmt import limits
 from econmt.data.subwords import fingerprint, load_vocabularies, vocabulary_files
 from econmt.errors import InputError
 from econmt.model.translation import TranslationModel
-from econmt.recipe import Model, Recipe, parse_recipe
+from econmt.recipe import Model, Recipe
+from econmt.recipe import read_recipe as recipe_of_folder
 from econmt.training.folder import ModelFolder
-from econmt.training.tensor_files import read_metadata
+from econmt.training.results import read_results
+from econmt.training.tensor_files import model_description, read_metadata
+from econmt.typed_yaml import check_section
 
 FOREIGN = "give a folder that econmt train, average or export wrote"
 
@@ -33,13 +36,9 @@ def read_recipe(folder: ModelFolder) -> Recipe:
     """
     if not folder.path.is_dir():
         raise InputError(f"{folder.path}: no such folder; {FOREIGN}")
-    try:
-        text = folder.recipe.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise InputError(
-            f"{folder.path}: not a model folder, it has no readable recipe.yaml; {FOREIGN}"
-        ) from None
-    return parse_recipe(text, str(folder.recipe))
+    if not folder.recipe.is_file():
+        raise InputError(f"{folder.path}: not a model folder, it has no readable recipe.yaml; {FOREIGN}")
+    return recipe_of_folder(folder.recipe)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
@@ -55,7 +54,9 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
             rows = csv.DictReader(lines, delimiter="\t", strict=True)
             metrics = [{column: float(value) for column, value in row.items()} for row in rows]
             return [{**row, "update": int(row["update"])} for row in metrics]
-    except (ValueError, TypeError, KeyError, csv.Error) as error:
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, TypeError, KeyError, OverflowError, csv.Error) as error:
         raise InputError(f"{path}: not a table of metrics ({error}); {FOREIGN}") from None
 
 
@@ -72,13 +73,11 @@ def parameters_by_layer(path: Path) -> dict[str, int]:
     Raises:
         InputError: if the file is not one of econmt.
     """
-    metadata = read_metadata(path)
-    try:
-        description = json.loads(metadata["model"])
-        sizes = (int(description.pop("source_size")), int(description.pop("target_size")))
-        config = Model.model_validate(description)
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"{path}: does not describe its model; {FOREIGN}") from None
+    description = model_description(read_metadata(path), path)
+    sizes = [description.pop(f"{side}_size", None) for side in ("source", "target")]
+    if not all(type(size) is int and 4 <= size <= limits.WORDS for size in sizes):
+        raise InputError(f"{path}: does not describe its model; {FOREIGN}")
+    config = check_section(Model, description, str(path), FOREIGN)
     # On the meta device a model has names and shapes but no memory.
     with torch.device("meta"):
         layers = TranslationModel(config, *sizes).parameter_layers()
@@ -168,10 +167,5 @@ def _finished(folder: ModelFolder, rows: dict[int, dict[str, float]]) -> bool | 
     """Whether training came to its end; None where nothing of the training is left, as in an export."""
     if not rows:
         return None
-    try:
-        results = json.loads(folder.results.read_text(encoding="utf-8"))
-        return bool(results["update"] >= max(rows))
-    except FileNotFoundError:
-        return False
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{folder.results}: broken; run econmt train again to write it anew") from None
+    results = read_results(folder)
+    return results is not None and results.update >= max(rows)

@@ -14,12 +14,13 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 import econmt
-from econmt.errors import EconmtError
+from econmt.cli.standard_streams import open_standard_streams
+from econmt.errors import EconmtError, InputError, printable
 
 VERBS = {
     "train": "Train a model from a recipe, or go on where it stopped.",
@@ -35,14 +36,24 @@ VERBS = {
     "export": "Write a model without its training state.",
     "recipes": "List, copy, show and validate recipes.",
 }
+LEAST_ADDRESS_SPACE = 1_300_000_000
+"""Bytes that a process maps which trains a small model; most of them are the libraries' and take no memory."""
 EXIT_INTERRUPTED = 130
 EXIT_INTERNAL = 70
+EXIT_HELP = -2
+"""Exit code 2 after help instead of an error."""
 ADVICE = {
     errno.ENOSPC: "free some space and run the same command again",
     errno.EDQUOT: "free some space and run the same command again",
     errno.EACCES: "check the permissions",
     errno.EROFS: "choose a folder that can be written to",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ELOOP: "give a name whose links lead somewhere",
 }
+UNUSABLE = frozenset({errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR})
+"""What the system says of a name that can name nothing."""
+# Typer brings the errors of its parser without naming their common kind.
+_UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -50,33 +61,43 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     Codes: 0 done; 1 something failed on the way; 2 something given cannot be used; 70 a bug; 130 interrupted.
     """
-    # Before torch is imported: oneDNN keeps what it has made for a product's shape, by default for 1,024 shapes, and
-    # batches are of many lengths. That is memory for time: 256 shapes take 70 MB more and train 0 to 6 % faster, on a
-    # processor with AMX some 20 %.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
+    # Read when torch is loaded. By default OpenMP's threads spin while they wait for one another, at every step of a
+    # recurrent network; where other programs want the cores, they spin in place of the thread that is waited for, and
+    # two threads get a twentieth of what one does.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    open_standard_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     rest = words.index("--") if "--" in words else len(words)
     debug = "--debug" in words[:rest]
     words = [word for word in words[:rest] if word != "--debug"] + words[rest:]
-    for stream in (sys.stdout, sys.stderr):
-        _write_utf8(stream)
     try:
         code = _run(words, debug)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C must not turn leaving into a crash
+    sys.exit(_flushed(code))
+
+
+def _flushed(code: int) -> int:
+    """Sends what is left for standard output on its way; the exit code, another one if that fails."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        code = _reader_left()
-    sys.exit(code)
+        return _reader_left()
+    except OSError as error:
+        if code == 0:
+            code = _tell(error)
+        _reader_left()
+    return code
 
 
 def _run(words: list[str], debug: bool) -> int:
     """Runs one verb and returns the exit code; what goes wrong is told on standard error."""
     try:
-        _application(words)(words, prog_name="econmt", obj=words)
+        _check_words(words)
+        _check_address_space(words)
+        code = _application(words)(words, prog_name="econmt", obj=words, standalone_mode=False)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BrokenPipeError:
@@ -84,25 +105,84 @@ def _run(words: list[str], debug: bool) -> int:
     except Exception as error:  # noqa: BLE001  the one place where every failure becomes a line and an exit code
         if debug:
             traceback.print_exc()
-        lines, code = _explain(error)
-        for line in lines:
-            print(f"econmt: error: {line}", file=sys.stderr)
-        return code
-    return 0
+        return _tell(error)
+    return code if isinstance(code, int) else 0
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Refuses what no option or argument can mean.
+
+    Raises:
+        InputError: a word is empty, or no text.
+    """
+    for number, word in enumerate(words, 1):
+        option, equals, value = word.partition("=")
+        if not word or (option.startswith("--") and equals and not value):
+            name = f" ({option})" if option else f" (after {words[number - 2]})" if number > 1 else ""
+            raise InputError(f"argument {number}{name} is empty; give a value or leave it out")
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise InputError(
+                f"argument {number} '{word}' is not valid UTF-8; give names and values in UTF-8"
+            ) from None
+
+
+def _tell(error: Exception) -> int:
+    """Tells of an error on standard error; returns the exit code."""
+    lines, code = _explain(error)
+    for line in lines:
+        print(f"econmt: error: {line}" if code != EXIT_HELP else line, file=sys.stderr)
+    return abs(code)
+
+
+def _check_address_space(words: Sequence[str]) -> None:
+    """Refuses to load torch where it cannot be: its libraries abort where they find no room.
+
+    Raises:
+        EconmtError: the process has a limit, and it is too low.
+    """
+    limit = _address_space()
+    called = next((word for word in words if not word.startswith("-")), None)
+    if limit is not None and limit < LEAST_ADDRESS_SPACE and called in VERBS and called != "recipes":
+        raise EconmtError(
+            f"this process may take {limit // 1024:,} kB (ulimit -v), too few to load PyTorch and compute; "
+            f"allow at least {LEAST_ADDRESS_SPACE // 1024:,}"
+        )
+
+
+def _address_space() -> int | None:
+    """Bytes that this process may map; None: any number, or the system does not say."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _explain(error: Exception) -> tuple[list[str], int]:
     """The lines that tell a user of an error, and the exit code."""
     if isinstance(error, EconmtError):
-        return str(error).splitlines(), error.exit_code
+        return error.lines, error.exit_code
+    if isinstance(error, _UsageError):
+        if "\n" in error.message:  # the help of a command that needs arguments and got none
+            return [error.message], EXIT_HELP
+        command = error.ctx.command_path if error.ctx is not None else "econmt"
+        return [f"{printable(error.format_message().rstrip('.'))}; see {command} --help"], error.exit_code
     if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{printable(error.filename)}: " if error.filename else ""
         advice = f"; {ADVICE[error.errno]}" if error.errno in ADVICE else ""
-        return [f"{where}{error.strerror}{advice}"], 1
+        return [f"{where}{error.strerror}{advice}"], 2 if error.errno in UNUSABLE else 1
     devices = sys.modules.get("econmt.engine.devices")  # there, if a device can have been full
     if isinstance(error, MemoryError) or (devices is not None and devices.is_out_of_memory(error)):
-        return ["out of memory; use smaller batches or a smaller model"], 1
-    message = " ".join(str(error).split())
+        limit = _address_space()
+        room = "" if limit is None else f" (this process may take {limit // 1024:,} kB: ulimit -v)"
+        return [
+            f"out of memory{room}: lower training.batch.size, --batch-size or decoding.batch_size, give "
+            "training.memory_budget, or take a smaller model"
+        ], 1
+    message = printable(" ".join(str(error).split()))
     kind = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return [
         f"this is a bug in econmt: {kind} (run the command again with --debug for the traceback)"
@@ -110,15 +190,12 @@ def _explain(error: Exception) -> tuple[list[str], int]:
 
 
 def _reader_left() -> int:
-    """Standard output's reader has closed it (``econmt ... | head``): leave quietly, also at the last flush."""
+    """Standard output cannot be written, mostly because its reader has closed it (``econmt ... | head``).
+
+    Leave quietly, also when Python flushes it once more.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
-
-
-def _write_utf8(stream: TextIO | Any) -> None:
-    """Text goes out as UTF-8 with plain newlines whatever the locale: translations are data."""
-    if hasattr(stream, "reconfigure"):
-        stream.reconfigure(encoding="utf-8", newline="\n")
 
 
 def _application(words: Sequence[str]) -> typer.Typer:

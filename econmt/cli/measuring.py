@@ -12,8 +12,10 @@ import torch
 import typer
 
 from econmt.bench.rows import Row, Say, append_csv, circumstances, draw, read_csv, table
+from econmt.cli.computing import warn_of_crowd
 from econmt.cli.consoles import status_line, table_console
-from econmt.cli.options import check_writable
+from econmt.cli.options import check_picture, check_writable
+from econmt.data.tables import print_table
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.errors import InputError
 
@@ -38,7 +40,8 @@ class Place:
     """
 
     def __init__(self, device: str, threads: int | None, csv: Path | None, plot: Path | None) -> None:
-        check_writable(csv, plot)
+        check_writable(csv)
+        check_picture(plot)
         self.device = resolve_device(device)
         self.threads, self.csv, self.plot = threads, csv, plot
         self.interrupted = False
@@ -47,6 +50,8 @@ class Place:
     def measuring(self) -> Iterator[Say]:
         """The settings under which times count, and something that says on a terminal what is being done."""
         with reproducible(self.device, self.threads), status_line() as say:
+            if self.device.type == "cpu":
+                warn_of_crowd()
             yield say
 
     def kept(self, rows: Iterable[Row]) -> list[Row]:
@@ -79,7 +84,7 @@ class Place:
 
     def print(self, rows: Sequence[Row], columns: Iterable[str], title: str) -> None:
         """Print some columns of rows as a table; an interruption of :meth:`kept` goes on after it."""
-        table_console(180).print(table(rows, columns, title))
+        print_table(table_console(), table(rows, columns, title))
         if self.interrupted:
             raise KeyboardInterrupt
 

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar, Union
 
 import typer
 
+from econmt import limits
 from econmt.errors import InputError
 from econmt.typed_yaml import parse_size
+
+Numbers = TypeVar("Numbers", bound=Union[float, Sequence[float], None])
+
+
+def within(least: float, most: float, *, above: bool = False) -> Callable[[Numbers], Numbers]:
+    """What typer calls to check a number with a point, or several.
+
+    Its own bounds let pass what is not a number, and infinity.
+
+    Args:
+        least: the smallest number allowed, or if ``above`` the largest that is not.
+        most: the largest.
+        above: see ``least``.
+    """
+
+    def check(given: Numbers) -> Numbers:
+        for value in given if isinstance(given, Sequence) else [given]:
+            fits = value is None or (math.isfinite(value) and least <= value <= most)
+            if not fits or (above and value == least):
+                raise typer.BadParameter(
+                    f"must be {'more than' if above else 'at least'} {least:g} and at most {most:g}, found {value}"
+                )
+        return given
+
+    return check
 
 
 class AveragingMode(str, Enum):
@@ -32,6 +62,12 @@ OverridesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to change, e.g. training.seed=2.")
 ]
 DataDirOption = Annotated[Path | None, typer.Option(help="Folder with the text, looked at first.")]
+VerifyOption = Annotated[
+    bool,
+    typer.Option(
+        "--verify", help="Read all of the text and the prepared data for changes, not only a sample."
+    ),
+]
 ModelOption = Annotated[Path, typer.Option("--model", "-m", help="Model folder.")]
 NewModelOption = Annotated[Path, typer.Option("--output", "-o", help="Model folder to make.")]
 ModelsOption = Annotated[
@@ -54,7 +90,28 @@ RecipeDeviceOption = Annotated[
     str | None, typer.Option(help="auto, cpu, cuda or cuda:N, instead of the recipe's.")
 ]
 ThreadsOption = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads.", show_default="as many as there are cores")
+    int | None,
+    typer.Option(min=1, max=limits.THREADS, help="CPU threads.", show_default="as many as are fastest here"),
+]
+RecipeThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, max=limits.THREADS, help="CPU threads, instead of the recipe's."),
+]
+BenchThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads", min=1, max=limits.THREADS, help="CPU threads.", show_default="as many as there are cores"
+    ),
+]
+InputLengthOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-input-length",
+        min=1,
+        max=limits.INPUT_LENGTH,
+        help="Longest sentence, in tokens, taken whole; score refuses longer ones.",
+        show_default="the recipe's",
+    ),
 ]
 PrecisionOption = Annotated[
     ProductPrecision,
@@ -65,21 +122,29 @@ PrecisionOption = Annotated[
 ]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="File to write when all is done.", show_default="standard output"),
+    typer.Option(
+        "--output", "-o", help="File to write, which grows line by line.", show_default="standard output"
+    ),
 ]
 BatchSizeOption = Annotated[
-    int | None, typer.Option(min=1, help="Lines processed together.", show_default="the recipe's")
+    int | None,
+    typer.Option(min=1, max=limits.TRANSLATED, help="Lines processed together.", show_default="the recipe's"),
 ]
 AlphaOption = Annotated[
     float | None,
     typer.Option(
-        min=0.0,
+        callback=within(0.0, limits.LENGTH_PENALTY_ALPHA),
         help="Scores are divided by ((beta + length) / (beta + 1)) ** alpha.",
         show_default="the recipe's",
     ),
 ]
 BetaOption = Annotated[
-    float | None, typer.Option(min=0.0, help="See --length-penalty-alpha.", show_default="the recipe's")
+    float | None,
+    typer.Option(
+        callback=within(0.0, limits.LENGTH_PENALTY_BETA),
+        help="See --length-penalty-alpha.",
+        show_default="the recipe's",
+    ),
 ]
 BucketOption = Annotated[
     str | None,
@@ -88,7 +153,8 @@ BucketOption = Annotated[
     ),
 ]
 PairsOption = Annotated[
-    int | None, typer.Option("--batch", min=1, help="Sentence pairs, instead of the recipe's.")
+    int | None,
+    typer.Option("--batch", min=1, max=limits.BATCH, help="Sentence pairs, instead of the recipe's."),
 ]
 
 
@@ -96,13 +162,51 @@ def check_writable(*paths: Path | None) -> None:
     """Refuse files that are to be written where they cannot be.
 
     Raises:
-        InputError: a path is a folder, or is in none.
+        InputError: a path is a folder, is in none, or may not be written.
     """
     for path in paths:
-        if path is not None and path.is_dir():
+        if path is None:
+            continue
+        if path.is_dir():
             raise InputError(f"{path}: a folder; give the name of a file")
-        if path is not None and not path.parent.is_dir():
+        if not path.parent.is_dir():
             raise InputError(f"{path.parent}: no such folder")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise InputError(f"{path}: no permission to write; give another file")
+
+
+def check_picture(path: Path | None) -> None:
+    """Refuse pictures that cannot be written.
+
+    Raises:
+        InputError: as :func:`check_writable`, or the suffix names no kind of picture.
+    """
+    if path is None:
+        return
+    check_writable(path)
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lower().removeprefix(".") not in kinds:
+        raise InputError(f"{path}: no kind of picture; give a name that ends in .{', .'.join(sorted(kinds))}")
+
+
+_WRITTEN_BY_ECONMT = re.compile(
+    r"recipe\.yaml|metrics\.tsv|results\.json|meta\.json|log|.*\.safetensors|subwords\..*model|vocab\..*\.txt"
+)
+
+
+def check_not_of_model(path: Path | None, folders: Iterable[Path]) -> None:
+    """Refuse to write over a file of a model that is being used.
+
+    Raises:
+        InputError: the path is one.
+    """
+    if path is None or not path.exists() or not _WRITTEN_BY_ECONMT.fullmatch(path.name):
+        return
+    for folder in folders:
+        if folder.resolve() in path.resolve().parents:
+            raise InputError(f"{path}: belongs to the model in {folder}; give another file to write")
 
 
 def bytes_of(option: str, text: str | None) -> int | None:

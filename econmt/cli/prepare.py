@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from econmt.cli.options import DataDirOption, OverridesArgument, RecipeArgument
+from econmt.cli.options import DataDirOption, OverridesArgument, RecipeArgument, VerifyOption
 from econmt.data.batches import bucket_rule, training_batches
 from econmt.data.bucket_shapes import Counts, Derived
 from econmt.data.buckets import bucket_table, count_lengths
@@ -23,6 +23,7 @@ from econmt.data.padding import (
 from econmt.data.pair_flops import PairFlops, pair_flops
 from econmt.data.store import PreparedData, length_quantiles, store_folder
 from econmt.data.store import prepare as prepare_data
+from econmt.errors import printable
 from econmt.memory.report.tables import format_bytes
 from econmt.recipe import Recipe, find_recipe, load_recipe
 
@@ -38,6 +39,7 @@ def prepare(
         Path | None,
         typer.Option("--output", "-o", help="Folder of the store; default: where training looks for it."),
     ] = None,
+    verify: VerifyOption = False,
 ) -> None:
     """Write the token store of a recipe's text without training, and report on it.
 
@@ -50,9 +52,9 @@ def prepare(
     resolved = load_recipe(recipe, overrides or ())
     folder = output if output is not None else store_folder(resolved)
     search = search_path(find_recipe(recipe).parent, data_dir)
-    prepared = prepare_data(resolved, folder, search, show_progress=True)
+    prepared = prepare_data(resolved, folder, search, show_progress=True, verify=verify)
     for line in report(resolved, prepared):
-        print(line)
+        print(printable(line))
 
 
 def report(recipe: Recipe, prepared: PreparedData) -> list[str]:

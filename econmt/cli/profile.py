@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from econmt.cli.computing import warn_of_crowd
 from econmt.cli.consoles import status_line, table_console
 from econmt.cli.options import (
     BucketOption,
@@ -20,12 +21,15 @@ from econmt.cli.options import (
     PairsOption,
     RecipeArgument,
     RecipeDeviceOption,
+    RecipeThreadsOption,
     bytes_of,
     check_writable,
 )
 from econmt.cli.workload import Found, find_workload
+from econmt.data.tables import print_table
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.precision import precision_of_run
+from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.memory.estimate.techniques import Say, Technique, estimates, techniques
 from econmt.memory.measure.kernels import KernelTimes
@@ -62,6 +66,7 @@ def profile(
         typer.Option(help="Write one page with charts, for a browser."),
     ] = None,
     device: RecipeDeviceOption = None,
+    threads: RecipeThreadsOption = None,
     estimated: Annotated[
         bool, typer.Option("--estimate", help="Predict; no step is run, and no GPU is needed for cuda.")
     ] = False,
@@ -83,19 +88,17 @@ def profile(
       econmt profile iwslt --fit 8GiB --device cuda
     """
     size = _check(estimated, measured, budget, trace, html)
-    changes = [*(overrides or []), *([] if device is None else [f"training.device={device}"])]
-    loaded = load_recipe(recipe, changes)
+    loaded = load_recipe(recipe, [*(overrides or []), *_changes(device=device, threads=threads)])
     predicted = estimated or size is not None
     where = _device(loaded.training.device, predicted)
     found = find_workload(recipe, loaded, bucket, batch, data_dir)
-    precision = _precision(loaded, where, predicted)
-    own = Technique("as in the recipe", Implementations.of(loaded.ops), precision)
-    rows = [own]
+    count, precision = _settled(loaded, where, predicted)
+    rows = [own := Technique("as in the recipe", Implementations.of(loaded.ops), precision)]
     if compare:
         with rules_only(where.type) if predicted else nullcontext():
             rows = techniques(loaded.ops.stash, where.type, has_compiler() and not predicted)
     command = shlex.join(["econmt", *context.obj])
-    console = table_console(140)
+    console = table_console()
     if size is not None:
         fits = _fit(found, [each for each in rows if not compare or each.name in FITTED], where, size)
         if as_json:
@@ -105,9 +108,9 @@ def profile(
             return
         name = "" if compare else f", {str(precision).removeprefix('torch.')}"
         print(f"{loaded.name}, {where}{name}; bytes are estimated, every row is full")
-        console.print(fit_table(fits, size))
+        print_table(console, fit_table(fits, size))
         return
-    with status_line() as say, reproducible(where, loaded.training.threads):
+    with status_line() as say, reproducible(where, count):
         profiles = _profiles(found, rows, where, predicted, measured, say)
         if trace is not None:
             _trace(found, own, where, profiles, trace, say)
@@ -133,6 +136,22 @@ def profile(
     for name, path in (("page", html), ("trace", trace)):
         if path is not None:
             print(f"{name}: {path}")
+
+
+def _changes(**options: object) -> list[str]:
+    """What options say in place of the recipe's ``training``."""
+    return [f"training.{key}={value}" for key, value in options.items() if value is not None]
+
+
+def _settled(recipe: Recipe, where: torch.device, predicted: bool) -> tuple[int | None, torch.dtype]:
+    """How many threads compute, and in which precision; nothing is measured for a prediction."""
+    if predicted:
+        return recipe.training.threads, _precision(recipe, where, predicted)
+    count = threads_for(recipe.training.threads, where, recipe.model.widest).number
+    with reproducible(where, count):
+        if where.type == "cpu":
+            warn_of_crowd()
+        return count, _precision(recipe, where, predicted)
 
 
 def _profiles(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from econmt.cli.options import OverridesArgument, RecipeArgument
+from econmt.data.files import whole_file, writing
 from econmt.errors import InputError
 from econmt.recipe import Recipe, find_recipe, load_recipe, recipe_text, shipped_recipes
 
@@ -62,7 +62,9 @@ def copy(
         raise InputError(f"{target}: exists already; choose another name, or --force to replace it")
     if not target.parent.is_dir():
         raise InputError(f"{target.parent}: no such folder")
-    shutil.copyfile(source, target)
+    content = source.read_bytes()
+    with writing(target), whole_file(target) as file:
+        file.write(content)
     print(target)
 
 
@@ -99,7 +101,7 @@ def validate(
             checked: Recipe = load_recipe(name)
         except InputError as error:
             failed = True
-            for line in str(error).splitlines():
+            for line in error.lines:
                 print(f"econmt: error: {line}", file=sys.stderr)
         else:
             print(f"{name}: ok ({checked.name})")

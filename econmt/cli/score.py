@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -12,15 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from econmt.api import load
 from econmt.cli import options
+from econmt.cli.computing import load_models
 from econmt.cli.options import AveragingMode, ProductPrecision
 from econmt.data.corpus import Corpus, read_pairs, split_pair
 from econmt.decoding.search import SearchOptions, length_penalty
-from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks, standard_input
+from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE
 from econmt.errors import InputError
 from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
+from econmt.typed_json import json_text
 
 
 class ScoreType(str, Enum):
@@ -60,6 +60,7 @@ def score(
     length_penalty_alpha: options.AlphaOption = None,
     length_penalty_beta: options.BetaOption = None,
     batch_size: options.BatchSizeOption = None,
+    max_input_length: options.InputLengthOption = None,
     checkpoint: options.CheckpointsOption = None,
     ensemble_mode: options.EnsembleOption = AveragingMode.linear,
     device: options.DeviceOption = "auto",
@@ -81,7 +82,10 @@ def score(
         raise InputError(
             "give both --source and --target, or neither and tab-separated pairs on standard input"
         )
-    loaded = load(models, checkpoint or "best", device=device, precision=precision.value, threads=threads)
+    options.check_writable(output)
+    options.check_not_of_model(output, models)
+    lines_out = LineOutput(output, [source, target] if source is not None else [None])
+    loaded = load_models(models, checkpoint, device, precision, threads)
     given = {"length_penalty_alpha": length_penalty_alpha, "length_penalty_beta": length_penalty_beta}
     search = loaded.search_options(given)
     scorer = Scorer(
@@ -98,11 +102,12 @@ def score(
     else:
         encode = loaded.vocabularies.target.encode
     where = STANDARD_INPUT if target is None else str(target)
+    most = max_input_length or loaded.recipe.decoding.max_input_length
     lines = 0
-    with line_output(output) as write:
+    with lines_out as write:
         for chunk in _pairs(source, target):
             targets = []
-            for number, (_, text) in enumerate(chunk, lines + 1):
+            for number, (text_of_source, text) in enumerate(chunk, lines + 1):
                 try:
                     targets.append(encode(text))
                 except KeyError as error:
@@ -110,6 +115,12 @@ def score(
                         f"{where}:{number}: '{error.args[0]}' is not a token of the target vocabulary; --target-tokens "
                         "takes the tokens that translate --output-type json prints"
                     ) from None
+                longest = max(len(loaded.vocabularies.source.encode(text_of_source)), len(targets[-1]))
+                if longest > most:
+                    raise InputError(
+                        f"{where}:{number}: {longest:,} tokens on a side, more than a pair of {most:,} may have; "
+                        "leave the pair out, or raise --max-input-length"
+                    )
             write(show(pair) for pair in scorer.score_ids([text for text, _ in chunk], targets))
             lines += len(chunk)
 
@@ -137,7 +148,7 @@ def _formatter(score_type: ScoreType, options: SearchOptions) -> Callable[[Score
         figures = (pair.log_probability, normalized(pair), pair.perplexity) if possible else (None,) * 3
         record: dict[str, Any] = dict(zip(("log_probability", "score", "perplexity"), figures, strict=True))
         record |= {"tokens": pair.tokens, "token_log_probabilities": pair.token_log_probabilities}
-        return json.dumps(record, ensure_ascii=False, allow_nan=False)
+        return json_text(record)
 
     figures: dict[ScoreType, Callable[[ScoredPair], float]] = {
         ScoreType.logprob: lambda pair: pair.log_probability,

@@ -10,18 +10,28 @@ from rich.console import Console
 from rich.table import Table
 
 from econmt.cli.consoles import table_console
-from econmt.cli.options import DataDirOption, OverridesArgument, RecipeArgument, RecipeDeviceOption
+from econmt.cli.options import (
+    DataDirOption,
+    OverridesArgument,
+    RecipeArgument,
+    RecipeDeviceOption,
+    RecipeThreadsOption,
+    VerifyOption,
+)
 from econmt.data.batches import bucket_rule, training_batches
 from econmt.data.buckets import assign_buckets
 from econmt.data.corpus import search_path
-from econmt.data.store import PreparedData, prepare, store_folder
+from econmt.data.store import PreparedData, left_out, prepare, store_folder
+from econmt.data.tables import print_table
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of_run
+from econmt.errors import printable
 from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
 from econmt.recipe import Recipe, find_recipe, load_recipe
 from econmt.tasks.translation import TranslationTask
 from econmt.training.budget import first_plan
+from econmt.training.checkpoints import load_state
 from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import Results
@@ -37,13 +47,15 @@ def train(
         str | None, typer.Option("--output", "-o", help="Model folder, instead of the recipe's.")
     ] = None,
     device: RecipeDeviceOption = None,
+    threads: RecipeThreadsOption = None,
     overwrite_output: Annotated[
         bool,
-        typer.Option("--overwrite-output", "--fresh", help="Start anew; the folder's run is lost."),
+        typer.Option("--overwrite-output", "--fresh", help="Start anew; the run in the folder is lost."),
     ] = False,
     resume_with_changes: Annotated[
         bool, typer.Option("--resume-with-changes", help="Go on although the recipe has changed.")
     ] = False,
+    verify: VerifyOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Prepare the text, say what would be trained, and leave.")
     ] = False,
@@ -57,13 +69,16 @@ def train(
     changes = list(overrides or [])
     changes += [f"output={output}"] if output is not None else []
     changes += [f"training.device={device}"] if device is not None else []
+    changes += [f"training.threads={threads}"] if threads is not None else []
     loaded = load_recipe(recipe, changes)
     search = search_path(find_recipe(recipe).parent, data_dir)
     talk = Console(stderr=True, highlight=False)
     results = table_console()
     if dry_run:
-        ModelFolder(loaded.output).create()
-        prepared = prepare(loaded, store_folder(loaded), search, show_progress=talk.is_terminal)
+        ModelFolder(loaded.output).check(overwrite=overwrite_output)
+        prepared = prepare(
+            loaded, store_folder(loaded), search, show_progress=talk.is_terminal, verify=verify
+        )
         _describe(loaded, prepared, results)
         return
     try:
@@ -73,6 +88,7 @@ def train(
             console=talk,
             overwrite_output=overwrite_output,
             resume_with_changes=resume_with_changes,
+            verify=verify,
         )
     except Interrupted as interrupted:
         talk.print(f"econmt: {interrupted}", soft_wrap=True, markup=False)
@@ -90,18 +106,51 @@ def train(
 def _print_results(found: Results, console: Console) -> None:
     """The results of a run, on standard output."""
     for number, sample in enumerate(found.samples, 1):
-        print(f"source {number}:      {sample.source}")
-        print(f"translation {number}: {sample.translation}")
-        print(f"reference {number}:   {sample.reference}")
-    console.print(ledger_table(found.ledger))
+        print(f"source {number}:      {printable(sample.source)}")
+        print(f"translation {number}: {printable(sample.translation)}")
+        print(f"reference {number}:   {printable(sample.reference)}")
+    print_table(console, ledger_table(found.ledger))
     for picture in found.pictures:
-        print(f"picture: {picture}")
+        print(f"picture: {printable(picture)}")
     if not math.isnan(found.bleu):
         print(f"{found.corpus} BLEU {found.bleu:.2f} of checkpoint {found.best_update} ({found.signature})")
 
 
+METRICS = {"bleu": "BLEU", "perplexity": "perplexity"}
+"""As they are written."""
+
+
+def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
+    """What the command would do without --dry-run."""
+    folder, training = ModelFolder(recipe.output), recipe.training
+    commits = folder.commits()
+    begin = "would begin a new run"
+    if commits:
+        begin = f"would go on from update {load_state(folder, commits[-1]).update:,}"
+    ends = [
+        f"{name} {limit:,}"
+        for name in ("max_updates", "max_epochs", "max_tokens", "max_seconds")
+        if (limit := getattr(training, name)) is not None
+    ]
+    patience = training.early_stopping.max_num_checkpoint_not_improved
+    if patience is not None:
+        ends.append(f"{patience} checkpoints without a better {METRICS[training.early_stopping.metric]}")
+    files = ", ".join(recipe.data.train)
+    return [
+        f"{recipe.name}: {begin} in {folder.path}, on {resolve_device(training.device)}",
+        f"learns from {len(prepared.train):,} pairs of {files}",
+        *filter(None, [left_out(recipe, prepared)]),
+        f"saves and validates every {training.checkpoint_interval:,} updates",
+        f"ends at {' or '.join(ends)}" if ends else "ends when it is told to: no limit is set",
+        "nothing is trained now; the same without --dry-run does it",
+        "",
+    ]
+
+
 def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
-    """What would be trained: the model by layer, the vocabulary, the batches by shape."""
+    """What would happen, and what would be trained: the model by layer, the vocabulary, the batches by shape."""
+    for line in _intention(recipe, prepared):
+        print(line)
     seed_everything(recipe.training.seed)
     model = TranslationTask.of(recipe, prepared).build_model()
     print(model)
@@ -112,7 +161,7 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
     layers = model.parameter_layers()
     for layer in dict.fromkeys(layers.values()):
         table.add_row(layer, f"{sum(sizes[name] for name, its in layers.items() if its == layer):,}")
-    console.print(table)
+    print_table(console, table)
     source, target = prepared.vocabularies
     shared = " (one for both)" if source is target else ""
     print(f"vocabulary: {source.size:,} source, {target.size:,} target{shared}")
@@ -126,8 +175,8 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
     found = assign_buckets(prepared.train.source_lengths, prepared.train.target_lengths, rule)
     for (source_width, target_width), pairs in zip(found.shapes.tolist(), found.counts.tolist(), strict=True):
         buckets.add_row(str(source_width), str(target_width), f"{pairs:,}")
-    console.print(buckets)
+    print_table(console, buckets)
     device = resolve_device(training.device)
     plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device).dtype)
     if plan is not None:
-        console.print(plan_table(plan))
+        print_table(console, plan_table(plan))

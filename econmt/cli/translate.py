@@ -12,16 +12,16 @@ from typing import Annotated
 
 import typer
 
-from econmt.api import load
+from econmt import limits
 from econmt.cli import options
-from econmt.cli.options import AveragingMode, ProductPrecision
+from econmt.cli.computing import load_models
+from econmt.cli.options import AveragingMode, ProductPrecision, within
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
-from econmt.decoding.attention_picture import draw_attention
-from econmt.decoding.formats import format_translation
-from econmt.decoding.streams import STANDARD_INPUT, line_output, read_chunks, standard_input
+from econmt.decoding.attention_picture import draw_attention, missing_note
+from econmt.decoding.formats import format_nbest, format_translation
+from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
-from econmt.errors import InputError
 
 
 class OutputType(str, Enum):
@@ -31,6 +31,50 @@ class OutputType(str, Enum):
     score = "score"
     json = "json"
     attention = "attention"
+
+
+NBestOption = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=limits.NBEST,
+        help="Translations of a line; more than 1 are printed as Moses does: number ||| text ||| log-probability ||| "
+        "score.",
+    ),
+]
+TopKOption = Annotated[
+    int, typer.Option(min=0, max=limits.WORDS, help="Draw among the K most probable tokens; 0: all.")
+]
+TemperatureOption = Annotated[
+    float,
+    typer.Option(
+        callback=within(0.0, limits.TEMPERATURE, above=True), help="Divides log-probabilities before drawing."
+    ),
+]
+
+
+class LongLines(str, Enum):
+    """What becomes of a source that is too long."""
+
+    cut = "cut"
+    skip = "skip"
+
+
+LongLinesOption = Annotated[
+    LongLines, typer.Option(help="A longer one: translate its beginning, or skip it and write an empty line.")
+]
+ChunkSizeOption = Annotated[
+    int,
+    typer.Option(min=1, max=limits.LINES, help="Lines read and sorted by length before any is translated."),
+]
+OutputFactorOption = Annotated[
+    float | None,
+    typer.Option(
+        callback=within(0.0, limits.OUTPUT_FACTOR, above=True),
+        help="Longest output: this times the source length, plus 10.",
+        show_default="the recipe's",
+    ),
+]
 
 
 def translate(
@@ -43,24 +87,22 @@ def translate(
     beam_size: Annotated[
         int | None,
         typer.Option(
-            "--beam-size", "-b", min=1, help="Hypotheses kept; 1: greedy.", show_default="the recipe's"
+            "--beam-size",
+            "-b",
+            min=1,
+            max=limits.BEAM,
+            help="Hypotheses kept; 1: greedy.",
+            show_default="the recipe's",
         ),
     ] = None,
-    nbest_size: Annotated[
-        int, typer.Option(min=1, help="Translations of a line; more than 1 need json.")
-    ] = 1,
+    nbest_size: NBestOption = 1,
     batch_size: options.BatchSizeOption = None,
-    chunk_size: Annotated[
-        int, typer.Option(min=1, help="Lines read and sorted by length before any is translated.")
-    ] = CHUNK_SIZE,
+    chunk_size: ChunkSizeOption = CHUNK_SIZE,
+    max_input_length: options.InputLengthOption = None,
+    long_lines: LongLinesOption = LongLines.cut,
     length_penalty_alpha: options.AlphaOption = None,
     length_penalty_beta: options.BetaOption = None,
-    max_output_factor: Annotated[
-        float | None,
-        typer.Option(
-            help="Longest output: this times the source length, plus 10.", show_default="the recipe's"
-        ),
-    ] = None,
+    max_output_factor: OutputFactorOption = None,
     output_type: Annotated[
         OutputType,
         typer.Option(help="The text; score, tab, text; a JSON object; the same with the attention matrix."),
@@ -69,9 +111,9 @@ def translate(
         Path | None, typer.Option(help="Draw the attention of the first line that is not blank.")
     ] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
-    top_k: Annotated[int, typer.Option(min=0, help="Draw among the K most probable tokens; 0: all.")] = 0,
-    temperature: Annotated[float, typer.Option(help="Divides log-probabilities before drawing.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of --sample.")] = 1,
+    top_k: TopKOption = 0,
+    temperature: TemperatureOption = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=limits.SEED, help="Of --sample.")] = 1,
     checkpoint: options.CheckpointsOption = None,
     ensemble_mode: options.EnsembleOption = AveragingMode.linear,
     device: options.DeviceOption = "auto",
@@ -88,11 +130,11 @@ def translate(
       echo "A dog runs." | econmt translate -m runs/multi30k
       econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
     """
-    if nbest_size > 1 and output_type in (OutputType.translation, OutputType.score):
-        raise InputError(
-            f"--nbest-size {nbest_size} does not fit on a line; give --output-type json (or attention) with it"
-        )
-    loaded = load(models, checkpoint or "best", device=device, precision=precision.value, threads=threads)
+    options.check_writable(output)
+    options.check_picture(attention_picture)
+    options.check_not_of_model(output, models)
+    lines_out = LineOutput(output, [input_file])
+    loaded = load_models(models, checkpoint, device, precision, threads)
     given = {
         "beam_size": beam_size,
         "nbest_size": nbest_size,
@@ -105,8 +147,15 @@ def translate(
         "seed": seed,
         "attention": output_type == OutputType.attention or attention_picture is not None,
     }
-    translator = loaded.translator(given, batch_size=batch_size, chunk_size=chunk_size, warn=_warn)
-    _run(translator, input_file, output, output_type, attention_picture)
+    translator = loaded.translator(
+        given,
+        batch_size=batch_size,
+        chunk_size=chunk_size,
+        max_input_length=max_input_length,
+        long_lines=long_lines.value,
+        warn=_warn,
+    )
+    _run(translator, input_file, lines_out, output_type, attention_picture)
 
 
 def _warn(text: str) -> None:
@@ -129,16 +178,21 @@ def _chunks(input_file: Path | None, size: int) -> Iterator[list[str]]:
 def _run(
     translator: Translator,
     input_file: Path | None,
-    output: Path | None,
+    output: LineOutput,
     output_type: OutputType,
     picture: Path | None,
 ) -> None:
     where = STANDARD_INPUT if input_file is None else str(input_file)
     start, lines, tokens = time.monotonic(), 0, 0
-    with line_output(output) as write:
+    several = translator.options.nbest_size > 1
+    with output as write:
         for chunk in _chunks(input_file, translator.chunk_size):
             translations = translator.translate_chunk(chunk, lines + 1, where)
-            write(format_translation(translation, output_type.value) for translation in translations)
+            if several and output_type in (OutputType.translation, OutputType.score):
+                numbered = enumerate(translations, lines)
+                write(row for number, each in numbered for row in format_nbest(each, number))
+            else:
+                write(format_translation(translation, output_type.value) for translation in translations)
             if picture is not None and _draw(translations, picture):
                 picture = None
             lines += len(chunk)
@@ -153,6 +207,9 @@ def _draw(translations: Sequence[Translation], picture: Path) -> bool:
     """Draw the first translation that has attention; whether there was one."""
     for translation in translations:
         if translation.attention is not None:
-            draw_attention(translation.attention, translation.source_tokens, translation.tokens, picture)
+            tokens = translation.source_tokens, translation.tokens
+            missing = draw_attention(translation.attention, *tokens, picture)
+            if missing:
+                _warn(missing_note(missing, picture))
             return True
     return False

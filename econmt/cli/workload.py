@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from econmt import limits
 from econmt.data.batches import rows_of_batch, training_batches
 from econmt.data.corpus import search_path
 from econmt.data.store import PreparedData, holds_text_of, open_prepared, prepare, store_folder
@@ -68,7 +69,10 @@ def parse_bucket(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"\s*([1-9][0-9]{0,5})\s*[xX×]\s*([1-9][0-9]{0,5})\s*", text)
     if found is None:
         raise InputError(f"--bucket '{text}': expected source x target positions, as 100x80")
-    return int(found[1]), int(found[2])
+    sizes = int(found[1]), int(found[2])
+    if max(sizes) > limits.POSITIONS:
+        raise InputError(f"--bucket '{text}': at most {limits.POSITIONS} positions on a side")
+    return sizes
 
 
 def _prepared(name: str, recipe: Recipe, data_dir: Path | None) -> PreparedData | None:

@@ -388,9 +388,20 @@ def training_batches(
     )
 
 
-def valid_batches(store: TokenStore, batch_size: int) -> Iterator[Batch]:
-    """Every pair once, without shuffling, pairs of like length together, padded to the longest of the batch."""
+def longer_than(store: TokenStore, longest_side: int) -> npt.NDArray[np.bool_]:
+    """Which pairs have more tokens than ``longest_side`` on a side."""
+    longest: npt.NDArray[np.bool_] = np.maximum(store.source_lengths, store.target_lengths) > longest_side
+    return longest
+
+
+def valid_batches(store: TokenStore, batch_size: int, longest_side: int | None = None) -> Iterator[Batch]:
+    """Every pair once, without shuffling, pairs of like length together, padded to the longest of the batch.
+
+    Pairs with more tokens than ``longest_side`` on a side are left out: one line of a million would hold up all others.
+    """
     order = np.lexsort((store.source_lengths, store.target_lengths))
+    if longest_side is not None:
+        order = order[~longer_than(store, longest_side)[order]]
     for first in range(0, len(order), batch_size):
         indices = order[first : first + batch_size]
         pairs = store.gather(indices)

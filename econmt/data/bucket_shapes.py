@@ -8,7 +8,7 @@ found exactly: with C(R) the number of pairs that R holds,
 
 and cost_k of the shape that holds all pairs is the least possible. The two sides of a translation are about as long
 as each other, so that shapes which do not lie within each other have little to add: a search over all sets of shapes
-found none better on any text that was tried (docs/lab-notes.md). Where they do, because the two lengths have nothing to
+found none better on any text that was tried. Where they do, because the two lengths have nothing to
 do with each other, a grid of fixed buckets that needs no more shapes may be better and is taken instead.
 """
 

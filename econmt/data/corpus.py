@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from econmt.data import catalog
-from econmt.data.files import data_cache
+from econmt.data.files import data_cache, refuse_pipe
 from econmt.errors import InputError
 
 BYTE_ORDER_MARK = "\ufeff"
@@ -128,6 +128,7 @@ def read_lines(path: Path) -> Iterator[str]:
             all; the message names file and line.
     """
     number = 0
+    refuse_pipe(path)
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
             for number, raw in enumerate(stream, start=1):

@@ -1,21 +1,23 @@
-"""Small helpers around files: locations, notices, atomic writing, and operating-system errors in plain words."""
+"""Small helpers around files: locations, notices, files and folders that are whole or absent, errors in plain words."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from econmt.errors import InputError
+from econmt.errors import InputError, printable
 
 
 def notice(text: str) -> None:
-    """Print one line of talk on stderr; stdout belongs to results."""
-    print(f"econmt: {text}", file=sys.stderr, flush=True)
+    """Print one line of talk on stderr, see :func:`~econmt.errors.printable`; stdout belongs to results."""
+    print(f"econmt: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def cache_folder() -> Path:
@@ -50,7 +52,21 @@ def writing(place: Path) -> Iterator[None]:
             raise InputError(
                 f"{place}: cannot make this folder, {where} is a file; choose another name"
             ) from error
+        if error.errno == errno.EPIPE:
+            raise
         raise InputError(f"{place}: cannot write: {error.strerror or error}") from error
+
+
+def refuse_pipe(path: Path) -> None:
+    """Refuse a named pipe where a file is wanted: opening one waits for a writer, who may never come.
+
+    The pipes that a shell makes for ``<(command)`` have a writer, and no name in a folder.
+
+    Raises:
+        InputError: it is one.
+    """
+    if path.is_fifo() and Path(os.path.realpath(path)).exists():
+        raise InputError(f"{path}: a named pipe, not a file; give a file, or its text on standard input")
 
 
 def sync_folder(folder: Path) -> None:
@@ -64,19 +80,43 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+_OPEN_ALREADY = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
+
+
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write, which is at ``path`` only once the context has ended without an error, whole and synced."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    """A file to write, which is at ``path`` only once the context has ended without an error, whole and synced.
+
+    A file that is there keeps its permissions, and a link goes on leading where it leads. What is no file, such as a
+    device or a pipe, is written directly, as are the names that the system gives to what is open already.
+    """
+    mode = _mode(path)
+    if (mode is not None and not stat.S_ISREG(mode)) or str(path).startswith(_OPEN_ALREADY):
+        with path.open("wb") as stream:
+            yield stream
+        return
+    place = Path(os.path.realpath(path))
+    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as stream:
+            if mode is not None:
+                with contextlib.suppress(OSError):  # of another user's file, or on a disk without permissions
+                    partial.chmod(stat.S_IMODE(mode))
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        partial.replace(path)
-        sync_folder(path.parent)
+        partial.replace(place)
+        sync_folder(place.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _mode(path: Path) -> int | None:
+    """Kind and permissions of what a name leads to; None if that is nothing."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -89,3 +129,61 @@ def write_atomically(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as stream:
             stream.write(content)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to fill, which is at ``folder`` only once the context has ended without an error, whole and synced.
+
+    A folder that was there goes away then, with all in it: the caller has seen to it that it may. What processes that
+    were killed left of theirs is removed first.
+    """
+    folder = folder.resolve()  # the folder that a link leads to is written anew, beside itself
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder)
+    partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old"))
+    partial.mkdir()
+    try:
+        yield partial
+        for path in (*partial.rglob("*"), partial):
+            _sync(path)
+        replaces = folder.is_dir()
+        if replaces:
+            folder.rename(old)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if replaces:
+                old.rename(folder)
+            raise
+        sync_folder(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir():
+        sync_folder(path)
+        return
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for leftover in folder.parent.glob(f".{folder.name}.*"):
+        process, _, kind = leftover.name.removeprefix(f".{folder.name}.").partition(".")
+        if kind in ("partial", "old") and process.isdigit() and not _is_running(int(process)):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":
+        return process != os.getpid()
+    try:
+        os.kill(process, 0)  # signal 0 only asks
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
+import re
 import time
 from collections.abc import Iterator, Sequence
 from itertools import compress, islice
@@ -16,9 +16,10 @@ from typing import IO, Any
 import numpy as np
 
 from econmt.data.corpus import Corpus, find_corpus, read_pairs
-from econmt.data.download import text_checksum
-from econmt.data.files import notice, sync_folder, write_atomically, writing
+from econmt.data.files import notice, refuse_pipe, whole_folder, writing
+from econmt.data.fingerprints import describe, is_as_described
 from econmt.data.progress_bars import counted
+from econmt.data.store_schema import StoreDescription
 from econmt.data.subwords import (
     UNK,
     Vocabularies,
@@ -30,9 +31,15 @@ from econmt.data.subwords import (
 from econmt.data.token_store import TokenStore, TokenStoreWriter
 from econmt.errors import InputError
 from econmt.recipe import Data, Recipe, WordSubwords, model_folder
+from econmt.typed_json import parse_json
+from econmt.typed_yaml import check_section
 
 FORMAT = "econmt-data-1"
 META_FILE = "meta.json"
+_OWN = re.compile(
+    r"meta\.json|(train|valid|test)\.(tokens|index|lines|source\.txt|target\.txt)|(subwords|vocab)(\.source|\.target)?\.(model|txt)"
+)
+"""Names of the files of a store; a folder that holds others is never written anew."""
 _CHUNK_PAIRS = 10_000
 
 
@@ -56,13 +63,17 @@ class PreparedData:
     """Probability of BPE-dropout; 0: none."""
     statistics: dict[str, Any]
     """Counts of pairs, tokens, unknown tokens and pairs left out, by split; see ``econmt prepare``."""
+    checksums: dict[str, str]
+    """SHA-256 of each file of the store, by name."""
 
 
 _Input = tuple[str, Corpus]
 """A text and the split that it belongs to."""
 
 
-def prepare(recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progress: bool) -> PreparedData:
+def prepare(
+    recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progress: bool, verify: bool = False
+) -> PreparedData:
     """Turn the recipe's text into a store in ``folder``, or reuse the one there if nothing has changed.
 
     A store is reused when the recipe's data section and the contents of all text files are those it was made
@@ -72,6 +83,8 @@ def prepare(recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progre
         recipe: its data section says which text and how it becomes tokens.
         folder: where the store lies. search: see :func:`econmt.data.corpus.search_path`.
         show_progress: show bars on stderr if it is a terminal.
+        verify: read all of the text and of the store to see whether they are what they were; otherwise their sizes,
+            times and a sample are compared, see :mod:`econmt.data.fingerprints`.
 
     Raises:
         InputError: text that is missing or unusable, or a folder that cannot be written.
@@ -87,13 +100,17 @@ def prepare(recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progre
         notice(
             f"using the prepared data in {folder}; its text is not here, so it was not looked at for changes"
         )
-        return dataclasses.replace(open_prepared(folder), subword_dropout=_subword_dropout(data))
-    files = _describe_inputs(inputs, meta)
+        return dataclasses.replace(
+            open_prepared(folder, verify=verify), subword_dropout=_subword_dropout(data)
+        )
+    files = _describe_inputs(inputs, meta, verify)
     if meta is not None:
         reason = _why_outdated(meta, data, files)
         if reason is None:
             try:
-                return dataclasses.replace(open_prepared(folder), subword_dropout=_subword_dropout(data))
+                return dataclasses.replace(
+                    open_prepared(folder, verify=verify), subword_dropout=_subword_dropout(data)
+                )
             except InputError as error:
                 reason = str(error)
         notice(f"preparing the data in {folder} again: {reason}")
@@ -115,8 +132,8 @@ def store_folder(recipe: Recipe) -> Path:
     return model_folder(recipe) / "prepared" if recipe.data.prepared is None else Path(recipe.data.prepared)
 
 
-def open_prepared(folder: Path) -> PreparedData:
-    """Open a store that :func:`prepare` made.
+def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
+    """Open a store that :func:`prepare` made; ``verify``: read all of it to see whether it is as it was written.
 
     Raises:
         InputError: ``folder`` holds none, or it is damaged.
@@ -126,10 +143,16 @@ def open_prepared(folder: Path) -> PreparedData:
         raise InputError(f"{folder}: no prepared data here; run econmt prepare")
     lines = {split: _read_raw(folder, split) for split in ("valid", "test") if split in meta["splits"]}
     stores = {split: TokenStore(folder, split, description) for split, description in meta["splits"].items()}
+    for split, sides in lines.items():
+        if {len(side) for side in sides} != {len(stores[split])}:
+            raise InputError(f"{folder}: the {split} text is not that of the token store; remove the folder")
     if fingerprint(folder) != meta["vocabulary"]:
         raise InputError(
             f"{folder}: the vocabulary files are not those of the token store; remove the folder"
         )
+    for name, description in meta.get("store", {}).items():
+        if not is_as_described(folder / name, description, verify=verify):
+            raise InputError(f"{folder / name}: is not as it was written; remove {folder}")
     return PreparedData(
         folder=folder,
         vocabularies=load_vocabularies(folder),
@@ -143,25 +166,35 @@ def open_prepared(folder: Path) -> PreparedData:
         vocabulary_files=vocabulary_files(folder),
         subword_dropout=float(meta["subword_dropout"]),
         statistics=meta["statistics"],
+        checksums={name: entry["sha256"] for name, entry in _described(folder, meta).items()},
     )
+
+
+def _described(folder: Path, meta: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The descriptions of a store's files; one of an earlier version has none, so that they are made."""
+    if "store" in meta:
+        found: dict[str, dict[str, Any]] = meta["store"]
+        return found
+    own = (path for path in folder.iterdir() if _OWN.fullmatch(path.name))
+    return {path.name: describe(path) for path in own if path.name != META_FILE}
 
 
 def _read_meta(folder: Path) -> dict[str, Any] | None:
     """The store's description; None if ``folder`` holds no store of this format."""
     path = folder / META_FILE
+    advice = f"it describes no prepared data, or is damaged: choose another folder or remove {folder}"
+    for each in folder.iterdir() if folder.is_dir() else ():
+        refuse_pipe(each)
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = parse_json(path.read_bytes(), str(path), advice)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: damaged description of prepared data ({error}); remove {folder}"
-        ) from error
-    if not isinstance(meta, dict) or "format" not in meta:
-        raise InputError(
-            f"{path}: not a description of prepared data; choose another folder or remove {folder}"
-        )
-    return meta if meta["format"] == FORMAT else None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if meta.get("format") != FORMAT and isinstance(meta.get("format"), str):
+        return None
+    check_section(StoreDescription, meta, str(path), advice)
+    return meta
 
 
 def _data_settings(data: Data) -> dict[str, Any]:
@@ -185,24 +218,19 @@ def _find_inputs(data: Data, search: Sequence[Path], progress: bool, *, fetch: b
     ]
 
 
-def _describe_inputs(inputs: Sequence[_Input], meta: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Size, time and SHA-256 of each text file; the sum is that of ``meta`` where size and time are the same."""
-    known = {
-        (entry["path"], entry["size"], entry["time"]): entry["sha256"]
-        for entry in (meta or {}).get("files", [])
-    }
+def _describe_inputs(
+    inputs: Sequence[_Input], meta: dict[str, Any] | None, verify: bool
+) -> list[dict[str, Any]]:
+    """Each text file and what it holds; as ``meta`` says where the file is still the same."""
+    known = {entry["path"]: entry for entry in (meta or {}).get("files", [])}
     described = []
     for split, corpus in inputs:
         for path in corpus.files:
-            try:
-                status = path.stat()
-                key = (str(path.resolve()), status.st_size, status.st_mtime_ns)
-                checksum = known.get(key) or text_checksum(path, "sha256", compressed=False)
-            except OSError as error:
-                raise InputError(f"{path}: cannot read: {error.strerror or error}") from error
-            described.append(
-                {"split": split, "path": key[0], "size": key[1], "time": key[2], "sha256": checksum}
-            )
+            place = str(path.resolve())
+            entry = known.get(place)
+            if entry is None or not is_as_described(path, entry, verify=verify):
+                entry = describe(path)
+            described.append({**entry, "split": split, "path": place})
     return described
 
 
@@ -225,50 +253,22 @@ def _build(
     began = time.monotonic()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; the prepared data needs a folder of this name")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / META_FILE).is_file():
+    foreign = (
+        [path.name for path in folder.iterdir() if not _OWN.fullmatch(path.name)] if folder.is_dir() else []
+    )
+    if foreign or (folder.is_dir() and any(folder.iterdir()) and not (folder / META_FILE).is_file()):
+        named = f" ({', '.join(sorted(foreign)[:3])})" if foreign else ""
         raise InputError(
-            f"{folder}: the folder holds other files; choose an empty or new one for prepared data"
+            f"{folder}: the folder holds other files{named}; move them, or choose an empty or new one for prepared data"
         )
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder)
-        partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-        partial.mkdir()
-        try:
-            meta = _write_store(data, partial, inputs, progress)
-            meta["files"] = files
-            meta["statistics"]["seconds"] = round(time.monotonic() - began, 2)
-            write_atomically(
-                partial / META_FILE, (json.dumps(meta, indent=1, ensure_ascii=False) + "\n").encode()
-            )
-            old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-            if folder.is_dir():
-                folder.rename(old)
-            partial.rename(folder)
-            sync_folder(folder.parent)
-            shutil.rmtree(old, ignore_errors=True)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove what preparations that were killed left behind."""
-    for leftover in folder.parent.glob(f".{folder.name}.*"):
-        process, _, kind = leftover.name.removeprefix(f".{folder.name}.").partition(".")
-        if kind in ("partial", "old") and process.isdigit() and not _is_running(int(process)):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    if os.name != "posix":
-        return process != os.getpid()
-    try:
-        os.kill(process, 0)  # signal 0 only asks
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    with writing(folder), whole_folder(folder) as partial:
+        meta = _write_store(data, partial, inputs, progress)
+        meta["files"] = files
+        meta["store"] = {path.name: describe(path) for path in sorted(partial.iterdir())}
+        meta["statistics"]["seconds"] = round(time.monotonic() - began, 2)
+        (partial / META_FILE).write_text(
+            json.dumps(meta, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
 
 def _write_store(data: Data, folder: Path, inputs: Sequence[_Input], progress: bool) -> dict[str, Any]:
@@ -390,6 +390,18 @@ class _SplitWriter:
                 "raise data.max_length or mend the text"
             )
         return description, {"pairs": description["pairs"], **counts}
+
+
+def left_out(recipe: Recipe, prepared: PreparedData) -> str:
+    """How many training pairs are not learnt from, and why; in words, empty if all are."""
+    counts = prepared.statistics["train"]
+    reasons = {
+        f"longer than data.max_length {recipe.data.max_length} tokens on a side": counts["too_long"],
+        "with an empty side": counts["empty"],
+    }
+    parts = [f"{number:,} {reason}" for reason, number in reasons.items() if number]
+    dropped = counts["too_long"] + counts["empty"]
+    return f"{dropped:,} of {counts['lines']:,} pairs are left out: {', '.join(parts)}" if parts else ""
 
 
 def _read_raw(folder: Path, split: str) -> tuple[list[str], list[str]]:

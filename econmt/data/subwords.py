@@ -40,6 +40,14 @@ SAMPLE_PAIRS = 1_000_000
 _TRAINING_THREADS = 4
 _LONGEST_SENTENCE_BYTES = 1 << 16
 
+_BLANKS = (
+    " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+)
+
+# What looks like one of its marks SentencePiece takes out of the text it learns from; where the letters of one stood in
+# nothing else, they would be unknown. A blank in it makes it text like any other.
+_MARKS = re.compile(r"<(?=(?:pad|unk|s|/s)>)")
+
 
 class Vocabulary(Protocol):
     """Text to ids and back. Ids 0 to 3 are ``<pad>``, ``<unk>``, ``<s>`` and ``</s>``."""
@@ -95,7 +103,7 @@ class SentencePieceVocabulary:
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """:meth:`encode` for many lines at once, on several threads."""
-        normalised = [unicodedata.normalize("NFC", text) for text in texts]
+        normalised = [normalized(text) for text in texts]
         return list(self.processor.EncodeAsIds(normalised)) if normalised else []
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -147,9 +155,14 @@ class Vocabularies(NamedTuple):
     target: Vocabulary
 
 
+def normalized(text: str) -> str:
+    """A line in NFC, without blanks of any kind (tabs, no-break spaces) at its ends."""
+    return unicodedata.normalize("NFC", text).strip(_BLANKS)
+
+
 def split_words(text: str) -> list[str]:
     """The words of a line of tokenised text: what stands between spaces, in NFC."""
-    return [word for word in unicodedata.normalize("NFC", text).split(" ") if word]
+    return [word for word in normalized(text).split(" ") if word]
 
 
 def train_vocabularies(
@@ -198,7 +211,7 @@ def _train_subwords(
     sides = [(JOINT_FILE, (0, 1))] if settings.joint else [(SUBWORD_FILES[0], (0,)), (SUBWORD_FILES[1], (1,))]
     for name, columns in sides:
         sentences = (
-            unicodedata.normalize("NFC", pair[column])
+            _MARKS.sub("< ", normalized(pair[column]))
             for pair in sample_pairs(pairs_factory(), count, SAMPLE_PAIRS)
             for column in columns
             if pair[column].strip()

@@ -8,24 +8,29 @@ from pathlib import Path
 
 from torch import Tensor
 
+from econmt.errors import printable
+
 SENTENCEPIECE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 VISIBLE_SPACE = "\N{OPEN BOX}"
 
 
 def token_label(token: str) -> str:
     """A token as a person reads it: SentencePiece's sign for a space becomes an open box."""
-    return token.replace(SENTENCEPIECE_SPACE, VISIBLE_SPACE)
+    return printable(token.replace(SENTENCEPIECE_SPACE, VISIBLE_SPACE))
 
 
 def draw_attention(
     attention: Tensor, source_tokens: Sequence[str], target_tokens: Sequence[str], path: Path
-) -> None:
+) -> str:
     """Draw a heat map: one row a target token, one column a source token, dark where the model looked.
 
     Args:
         attention: (T, S) weights in [0, 1]; a row or column more than there are tokens is that of EOS.
         source_tokens, target_tokens: the tokens, EOS left out or not.
         path: where to write the picture; its suffix chooses the format.
+
+    Returns:
+        The letters that no font of this machine has, which are drawn as boxes; see :func:`missing_note`.
 
     Raises:
         ValueError: if the shape does not fit the tokens.
@@ -48,8 +53,10 @@ def draw_attention(
     image = axes.imshow(attention.float().cpu().numpy(), cmap="Blues", vmin=0.0, vmax=1.0, aspect="auto")
     axes.set_xticks(range(len(columns)), columns, rotation=60, ha="left", rotation_mode="anchor", fontsize=11)
     axes.set_yticks(range(len(rows)), rows, fontsize=11)
+    families, missing = fonts_for("".join(rows + columns))
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)  # a dollar sign is a token, not a formula
+        label.set_fontfamily(families)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
     axes.set_xlabel("source", fontsize=12)
@@ -63,3 +70,42 @@ def draw_attention(
         # A letter that none of the fonts has is drawn as a box; the picture is no worse for a warning of each.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(path, dpi=120)
+    return missing
+
+
+def missing_note(letters: str, path: Path) -> str:
+    """What a person should know of letters that a picture shows as boxes."""
+    some = ", ".join(f"U+{ord(letter):04X}" for letter in letters[:5])
+    more = f" and {len(letters) - 5} more" if len(letters) > 5 else ""
+    return (
+        f"{path}: no font of this machine has {some}{more}, drawn as boxes; install one that does (Noto Sans CJK, "
+        "Noto Sans Arabic, Noto Emoji) and draw again"
+    )
+
+
+def fonts_for(text: str) -> tuple[list[str], str]:
+    """Names of installed fonts that together have the letters of a text, and the letters that none has."""
+    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+
+    def covered(path: str) -> set[str]:
+        known = get_font(path).get_charmap()
+        return {letter for letter in missing if ord(letter) in known}
+
+    missing = {letter for letter in text if not letter.isspace()}
+    usual = FontProperties()
+    names = list(usual.get_family())
+    missing -= covered(findfont(usual))
+    for font in sorted(fontManager.ttflist, key=lambda entry: (entry.style != "normal", entry.weight != 400)):
+        # The last resort has a box for every letter, and math fonts have letters of their own at usual places.
+        if not missing:
+            break
+        if font.name.startswith(("Last Resort", "STIXSize", "STIXNonUnicode", "cm")) or font.name in names:
+            continue
+        try:
+            found = covered(font.fname)
+        except (OSError, RuntimeError):  # a file that is no longer there, or is no font
+            continue
+        if found:
+            names.append(font.name)
+            missing -= found
+    return names, "".join(sorted(missing))

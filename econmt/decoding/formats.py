@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from econmt.decoding.translator import NBestEntry, Translation
+from econmt.typed_json import json_text
 
 OutputType = Literal["translation", "score", "json", "attention"]
 ATTENTION_DIGITS = 5
@@ -34,7 +35,21 @@ def format_translation(translation: Translation, output_type: OutputType) -> str
     }
     if with_attention:
         best["attention"] = candidates[0]["attention"] if candidates else []
-    return json.dumps(best, ensure_ascii=False, allow_nan=False)
+    return json_text(best)
+
+
+def format_nbest(translation: Translation, number: int) -> list[str]:
+    """The hypotheses of a line as Moses lists them, a line each, the best first.
+
+    ``number ||| text ||| logprob= log-probability ||| score``, with the number of the source line from 0. Bars in a
+    text that would end it are written as Moses escapes them. A blank line has one, its empty translation.
+    """
+    best: Sequence[NBestEntry | Translation] = translation.hypotheses or [translation]
+    return [
+        f"{number} ||| {each.text.replace('|||', '&#124;' * 3)} ||| logprob= {each.log_probability:.6f} ||| "
+        f"{each.score:.6f}"
+        for each in best
+    ]
 
 
 def _as_dict(candidate: NBestEntry, with_attention: bool) -> dict[str, Any]:

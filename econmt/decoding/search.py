@@ -12,18 +12,19 @@ can overtake them. Results therefore never depend on the other sentences of the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from econmt import recipe
+from econmt import limits, recipe
 from econmt.data.subwords import BOS, EOS, PAD
 from econmt.decoding.search_model import SearchModel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 class SearchOptions:
     """How translations are searched for; the first four are those of ``recipe.Decoding``.
 
@@ -38,42 +39,30 @@ class SearchOptions:
         temperature: log-probabilities are divided by it before a token is drawn.
         seed: of the draws; a sentence's draws depend on this and its number alone.
         attention: whether hypotheses carry their attention.
+
+    Raises:
+        ValidationError: pydantic's, a ValueError, if a value is of another type or out of range.
     """
 
-    beam_size: int = 5
-    length_penalty_alpha: float = 1.0
-    length_penalty_beta: float = 0.0
-    max_output_factor: float = 2.0
-    nbest_size: int = 1
+    beam_size: limits.BeamSize = 5
+    length_penalty_alpha: limits.LengthPenaltyAlpha = 1.0
+    length_penalty_beta: limits.LengthPenaltyBeta = 0.0
+    max_output_factor: limits.OutputFactor = 2.0
+    nbest_size: limits.NBestSize = 1
     ensemble_mode: Literal["linear", "log_linear"] = "linear"
-    sample: int | None = None
-    temperature: float = 1.0
-    seed: int = 1
+    sample: limits.TopTokens | None = None
+    temperature: limits.Temperature = 1.0
+    seed: limits.Seed = 1
     attention: bool = True
 
     def __post_init__(self) -> None:
-        if self.beam_size < 1 or self.nbest_size < 1:
-            raise ValueError(
-                f"beam_size {self.beam_size} and nbest_size {self.nbest_size} must be at least 1"
-            )
         if self.sample is None and self.nbest_size > self.beam_size:
             raise ValueError(f"nbest_size {self.nbest_size} must not exceed beam_size {self.beam_size}")
-        if self.length_penalty_alpha < 0.0 or self.length_penalty_beta < 0.0:
-            raise ValueError(
-                f"length_penalty_alpha {self.length_penalty_alpha} and length_penalty_beta {self.length_penalty_beta} "
-                "must not be negative"
-            )
-        if not self.temperature > 0.0 or not self.max_output_factor > 0.0:
-            raise ValueError(
-                f"temperature {self.temperature} and max_output_factor {self.max_output_factor} must be above 0"
-            )
-        if self.sample is not None and self.sample < 0:
-            raise ValueError(f"sample {self.sample} must not be negative")
 
     @classmethod
     def from_recipe(cls, decoding: recipe.Decoding) -> SearchOptions:
         """The search that a recipe's ``decoding`` section describes."""
-        return cls(**decoding.model_dump(exclude={"batch_size"}))
+        return cls(**decoding.model_dump(exclude={"batch_size", "max_input_length"}))
 
 
 MAX_OUTPUT_EXTRA = 10

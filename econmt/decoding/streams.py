@@ -1,4 +1,4 @@
-"""Lines from a pipe, a terminal or a file, and output that is either whole or not there."""
+"""Lines from a pipe, a terminal or a file, and output that grows with them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import IO
 
 from econmt.data.corpus import decode_line
-from econmt.data.files import whole_file, writing
-from econmt.errors import InputError
+from econmt.data.files import notice, writing
+from econmt.errors import InputError, printable
 
 PAUSE_SECONDS = 0.1
 BLOCK_BYTES = 1 << 16
@@ -74,22 +75,70 @@ def read_chunks(descriptor: int, size: int, where: str = STANDARD_INPUT) -> Iter
         yield pending
 
 
-@contextmanager
-def line_output(path: Path | None) -> Iterator[Callable[[Iterable[str]], object]]:
-    """A function that writes lines: to standard output at once, or to ``path``.
+class LineOutput:
+    """Writes lines as they come: to standard output, or to a file.
 
-    The file appears only once everything has been written: an interrupted run leaves an older one as it was.
+    The file is opened, and what it held is gone, when the first lines are there; it grows with them, so that an
+    interrupted run leaves the lines that were done. Links are followed, permissions stay, and devices and pipes are
+    written to.
+
+    Args:
+        path: of the file; None: standard output.
+        inputs: what is being read, and must not be the same file; None stands for standard input.
 
     Raises:
-        InputError: if the file cannot be written.
+        InputError: the file cannot be written, or is one of the inputs.
     """
-    if path is None:
-        yield _write_to_standard_output
-        return
-    with writing(path), whole_file(path) as stream:
-        yield lambda lines: stream.write("".join(line + "\n" for line in lines).encode())
+
+    def __init__(self, path: Path | None, inputs: Sequence[Path | None] = ()) -> None:
+        self._path = path
+        self._stream: IO[bytes] | None = None
+        for place in () if path is None else inputs:
+            if _is_same(path, place):
+                name = STANDARD_INPUT if place is None else place
+                raise InputError(f"{path}: is what is read ({name}); give another file to write")
+
+    def __enter__(self) -> Callable[[Iterable[str]], None]:
+        return self._write
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._write(())
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            with writing(self._path or Path()):
+                stream.close()
+
+    def _write(self, lines: Iterable[str]) -> None:
+        content = "".join(line + "\n" for line in lines)
+        if self._path is None:
+            sys.stdout.write(content if not sys.stdout.isatty() else shown_on_terminal(content))
+            sys.stdout.flush()
+            return
+        with writing(self._path):
+            if self._stream is None:
+                if self._path.is_fifo():
+                    notice(f"{self._path}: is a pipe; waiting for its reader")
+                self._stream = self._path.open("wb", buffering=0)
+            rest = memoryview(content.encode("utf-8", "surrogateescape"))
+            while rest:
+                rest = rest[self._stream.write(rest) :]
 
 
-def _write_to_standard_output(lines: Iterable[str]) -> None:
-    sys.stdout.write("".join(line + "\n" for line in lines))
-    sys.stdout.flush()
+def shown_on_terminal(text: str) -> str:
+    """Lines whose control characters cannot steer a terminal; tabs and line ends stay."""
+    return "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+
+
+def _is_same(output: Path | None, place: Path | None) -> bool:
+    """Whether an output is a file that is being read; devices and pipes may be both."""
+    if output is None:
+        return False
+    try:
+        written = output.stat()
+        read = os.fstat(0) if place is None else place.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(written.st_mode) and os.path.samestat(written, read)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,10 @@ from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid
 
 CHUNK_SIZE = 1024
+
+_CHARACTERS_A_TOKEN = 50
+"""More than tokens have on average: lines with more characters than the longest source can have are not even cut into
+tokens, which takes minutes for a word of megabytes."""
 
 
 class NBestEntry(NamedTuple):
@@ -65,8 +69,11 @@ EMPTY = Translation("", 0.0, 0.0, [], None, [], [])
 
 
 def one_line(text: str) -> str:
-    """``text`` without the line breaks that would shift all lines after it; byte subwords can produce them."""
-    return text.replace("\n", " ").replace("\r", " ") if "\n" in text or "\r" in text else text
+    """``text`` without the line breaks that would shift all lines after it, and without blanks at its ends.
+
+    Byte subwords can produce both, and the sign for a blank may come as a subword of its own.
+    """
+    return text.replace("\n", " ").replace("\r", " ").strip()
 
 
 def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -133,6 +140,8 @@ class Translator:
         batch_size: sentences translated together; None: the recipe's, or 64.
         chunk_size: lines read before any is translated; sorted by length within.
         max_length: the longest source the models were trained on, in tokens; lines beyond it are warned of.
+        max_input_length: the longest source, in tokens, that is translated whole; None: a recipe's default.
+        long_lines: what becomes of a longer one: "cut" translates its beginning, "skip" gives an empty line.
         warn: takes one line about a doubtful input line.
         watch: called between the steps of a search; what it raises ends it.
         continuous: whether beam search with one model lets sentences take one another's places, on a GPU in CUDA graphs
@@ -149,6 +158,8 @@ class Translator:
         batch_size: int | None = None,
         chunk_size: int = CHUNK_SIZE,
         max_length: int | None = None,
+        max_input_length: int | None = None,
+        long_lines: Literal["cut", "skip"] = "cut",
         warn: Callable[[str], None] | None = None,
         watch: Callable[[], object] = lambda: None,
         continuous: bool | None = None,
@@ -163,6 +174,8 @@ class Translator:
         self.vocabularies = vocabularies
         self.device = torch.device(device)
         self.max_length = max_length
+        self.max_input_length = max_input_length or recipe.Decoding().max_input_length
+        self.long_lines = long_lines
         self.warn = warn
         self.watch = watch
         longest = max_length or recipe.Data.model_fields["max_length"].default
@@ -193,12 +206,10 @@ class Translator:
         Raises:
             EconmtError: if the model's probabilities are not finite.
         """
-        sources = self.vocabularies.source.encode_many(list(lines))
+        sources = self._encode(lines, first, where)
         results = [EMPTY] * len(lines)
         # A line of nothing but blanks has no tokens either way, but word vocabularies need not agree on what is blank.
         filled = [index for index, line in enumerate(lines) if line.strip() and sources[index]]
-        for index in filled:
-            self._warn_of_long_line(len(sources[index]), f"{where}:{first + index}")
         with evaluation_mode(self.models):
             numbers = [first + index for index in filled]
             for position, hypotheses in self._search_all([sources[index] for index in filled], numbers):
@@ -211,12 +222,27 @@ class Translator:
                 results[index] = self._translation(sources[index], hypotheses)
         return results
 
-    def _warn_of_long_line(self, length: int, where: str) -> None:
-        if self.warn is not None and self.max_length is not None and length > self.max_length:
-            self.warn(
-                f"{where}: {length} source tokens, more than the {self.max_length} that the model was trained on; "
-                "the translation may be poor or incomplete"
-            )
+    def _encode(self, lines: Sequence[str], first: int, where: str) -> list[list[int]]:
+        """The ids of lines, cut or left out past ``max_input_length``; lines beyond what is usual are warned of."""
+        most, tell = self.max_input_length, self.warn or (lambda _: None)
+        characters = most * _CHARACTERS_A_TOKEN
+        sources = self.vocabularies.source.encode_many([line[:characters] for line in lines])
+        for index, (line, ids) in enumerate(zip(lines, sources, strict=True)):
+            length, place = len(ids), f"{where}:{first + index}"
+            if length > most or len(line) > characters:
+                size = f"{len(line):,} characters" if len(line) > characters else f"{length:,} source tokens"
+                cut = self.long_lines == "cut"
+                done = "only the beginning is translated" if cut else "left out, its translation is empty"
+                tell(
+                    f"{place}: {size}, more than a source of {most:,} tokens may have (max_input_length): {done}"
+                )
+                sources[index] = ids[:most] if cut else []
+            elif self.max_length is not None and length > self.max_length:
+                tell(
+                    f"{place}: {length} source tokens, more than the {self.max_length} that the model was trained on; "
+                    "the translation may be poor or incomplete"
+                )
+        return sources
 
     def _search_all(
         self, sources: Sequence[Sequence[int]], numbers: Sequence[int]

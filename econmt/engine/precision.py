@@ -6,15 +6,15 @@ state.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn import functional
 
+from econmt.engine.remembered import remembered
 from econmt.recipe import Recipe
 
 LEAST_SIZE = 128
@@ -25,7 +25,7 @@ MARGIN = 1.3
 """How many times as fast bfloat16 must be on a CPU to be chosen.
 
 Everything that is no product gains nothing, and casts cost; where bfloat16 is worth it it is twice as fast, so that no
-noise of the measurement decides."""
+noise of the measurement decides; what lies nearer together is computed in float32."""
 
 _SIZES = (256, 512, 2048)
 """Rows, inputs and outputs of the timed product: the gates of an LSTM of 512, some milliseconds at most."""
@@ -53,11 +53,12 @@ class Precision(NamedTuple):
     why: str = ""
 
     @property
-    def name(self) -> str:
+    def name(self) -> Literal["float32", "tf32", "bfloat16"]:
         """As a recipe names it."""
         if self.dtype == torch.float32:
             return "tf32" if self.allow_tf32 else "float32"
-        return str(self.dtype).removeprefix("torch.")
+        assert self.dtype == torch.bfloat16
+        return "bfloat16"
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """The context of a forward pass: products are made in the dtype."""
@@ -111,13 +112,13 @@ def precision_of(
         fast = not there or torch.cuda.get_device_capability(device) >= _BFLOAT16_SINCE
         why = "auto: the GPU has tensor cores for it" if fast else "auto: the GPU has no bfloat16"
         return _NAMED["bfloat16" if fast else "float32"]._replace(why=why)
-    sizes = [max(recipe.model.encoder.size, recipe.model.decoder.size) for recipe in recipes]
+    sizes = [recipe.model.widest for recipe in recipes]
     if sizes and max(sizes) < LEAST_SIZE:
         return Precision(why="auto: too small a model to gain")
     times = time_products()
     return _NAMED["bfloat16" if times.bfloat16_pays else "float32"]._replace(
         why=f"auto: a matrix product takes {times.float32 * 1e3:.2f} ms in float32, {times.bfloat16 * 1e3:.2f} ms in "
-        "bfloat16"
+        f"bfloat16, which must be {MARGIN} times as fast; kept for today"
     )
 
 
@@ -139,13 +140,12 @@ class ProductTimes(NamedTuple):
 
 
 def time_products() -> ProductTimes:
-    """Times the products of this CPU with as many threads as PyTorch has now; once a process."""
-    return _timed(torch.get_num_threads())
+    """The times of products on this CPU with as many threads as PyTorch has now, measured once a day."""
+    return ProductTimes(**remembered("a product in two precisions", lambda: _timed()._asdict()))
 
 
-@functools.cache
-def _timed(threads: int) -> ProductTimes:  # noqa: ARG001
-    """See :func:`time_products`; ``threads`` tells the answers apart."""
+def _timed() -> ProductTimes:
+    """See :func:`time_products`."""
     for sizes in (_PROBE, _SIZES):
         times = ProductTimes(_seconds(sizes, torch.float32), _seconds(sizes, torch.bfloat16))
         if times.bfloat16 >= 2 * times.float32:

@@ -6,6 +6,8 @@ Every figure is sacreBLEU's own: the same text on its command line gives the sam
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,9 +17,19 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest, Result
 
-from econmt.errors import InputError
+from econmt.errors import EconmtError, InputError
+from econmt.recipe import Recipe
 
 METRICS = ("bleu", "chrf", "ter")
+_BY_LANGUAGE = {
+    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue", "wuu", "nan", "hak", "lzh"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+    **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bur"), "char"),
+    **dict.fromkeys(("bo", "bod", "tib", "dz", "dzo"), "char"),
+}
+"""sacreBLEU's tokenizers for languages that put no blanks between words, or whose words are many; others: 13a."""
+_EXTRAS = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
 _HIGHER_IS_BETTER = {"bleu": True, "chrf": True, "ter": False}
 
 
@@ -65,6 +77,56 @@ class Significance(NamedTuple):
     systems: list[Comparison]
 
 
+class Tokenizer(NamedTuple):
+    """How BLEU cuts text into words: sacreBLEU's name of it, and what a person should know, mostly nothing."""
+
+    name: str
+    note: str = ""
+
+
+def tokenizer_of(language: str) -> Tokenizer:
+    """BLEU's tokenizer for a target language, given as its files' suffix: ``ja``, ``zh_CN``, ``tok.ko``.
+
+    Where that of a language is not installed, characters are counted, which needs nothing.
+    """
+    parts = re.split(r"[._-]", language.lower())
+    name = next((_BY_LANGUAGE[part] for part in parts if part in _BY_LANGUAGE), "13a")
+    if name in _EXTRAS and not _is_installed(name):
+        return Tokenizer(
+            "char",
+            f"BLEU of {language} counts characters: the tokenizer {name} is not installed (pip install "
+            f"'{_EXTRAS[name]}')",
+        )
+    return Tokenizer(name)
+
+
+def recipe_tokenizer(recipe: Recipe, signature: str = "") -> Tokenizer:
+    """The one that a run uses: as the recipe says or as it began, else that of its target language.
+
+    Args:
+        recipe: the run's.
+        signature: of the run's last BLEU, which tells how it began; empty at its beginning.
+
+    Raises:
+        EconmtError: it is not installed here.
+    """
+    wanted = recipe.training.bleu_tokenizer
+    began = re.search(r"\btok:([^|]+)", signature)
+    if wanted == "auto" and began is None:
+        return tokenizer_of(recipe.data.target)
+    name = began[1] if began is not None and wanted == "auto" else wanted
+    make_metric("bleu", [[""]], tokenize=name)
+    return Tokenizer(name)
+
+
+def _is_installed(tokenizer: str) -> bool:
+    try:
+        BLEU(tokenize=tokenizer)
+    except RuntimeError:
+        return False
+    return True
+
+
 def make_metric(
     name: str,
     references: Sequence[Sequence[str]],
@@ -80,6 +142,7 @@ def make_metric(
 
     Raises:
         InputError: if there is no such metric or tokenizer.
+        EconmtError: if the tokenizer is not installed.
     """
     known = [list(lines) for lines in references]
     if name == "bleu":
@@ -87,7 +150,13 @@ def make_metric(
             raise InputError(
                 f"tokenizer '{tokenize}': unknown; give one of {', '.join(sorted(BLEU.TOKENIZERS))}"
             )
-        return BLEU(references=known, tokenize=tokenize, lowercase=lowercase)
+        try:
+            return BLEU(references=known, tokenize=tokenize, lowercase=lowercase)
+        except RuntimeError:
+            extra = _EXTRAS.get(str(tokenize), "sacrebleu")
+            raise EconmtError(f"tokenizer '{tokenize}': not installed; pip install '{extra}'") from None
+        except OSError as error:  # some of them fetch a model
+            raise EconmtError(f"tokenizer '{tokenize}': its model cannot be fetched ({error})") from None
     if name == "chrf":
         return CHRF(references=known, lowercase=lowercase)
     if name == "ter":
@@ -98,19 +167,38 @@ def make_metric(
 def corpus_score(metric: Metric, hypotheses: Sequence[str], *, width: int = 2) -> Score:
     """The metric, which has the references in it, of a whole corpus; ``width`` digits in the text."""
     result = metric.corpus_score(list(hypotheses), None)
+    _forget_lines()
     signature = str(metric.get_signature())
     return Score(result.name, float(result.score), signature, result.format(width, signature=signature))
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def _forget_lines() -> None:
+    """Lets go of the lines that sacreBLEU's tokenizers have cut.
+
+    They keep the last 65,536, and with each the tokenizer that did it, of which every metric has another: a run that
+    validates often would grow by tens of megabytes.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sacrebleu.tokenizers."):
+            for kind in vars(module).values():
+                for function in vars(kind).values() if isinstance(kind, type) else ():
+                    if hasattr(function, "cache_clear"):
+                        function.cache_clear()
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str], tokenize: str | None = None) -> Score:
     """Cased, detokenised BLEU with sacreBLEU's defaults.
+
+    Args:
+        hypotheses, references: one reference for each.
+        tokenize: sacreBLEU's name of a tokenizer; None: 13a.
 
     Raises:
         ValueError: if there are not as many hypotheses as references, or none.
     """
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(f"got {len(hypotheses)} hypotheses and {len(references)} references")
-    return corpus_score(make_metric("bleu", [references]), hypotheses)
+    return corpus_score(make_metric("bleu", [references], tokenize=tokenize), hypotheses)
 
 
 def paired_bootstrap(

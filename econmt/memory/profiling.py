@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from econmt.engine.devices import peak_memory
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
@@ -22,6 +23,7 @@ from econmt.memory.measure.byte_budget import budget_bytes
 from econmt.memory.measure.device_memory import DeviceMemory
 from econmt.memory.measure.kernels import KernelTimes, measure_kernels, optimizer_bytes
 from econmt.memory.measure.ledger import Ledger, measure_step
+from econmt.memory.measure.process import resident_parts
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.rule import captured
@@ -207,6 +209,7 @@ def measure(step: Step, rows: Sequence[Technique], say: Say) -> list[Ledger]:
         step.use(technique)
         ledgers.append(step.measure())
     _take_turns(step, list(zip(rows, ledgers, strict=True)), say)
+    ledgers[-1].process, ledgers[-1].process_peak = resident_parts(), peak_memory(step.training.device)
     return ledgers
 
 
@@ -215,7 +218,7 @@ def _take_turns(step: Step, measured: Sequence[tuple[Technique, Ledger]], say: S
         for technique, ledger in measured:
             say(f"timing {technique.name}, turn {turn + 1} of {ROUNDS}")
             step.use(technique)
-            ledger.seconds = min(ledger.seconds, step.seconds())
+            ledger.take(min(ledger.seconds, step.seconds()))
 
 
 def _profile_gpu(
@@ -238,7 +241,8 @@ def _profile_gpu(
                 with suppress(torch.cuda.OutOfMemoryError):
                     found = step.replay(ROUNDS)
                     if found is not None:
-                        ledgers[technique].seconds, ledgers[technique].graphs = found
+                        seconds, ledgers[technique].graphs = found
+                        ledgers[technique].take(seconds)
                 step.forget()
         _take_turns(step, [each for each in ledgers.items() if each[1].graphs is None], say)
     left = [technique for technique in rows if technique not in ledgers]

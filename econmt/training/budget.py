@@ -22,6 +22,7 @@ from econmt.recipe import Recipe
 from econmt.tasks.protocol import Task
 from econmt.tasks.registry import make_task
 from econmt.training.state import TrainingState
+from econmt.typed_yaml import parse_size
 from econmt_ops.optimizer import FusedOptimizer
 
 
@@ -111,6 +112,12 @@ class Budget:
         value = self._recipe.training.memory_budget
         if value is None:
             return
+        least = self._weights + self._state
+        if value != "auto" and parse_size(str(value)) < least:  # told at once, without an estimate
+            raise InputError(
+                f"training.memory_budget {size_text(parse_size(str(value)))}: the parameters and the optimizer's "
+                f"state alone take {size_text(least)}; give more, as 1GiB, or a smaller model"
+            )
         if state.plan.get("made_for") == self._made_for(state.text):
             self.plan = Plan.from_state_dict(state.plan)
         else:

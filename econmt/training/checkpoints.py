@@ -2,21 +2,23 @@
 
 The order of a checkpoint of update U:
 
-1. ``params.U.safetensors`` and ``hypotheses.U``, each under a temporary name, synced, renamed;
+1. ``params.U.safetensors.new`` and ``hypotheses.U.new``, each under a temporary name, synced, renamed;
 2. ``training_state/U.tmp/`` with the state and the optimizer's tensors, synced, renamed to ``training_state/U``:
    this rename is the commit;
-3. what follows from the committed state: ``params.best.safetensors``, ``metrics.tsv``, old files removed.
+3. what follows from the committed state: the files of 1 get their names; the state is read back; then
+   ``params.best.safetensors``, ``metrics.tsv``, old files removed.
 
-A crash before the commit leaves the checkpoint before; :func:`recover` removes the debris. A crash after it leaves
-step 3 to :func:`recover`, which does it again; doing it twice changes nothing.
+A crash before the commit leaves the checkpoint before; :mod:`econmt.training.recovery` removes the debris. A crash
+after it leaves step 3 to recovery, which does it again; doing it twice changes nothing. The state of the checkpoint
+before stays, with the parameters that it needs, so that recovery can fall back to it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
-import os
-import shutil
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,11 +33,21 @@ from econmt.data.files import sync_folder
 from econmt.data.subwords import Vocabularies, fingerprint, load_vocabularies
 from econmt.errors import InputError, TrainingError
 from econmt.model import TranslationModel
-from econmt.recipe import Model, Recipe, parse_recipe
+from econmt.recipe import Model, Recipe, read_recipe
 from econmt.tasks.translation import TranslationTask
-from econmt.training.folder import Commit, ModelFolder, remove
+from econmt.training.folder import Commit, ModelFolder, pending, remove
 from econmt.training.state import TrainingState
-from econmt.training.tensor_files import FORMAT, read_metadata, read_tensors, write_tensors, write_text
+from econmt.training.tensor_files import (
+    FORMAT,
+    check_tensors,
+    model_description,
+    read_tensors,
+    write_tensors,
+    write_text,
+)
+
+_SUMS = "SHA256SUMS"
+"""The file with the checksum of a state.json, in the form that sha256sum reads; older states have none."""
 
 
 class LoadedModel(NamedTuple):
@@ -83,10 +95,11 @@ def save_checkpoint(
     """
     state = saved.state
     metadata = parameters_metadata(model, state.update, state.vocabulary)
-    write_tensors(folder.parameters(state.update), saved.parameters, metadata)
+    write_tensors(pending(folder.parameters(state.update)), saved.parameters, metadata)
     if hypotheses is not None:
-        write_text(folder.hypotheses(state.update), "".join(line + "\n" for line in hypotheses))
+        write_text(pending(folder.hypotheses(state.update)), "".join(line + "\n" for line in hypotheses))
     _commit(folder, Commit(state.update, True), saved, metadata)
+    publish(folder, state.update)
 
 
 def save_interrupted(folder: ModelFolder, saved: Saved, model: Mapping[str, Any]) -> None:
@@ -104,66 +117,64 @@ def _commit(folder: ModelFolder, commit: Commit, saved: Saved, metadata: dict[st
     write_tensors(temporary / "optimizer.safetensors", saved.optimizer, own)
     if not commit.is_checkpoint:
         write_tensors(temporary / "params.safetensors", saved.parameters, metadata)
-    write_text(temporary / "state.json", saved.state.to_json())
+    text = saved.state.to_json()
+    write_text(temporary / "state.json", text)
+    write_text(temporary / _SUMS, f"{_sha256(text.encode())}  state.json\n")
     sync_folder(temporary)
     temporary.rename(final)
     sync_folder(folder.states)
 
 
-def finish_commit(folder: ModelFolder, state: TrainingState, keep_last: int, keep_best_state: bool) -> None:
-    """Makes everything follow from the newest committed state: best parameters, metrics, and what is kept.
-
-    Args:
-        folder: where.
-        state: the newest committed state.
-        keep_last: how many of the newest parameter files are kept, beside the best.
-        keep_best_state: whether the optimizer state of the best checkpoint is kept too.
-    """
-    if state.best_update and not _same_file(folder.parameters(state.best_update), folder.best):
-        _link(folder.parameters(state.best_update), folder.best)
-    if state.metrics:
-        write_text(folder.metrics, state.metrics_text())
-    newest = folder.commits()[-1]
-    states = {newest, Commit(state.best_update, True)} if keep_best_state else {newest}
-    for commit in folder.commits():
-        if commit not in states:
-            _remove_state(folder.state(commit))
-    checkpoints = [int(row["update"]) for row in state.metrics]
-    kept = {*checkpoints[-keep_last:], state.best_update, state.parameters_from}
-    for files in (folder.numbered_parameters(), folder.numbered_hypotheses()):
-        for update, path in files.items():
-            if update not in kept:
-                path.unlink(missing_ok=True)
+def publish(folder: ModelFolder, update: int) -> None:
+    """Gives the files of a committed checkpoint their names."""
+    for path in folder.pending().get(update, []):
+        path.replace(path.with_suffix(""))
+    sync_folder(folder.path)
 
 
-def recover(folder: ModelFolder, keep_last: int, keep_best_state: bool) -> Commit | None:
-    """Puts the folder in order after a crash at any moment; the newest saved state, None if there is none.
-
-    Raises:
-        InputError: if the state cannot be read.
-    """
-    for path in folder.temporaries():
-        remove(path)
-    commits = folder.commits()
-    if not commits:
-        for path in (*folder.numbered_parameters().values(), *folder.numbered_hypotheses().values()):
-            path.unlink(missing_ok=True)
-        return None
-    finish_commit(folder, load_state(folder, commits[-1]), keep_last, keep_best_state)
-    return commits[-1]
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def load_state(folder: ModelFolder, commit: Commit) -> TrainingState:
     """The training state of a commit, without parameters and optimizer.
 
     Raises:
-        InputError: if it is broken.
+        InputError: if it is broken, or has not the checksum that it was written with.
     """
     path = folder.state(commit) / "state.json"
+    sums = path.with_name(_SUMS)
     try:
-        return TrainingState.from_json(path.read_text(encoding="utf-8"), str(path))
+        content = path.read_bytes()
+        state = TrainingState.from_json(content.decode("utf-8"), str(path))
+        damaged = sums.exists() and sums.read_bytes() != f"{_sha256(content)}  state.json\n".encode()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); start anew with --overwrite-output") from error
+    if damaged:
+        raise InputError(
+            f"{path}: damaged, it does not have the checksum that it was written with; start anew with "
+            "--overwrite-output"
+        )
+    return state
+
+
+def prove(folder: ModelFolder, commit: Commit) -> None:
+    """Reads all that going on from a commit needs, a block at a time.
+
+    Raises:
+        InputError: as :func:`load_saved`.
+    """
+    state = load_state(folder, commit)
+    for path in _tensor_files(folder, commit, state):
+        check_vocabulary(check_tensors(path), state.vocabulary, path)
+
+
+def _tensor_files(folder: ModelFolder, commit: Commit, state: TrainingState) -> tuple[Path, Path]:
+    """The parameters and the optimizer's tensors of a commit."""
+    home = folder.state(commit)
+    beside = home / "params.safetensors"
+    parameters = folder.parameters(state.parameters_from) if commit.is_checkpoint else beside
+    return parameters, home / "optimizer.safetensors"
 
 
 def load_saved(folder: ModelFolder, commit: Commit) -> Saved:
@@ -173,9 +184,7 @@ def load_saved(folder: ModelFolder, commit: Commit) -> Saved:
         InputError: if a file is absent, broken, or of another model's vocabulary.
     """
     state = load_state(folder, commit)
-    beside = folder.state(commit) / "params.safetensors"
-    parameters_path = folder.parameters(state.parameters_from) if commit.is_checkpoint else beside
-    optimizer_path = folder.state(commit) / "optimizer.safetensors"
+    parameters_path, optimizer_path = _tensor_files(folder, commit, state)
     parameters, metadata = read_tensors(parameters_path)
     optimizer, optimizer_metadata = read_tensors(optimizer_path)
     for found, path in ((metadata, parameters_path), (optimizer_metadata, optimizer_path)):
@@ -196,7 +205,7 @@ def load_parameters(model: torch.nn.Module, tensors: Mapping[str, Tensor], where
     """Copies tensors into a model's parameters.
 
     Raises:
-        InputError: naming the file and the first parameter that is missing, unknown, or of another shape.
+        InputError: naming the file and the first parameter that is missing, unknown, or of another shape or type.
     """
     parameters = named_parameters(model)
     for name in [*parameters, *tensors]:
@@ -209,6 +218,11 @@ def load_parameters(model: torch.nn.Module, tensors: Mapping[str, Tensor], where
             raise InputError(
                 f"{where}: parameter '{name}' has shape {tuple(tensors[name].shape)}, the recipe's model "
                 f"{tuple(parameters[name].shape)}; it belongs to another model than the recipe describes"
+            )
+        if tensors[name].dtype != parameters[name].dtype:
+            raise InputError(
+                f"{where}: parameter '{name}' has type {_type_name(tensors[name])}, the recipe's model "
+                f"{_type_name(parameters[name])}; the file is damaged or of another program: use another checkpoint"
             )
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -231,12 +245,9 @@ def load_model(
     home = ModelFolder(folder)
     if not home.path.is_dir():
         raise InputError(f"{home.path}: no such model folder; give the folder that econmt train wrote")
-    try:
-        recipe = parse_recipe(home.recipe.read_text(encoding="utf-8"), str(home.recipe))
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{home.path}: no recipe.yaml, so not a model folder; give what econmt train wrote"
-        ) from error
+    if not home.recipe.is_file():
+        raise InputError(f"{home.path}: no recipe.yaml, so not a model folder; give what econmt train wrote")
+    recipe = read_recipe(home.recipe)
     path = parameter_file(home, which)
     tensors, metadata = read_tensors(path)
     check_vocabulary(metadata, fingerprint(home.path), path)
@@ -278,10 +289,10 @@ def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:
         path: Path | None = folder.best
     elif which == "last":
         path = numbered[max(numbered)] if numbered else None
-    elif str(which).isdigit():
+    elif re.fullmatch("[0-9]{1,15}", str(which)):
         path = folder.parameters(int(which))
     else:
-        raise InputError(f"checkpoint '{which}': give best, last or the number of an update")
+        raise InputError(f"checkpoint '{str(which)[:40]}': give best, last or the number of an update")
     if path is None or not path.exists():
         held = ", ".join(str(update) for update in sorted(numbered)) or "none"
         raise InputError(f"{folder.path}: no checkpoint '{which}' (checkpoints of updates: {held})")
@@ -295,7 +306,7 @@ def check_model(
     advice: str = "put back the recipe.yaml that it was trained with",
 ) -> None:
     """Raises InputError if a file's parameters belong to another kind of model; dropout and first values may differ."""
-    theirs = _description(metadata)
+    theirs = _description(metadata, path)
     ours = model.model_dump(mode="json")
     for key in sorted(set(ours) & set(theirs) - {"dropout", "initialization"}):
         if ours[key] != theirs[key]:
@@ -305,9 +316,9 @@ def check_model(
             )
 
 
-def _description(metadata: Mapping[str, str]) -> dict[str, Any]:
+def _description(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
     """The model that a file describes; what recipes did not know yet when it was written has its default."""
-    found: dict[str, Any] = json.loads(metadata["model"]) if "model" in metadata else {}
+    found = model_description(metadata, path)
     known = {key: value for key, value in found.items() if key in Model.model_fields}
     try:
         whole = Model.model_validate(known).model_dump(mode="json")
@@ -325,8 +336,13 @@ def saving(folder: ModelFolder, update: int, last: int) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, InputError) as error:
         good = f"the checkpoint of update {last} is whole" if last else "there is no earlier one"
+        if isinstance(error, InputError):
+            raise TrainingError(
+                f"{folder.path}: the checkpoint of update {update} cannot be read back ({error}); {good}: look to the "
+                "disk, and run the same command again to go on"
+            ) from error
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise TrainingError(
             f"{folder.path}: cannot save the checkpoint of update {update} ({reason}); {good}: free some space and run "
@@ -334,31 +350,8 @@ def saving(folder: ModelFolder, update: int, last: int) -> Iterator[None]:
         ) from error
 
 
-def _remove_state(path: Path) -> None:
-    # Renamed first, so that a crash never leaves half a state under a good name.
-    going = path.with_name(path.name + ".tmp")
-    remove(going)
-    path.rename(going)
-    remove(going)
-
-
-def _same_file(source: Path, link: Path) -> bool:
-    if not link.exists():
-        return False
-    return source.samefile(link) or read_metadata(source) == read_metadata(link)
-
-
-def _link(source: Path, link: Path) -> None:
-    temporary = link.with_name(link.name + ".tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        os.link(source, temporary)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-    temporary.replace(link)
-    sync_folder(link.parent)
+def _type_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _short(value: Any) -> str:

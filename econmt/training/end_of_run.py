@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from econmt import recipe
 from econmt.training.state import TrainingState
 
@@ -23,6 +25,43 @@ def end_reason(training: recipe.Training, state: TrainingState, epoch: int) -> s
         metric = "BLEU" if training.early_stopping.metric == "bleu" else "perplexity"
         return f"no better {metric} for {state.num_not_improved} checkpoints"
     return None
+
+
+RECENT = 180.0
+"""Seconds of a run by which it is told how long the rest takes: machines get busy and idle again."""
+
+
+class Pace:
+    """Seconds that an update has taken lately, validation and saving included."""
+
+    def __init__(self) -> None:
+        self._known: deque[tuple[float, int]] = deque()
+
+    def of(self, seconds: float, update: int) -> float:
+        """Seconds an update, of the last minutes that this process has seen; at its beginning those of the whole run.
+
+        Args:
+            seconds: how long the run has taken. update: the updates that it has done.
+        """
+        known = self._known
+        if not known or update > known[-1][1]:
+            known.append((seconds, update))
+        while len(known) > 2 and seconds - known[1][0] >= RECENT:
+            known.popleft()
+        (began, first), (now, last) = known[0], known[-1]
+        return (now - began) / (last - first) if last > first else seconds / max(update, 1)
+
+
+def share_done(training: recipe.Training, state: TrainingState, epochs_done: float) -> float | None:
+    """How much of a run is done, from 0 to 1, by the limit that is nearest; None where it has none.
+
+    Args:
+        training: the recipe's limits. state: where the run stands.
+        epochs_done: passes over the data, with the running one's share.
+    """
+    done = {name: (value, getattr(training, name)) for name, value in _done(state, epochs_done).items()}
+    shares = [value / limit for value, limit in done.values() if limit]
+    return min(1.0, max(shares)) if shares else None
 
 
 def seconds_left(

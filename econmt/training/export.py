@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
-from econmt.data.files import sync_folder, writing
+from econmt.data.files import whole_folder, writing
 from econmt.data.subwords import vocabulary_files
 from econmt.errors import InputError
 from econmt.training.checkpoints import load_model
 from econmt.training.folder import ModelFolder
-from econmt.training.tensor_files import write_tensors, write_text
+from econmt.training.tensor_files import read_tensors, write_tensors, write_text
 
 
 def check_new(output: Path) -> None:
@@ -41,21 +40,12 @@ def write_model(
     Raises:
         InputError: if it cannot be written.
     """
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.partial")
-    with writing(output):
-        try:
-            temporary.mkdir(parents=True)
-            for path in vocabulary_files(source.path):
-                shutil.copyfile(path, temporary / path.name)
-            made = ModelFolder(temporary)
-            write_text(made.recipe, source.recipe.read_text(encoding="utf-8") if recipe is None else recipe)
-            write_tensors(made.best, tensors, metadata)
-            if output.is_dir():
-                output.rmdir()
-            temporary.rename(output)
-            sync_folder(output.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    with writing(output), whole_folder(output) as place:
+        for path in vocabulary_files(source.path):
+            shutil.copyfile(path, place / path.name)
+        made = ModelFolder(place)
+        write_text(made.recipe, source.recipe.read_text(encoding="utf-8") if recipe is None else recipe)
+        write_tensors(made.best, tensors, metadata)
 
 
 def export_model(folder: Path | str, destination: Path | str) -> Path:
@@ -65,19 +55,10 @@ def export_model(folder: Path | str, destination: Path | str) -> Path:
         The destination.
 
     Raises:
-        InputError: if the folder holds no model or the destination cannot be written or holds one already.
+        InputError: if the folder holds no model or the destination cannot be written or is no new folder.
     """
-    home, target = ModelFolder(folder), ModelFolder(destination)
+    home, target = ModelFolder(folder), Path(destination)
     load_model(home.path)
-    if target.best.exists() or target.recipe.exists():
-        raise InputError(f"{target.path}: holds a model already; give a new folder")
-    vocabulary = [path for path in home.path.iterdir() if path.name.startswith(("subwords.", "vocab."))]
-    try:
-        target.path.mkdir(parents=True, exist_ok=True)
-        for path in (home.recipe, *sorted(vocabulary), home.best):
-            shutil.copyfile(path, target.path / path.name)
-    except OSError as error:
-        raise InputError(
-            f"{target.path}: cannot be written ({error.strerror}); give another folder"
-        ) from error
-    return target.path
+    check_new(target)
+    write_model(home, target, *read_tensors(home.best))
+    return target

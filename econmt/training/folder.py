@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from econmt.data.files import sync_folder
+from econmt.data.files import refuse_pipe
+from econmt.data.store import META_FILE
 from econmt.errors import InputError
+from econmt.recipe import parse_recipe, recipe_text
+from econmt.training.tensor_files import read_metadata
 
-_PARAMETERS = re.compile(r"params\.(\d+)\.safetensors")
-_HYPOTHESES = re.compile(r"hypotheses\.(\d+)")
-_COMMITTED = re.compile(r"(\d+)(\.interrupted)?")
+_PARAMETERS = re.compile(r"params\.([0-9]{1,15})\.safetensors")
+_HYPOTHESES = re.compile(r"hypotheses\.([0-9]{1,15})")
+_COMMITTED = re.compile(r"([0-9]{1,15})(\.interrupted)?")
+_OWN_NAME = (
+    r"(params\.([0-9]{1,15}|best)\.safetensors(\.new)?|hypotheses\.([0-9]{1,15}(\.new)?|test)|recipe\.yaml|metrics\.tsv|results\.json"
+    r"|(subwords|vocab)[a-z.]*)"
+)
+_UNFINISHED = re.compile(rf"\.{_OWN_NAME}\.\d+\.partial|params\.best\.safetensors\.tmp")
+_UNFINISHED_STATE = re.compile(r"\d+(\.interrupted)?\.tmp")
+_DAMAGED = re.compile(r"([0-9]{1,15})(\.interrupted)?\.damaged")
+_STATE_FILES = {"state.json", "SHA256SUMS", "optimizer.safetensors", "params.safetensors"}
+_PICTURES = ("learning_curve.png", "attention.png")
+_PENDING = ".new"
+_EVENTS = "events.out.tfevents.*"
 
 
 class Commit(NamedTuple):
@@ -39,6 +54,9 @@ class ModelFolder:
         self.tensorboard = self.path / "tensorboard"
         self.pictures = self.path / "pictures"
         self.prepared = self.path / "prepared"
+        for folder in (self.path, *_children(self.states), self.states):
+            for path in _children(folder):
+                refuse_pipe(path)
 
     def parameters(self, update: int) -> Path:
         """The parameters of a checkpoint."""
@@ -57,7 +75,7 @@ class ModelFolder:
         found = []
         for path in _children(self.states):
             match = _COMMITTED.fullmatch(path.name)
-            if match and path.is_dir():
+            if match and _is_state(path):
                 found.append(Commit(int(match[1]), match[2] is None))
         return sorted(found)
 
@@ -69,15 +87,70 @@ class ModelFolder:
         """Files of validation translations by update."""
         return _numbered(self.path, _HYPOTHESES)
 
+    def pending(self) -> dict[int, list[Path]]:
+        """By update, the files of a checkpoint that await its commit; see :func:`pending`."""
+        found: dict[int, list[Path]] = {}
+        for pattern in (_PARAMETERS, _HYPOTHESES):
+            for path in _children(self.path):
+                match = pattern.fullmatch(path.name.removesuffix(_PENDING))
+                if match and path.name.endswith(_PENDING):
+                    found.setdefault(int(match[1]), []).append(path)
+        return found
+
+    def damaged(self) -> dict[Path, int]:
+        """Training states that were set aside because they cannot be read, and their updates."""
+        found = ((_DAMAGED.fullmatch(path.name), path) for path in _children(self.states))
+        return {path: int(match[1]) for match, path in found if match}
+
     def temporaries(self) -> list[Path]:
-        """What an unfinished write left behind."""
-        folders = (self.path, self.states)
+        """What an unfinished write of econmt's left behind; what else has such a suffix is not ours."""
         return [
-            path
-            for folder in folders
-            for path in _children(folder)
-            if path.name.endswith((".tmp", ".partial"))
+            *(path for path in _children(self.path) if _UNFINISHED.fullmatch(path.name)),
+            *(path for path in _children(self.states) if _UNFINISHED_STATE.fullmatch(path.name)),
         ]
+
+    def check(self, *, overwrite: bool) -> None:
+        """Refuses a folder in which training would overwrite or delete what is not a run's to go on with.
+
+        A folder may be trained in if it is absent, or empty but for prepared data; if it holds a training state; if a
+        run that had not come to its first checkpoint left it; or, with ``overwrite``, if it holds parameters of econmt.
+
+        Raises:
+            InputError: naming the folder and what it holds.
+        """
+        if not self.path.is_dir() or self.commits():
+            return
+        parameters = [self.best, *self.numbered_parameters().values()]
+        if not any(map(_is_of_econmt, parameters)) and not self._is_begun():
+            foreign = [path.name for path in _children(self.path) if not self._is_spare(path)]
+            if foreign:
+                more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+                raise InputError(
+                    f"{self.path}: holds {', '.join(foreign[:3])}{more} and is no model folder of econmt; give another "
+                    "output=DIR"
+                )
+        results = (*self.numbered_hypotheses().values(), self.metrics, self.results)
+        left = [path.name for path in (*parameters, *results) if path.exists()]
+        if left and not overwrite:
+            raise InputError(
+                f"{self.path}: holds {left[0]} of an earlier run but no training state to go on from; give another "
+                f"output=DIR (there training.initialize_from={self.path} begins with these parameters), or start anew "
+                "with --overwrite-output, which deletes them"
+            )
+
+    def _is_begun(self) -> bool:
+        """Whether a run has begun here: it makes a folder for its states, and writes its recipe without comments."""
+        states = _children(self.states)
+        own = all(_UNFINISHED_STATE.fullmatch(path.name) for path in states)
+        return self.states.is_dir() and own and (not self.recipe.exists() or _is_resolved(self.recipe))
+
+    def _is_spare(self, path: Path) -> bool:
+        """Whether a file is there before a run begins: prepared data, or nothing that could be lost."""
+        if path == self.prepared:
+            return path.is_dir() and ((path / META_FILE).is_file() or not any(path.iterdir()))
+        if path == self.states:
+            return path.is_dir() and not any(path.iterdir())
+        return path.name == ".lock" or re.fullmatch(r"\.prepared\.\d+\.(partial|old)", path.name) is not None
 
     def create(self) -> None:
         """Makes the folder.
@@ -87,37 +160,42 @@ class ModelFolder:
         """
         try:
             self.states.mkdir(parents=True, exist_ok=True)
-            probe = self.path / "probe.tmp"
-            probe.write_bytes(b"")
-            probe.unlink()
+            tempfile.TemporaryFile(dir=self.path).close()
         except OSError as error:
             raise InputError(
                 f"{self.path}: the model folder cannot be written ({error.strerror}); give another output=DIR"
             ) from error
 
     def clear(self) -> None:
-        """Removes what training wrote, the prepared data aside.
+        """Removes what training wrote, the prepared data aside; other files in the folder stay.
 
-        The training states go first and in one step, so that a crash in between leaves a folder without a run.
+        The states go first, the newest last, so that a crash in between leaves the run or a folder without one.
         """
-        if self.states.exists():
-            going = self.path / "training_state.tmp"
-            shutil.rmtree(going, ignore_errors=True)
-            self.states.rename(going)
-            sync_folder(self.path)
-        numbered = [*self.numbered_parameters().values(), *self.numbered_hypotheses().values()]
+        commits = [self.state(commit) for commit in self.commits()]
+        for state in (*self.damaged(), *commits, *self.temporaries()):
+            remove(state)
+        written = _updates(self.metrics)
+        parameters = self.numbered_parameters()
+        written |= {update for update, path in parameters.items() if _is_of_econmt(path)}
+        for files in (parameters, self.numbered_hypotheses()):
+            for update, path in files.items():
+                if update in written:
+                    path.unlink()
         for path in (
-            *numbered,
+            *(path for paths in self.pending().values() for path in paths),
             self.best,
             self.metrics,
             self.log,
             self.results,
             self.test_hypotheses,
             self.recipe,
+            *(self.pictures / name for name in _PICTURES),
+            *self.tensorboard.glob(_EVENTS),
         ):
             path.unlink(missing_ok=True)
-        for path in (self.tensorboard, self.pictures, *self.temporaries()):
-            remove(path)
+        for folder in (self.pictures, self.tensorboard):
+            with suppress(OSError):  # it is absent, or holds other files
+                folder.rmdir()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -141,6 +219,11 @@ class ModelFolder:
             yield
 
 
+def pending(path: Path) -> Path:
+    """Where a file of a checkpoint lies until the checkpoint is committed."""
+    return path.with_name(path.name + _PENDING)
+
+
 def remove(path: Path) -> None:
     """Removes a file or a folder with all in it; nothing if there is none."""
     if path.is_dir() and not path.is_symlink():
@@ -156,3 +239,36 @@ def _children(folder: Path) -> list[Path]:
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
     found = ((pattern.fullmatch(path.name), path) for path in _children(folder))
     return {int(match[1]): path for match, path in found if match}
+
+
+def _is_state(path: Path) -> bool:
+    """Whether a folder holds a file of a training state, or nothing any more; not one that others named like that."""
+    names = {child.name for child in _children(path)}
+    return path.is_dir() and (not names or not names.isdisjoint(_STATE_FILES))
+
+
+def _is_of_econmt(path: Path) -> bool:
+    """Whether there is a parameter file that econmt wrote."""
+    try:
+        return bool(read_metadata(path))
+    except InputError:
+        return False
+
+
+def _is_resolved(path: Path) -> bool:
+    """Whether a recipe is just as a run writes it, so that nobody's comments are in it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return recipe_text(parse_recipe(text, str(path))) == text
+    except (OSError, UnicodeDecodeError, InputError):
+        return False
+
+
+def _updates(metrics: Path) -> set[int]:
+    """The updates in the first column of a metrics.tsv; none if there is no such file or it is broken."""
+    try:
+        rows = metrics.read_text(encoding="utf-8").splitlines()[1:]
+    except (OSError, UnicodeDecodeError):
+        return set()
+    first = (row.partition("\t")[0] for row in rows)
+    return {int(update) for update in first if update.isdecimal()}

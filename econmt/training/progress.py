@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import math
 import time
@@ -13,14 +14,24 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from torch.utils.tensorboard import SummaryWriter
 
-LOG_WIDTH = 160
-"""Columns that a table may take in the log file."""
+from econmt.data.tables import WIDTH, print_table
+from econmt.errors import printable
+
+BAR = range(4, 31)
+"""Columns that the bar of a live line may take."""
 
 
 class Figures(NamedTuple):
-    """What a progress line shows. Loss in nats a target token, memory in bytes, time left in seconds if known."""
+    """What a progress line shows.
+
+    Attributes:
+        update: done. updates: of the whole run, as far as it is known; None: no limit tells.
+        loss: in nats a target token.
+        memory: bytes, the peak of the process on the CPU, of PyTorch's allocator on a GPU; see `peak_memory`.
+        left: seconds, if known.
+        device: "cpu" or "cuda", whose memory is told.
+    """
 
     update: int
     epoch: int
@@ -30,22 +41,72 @@ class Figures(NamedTuple):
     tokens_per_second: float
     memory: int
     left: float | None
+    updates: int | None = None
+    device: str = "cpu"
 
-    def line(self) -> str:
-        """The figures as one line."""
-        parts = [
+    @property
+    def memory_name(self) -> str:
+        """What the memory is: "process" or "GPU"; neither is the ledger, which counts the tensors of a step."""
+        return "process" if self.device == "cpu" else "GPU"
+
+    def line(self, width: int | None = None) -> str:
+        """The figures as one line.
+
+        Args:
+            width: columns; what matters least is left out. None: all of them.
+        """
+        left = [] if self.left is None else [f"{duration(self.left)} left"]
+        first = [
             f"update {self.update}",
-            f"epoch {self.epoch + 1}",
             f"loss {self.loss:.4f}",
+            f"{self.tokens_per_second:,.0f} target tokens/s",
+            f"{self.memory_name} peak {self.memory / 1e6:,.0f} MB",
+            *left,
+        ]
+        if width is not None and len("  ".join(first)) > width:
+            first[2:4] = self._short()
+        return _filled(first, self._rest(), width)
+
+    def live(self, width: int) -> Text:
+        """The figures as one line of a terminal, with a bar of what is done where that is known."""
+        done = f"{self.update:,}" if self.updates is None else f"{self.update:,}/{self.updates:,}"
+        left = [] if self.left is None else [f"{duration(self.left)} left"]
+        figures = [f"loss {self.loss:.3f}", *self._short(), *left]
+        used = len("  ".join([done, *figures])) + 2
+        if self.updates is None or width - used < BAR[0]:
+            return Text(_filled([done, *figures], self._rest(), width), overflow="ellipsis", no_wrap=True)
+        rest = _filled(figures, self._rest(), width - len(done) - BAR[0] - 4)
+        size = min(BAR[-1], width - len(done) - len(rest) - 4)
+        full = round(size * self.update / max(self.updates, 1))
+        bar = [
+            ("\N{BOX DRAWINGS HEAVY HORIZONTAL}" * full, "green"),
+            ("\N{BOX DRAWINGS LIGHT HORIZONTAL}" * (size - full), "dim"),
+        ]
+        return Text.assemble(f"{done}  ", *bar, f"  {rest}", overflow="ellipsis", no_wrap=True)
+
+    def _short(self) -> list[str]:
+        return [
+            f"{self.tokens_per_second:,.0f} tokens/s",
+            f"{self.memory_name} {self.memory / 1e6:,.0f} MB",
+        ]
+
+    def _rest(self) -> list[str]:
+        """What is told where there is room, what matters most first."""
+        return [
+            f"epoch {self.epoch + 1}",
             f"perplexity {perplexity(self.loss):.2f}",
             f"learning rate {self.learning_rate:.3g}",
             f"gradient norm {self.gradient_norm:.3g}",
-            f"{self.tokens_per_second:,.0f} target tokens/s",
-            f"memory {self.memory / 1e6:,.0f} MB",
         ]
-        if self.left is not None:
-            parts.append(f"time left {duration(self.left)}")
-        return "  ".join(parts)
+
+
+def _filled(parts: list[str], more: list[str], width: int | None) -> str:
+    """Parts of a line and, as long as they fit, more of them."""
+    line = "  ".join(parts)
+    for part in more:
+        if width is None or len(line) + 2 + len(part) <= width:
+            line += f"  {part}"
+    return line
 
 
 def perplexity(loss: float) -> float:
@@ -80,7 +141,9 @@ class Progress:
         self._live: Live | None = None
 
     def __enter__(self) -> None:
-        self._writer = SummaryWriter(str(self._folder), purge_step=self._update + 1)
+        # Imported here: a verb that does not train needs none of its five megabytes.
+        tensorboard = importlib.import_module("torch.utils.tensorboard")
+        self._writer = tensorboard.SummaryWriter(str(self._folder), purge_step=self._update + 1)
         if self._console.is_terminal:
             self._live = Live(console=self._console, transient=True, refresh_per_second=4)
             self._live.start()
@@ -95,22 +158,22 @@ class Progress:
 
     def note(self, text: str) -> None:
         """One line for the person and the log file."""
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(printable(text)), soft_wrap=True)
         self.record(text)
 
     def show(self, table: Table) -> None:
         """A table for the person, and line by line for the log file."""
-        self._console.print(table)
-        plain = Console(width=LOG_WIDTH, file=io.StringIO())
+        print_table(self._console, table)
+        plain = Console(width=WIDTH, file=io.StringIO())
         with plain.capture() as captured:
-            plain.print(table)
+            print_table(plain, table)
         for line in captured.get().splitlines():
             self.record(line.rstrip())
 
     def record(self, text: str) -> None:
         """One line for the log file alone."""
         with self._log.open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}\n")
 
     @property
     def is_live(self) -> bool:
@@ -120,21 +183,21 @@ class Progress:
     def live(self, figures: Figures) -> None:
         """Shows how it stands, on a terminal."""
         if self._live is not None:
-            self._live.update(Text(figures.line(), overflow="ellipsis", no_wrap=True))
+            self._live.update(figures.live(self._console.width))
 
     def updates(self, figures: Figures) -> None:
         """Logs a stretch of updates."""
         if self._live is not None:
             self.live(figures)
-            self.record(figures.line())
         else:
-            self.note(figures.line())
+            self._console.print(Text(figures.line(WIDTH)), soft_wrap=True)
+        self.record(figures.line())
         scalars = {
             "train/loss": figures.loss,
             "train/learning_rate": figures.learning_rate,
             "train/gradient_norm": figures.gradient_norm,
             "train/target_tokens_per_second": figures.tokens_per_second,
-            "train/memory_bytes": float(figures.memory),
+            f"train/{figures.memory_name.lower()}_peak_bytes": float(figures.memory),
         }
         self.scalars(scalars, figures.update)
 

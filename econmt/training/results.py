@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
+from econmt.data.files import notice
 from econmt.data.store import PreparedData
-from econmt.decoding.attention_picture import draw_attention
+from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.translator import Translation, Translator
 from econmt.engine.optimizers import load_optimizer_tensors
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
-from econmt.evaluation.metrics import bleu
+from econmt.errors import InputError
+from econmt.evaluation.metrics import bleu, recipe_tokenizer
 from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.memory.plan.planner import Plan
 from econmt.model import IncrementalModel
@@ -25,8 +27,10 @@ from econmt.training.checkpoints import load_model, load_saved, load_state, name
 from econmt.training.choice import saved_choice
 from econmt.training.folder import ModelFolder
 from econmt.training.pictures import draw_learning_curve
+from econmt.training.state_schema import Update
 from econmt.training.tensor_files import write_text
 from econmt.training.validation import make_translator
+from econmt.typed_json import Record, read_json
 
 SAMPLES = 3
 READABLE_TOKENS = range(4, 25)
@@ -53,12 +57,38 @@ class Results(NamedTuple):
     ledger: Ledger
 
 
+class ResultsFile(Record):
+    """What results.json holds: of the run's last update and of its best checkpoint."""
+
+    update: Update
+    best_update: Update
+    test: str | None
+    corpus: Literal["test", "validation"]
+    bleu: float
+    signature: str
+    pictures: list[str]
+
+
+def read_results(folder: ModelFolder) -> ResultsFile | None:
+    """The results of a run; None if there are none yet.
+
+    Raises:
+        InputError: the file is broken.
+    """
+    try:
+        return read_json(ResultsFile, folder.results, "run econmt train again to write it anew")
+    except FileNotFoundError:
+        return None
+
+
 def are_complete(folder: ModelFolder, recipe: Recipe, update: int) -> bool:
-    """Whether the results of a run that ended at ``update`` are there."""
-    if not folder.results.is_file():
+    """Whether the results of a run that ended at ``update`` are there; broken ones are told and made anew."""
+    try:
+        found = read_results(folder)
+    except InputError as error:
+        notice(f"{str(error).partition('; ')[0]}; it is written anew")
         return False
-    found = json.loads(folder.results.read_text(encoding="utf-8"))
-    return bool(found.get("update") == update and found.get("test") == recipe.data.test)
+    return found is not None and found.update == update and found.test == recipe.data.test
 
 
 def make_results(
@@ -77,14 +107,16 @@ def make_results(
     searched = IncrementalModel(loaded.model)
     translator = make_translator(searched, loaded.vocabularies, recipe, device, plan)
     if prepared.test is not None:
-        corpus, sources, references = "test", prepared.test_source, prepared.test_target
+        corpus: Literal["test", "validation"] = "test"
+        sources, references = prepared.test_source, prepared.test_target
         translations = list(translator.translate(sources))
         hypotheses = [translation.text for translation in translations]
         write_text(folder.test_hypotheses, "".join(line + "\n" for line in hypotheses))
-        measured = bleu(hypotheses, references)
+        measured = bleu(hypotheses, references, recipe_tokenizer(recipe, state.signature).name)
         score, signature = measured.value, measured.signature
     else:
-        corpus, sources, references = "validation", prepared.valid_source[:100], prepared.valid_target[:100]
+        corpus = "validation"
+        sources, references = prepared.valid_source[:100], prepared.valid_target[:100]
         translations = list(translator.translate(sources))
         row = next(row for row in state.metrics if row["update"] == state.best_update)
         score, signature = row["bleu"], state.signature
@@ -100,16 +132,16 @@ def make_results(
         pictures=_draw(folder, state.metrics, state.best_update, translations, sources, translator),
         ledger=_measure(recipe, folder, prepared, device, precision, plan),
     )
-    record = {
-        "update": state.update,
-        "best_update": state.best_update,
-        "test": recipe.data.test,
-        "corpus": corpus,
-        "bleu": score,
-        "signature": signature,
-        "pictures": [str(path.relative_to(folder.path)) for path in result.pictures],
-    }
-    write_text(folder.results, json.dumps(record, indent=1) + "\n")
+    record = ResultsFile(
+        update=state.update,
+        best_update=state.best_update,
+        test=recipe.data.test,
+        corpus=corpus,
+        bleu=score,
+        signature=signature,
+        pictures=[str(path.relative_to(folder.path)) for path in result.pictures],
+    )
+    write_text(folder.results, json.dumps(record.model_dump(), indent=1) + "\n")
     return result
 
 
@@ -122,7 +154,7 @@ def _draw(
     translator: Translator,
 ) -> list[Path]:
     curve = folder.pictures / "learning_curve.png"
-    draw_learning_curve(metrics, best_update, curve)
+    draw_learning_curve(metrics, best_update, curve, f"learning curve of {folder.path.resolve().name}")
     lengths = {index: len(t.source_tokens) for index, t in enumerate(translations) if t.tokens}
     if not lengths:
         return [curve]
@@ -139,7 +171,9 @@ def _draw(
     (translation,) = watching.translate([sources[chosen]])
     assert translation.attention is not None
     picture = folder.pictures / "attention.png"
-    draw_attention(translation.attention, translation.source_tokens, translation.tokens, picture)
+    missing = draw_attention(translation.attention, translation.source_tokens, translation.tokens, picture)
+    if missing:
+        notice(f"warning: {missing_note(missing, picture)}")
     return [curve, picture]
 
 

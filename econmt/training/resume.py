@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from econmt.errors import InputError
-from econmt.recipe import Recipe, differing_keys, parse_recipe
-from econmt.training.checkpoints import recover
+from econmt.recipe import Recipe, differing_keys, read_recipe
 from econmt.training.folder import Commit, ModelFolder
+from econmt.training.recovery import recover
 
 FREE_KEYS = frozenset(
     {
@@ -39,20 +39,24 @@ FREE_KEYS = frozenset(
 class Start(NamedTuple):
     """Where a run starts: from a saved state, or anew if that is None.
 
-    ``changes`` names keys that differ from the recipe it began with, ``with_changes`` says to go on all the same.
+    ``changes`` names keys that differ from the recipe it began with, ``with_changes`` says to go on all the same;
+    ``notes`` is what a person should know about the state.
     """
 
     commit: Commit | None = None
     changes: tuple[str, ...] = ()
     with_changes: bool = False
+    notes: tuple[str, ...] = ()
 
 
 def find_start(recipe: Recipe, folder: ModelFolder, *, resume_with_changes: bool) -> Start:
     """Puts a folder in order and finds the state to go on from; a folder that is refused is left as it was.
 
     Raises:
-        InputError: if the folder's run has another recipe and ``resume_with_changes`` does not say to go on.
+        InputError: if the folder's run has another recipe and ``resume_with_changes`` does not say to go on, if none of
+            its states can be read, or if it holds what is no run's to go on with (:meth:`ModelFolder.check`).
     """
+    folder.check(overwrite=False)
     changes = _changes(recipe, folder) if folder.commits() else []
     if changes and not resume_with_changes:
         raise InputError(
@@ -60,18 +64,17 @@ def find_start(recipe: Recipe, folder: ModelFolder, *, resume_with_changes: bool
             "--resume-with-changes, start anew with --overwrite-output, or give another output=DIR"
         )
     keep_best_state = recipe.training.schedule.name == "plateau-reduce"
-    commit = recover(folder, recipe.training.keep_last_params, keep_best_state)
-    return Start(commit, tuple(changes), resume_with_changes)
+    commit, notes = recover(folder, recipe.training.keep_last_params, keep_best_state)
+    return Start(commit, tuple(changes), resume_with_changes, notes)
 
 
 def _changes(recipe: Recipe, folder: ModelFolder) -> list[str]:
     """The keys that matter and differ from the recipe of the folder's run."""
-    try:
-        old = parse_recipe(folder.recipe.read_text(encoding="utf-8"), str(folder.recipe))
-    except FileNotFoundError as error:
+    if not folder.recipe.is_file():
         raise InputError(
             f"{folder.path}: holds checkpoints but no recipe.yaml; put it back or start anew with --overwrite-output"
-        ) from error
+        )
+    old = read_recipe(folder.recipe)
     return [
         f"{key} {_shown(before)} -> {_shown(now)}"
         for key, before, now in differing_keys(old, recipe)

@@ -13,14 +13,16 @@ import torch
 from rich.console import Console
 
 from econmt.data.files import whole_file
-from econmt.data.store import PreparedData, prepare
+from econmt.data.store import PreparedData, left_out, prepare
 from econmt.data.subwords import fingerprint
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.precision import Precision, precision_of_run
+from econmt.engine.threads import Threads, crowded, threads_for
 from econmt.errors import EconmtError, InputError, TrainingError
+from econmt.evaluation.metrics import recipe_tokenizer
 from econmt.memory.plan.planner import plan_table
 from econmt.model import Implementations
-from econmt.recipe import Recipe, recipe_text
+from econmt.recipe import Recipe, parse_recipe, recipe_text
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
@@ -36,6 +38,7 @@ from econmt.training.choice import (
     saved_choice,
 )
 from econmt.training.end_of_run import end_reason
+from econmt.training.environment import differences, environment_of
 from econmt.training.folder import ModelFolder
 from econmt.training.initialization import initialize, parameters_to_start_from
 from econmt.training.interrupts import Interrupts
@@ -45,6 +48,7 @@ from econmt.training.resume import Start, find_start
 from econmt.training.state import TrainingState, seed_everything
 from econmt.training.tensor_files import write_text
 from econmt.training.trainer import Trainer, TrainingResult
+from econmt.training.validation import check_lengths
 from econmt_ops.dispatch.rule import captured, rules_only
 
 
@@ -62,6 +66,7 @@ def run_recipe(
     console: Console,
     overwrite_output: bool = False,
     resume_with_changes: bool = False,
+    verify: bool = False,
 ) -> Outcome:
     """Trains a recipe in its model folder, from the beginning or from where it stands.
 
@@ -71,6 +76,7 @@ def run_recipe(
         console: where a person reads how it goes.
         overwrite_output: start anew, whatever is in the folder.
         resume_with_changes: go on although the recipe differs from the one the run began with.
+        verify: see :func:`econmt.data.store.prepare`.
 
     Raises:
         InputError: if something that the user gave cannot be used.
@@ -79,6 +85,7 @@ def run_recipe(
     """
     device = resolve_device(recipe.training.device)
     folder = ModelFolder(recipe.output)
+    folder.check(overwrite=overwrite_output)
     folder.create()
     with folder.locked():
         start = Start()
@@ -95,20 +102,27 @@ def run_recipe(
         if start.commit is None:
             # Preparing text may take long: what cannot be used is told before.
             parameters_to_start_from(recipe)
-        with reproducible(device, recipe.training.threads):
+        threads = _threads(recipe, folder, start, device)
+        with reproducible(device, threads.number):
             store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
-            prepared = prepare(recipe, store, search, show_progress=console.is_terminal)
+            prepared = prepare(recipe, store, search, show_progress=console.is_terminal, verify=verify)
             precision = _precision(recipe, folder, start, device)
             if overwrite_output:  # only now: text or a budget that cannot be used must not cost the old run
                 first_plan(recipe, prepared, device, precision.dtype)
                 folder.clear()
                 folder.create()
-            result = train(recipe, folder, prepared, start=start, console=console)
+            result = train(recipe, folder, prepared, start=start, console=console, threads=threads)
             return Outcome(result, make_results(recipe, folder, prepared, device, precision))
 
 
 def train(
-    recipe: Recipe, folder: ModelFolder, prepared: PreparedData, *, start: Start, console: Console
+    recipe: Recipe,
+    folder: ModelFolder,
+    prepared: PreparedData,
+    *,
+    start: Start,
+    console: Console,
+    threads: Threads | None = None,
 ) -> TrainingResult:
     """Trains prepared text until a limit; the folder must be this process's alone.
 
@@ -118,6 +132,7 @@ def train(
         prepared: its text as ids.
         start: from where.
         console: where a person reads how it goes.
+        threads: that compute, of which a person is told.
 
     Raises:
         TrainingError: if the loss is not finite, or memory or the disk are full.
@@ -127,8 +142,12 @@ def train(
         # It takes some seconds.
         console.print(f"planning for a memory budget of {recipe.training.memory_budget}", markup=False)
     trainer, notes = make_trainer(recipe, folder, prepared, start)
+    if threads is not None:
+        notes.append(f"threads: {threads.number} ({threads.why})")
+        warning = crowded(threads.number)
+        notes += [] if warning is None else [f"warning: {warning}"]
     try:
-        write_text(folder.recipe, recipe_text(recipe))
+        _write_recipe(folder.recipe, recipe)
         interrupts = Interrupts()
         progress = Progress(folder.log, folder.tensorboard, console, trainer.state.update)
         with interrupts, progress, rules_only():
@@ -162,7 +181,11 @@ def make_trainer(
     model = task.build_model()
     for path in prepared.vocabulary_files:
         _copy(path, folder.path / path.name, start)
-    state = TrainingState(vocabulary=fingerprint(folder.path), text=text_fingerprint(prepared))
+    state = TrainingState(
+        vocabulary=fingerprint(folder.path),
+        text=text_fingerprint(prepared),
+        environment=environment_of(device),
+    )
     given = parameters_to_start_from(recipe) if start.commit is None else None
     beginnings = [] if given is None else [initialize(model, given, state.vocabulary)]
     trainer = Trainer(task, folder, prepared, model.to(device), state, precision)
@@ -170,21 +193,27 @@ def make_trainer(
     notes = [
         f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} pairs, {trainer.batches.batches_per_epoch:,} "
         f"batches an epoch, {device}, folder {folder.path}",
+        *filter(None, [left_out(recipe, prepared)]),
         f"precision: {precision.name} ({precision.why})",
         *beginnings,
     ]
     if start.commit is not None:
-        notes += trainer.load(start.commit)
+        notes += [*start.notes, *trainer.load(start.commit)]
         notes += [f"going on with a changed recipe: {change}" for change in start.changes]
-        if trainer.state.text != state.text:
+        notes += differences(trainer.state.environment, state.environment)
+        trainer.state.environment = state.environment
+        if trainer.state.text not in (state.text, _older_text_fingerprint(prepared)):
             if not start.with_changes:
                 raise InputError(
                     f"{folder.path}: the run began with other text (a training or validation file has changed); put it "
                     "back, go on all the same with --resume-with-changes, or start anew with --overwrite-output"
                 )
             notes.append("going on with changed text")
-            trainer.state.text = state.text
+        trainer.state.text = state.text
         notes.append(f"going on from update {trainer.state.update}")
+    tokenizer = recipe_tokenizer(recipe, trainer.state.signature)
+    notes += [tokenizer.note] if tokenizer.note else []
+    notes += check_lengths(prepared, recipe)
     trainer.state.precision = precision.name
     trainer.make_plan()
     if trainer.budget.plan is None:
@@ -196,6 +225,14 @@ def _precision(recipe: Recipe, folder: ModelFolder, start: Start, device: torch.
     """What the run trains with: as it began, or what is faster here if it begins now."""
     saved = "" if start.commit is None else load_state(folder, start.commit).precision
     return precision_of_run(recipe, device, saved)
+
+
+def _threads(recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device) -> Threads:
+    """How many threads train: as the recipe says, as the run began, or what is faster here if it begins now."""
+    saved = "" if start.commit is None else load_state(folder, start.commit).environment.get("threads", "")
+    return threads_for(
+        recipe.training.threads, device, recipe.model.widest, int(saved) if saved.isdecimal() else 0
+    )
 
 
 def _choose(trainer: Trainer) -> str:
@@ -234,12 +271,31 @@ def _choose(trainer: Trainer) -> str:
 
 
 def text_fingerprint(prepared: PreparedData) -> str:
-    """Tells prepared texts apart: by their counts, and by the lines that validation compares with."""
+    """Tells prepared texts apart by all that training and validation read: ids, lengths, and raw validation lines."""
+    read = (
+        "train.tokens",
+        "train.index",
+        "valid.tokens",
+        "valid.index",
+        "valid.source.txt",
+        "valid.target.txt",
+    )
+    return hashlib.sha256("".join(prepared.checksums[name] for name in read).encode()).hexdigest()
+
+
+def _older_text_fingerprint(prepared: PreparedData) -> str:
+    """What states had before stores had checksums: counts, and the lines that validation compares with."""
     counts = {key: value for key, value in prepared.statistics.items() if key not in ("seconds", "test")}
     digest = hashlib.sha256(json.dumps(counts, sort_keys=True).encode())
     for line in (*prepared.valid_source, *prepared.valid_target):
         digest.update(line.encode("utf-8") + b"\n")
     return digest.hexdigest()
+
+
+def _write_recipe(path: Path, recipe: Recipe) -> None:
+    """Writes the resolved recipe, unless what is there says the same: someone may have put comments in."""
+    if not (path.exists() and parse_recipe(path.read_text(encoding="utf-8"), str(path)) == recipe):
+        write_text(path, recipe_text(recipe))
 
 
 def _copy(source: Path, destination: Path, start: Start) -> None:

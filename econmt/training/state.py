@@ -5,13 +5,34 @@ from __future__ import annotations
 import base64
 import json
 import random
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, field, fields
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
 
 from econmt.errors import InputError
+from econmt.training.state_schema import (
+    Choices,
+    Count,
+    DataPlace,
+    Finite,
+    MetricsRow,
+    PlanState,
+    PrecisionName,
+    RandomStates,
+    ScheduleState,
+    Score,
+    Seconds,
+    Update,
+    as_bytes,
+    numpy_state,
+    python_state,
+)
+from econmt.typed_json import parse_json, shaped_like
+from econmt.typed_yaml import complaints
 
 FORMAT = "econmt-training-state-1"
 COLUMNS = (
@@ -34,16 +55,19 @@ TIMES = frozenset({"seconds", "target_tokens_per_second", "peak_memory_bytes"})
 """The columns in which two runs of one recipe differ."""
 
 
-@dataclass
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+@dataclass(config=_STRICT)
 class Meter:
     """Sums over some updates: the loss in nats, the target tokens, and the seconds that they took."""
 
-    loss: float = 0.0
-    tokens: int = 0
-    seconds: float = 0.0
+    loss: Finite = 0.0
+    tokens: Count = 0
+    seconds: Seconds = 0.0
 
 
-@dataclass
+@dataclass(config=_STRICT)
 class TrainingState:
     """Where a run stands. All values are JSON, and floats come back from JSON with the same bits.
 
@@ -52,30 +76,36 @@ class TrainingState:
     with (the best one after the plateau schedule went back to it); ``num_not_improved`` counts checkpoints since the
     best one, of score ``best_score``; ``gradient_norm`` is that of the last update; ``text`` and ``vocabulary`` are
     fingerprints; ``plan`` is that of a byte budget, empty without one; ``choices`` names the implementations
-    that the run began with, empty with a budget; ``precision`` is what it began with, by its name in a recipe.
+    that the run began with, empty with a budget; ``precision`` is what it began with, by its name in a recipe;
+    ``environment`` is what it was saved with, see :mod:`econmt.training.environment`.
     """
 
-    update: int = 0
-    seconds: float = 0.0
-    target_tokens: int = 0
-    data: dict[str, Any] = field(default_factory=dict)
-    random: dict[str, Any] = field(default_factory=dict)
-    schedule: dict[str, Any] = field(default_factory=dict)
-    best_update: int = 0
-    best_score: float | None = None
-    num_not_improved: int = 0
-    last_checkpoint: int = 0
-    parameters_from: int = 0
+    update: Update = 0
+    seconds: Seconds = 0.0
+    target_tokens: Count = 0
+    data: Annotated[dict[str, Any], shaped_like(DataPlace, may_be_empty=True)] = field(default_factory=dict)
+    random: Annotated[dict[str, Any], shaped_like(RandomStates, may_be_empty=True)] = field(
+        default_factory=dict
+    )
+    schedule: Annotated[dict[str, Any], shaped_like(ScheduleState, may_be_empty=True)] = field(
+        default_factory=dict
+    )
+    best_update: Update = 0
+    best_score: Score = None
+    num_not_improved: Count = 0
+    last_checkpoint: Update = 0
+    parameters_from: Update = 0
     signature: str = ""
     vocabulary: str = ""
     text: str = ""
     gradient_norm: float = 0.0
     since_checkpoint: Meter = field(default_factory=Meter)
     since_log: Meter = field(default_factory=Meter)
-    plan: dict[str, Any] = field(default_factory=dict)
-    choices: dict[str, str] = field(default_factory=dict)
-    precision: str = "float32"
-    metrics: list[dict[str, float]] = field(default_factory=list)
+    plan: Annotated[dict[str, Any], shaped_like(PlanState, may_be_empty=True)] = field(default_factory=dict)
+    choices: Choices = field(default_factory=dict)
+    precision: PrecisionName = "float32"
+    environment: dict[str, str] = field(default_factory=dict)
+    metrics: list[Annotated[dict[str, Any], shaped_like(MetricsRow)]] = field(default_factory=list)
 
     def to_json(self) -> str:
         """The state as JSON text."""
@@ -88,23 +118,40 @@ class TrainingState:
         Raises:
             InputError: naming ``where``, if the text is broken or another version's.
         """
+        advice = "start anew with --overwrite-output"
+        values = parse_json(text, where, advice)
+        if values.pop("format", None) != FORMAT:
+            raise InputError(f"{where}: not a training state of this version of econmt; start anew elsewhere")
+        # States of runs that began before there were budgets and choices have none, and auto was float32.
+        missing = (
+            {entry.name for entry in fields(cls)}
+            - {"plan", "choices", "precision", "environment"}
+            - set(values)
+        )
+        wrong = [f"{name}: missing" for name in sorted(missing)]
         try:
-            values = json.loads(text)
-            if values.pop("format") != FORMAT:
-                raise InputError(
-                    f"{where}: not a training state of this version of econmt; start anew elsewhere"
-                )
-            values["since_checkpoint"] = Meter(**values["since_checkpoint"])
-            values["since_log"] = Meter(**values["since_log"])
-            # States of runs that began before there were budgets and choices have none, and auto was float32.
-            missing = {entry.name for entry in fields(cls)} - {"plan", "choices", "precision"} - set(values)
-            if missing:
-                raise KeyError(min(missing))
-            return cls(**values)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{where}: broken training state ({error}); start anew with --overwrite-output"
-            ) from error
+            for name in ("since_checkpoint", "since_log"):
+                if isinstance(values.get(name), dict):
+                    values[name] = Meter(**values[name])
+            state = cls(**values)
+            wrong += state._contradictions()
+        except ValidationError as failure:
+            wrong += complaints(failure)
+        if wrong:
+            raise InputError(f"{where}: broken training state ({wrong[0]}); {advice}")
+        return state
+
+    def _contradictions(self) -> list[str]:
+        """What cannot be true of a state that was saved: all checkpoints that it names have a row of metrics."""
+        rows = {0, *(row["update"] for row in self.metrics)}
+        names = ("best_update", "last_checkpoint", "parameters_from")
+        wrong = [
+            f"{name} {getattr(self, name)}: no such checkpoint"
+            for name in names
+            if getattr(self, name) not in rows
+        ]
+        wrong += [f"{name}: empty" for name in ("data", "random", "schedule") if not getattr(self, name)]
+        return wrong + [f"update {self.update}: before a checkpoint"] * (max(rows) > self.update)
 
     def metrics_text(self) -> str:
         """The content of metrics.tsv: numbers in the shortest form that reads back as the same float."""
@@ -144,14 +191,12 @@ def random_states() -> dict[str, Any]:
 
 def restore_random_states(states: dict[str, Any]) -> None:
     """Puts back what :func:`random_states` gave."""
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, keys, position, has_gauss, cached = states["numpy"]
-    np.random.set_state((name, np.frombuffer(_decode(keys), dtype="<u4"), position, has_gauss, cached))
-    torch.set_rng_state(_byte_tensor(states["torch"]))
+    random.setstate(python_state(states["python"]))
+    np.random.set_state(numpy_state(states["numpy"]))
+    torch.set_rng_state(as_bytes(states["torch"]))
     for index, state in enumerate(states["cuda"]):
         if index < torch.cuda.device_count():
-            torch.cuda.set_rng_state(_byte_tensor(state), index)
+            torch.cuda.set_rng_state(as_bytes(state), index)
 
 
 def seed_everything(seed: int) -> None:
@@ -163,11 +208,3 @@ def seed_everything(seed: int) -> None:
 
 def _encode(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
-
-
-def _decode(text: str) -> bytes:
-    return base64.b64decode(text)
-
-
-def _byte_tensor(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(_decode(text)), dtype=torch.uint8)

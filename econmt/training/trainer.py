@@ -13,30 +13,37 @@ from torch import Tensor, nn
 
 from econmt.data.batches import Batch
 from econmt.data.store import PreparedData
-from econmt.engine.devices import give_back_memory, is_out_of_memory, peak_memory, trims_batches
+from econmt.engine.devices import (
+    give_back_library_pages,
+    give_back_memory,
+    is_out_of_memory,
+    peak_memory,
+    trims_batches,
+)
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.engine.world import World
-from econmt.errors import TrainingError
+from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
 from econmt.tasks.protocol import Task
 from econmt.training.budget import Budget, divide
 from econmt.training.checkpoints import (
     Saved,
-    finish_commit,
     load_parameters,
     load_saved,
     named_parameters,
+    prove,
     save_checkpoint,
     save_interrupted,
     saving,
 )
-from econmt.training.end_of_run import end_reason, seconds_left
+from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_done
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Figures, Progress
+from econmt.training.recovery import finish_commit
 from econmt.training.schedules import Schedule
 from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
 from econmt.training.tensor_files import read_tensors
@@ -97,6 +104,7 @@ class Trainer:
         self._graphed: GraphedStep | None = None
         self._metrics = MetricsQueue(device)
         self._saved = state.update
+        self._pace = Pace()
         self._clock = time.monotonic()
 
     # ------------------------------------------------------------------ going on
@@ -159,6 +167,7 @@ class Trainer:
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
         self._tell_of_plan(progress)
+        give_back_library_pages()
         self._clock = time.monotonic()
         while True:
             if interrupts.pending:
@@ -298,7 +307,13 @@ class Trainer:
         self.step.clear()
         try:
             with self._random_states_kept():
-                result = validate(self.step, self.prepared, lambda: interrupts.pending, self.budget.plan)
+                result = validate(
+                    self.step,
+                    self.prepared,
+                    lambda: interrupts.pending,
+                    self.budget.plan,
+                    self.state.signature,
+                )
         except Abandoned:
             return
         except torch.cuda.OutOfMemoryError as error:
@@ -317,7 +332,7 @@ class Trainer:
         state.since_checkpoint = Meter()
         goes_back = self.schedule.checkpoint(improved)
         tensors = optimizer_tensors(self.optimizer, self.parameters)
-        best = self._best(tensors) if goes_back else None
+        best = self._best(tensors, progress) if goes_back else None
         if best is not None:
             state.parameters_from = state.best_update
         self._save(tensors if best is None else best.optimizer, result)
@@ -328,11 +343,14 @@ class Trainer:
             progress.note(f"BLEU signature {result.signature}")
         self._tell(progress, result, improved, goes_back)
 
-    def _best(self, current: dict[str, Tensor]) -> Saved:
-        """The best checkpoint; with the ``current`` optimizer tensors if another schedule did not keep its own."""
+    def _best(self, current: dict[str, Tensor], progress: Progress) -> Saved:
+        """The best checkpoint; with the ``current`` optimizer tensors if its own were not kept or are damaged."""
         commit = Commit(self.state.best_update, True)
         if self.folder.state(commit).is_dir():
-            return load_saved(self.folder, commit)
+            try:
+                return load_saved(self.folder, commit)
+            except InputError as error:
+                progress.note(f"the best checkpoint's optimizer state cannot be used: {error}")
         parameters, _ = read_tensors(self.folder.parameters(self.state.best_update))
         return Saved(self.state, parameters, current, self.recipe.training.optimizer.name)
 
@@ -377,6 +395,7 @@ class Trainer:
                     save_interrupted(self.folder, saved, self.task.description())
                 else:
                     save_checkpoint(self.folder, saved, self.task.description(), result.hypotheses)
+                prove(self.folder, Commit(state.update, result is not None))
                 finish_commit(self.folder, state, training.keep_last_params, self.schedule.goes_back)
         self.step.world.barrier()
         self._saved = state.update
@@ -434,22 +453,21 @@ class Trainer:
 
     def _figures(self, update: int) -> Figures:
         meter = self.state.since_log
-        pace = meter.tokens / max(meter.seconds, 1e-9)
+        training, state = self.recipe.training, self.state
+        epochs = update * training.update_interval / self.batches.batches_per_epoch
+        share = share_done(training, state, epochs)
         return Figures(
             update=update,
             epoch=self.batches.epoch,
             loss=meter.loss / meter.tokens,
             learning_rate=self.schedule.learning_rate(update),
             gradient_norm=self.state.gradient_norm,
-            tokens_per_second=pace,
+            tokens_per_second=meter.tokens / max(meter.seconds, 1e-9),
             memory=peak_memory(self.device),
-            left=self._seconds_left(update),
+            left=seconds_left(training, state, epochs, self._pace.of(state.seconds, update)),
+            updates=round(update / share) if share else None,
+            device=self.device.type,
         )
-
-    def _seconds_left(self, update: int) -> float | None:
-        per_update = self.state.seconds / update
-        epochs = update * self.recipe.training.update_interval / self.batches.batches_per_epoch
-        return seconds_left(self.recipe.training, self.state, epochs, per_update)
 
     def _not_finite(self, metrics: UpdateMetrics) -> str:
         what = "loss" if metrics.loss != metrics.loss or abs(metrics.loss) == float("inf") else "gradient"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from econmt.data.batches import valid_batches
+from econmt.data.batches import longer_than, valid_batches
 from econmt.data.store import PreparedData
 from econmt.data.subwords import Vocabularies
 from econmt.data.token_store import TokenStore
@@ -16,7 +16,8 @@ from econmt.decoding.search import SearchOptions
 from econmt.decoding.search_model import SearchModel
 from econmt.decoding.translator import Translator
 from econmt.engine.step import TrainingStep
-from econmt.evaluation.metrics import bleu
+from econmt.errors import InputError
+from econmt.evaluation.metrics import bleu, recipe_tokenizer
 from econmt.memory.plan.planner import Plan
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt.recipe import Recipe
@@ -38,7 +39,11 @@ class Validation(NamedTuple):
 
 
 def validate(
-    step: TrainingStep, prepared: PreparedData, stop: Callable[[], bool], plan: Plan | None = None
+    step: TrainingStep,
+    prepared: PreparedData,
+    stop: Callable[[], bool],
+    plan: Plan | None = None,
+    signature: str = "",
 ) -> Validation:
     """Perplexity of the validation text and, of a translation model if the recipe wants it, translations and BLEU.
 
@@ -47,6 +52,7 @@ def validate(
         prepared: with the validation text raw, so that BLEU compares detokenised text with it.
         stop: asked often; True makes validation end at once.
         plan: of the run's byte budget, which validation obeys too; None: there is none.
+        signature: of the BLEU before, which goes on being measured so.
 
     Raises:
         Abandoned: if ``stop`` said so.
@@ -62,7 +68,8 @@ def validate(
             IncrementalModel(model), prepared.vocabularies, step.task.recipe, step.device, plan, stop
         )
         hypotheses = [found.text for found in translator.translate(prepared.valid_source[:count])]
-        score = bleu(hypotheses, prepared.valid_target[:count])
+        tokenizer = recipe_tokenizer(step.task.recipe, signature).name
+        score = bleu(hypotheses, prepared.valid_target[:count], tokenizer)
         return Validation(value, score.value, score.signature, hypotheses)
     finally:
         model.train()
@@ -77,13 +84,32 @@ def perplexity(
     total = torch.zeros((), dtype=torch.float64, device=device)
     tokens = 0
     with torch.no_grad(), precision.products(device), precision.autocast(device):
-        for whole in valid_batches(store, task.recipe.decoding.batch_size):
+        decoding = task.recipe.decoding
+        for whole in valid_batches(store, decoding.batch_size, decoding.max_input_length):
             for batch, how in divide(whole, plan, given):
                 if stop():
                     raise Abandoned
                 total += task.loss(step.model, batch.to(device), how)
                 tokens += batch.target_tokens
     return perplexity_of(total.item() / tokens)
+
+
+def check_lengths(prepared: PreparedData, recipe: Recipe) -> list[str]:
+    """What a person should know of validation pairs that are too long, one line each.
+
+    Raises:
+        InputError: if all of them are.
+    """
+    most = recipe.decoding.max_input_length
+    count, pairs = int(longer_than(prepared.valid, most).sum()), len(prepared.valid)
+    if count == 0:
+        return []
+    what = f"{count:,} of {pairs:,} validation pairs have more tokens than decoding.max_input_length {most:,}"
+    if count == pairs:
+        raise InputError(f"{what}: none is left to validate with; raise it, or give other text as data.valid")
+    return [
+        f"{what}: the perplexity is that of the others, and of longer sources the beginning is translated"
+    ]
 
 
 def make_translator(
@@ -111,6 +137,7 @@ def make_translator(
         device,
         batch_size=recipe.decoding.batch_size if plan is None else plan.decoding_rows,
         max_length=recipe.data.max_length,
+        max_input_length=recipe.decoding.max_input_length,
         watch=watch,
         continuous=None if plan is None else False,  # the plan does not count on graphs
     )

@@ -1,8 +1,7 @@
 """Memory-saving recurrent, attention and output-layer operations for PyTorch.
 
 Tensors are batch-first: B batch, T time steps, S source positions, H hidden, A attention size, E value size,
-V vocabulary. Each function takes `implementation="auto"` or a name, and checks its arguments; README.md of
-each op gives its mathematics.
+V vocabulary. Each function takes `implementation="auto"` or a name, and checks its arguments.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
     python scripts/gpu/bench_step.py                       # both workloads, all precisions
     python scripts/gpu/bench_step.py --only W2 --precision bfloat16 --variants plain auto
+    python scripts/gpu/bench_step.py --only W2 --budget 4GiB --variants reference auto
 
 W2 is Echo's model and batch (recipe iwslt, 128 x 100 x 100, every row full); W1 the multi30k recipe with batches of 64
 pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the rows shorter). GNMT is the gnmt recipe, 128 x
-25 x 25, and GNMT384 the same with 384 pairs; both without the plain loop, whose decoder feeds its outputs back.
+25 x 25, and GNMT384 the same with 384 pairs; both without the plain loop, whose decoder feeds its outputs back. With
+--budget each variant gets the largest batch whose step, captured, peaks within so many bytes, one after the other.
 
 Columns: target tokens a second and those of source and target (padding not counted), milliseconds a step, peak of what
 tensors take (graphs' pool in it) and of what the allocator has taken, MB of 10^6 bytes, the loss of the first step.
@@ -38,6 +40,7 @@ from econmt.model import Implementations
 from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt.typed_yaml import parse_size
 
 DEVICE = torch.device("cuda")
 WORKLOADS = {
@@ -154,6 +157,33 @@ def timed(runs: dict[str, Run], count: int, seconds: float) -> dict[str, float]:
     return {name: sorted(found)[len(found) // 2] for name, found in samples.items()}
 
 
+def largest(peak: Callable[[int], int], rows: int, budget: int) -> int:
+    """The most rows, to one in 200, of which a step peaks within the budget: bytes grow almost along a line."""
+    known = {count: peak(count) for count in (rows, 2 * rows)}
+    for _ in range(6):
+        (low, below), (high, above) = sorted(
+            sorted(known.items(), key=lambda each: abs(each[1] - budget))[:2]
+        )
+        wanted = max(1, int(low + (budget - below) * (high - low) / (above - below)))
+        if wanted in known:
+            break
+        known[wanted] = peak(wanted)
+        if known[wanted] <= budget < 1.005 * known[wanted]:
+            break
+    return max(count for count, size in known.items() if size <= budget)
+
+
+def batches_within(
+    budget: int, variant: str, task: TranslationTask, shape: tuple[int, int, int], full: float, precision: str
+) -> list[Batch]:
+    """One batch of a shape with as many rows as the budget allows."""
+
+    def of(rows: int) -> list[Batch]:
+        return batches_of(task, [(rows, *shape[1:])], full)
+
+    return of(largest(lambda rows: prepare(variant, task, of(rows), precision).allocated, shape[0], budget))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
@@ -161,11 +191,14 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["plain", "reference", "auto"])
     parser.add_argument("--seconds", type=float, default=2.0, help="of timing, a variant")
     parser.add_argument("--json", type=Path, help="writes the rows there too")
+    parser.add_argument(
+        "--budget", type=parse_size, help="the largest batch within so many bytes, for example 4GiB"
+    )
     given = parser.parse_args()
     rows = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(
-        f"{'':8}{'precision':10}{'variant':11}{'target/s':>11}{'both/s':>11}"
+        f"{'':8}{'precision':10}{'variant':11}{'rows':>6}{'target/s':>11}{'both/s':>11}"
         f"{'ms':>8}{'peak MB':>9}{'reserved':>9}  loss"
     )
     for name, precision in itertools.product(given.only, given.precision):
@@ -173,35 +206,41 @@ def main() -> None:
         task = TranslationTask(load_recipe(recipe_name), source, target)
         torch.manual_seed(2)
         batches = batches_of(task, shapes, full)
-        tokens = sum(batch.target_tokens for batch in batches)
-        both = tokens + sum(batch.source_tokens for batch in batches)
         runs: dict[str, Run] = {}
+        own: dict[str, list[Batch]] = {}
         for variant in given.variants:
             if variant == "plain" and not task.recipe.model.decoder.input_feeding:
                 continue
             try:
-                runs[variant] = prepare(variant, task, batches, precision)
+                own[variant] = batches
+                if given.budget is not None:
+                    own[variant] = batches_within(given.budget, variant, task, shapes[0], full, precision)
+                runs[variant] = prepare(variant, task, own[variant], precision)
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:
                 print(
                     f"{name:8}{precision:10}{variant:11} failed: {str(error).strip().splitlines()[0][:90]}",
                     flush=True,
                 )
-        for variant, seconds in timed(runs, len(batches), given.seconds).items():
+        count = 1 if given.budget is not None else len(batches)
+        for variant, seconds in timed(runs, count, given.seconds).items():
             run = runs[variant]
+            tokens = sum(batch.target_tokens for batch in own[variant])
+            both = tokens + sum(batch.source_tokens for batch in own[variant])
             row = {
                 "workload": name,
                 "precision": precision,
                 "variant": variant,
+                "rows": [len(batch.source) for batch in own[variant]],
                 "target tokens/s": tokens / seconds,
                 "source and target tokens/s": both / seconds,
-                "milliseconds": 1e3 * seconds / len(batches),
+                "milliseconds": 1e3 * seconds / count,
                 "peak bytes": run.allocated,
                 "reserved bytes": run.reserved,
                 "loss": run.loss,
             }
             rows.append(row)
             print(
-                f"{name:8}{precision:10}{variant:11}{tokens / seconds:11,.0f}{both / seconds:11,.0f}"
+                f"{name:8}{precision:10}{variant:11}{row['rows'][0]:6}{tokens / seconds:11,.0f}{both / seconds:11,.0f}"
                 f"{row['milliseconds']:8.2f}{run.allocated / 1e6:9,.0f}{run.reserved / 1e6:9,.0f}  {run.loss:.4f}",
                 flush=True,
             )

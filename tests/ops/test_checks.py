@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import econmt_ops
+from econmt_ops import AttentionalLSTMWeights, LSTMWeights
 from econmt_ops.core.shapes import Shapes, check_dropout
 
 
@@ -49,3 +51,42 @@ def test_dropout() -> None:
     for wrong in (-0.1, 1.0, float("nan")):
         with pytest.raises(ValueError, match="some_op: dropout must be at least 0 and less than 1"):
             check_dropout("some_op", wrong, 1)
+
+
+LAYER = LSTMWeights(torch.ones(8, 3), torch.ones(8, 2), torch.ones(8))
+X = torch.ones(1, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (LAYER, r"lstm: layers must be a tuple of LSTMWeights .*, got one LSTMWeights; write \(weights,\)"),
+        (torch.ones(2, 3), r"layers must be a tuple .*, got a tensor of shape \(2, 3\)"),
+        (None, "layers must be a tuple .*, got None"),
+        ((LAYER, torch.ones(8)), r"layers\[1\] must be LSTMWeights or LowRankLSTMWeights, got a tensor"),
+        ((tuple(LAYER),), r"layers\[0\] must be LSTMWeights .*, got a value of type tuple"),
+        ((LSTMWeights(LAYER.input, LAYER.hidden, None),), r"layers\[0\]\.bias must be a tensor, got None"),
+    ],
+)
+def test_layers_that_are_no_tuple_of_weights_are_told(layers: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        econmt_ops.lstm(X, layers)  # type: ignore[arg-type]
+
+
+def test_what_is_no_weights_or_state_is_told() -> None:
+    h = torch.zeros(1, 2)
+    with pytest.raises(
+        ValueError, match=r"lstm: state must be a tuple of \(h, c\), one a layer, got a tensor"
+    ):
+        econmt_ops.lstm(X, (LAYER,), state=(h, h))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="bidirectional_lstm: backward must be LSTMWeights"):
+        econmt_ops.bidirectional_lstm(X, LAYER, (LAYER,))  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match="attentional_lstm: weights must be AttentionalLSTMWeights, got a value"
+    ):
+        econmt_ops.attentional_lstm(X, X, X, LAYER, lengths=None)  # type: ignore[arg-type]
+    weights = AttentionalLSTMWeights(LAYER, None, None, torch.ones(2, 5), None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"attentional_lstm: layers must be a tuple .* write \(weights,\)"):
+        econmt_ops.attentional_lstm(X, X, X, weights, lengths=None)
+    with pytest.raises(ValueError, match="lengths must be a tensor, got a value of type list"):
+        econmt_ops.lstm(X, (LAYER,), lengths=[4])  # type: ignore[arg-type]

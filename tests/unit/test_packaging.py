@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -124,6 +125,18 @@ def test_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     done = python_in(wheel, tmp_path, "-m", "econmt", "recipes", "copy", "iwslt")
     assert (done.returncode, done.stdout, done.stderr) == (0, "iwslt.yaml\n", "")
     assert (tmp_path / "iwslt.yaml").read_bytes() == (ROOT / "recipes" / "iwslt.yaml").read_bytes()
+
+
+def test_docstrings_name_no_file_that_the_wheel_lacks(wheel: Path) -> None:
+    named = re.compile(r"(?:docs|scripts|tests)/[\w./-]*\w|README\.md")
+    with zipfile.ZipFile(wheel) as archive:
+        files = set(archive.namelist())
+        for name in sorted(files):
+            if not name.endswith(".py"):
+                continue
+            for found in named.findall(archive.read(name).decode("utf-8")):
+                beside = f"{name.rpartition('/')[0]}/{found}"
+                assert beside in files, f"{name} names {found}"
 
 
 def test_metadata(wheel: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,18 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_recipe("recipes/multi30.yaml")
     with pytest.raises(InputError, match="a folder; a recipe is a YAML file"):
         load_recipe(tmp_path)
+    with (tmp_path / "large.yaml").open("wb") as file:
+        file.truncate(100_000_000)
+    with pytest.raises(InputError, match=r"large\.yaml: 100\.0 MB; a recipe has some kilobytes"):
+        load_recipe(tmp_path / "large.yaml")
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(InputError, match=r"pipe\.yaml: not a file that can be read again"):
+        load_recipe(tmp_path / "pipe.yaml")
+
+
+def test_a_budget_of_some_bytes_is_refused_at_once(tmp_path: Path) -> None:
+    (line,) = complaints(tmp_path, MINIMAL, "training.memory_budget=1")
+    assert "memory_budget 1: these are bytes, too few for any model; give a unit, as 4GiB" in line
 
 
 def test_find_recipe_prefers_a_file_to_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +319,9 @@ def test_differing_keys_are_dotted_and_complete(tmp_path: Path) -> None:
     assert not any(key.startswith("training.optimizer") for key in changed)
 
 
-TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=8)
+CHARACTERS = st.characters(exclude_categories=["Cs", "Cc", "Cf", "Zl", "Zp"], exclude_characters="/\\~.")
+TEXT = st.text(CHARACTERS, min_size=1, max_size=8)
+"""What can be printed and is the beginning of a file's name."""
 
 
 @given(

@@ -14,7 +14,14 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 _CPU = torch.device("cpu")
+_NEAR_VIEWS = {torch.ops.aten._unsafe_view.default}
+"""Operators whose result shares its argument's memory though they are not declared to be views."""
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+_KNOWN: dict[Any, Any] = {}
+"""Forms of results by operator and arguments. They depend on nothing else, so that one estimate uses what another one
+has found."""
 
 
 class _UnknownError(Exception):
@@ -40,24 +47,24 @@ class RememberedShapes:
         self._mode = mode
         # What a fake tensor knows beside its shape is the same for all of a mode.
         self._attributes = vars(FakeTensor(mode, torch.empty(0, device="meta"), _CPU))
-        self._known: dict[Any, Any] = {}
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operator."""
         tensors: list[FakeTensor] = []
         try:
-            key = func, _describe(args, tensors), _describe(kwargs.items(), tensors) if kwargs else ()
+            # Operators live as long as the program, and their own hashes are slow.
+            key = id(func), _describe(args, tensors), _describe(kwargs.items(), tensors) if kwargs else ()
         except _UnknownError:
             return func(*args, **kwargs)
-        if func.is_view:
+        if func.is_view or func in _NEAR_VIEWS:
             # Views differ in where they begin, and are quickly made.
             with in_kernel_invocation_manager(self._mode):
                 found = func(*args, **kwargs)
             return self._wrap(found) if isinstance(found, Tensor) else [self._wrap(part) for part in found]
-        form = self._known.get(key)
+        form = _KNOWN.get(key)
         if form is None:
             result = func(*args, **kwargs)
-            self._known[key] = _form(func, result, tensors, key[1:], (args, kwargs))
+            _KNOWN[key] = _form(func, result, tensors, key[1:], (args, kwargs))
             return result
         return func(*args, **kwargs) if form is _UnknownError else self._made(form, tensors)
 
@@ -67,7 +74,7 @@ class RememberedShapes:
             return tensors[form]
         if isinstance(form, _New):
             shape, stride, dtype = form
-            with in_kernel_invocation_manager(self._mode):
+            with torch._C._DisableTorchDispatch():
                 plain = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
             tensors.append(self._wrap(plain))
             return tensors[-1]

@@ -24,6 +24,7 @@ from econmt.memory.measure.ledger import Ledger, track_step
 from econmt.memory.measure.tracker import BLOCK, Storage, Tracker
 from econmt.model import Implementations
 from econmt.tasks.protocol import Shape, Task
+from econmt_ops.core.loops import shortened
 from econmt_ops.dispatch.rule import captured
 
 CUBLAS_WORKSPACE = 32 << 20
@@ -68,6 +69,8 @@ def estimate_step(
         ).dtype
     if accumulating is None:
         accumulating = training.update_interval > 1
+    if implementations is None:
+        implementations = Implementations.of(task.recipe.ops)
     in_graphs = cuda and training.cuda_graphs == "auto"
     with standing_in(device) as mode, captured(in_graphs):
         model = task.build_model().train()
@@ -83,7 +86,8 @@ def estimate_step(
             run=RememberedShapes(mode),
         )
         workspaces = cublas_workspaces(tracker, 1 if in_graphs else 2) if cuda else []
-        ledger = track_step(tracker, step, batch, accumulating=accumulating)
+        with shortened(tracker.repeating):
+            ledger = track_step(tracker, step, batch, accumulating=accumulating)
         del workspaces
     ledger.device = device
     if cuda:

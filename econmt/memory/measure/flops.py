@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
 
 
 def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """Floating point operations of one call of an operator: of matrix products, 0 for everything else."""
-    formula, known = _formulas(func)
-    if formula is not None:
-        return formula(*args)
-    # Some overloads are told in which type to sum; PyTorch's formulas take that for the shape of the result.
-    args = tuple(value for value in args if not isinstance(value, torch.dtype))
+    """Floating point operations of one call of an operator: of matrix products, 0 for everything else.
+
+    An operator that is not PyTorch's own may have registered its formula with PyTorch.
+    """
+    if func.namespace == "aten":
+        formula = _aten_formula(func)
+        return 0 if formula is None else formula(*args)
+    known = _registered_formula(func)
     return 0 if known is None else int(known(*args, **kwargs, out_val=result))
 
 
-@cache
-def _formulas(func: Any) -> tuple[Callable[..., int] | None, Callable[..., Any] | None]:
-    """Our formula for an operator and PyTorch's, where there are any."""
-    # addmm_, which writes into its first argument, does what addmm does.
-    packet = (
-        getattr(aten, func._schema.name.split("::")[1].rstrip("_"), None)
-        if func.namespace == "aten"
-        else func.overloadpacket
+def has_flops(func: Any) -> bool:
+    """Whether calls of an operator have any floating point operations that count."""
+    formula = _aten_formula(func) if func.namespace == "aten" else _registered_formula(func)
+    return formula is not None
+
+
+def _registered_formula(func: Any) -> Callable[..., Any] | None:
+    # Who has registered a formula has imported this. It is not imported here: it brings all of Triton with it.
+    counter = sys.modules.get("torch.utils.flop_counter")
+    found: Callable[..., Any] | None = (
+        None if counter is None else counter.flop_registry.get(func.overloadpacket)
     )
-    return _FORMULAS.get(packet), flop_registry.get(packet)
+    return found
+
+
+@cache
+def _aten_formula(func: Any) -> Callable[..., int] | None:
+    """The formula for an operator of PyTorch's."""
+    # addmm_, which writes into its first argument, does what addmm does.
+    return _FORMULAS.get(getattr(aten, func._schema.name.split("::")[1].rstrip("_"), None))
+
+
+def _product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
+    """Of matrices, or of two stacks of as many."""
+    return 2 * left.numel() * right.shape[-1]
+
+
+def _added_product(_start: Tensor, left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
+    return _product(left, right)
 
 
 def _mv(matrix: Tensor, _vector: Tensor, *_: Any) -> int:
@@ -70,6 +91,10 @@ def _cudnn_backward(inputs: Tensor, weights: list[Tensor], stride: int, *rest: A
 
 
 _FORMULAS: dict[Any, Callable[..., int]] = {
+    aten.mm: _product,
+    aten.bmm: _product,
+    aten.addmm: _added_product,
+    aten.baddbmm: _added_product,
     aten.mv: _mv,
     aten.dot: _dot,
     aten.mkldnn_rnn_layer: _onednn,

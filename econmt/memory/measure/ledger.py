@@ -59,7 +59,7 @@ class Ledger:
         timeline: live bytes over the step, a point a change; in an estimate, which has no times, a change counts as a
             millisecond.
         largest: the largest storages alive at the peak, largest first.
-        milliseconds: by (phase, layer); empty in an estimate.
+        milliseconds: by (phase, layer), which add up to ``seconds``; empty in an estimate.
         tokens: target tokens of the step.
         flops: floating point operations of the step's matrix products, recomputed ones included.
         seconds: of the whole step, 0 if it was not timed.
@@ -68,6 +68,9 @@ class Ledger:
         graphs: bytes that the step's CUDA graph takes outside of the allocator; None: it was not captured.
         allocated, reserved: the peaks of CUDA's caching allocator, measured or, in an estimate, simulated; None on
             the CPU, which has none.
+        process: resident bytes of the process that ran the step, by part, after it, see
+            `econmt.memory.measure.process.resident_parts`; empty in an estimate and where the system does not tell.
+        process_peak: the most that were resident so far; 0 if unknown.
     """
 
     peak: int = 0
@@ -84,6 +87,8 @@ class Ledger:
     allocated: int | None = None
     reserved: int | None = None
     graphs: int | None = None
+    process: dict[str, int] = field(default_factory=dict)
+    process_peak: int = 0
 
     def category(self, category: str) -> int:
         """Bytes of one category at the peak, over all layers."""
@@ -121,6 +126,20 @@ class Ledger:
             None if done is None or self.peak_flops_per_second is None else done / self.peak_flops_per_second
         )
 
+    def take(self, seconds: float) -> None:
+        """Say how long the step takes; the times by layer, and those of the timeline, become shares of that.
+
+        A step with marks between its layers is slower than one without, above all where others need the machine or a
+        graph replays it: what it tells is which share of the time is whose.
+        """
+        marked = sum(self.milliseconds.values())
+        factor = 1000.0 * seconds / marked if marked else 1.0
+        self.milliseconds = {what: factor * spent for what, spent in self.milliseconds.items()}
+        self.timeline = [
+            moment._replace(milliseconds=factor * moment.milliseconds) for moment in self.timeline
+        ]
+        self.seconds = seconds
+
     def phase(self, phase: str) -> float:
         """Milliseconds of one phase, over all layers."""
         return sum(value for (name, _), value in self.milliseconds.items() if name == phase)
@@ -157,9 +176,10 @@ def measure_step(
         if device.type == "cuda":
             ledger.allocated, ledger.reserved = ledger.peak, torch.cuda.memory_reserved(device)
         if timed:
-            ledger.milliseconds, ledger.seconds = time_step(step, batch, _layers(step), repeats)
+            ledger.milliseconds, seconds = time_step(step, batch, _layers(step), repeats)
             ledger.peak_flops_per_second = peak_flops(device, tracker.precision)
             _scale(ledger)
+            ledger.take(seconds)
     return ledger
 
 
@@ -237,7 +257,7 @@ def _timeline(tracker: Tracker) -> list[Moment]:
         points.append(Moment(1000.0 * begin.seconds, live[begin.changes], phase))
         points += [
             Moment(1000.0 * tracker.changes[number].seconds, live[number + 1], phase)
-            for number in range(begin.changes, end.changes)
+            for number in tracker.numbers(begin.changes, end.changes)
         ]
     return [*points, Moment(1000.0 * tracker.seconds, live[-1], PHASES[-1])]
 

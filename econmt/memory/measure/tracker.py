@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from econmt.memory.measure.flops import count_flops
+from econmt.memory.measure.flops import count_flops, has_flops
 from econmt_ops.core import scopes as accounting
 from econmt_ops.dispatch.traits import Cost, cost_of
 
@@ -122,6 +121,18 @@ class Beginning(NamedTuple):
     changes: int
 
 
+class Repetition(NamedTuple):
+    """Changes ``begin`` to ``end``, net of nothing, that came several ``times``, all but once left out.
+
+    ``order`` has the numbers of the changes of one time, those of repetitions inside it as often as they came.
+    """
+
+    begin: int
+    end: int
+    times: int
+    order: list[int]
+
+
 class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows the storages of one device.
 
@@ -137,6 +148,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before: storages that were there before, with their sizes then.
         changes: what happened since, in order.
         hidden: by the number of changes before it, what an operator used inside.
+        repetitions: changes that stand for others like them, in order; none inside of another.
         begins: when every phase that has begun did so, in their order.
         seconds: how long the recording was.
         flops: floating point operations of the matrix products, by the type of their factors.
@@ -155,10 +167,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device = device
+        self._type = device.type
         self.nodes = NodeLayers()
         self.before: list[tuple[Storage, int]] = []
         self.changes: list[Change] = []
         self.hidden: dict[int, Hidden] = {}
+        self.repetitions: list[Repetition] = []
         self.begins: dict[str, Beginning] = {}
         self.seconds = 0.0
         self.flops: Counter[torch.dtype] = Counter()
@@ -168,6 +182,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._run = run
         self._at_start = self._grown = 0
         self._known: dict[int, tuple[Storage, weakref.ref[Any]]] = {}
+        self._facts: dict[int, _Facts] = {}
         self._inside: list[str] = []
         self._replacing: int | None = None
         self._recording = False
@@ -198,6 +213,17 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What follows belongs to ``phase``, one of :data:`PHASES`."""
         self.begins[phase] = Beginning(time.perf_counter() - self._start, len(self.changes))
 
+    @contextmanager
+    def repeating(self, times: int) -> Iterator[None]:
+        """What is done inside stands for ``times`` more that do the same, too; see `econmt_ops.core.loops`."""
+        begin, flops, repetitions = len(self.changes), self.flops.copy(), len(self.repetitions)
+        yield
+        for dtype, done in self.flops.items():
+            self.flops[dtype] = done + times * (done - flops[dtype])
+        end, inside = len(self.changes), self.repetitions[repetitions:]
+        order = list(_in_full(begin, end, inside))
+        self.repetitions[repetitions:] = [Repetition(begin, end, times + 1, order)]
+
     def label(self, tensor: Tensor, category: str, layer: str) -> None:
         """Say what a tensor's storage is for, whenever it was made; the first label of a storage counts."""
         for own in self._own((tensor,)):
@@ -205,55 +231,72 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if storage.category is None:
                 storage.category, storage.layer = category, layer
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether PyTorch wraps the next method to keep its compiler off it, and imports all of it to do so: 150 MB."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # a fake tensor is asked for its device
-            return args[0].fake_device if func is torch.ops.prim.device.default else func(*args, **kwargs)
-        if _is_composite(func):  # below autograd PyTorch does not take them apart by itself
+        # By number: operators live as long as the program, and their own hashes are slow.
+        facts = self._facts.get(id(func))
+        if facts is None:
+            facts = self._facts[id(func)] = _look_at(func, self._replacements)
+        if facts.is_device:  # a fake tensor is asked for its device
+            return args[0].fake_device
+        if facts.is_primitive:
+            return func(*args, **kwargs)
+        if facts.is_composite:  # below autograd PyTorch does not take them apart by itself
             # Its own kernel, as without the tracker: func.decompose might run what is there for tracing, which takes
             # an LSTM apart into steps where the kernel calls cuDNN.
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
-        read = list(self._own((args, *kwargs.values())))
+        read = self._own(args)
+        if kwargs:
+            read += self._own(kwargs.values())
         for tensor in read:
             self._find(tensor)
-        if func.is_view and func not in self._replacements:  # of memory that is known by now
+        if facts.is_view:  # of memory that is known by now
             return self._run(func, args, kwargs)
-        name = str(func._schema.name)
-        replacement = self._replacements.get(func)
-        cost = None if func.namespace == "aten" else cost_of(name)
-        body = replacement or (None if cost else _body(func, name))
         # What a replacement does inside stands for the operator alone.
-        self._inside.append(name.replace("::", ".") if self._replacing is None else "")
-        if replacement is not None and self._replacing is None:
+        self._inside.append(facts.name if self._replacing is None else "")
+        if facts.replaced and self._replacing is None:
             self._replacing = len(self._inside)
         try:
-            if body is None:
-                if self._meter is not None:
-                    self._meter()
-                result = self._run(func, args, kwargs)
-            else:
-                with self:
-                    result = body(*args, **kwargs)
-                if result is NotImplemented:
-                    result = self._run(func, args, kwargs)
-            if cost is None and read:
-                self.flops[read[0].dtype] += count_flops(func, args, kwargs, result)
-            for tensor in read if func._schema.is_mutable else ():
-                self._update(tensor)
-            for tensor in self._own((result,)):
-                if tensor.untyped_storage()._cdata not in self._known:
-                    self._add(tensor)
-            if cost is not None:
-                self._charge(cost(*args, **kwargs), read[0].dtype)
-            if body is None and self._meter is not None:
-                self._note_hidden(self._meter()[1])
+            return self._follow(func, facts, args, kwargs, read)
         finally:
             if self._replacing == len(self._inside):
                 self._replacing = None
             self._inside.pop()
+
+    def _follow(
+        self, func: Any, facts: _Facts, args: tuple[Any, ...], kwargs: dict[str, Any], read: list[Tensor]
+    ) -> Any:
+        """Run an operator that makes or changes tensors, and account for them; ``read`` are those it is given."""
+        body, cost = facts.body, facts.cost
+        if body is None:
+            if self._meter is not None:
+                self._meter()
+            result = self._run(func, args, kwargs)
+        else:
+            with self:
+                result = body(*args, **kwargs)
+            if result is NotImplemented:
+                result = self._run(func, args, kwargs)
+        if facts.counts and read:
+            self.flops[read[0].dtype] += count_flops(func, args, kwargs, result)
+        if facts.is_mutable:
+            for tensor in read:
+                self._update(tensor)
+        for tensor in self._own((result,)):
+            if tensor.untyped_storage()._cdata not in self._known:
+                self._add(tensor)
+        if cost is not None:
+            self._charge(cost(*args, **kwargs), read[0].dtype)
+        if body is None and self._meter is not None:
+            self._note_hidden(self._meter()[1])
         return result
 
     def _charge(self, cost: Cost, dtype: torch.dtype) -> None:
@@ -262,14 +305,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._meter is None:  # else it is seen
             self._add(torch.empty(cost.workspace, dtype=torch.uint8, device=self.device))
 
-    def _own(self, values: Iterable[Any]) -> Iterator[Tensor]:
+    def _own(self, values: Iterable[Any]) -> list[Tensor]:
         """The dense tensors of the device in nested lists and tuples."""
+        found: list[Tensor] = []
         for value in values:
             if isinstance(value, Tensor):
-                if _device_type(value) == self.device.type and value.layout == torch.strided:
-                    yield value
+                if _device_type(value) == self._type and value.layout == torch.strided:
+                    found.append(value)
             elif isinstance(value, list | tuple):
-                yield from self._own(value)
+                found += self._own(value)
+        return found
 
     def _keep(self, tensor: Tensor) -> Tensor:
         """Called with every tensor that autograd keeps for the backward pass."""
@@ -358,6 +403,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         moment, size = max(enumerate(self.live()), key=itemgetter(1))  # the first of equals
         return size, moment
 
+    def numbers(self, begin: int, end: int) -> Iterator[int]:
+        """The numbers of the changes from ``begin`` to ``end``, those that stand for others as often as these came."""
+        return _in_full(begin, end, self.repetitions)
+
     def alive(self, moment: int) -> dict[Storage, int]:
         """The storages alive after the first ``moment`` changes, with their bytes then."""
         sizes = dict(self.before)
@@ -371,10 +420,62 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return max(self.flops, key=self.flops.__getitem__, default=torch.float32)
 
 
-@cache
-def _is_composite(func: Any) -> bool:
-    """Whether an operator is made of others and nothing else."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE))
+def _in_full(begin: int, end: int, repetitions: Iterable[Repetition]) -> Iterator[int]:
+    """The numbers from ``begin`` to ``end``, those of repetitions among them as often as they came."""
+    for repetition in repetitions:
+        if begin <= repetition.begin and repetition.end <= end:
+            yield from range(begin, repetition.begin)
+            for _ in range(repetition.times):
+                yield from repetition.order
+            begin = repetition.end
+    yield from range(begin, end)
+
+
+class _Facts(NamedTuple):
+    """What following an operator depends on, whatever its arguments are.
+
+    Attributes:
+        name: of the operator.
+        is_device: it tells the device of a fake tensor.
+        is_primitive: it is none that makes tensors.
+        is_composite: it is made of others and nothing else.
+        is_view: its results share the memory of its arguments.
+        is_mutable: it may write to its arguments.
+        replaced: something else is run instead.
+        body: what is run with the tracker on; None: the operator itself, without.
+        cost: what it declares to take inside.
+        counts: whether its floating point operations can be told from its arguments.
+    """
+
+    name: str
+    is_device: bool
+    is_primitive: bool
+    is_composite: bool
+    is_view: bool
+    is_mutable: bool
+    replaced: bool
+    body: Callable[..., Any] | None
+    cost: Callable[..., Cost] | None
+    counts: bool
+
+
+def _look_at(func: Any, replacements: Mapping[OpOverload, Callable[..., Any]]) -> _Facts:
+    name = str(func._schema.name)
+    replacement = replacements.get(func)
+    cost = None if func.namespace == "aten" else cost_of(name)
+    is_primitive = func.namespace == "prim"
+    return _Facts(
+        name.replace("::", "."),
+        func is torch.ops.prim.device.default,
+        is_primitive,
+        not is_primitive and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE),
+        func.is_view and replacement is None,
+        func._schema.is_mutable,
+        replacement is not None,
+        replacement or (None if cost else _body(func, name)),
+        cost,
+        cost is None and has_flops(func),
+    )
 
 
 def _body(func: Any, name: str) -> Callable[..., Any] | None:

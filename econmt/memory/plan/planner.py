@@ -182,6 +182,9 @@ class Planner:
             InputError: if one sentence of the largest shape does not fit.
         """
         chosen: dict[tuple[int, int], tuple[int, Allotment]] = {}
+        leanest = self._peaks(self._settings[-1], True)
+        if leanest.fixed > self._limit:  # refused after two small estimates, before any of whole batches
+            self._refuse_unless_one_fits(self._shapes, self._settings[-1], leanest)
 
         def suits_all(index: int) -> bool:
             entries = self._whole(self._settings[index])
@@ -262,7 +265,8 @@ class Planner:
         sides = [
             side
             for side in range(self._width, max(source, target), self._width)
-            if peaks(Shape(1, min(side, source), min(side, target))) <= self._limit
+            if peaks.fixed <= self._limit
+            and peaks(Shape(1, min(side, source), min(side, target))) <= self._limit
         ]
         if sides and sides[-1] > 1:
             advice += f" or data.max_length={sides[-1] - 1}"

@@ -14,9 +14,9 @@ PRICES = {
 }
 """By device and key of a recipe's section ``ops``: milliseconds that each GiB costs that is not kept.
 
-Those of the CPU are measured (scripts/measure_prices.py): the multi30k recipe, 64 sentence pairs of 16 x 16 positions,
+Those of the CPU are measured: the multi30k recipe, 64 sentence pairs of 16 x 16 positions,
 float32, one thread of an AMD EPYC (Zen 4); recomputing the output layer made a step quicker. Those of CUDA are measured
-too (scripts/bench_memory.py, docs/results.md): the iwslt recipe, 128 sentence pairs of 100 x 100 positions, float32, an
+too: the iwslt recipe, 128 sentence pairs of 100 x 100 positions, float32, an
 H200; recomputing the output layer made a step no slower. A run takes them as they stand, so that the same recipe always
 has the same plan: figures measured at its start would differ from one start to the next, and with them the rounding of
 what is learnt.

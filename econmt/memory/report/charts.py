@@ -95,7 +95,7 @@ def bars(rows: Sequence[Bar], description: str, *, largest: float, left: int = 1
             f'<text class="value" x="{at + 12:.1f}" y="{middle:.1f}">{escape(row.figure)}'
             f'<tspan class="remark" dx="14">{escape(row.remark)}</tspan></text>'
         )
-    pieces.append("</svg>")
+    pieces.append("</svg></div>")
     return "".join(pieces)
 
 
@@ -172,7 +172,7 @@ def timeline(
         f'<line class="cursor" y1="{_PLOT_TOP}" y2="{_PLOT_BOTTOM}" visibility="hidden"/>'
         f'<circle class="peak" cx="{x:.1f}" cy="{y:.1f}" r="8" data-bytes="{peak.bytes}"/>'
         f'<text class="peak-label" x="{at:.1f}" y="{y - 18:.1f}" text-anchor="{anchor}">'
-        f"peak {format_bytes(peak.bytes)}</text></svg>"
+        f"peak {format_bytes(peak.bytes)}</text></svg></div>"
     )
     return "".join(pieces)
 
@@ -204,4 +204,8 @@ def _short(size: float) -> str:
 
 
 def _open(height: float, description: str, kind: str = "bars") -> str:
-    return f'<svg class="{kind}" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(description)}">'
+    # In a frame that scrolls: on a phone a chart keeps a width at which its words can be read.
+    return (
+        '<div class="chart">'
+        f'<svg class="{kind}" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(description)}">'
+    )

@@ -27,6 +27,7 @@ from econmt.memory.report.tables import (
     less,
     maker,
     peak_moment,
+    process_sentence,
     shape_text,
     thin,
 )
@@ -153,8 +154,24 @@ def _panel(report: Report, number: int) -> str:
         f"<section><h2>Where the bytes are at the peak{name}</h2>"
         f"{_layer_bars(report, ledger)}{_ledger_table(ledger)}</section>"
         f"<section><h2>Live memory over the step{name}</h2>{_timeline(report, number)}"
-        f"<h3>The largest tensors at the peak</h3>{_largest(ledger)}{_layer_times(profile)}</section></div>"
+        f"<h3>The largest tensors at the peak</h3>{_largest(ledger)}{_layer_times(profile)}</section>"
+        f"{_process(profile)}</div>"
     )
+
+
+def _process(profile: Profile) -> str:
+    ledger = profile.bytes if profile.times is None else profile.times
+    if not ledger.process:
+        return ""
+    whole = sum(ledger.process.values())
+    rows = [
+        [part, _cell(size), _text(f"{100 * size / whole:.0f} %")]
+        for part, size in sorted(ledger.process.items(), key=lambda item: -item[1])
+    ]
+    rows.append(["resident set of the process", _cell(whole), _text("100 %")])
+    table = _table("process", ["part", "bytes", "share"], rows)
+    sentence = escape(process_sentence(ledger))
+    return f"<section><h2>Where the memory of the process is</h2><p>{sentence}</p>{table}</section>"
 
 
 def _layer_bars(report: Report, ledger: Ledger) -> str:
@@ -229,17 +246,15 @@ def _layer_times(profile: Profile) -> str:
     times, ledger = profile.times, profile.bytes
     if times is None or not times.milliseconds:
         return ""
-    head = ["layer", "kept for the backward pass", "forward ms", "backward ms"]
+    head = ["layer", "kept for the backward pass", *(f"{phase} ms" for phase in PHASES)]
     rows = []
     for layer in LAYERS:
-        spent = [times.milliseconds.get((phase, layer), 0.0) for phase in PHASES[:2]]
+        spent = [times.milliseconds.get((phase, layer), 0.0) for phase in PHASES]
         if ledger.stash.get(layer) or any(value >= LEAST for value in spent):
             rows.append(
                 [layer, _cell(ledger.stash.get(layer, 0)), *(_text(f"{value:,.1f}") for value in spent)]
             )
-    rows.append(
-        ["all", _cell(ledger.stashed), *(_text(f"{times.phase(phase):,.1f}") for phase in PHASES[:2])]
-    )
+    rows.append(["all", _cell(ledger.stashed), *(_text(f"{times.phase(phase):,.1f}") for phase in PHASES)])
     speed = ""
     if times.tokens_per_second is not None and times.flops_per_second is not None:
         speed = f"{times.tokens_per_second:,.0f} target tokens/s, {format_rate(times.flops_per_second)}"

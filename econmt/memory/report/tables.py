@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from econmt.data.tables import print_table
 from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment, TensorAtPeak
 from econmt.memory.measure.tracker import PHASES
@@ -127,18 +128,18 @@ def table(ledger: Ledger) -> Table:
     total = ledger.total or 1
     result = Table(title=f"where the bytes of a training step went ({ledger.tokens} target tokens)")
     result.add_column("layer")
-    for category in (*CATEGORIES, "all", "share"):
+    for category in (*CATEGORIES, "all", "%"):
         result.add_column(category, justify="right")
     for layer in LAYERS:
         if not ledger.layer(layer):
             continue
         cells = [format_bytes(ledger.entries.get((category, layer), 0)) for category in CATEGORIES]
         result.add_row(
-            layer, *cells, format_bytes(ledger.layer(layer)), f"{100 * ledger.layer(layer) / total:.0f} %"
+            layer, *cells, format_bytes(ledger.layer(layer)), f"{100 * ledger.layer(layer) / total:.0f}"
         )
     sums = [format_bytes(ledger.category(category)) for category in CATEGORIES]
     result.add_section()
-    result.add_row("all", *sums, format_bytes(ledger.total), "100 %")
+    result.add_row("all", *sums, format_bytes(ledger.total), "100")
     return result
 
 
@@ -151,7 +152,7 @@ def layers_table(profile: Profile) -> Table:
     result = Table(title=title)
     result.add_column("layer")
     milliseconds = {} if times is None else times.milliseconds
-    phases = PHASES[:2] if milliseconds else ()
+    phases = PHASES if milliseconds else ()
     for column in ("stash", "share", *(f"{phase} ms" for phase in phases)):
         result.add_column(column, justify="right")
     for layer in LAYERS:
@@ -163,6 +164,29 @@ def layers_table(profile: Profile) -> Table:
     result.add_section()
     sums = [] if times is None else [f"{times.phase(phase):,.1f}" for phase in phases]
     result.add_row("all", format_bytes(ledger.stashed), "100 %", *sums)
+    return result
+
+
+def process_sentence(ledger: Ledger) -> str:
+    """The three figures that are called memory, in one sentence."""
+    return (
+        f"The ledger's peak, {format_bytes(ledger.peak)}, counts tensors of one step. The process has "
+        f"{format_bytes(sum(ledger.process.values()))} resident after it; its peak so far was "
+        f"{format_bytes(ledger.process_peak)}, which a run logs as process peak."
+    )
+
+
+def process_table(ledger: Ledger) -> Table:
+    """What the resident memory of the process is made of, beside its tensors."""
+    whole = sum(ledger.process.values())
+    result = Table(title="where the memory of the process is, after the step")
+    result.add_column("part")
+    for column in ("bytes", "share"):
+        result.add_column(column, justify="right")
+    for part, size in sorted(ledger.process.items(), key=lambda item: -item[1]):
+        result.add_row(part, format_bytes(size), f"{100 * size / (whole or 1):.0f} %")
+    result.add_section()
+    result.add_row("resident set of the process", format_bytes(whole), "100 %")
     return result
 
 
@@ -283,19 +307,23 @@ def fit_table(fits: Mapping[str, Sequence[Fit]], budget: int) -> Table:
 def print_report(report: Report, console: Console) -> None:
     """Print everything but the timeline."""
     for line in heading(report):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False)
     for each in kernel_tables(report.kernels) if report.kernels else ():
-        console.print(each)
+        print_table(console, each)
     if len(report.profiles) > 1:
-        console.print(comparison_table(report.profiles))
-        console.print(stash_table(report.profiles))
+        print_table(console, comparison_table(report.profiles))
+        print_table(console, stash_table(report.profiles))
         return
     (profile,) = report.profiles
-    console.print(table(profile.bytes))
-    console.print(layers_table(profile))
-    console.print(largest_table(profile.bytes))
+    print_table(console, table(profile.bytes))
+    print_table(console, layers_table(profile))
+    print_table(console, largest_table(profile.bytes))
+    of_process = profile.bytes if profile.times is None else profile.times
+    if of_process.process:
+        print_table(console, process_table(of_process))
+        console.print(process_sentence(of_process), highlight=False, markup=False)
     for line in summary(profile):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False)
 
 
 def heading(report: Report) -> list[str]:
@@ -357,6 +385,8 @@ def times_data(ledger: Ledger, shape: Shape) -> dict[str, Any]:
     return {
         "shape": shape._asdict(),
         "seconds": ledger.seconds,
+        "process_bytes": ledger.process,
+        "process_peak_bytes": ledger.process_peak,
         "milliseconds": {
             phase: {layer: value for (name, layer), value in ledger.milliseconds.items() if name == phase}
             for phase in phases

@@ -1,7 +1,7 @@
 """Additive attention by partial forward propagation: query and keys are stashed, tanh(query + keys) is made again.
 
 Both passes walk over the target steps with one workspace of B S A values, or none; nothing of B T S A values exists.
-README.md gives the mathematics. B batch, T target steps, S source positions, A attention size, E width of the
+B batch, T target steps, S source positions, A attention size, E width of the
 values. Inside, time comes first, so that the rows of a step are contiguous.
 """
 

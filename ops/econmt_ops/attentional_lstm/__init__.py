@@ -8,10 +8,10 @@ from torch import Tensor
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, Repeated, check_inputs, expanded, values_of
-from econmt_ops.core.shapes import Shapes, check_dropout
+from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
 from econmt_ops.core.weights import AttentionalLSTMState, AttentionalLSTMWeights
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
-from econmt_ops.lstm import cast_layers, check_layers, hidden_size, prepare_state
+from econmt_ops.lstm import as_layers, cast_layers, check_layers, hidden_size, prepare_state
 
 _IMPLEMENTATIONS = implementations(__name__, "attentional_lstm")
 
@@ -75,6 +75,13 @@ def _cast(weights: AttentionalLSTMWeights, dtype: torch.dtype) -> AttentionalLST
     )
 
 
+def _check_kinds(weights: object, state: object) -> None:
+    if not isinstance(weights, AttentionalLSTMWeights):
+        raise ValueError(f"attentional_lstm: weights must be AttentionalLSTMWeights, got {kind_of(weights)}")  # noqa: TRY004  as all of its errors
+    if not isinstance(state, (AttentionalLSTMState, type(None))):
+        raise ValueError(f"attentional_lstm: state must be AttentionalLSTMState, got {kind_of(state)}")  # noqa: TRY004  as all of its errors
+
+
 def attentional_lstm(
     inputs: Inputs,
     keys: Tensor,
@@ -99,7 +106,7 @@ def attentional_lstm(
     In step t the stack reads `[inputs_t ; o_{t-1}]`, h_t is the output of its top layer, the attention of
     `query h_t` to the keys gives the context, and `o_t = tanh(combine [h_t ; context_t] + combine_bias)`. The
     scores are `score . tanh(query h_t + keys_s)` or, when `weights.score` is None, `scale * (query h_t) . keys_s`
-    (Luong, Pham and Manning 2015, section 3). README.md beside this file gives the details.
+    (Luong, Pham and Manning 2015, section 3).
 
     A call with T steps equals T calls with one step each, every one given the state of the one before; with
     dropout only if `variational`.
@@ -139,7 +146,8 @@ def attentional_lstm(
         ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no
             seed.
     """
-    weights = weights._replace(layers=tuple(weights.layers))
+    _check_kinds(weights, state)
+    weights = weights._replace(layers=as_layers("attentional_lstm", weights.layers))
     check = _check(inputs, keys, values, weights, lengths, input_feeding, layer_norm, scale)
     check_dropout("attentional_lstm", dropout, dropout_seed)
     like = values_of(inputs)

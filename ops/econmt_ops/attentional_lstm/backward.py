@@ -14,6 +14,7 @@ from econmt_ops.attentional_lstm.problem import Problem
 from econmt_ops.core.chunks import add_outer, previous, rows_of, split_rows
 from econmt_ops.core.gemm import add_rows
 from econmt_ops.core.lengths import zero_padding
+from econmt_ops.core.loops import steps_of
 from econmt_ops.core.low_rank import (
     add_gradient,
     add_linear,
@@ -153,7 +154,7 @@ class Backward:
 
     def run(self) -> Gradients:
         """All blocks, from the last to the first; the gradients by the names of the operator's arguments."""
-        for number in reversed(range(len(self.problem.blocks))):
+        for number in steps_of(range(len(self.problem.blocks))[::-1]):
             self._block(Block(self.problem, self.stash, number))
         sums, hidden = self.sums, self.problem.hidden
         if sums.table is not None:
@@ -191,7 +192,7 @@ class Backward:
             self.weights[steps] = self.attention.weights_of(block.query)
         contexts = torch.bmm(self.weights[steps].transpose(0, 1), self.projected).transpose(0, 1)
         dboth = self.da.new_empty(block.end - block.begin, problem.batch, problem.size + problem.hidden)
-        for step in reversed(range(len(dboth))):
+        for step in steps_of(range(len(dboth))[::-1]):
             self._attention(block, step, contexts[step], dboth[step])
             self._layers(block, step)
         self.da[steps] = dboth[..., problem.size :]

@@ -15,6 +15,7 @@ from torch import Tensor
 from econmt_ops.attentional_lstm.problem import Arguments, Problem
 from econmt_ops.backends.protocol import Read
 from econmt_ops.core.chunks import reaches
+from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 
 
@@ -107,13 +108,14 @@ class Forward:
         problem, result, hidden = self.problem, self.result, self.problem.hidden
         longest = max(end - begin for begin, end in problem.blocks)
         space = None if self.every_gate else self.gates.new_empty(longest, *self.gates.shape)
-        for number, (begin, end) in enumerate(problem.blocks):
+        for number in steps_of(range(len(problem.blocks))):
+            begin, end = problem.blocks[number]
             gates = result.gates[0, begin:end] if space is None else space[: end - begin]
             problem.bottom_gates(problem.read(begin, end), gates)
             if self.keep and not self.every_cell:
                 for layer, c in enumerate(self.c):
                     result.c[layer, number] = c
-            for step in range(begin, end):
+            for step in steps_of(range(begin, end)):
                 for layer in range(len(problem.layers)):
                     self._cell(layer, step, gates[step - begin] if layer == 0 else None)
                 self.combination.into(self.combined, self.top)

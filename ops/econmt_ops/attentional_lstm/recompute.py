@@ -2,7 +2,7 @@
 
 The forward pass keeps o, h of every layer and, as far as the stash level asks, the attention weights, the cell
 states and the gates. The backward pass makes the rest again, a block of steps at a time, in one workspace.
-README.md gives the mathematics. Both passes are operators of torch.library, so that FakeTensor and torch.compile
+Both passes are operators of torch.library, so that FakeTensor and torch.compile
 know them; the backward operator itself has no derivative.
 """
 

@@ -17,6 +17,7 @@ from econmt_ops.cells.attention import LAYER_NORM_EPSILON, additive_backward, ad
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.chunks import split_rows
 from econmt_ops.core.lengths import padding_mask
+from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 
 
@@ -88,7 +89,7 @@ class EagerAttention:
     ) -> None:
         """See `protocol.AttentionKernels.backward`; a block a step at a time."""
         if query.dim() == 3:
-            for step in range(len(query)):
+            for step in steps_of(range(len(query))):
                 given = None if dweights is None else dweights[step]
                 parts = [part[step] for part in doutputs]
                 inputs = (query[step], context[step], weights[step], output[step], parts, given)
@@ -178,7 +179,8 @@ class EagerAttention:
             return
         dkeys, dscore, _ = self._sums
         assert dscore is not None
-        for rows in self._parts:
+        for number in steps_of(range(len(self._parts))):
+            rows = self._parts[number]
             given = (query[rows], self._keys[rows], self._score, de[rows], dkeys[rows], dscore)
             dquery[rows] = self._backward(*given) if self._norm is None else self._normalised_backward(*given)
 

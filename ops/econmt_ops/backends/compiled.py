@@ -52,6 +52,9 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
     tensor does, for sizes of one and for other types; torch.compile gives up after eight such variants, which the types
     and shapes of one process can exceed, so its limit is raised.
 
+    Where somebody follows the operators, as an estimate does, they run one by one: compiled code would not show them,
+    and fake tensors have no values for it.
+
     Args:
         function: of tensors and numbers, run where autograd does not look.
         dynamic: as torch.compile takes it; by default sizes are constants until one of them changes.
@@ -62,6 +65,8 @@ def compile_step(function: Callable[..., Any], *, dynamic: bool | None = None) -
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
+        if torch._C._len_torch_dispatch_stack() > 0:
+            return function(*arguments)
         # An argument that is given twice stays one: torch.compile has to know what shares memory.
         seen: dict[int, Tensor] = {}
         return made(

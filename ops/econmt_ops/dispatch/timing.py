@@ -20,7 +20,7 @@ _NEAR = 1.1
 
 Those that remain take more turns, and without it: what runs before a function decides what the caches hold and what
 memory the system has just got back. Two layouts of a matrix product that differed by 10 % alone differed by 13 %
-between others (docs/lab-notes.md).
+between others.
 """
 
 _ROUNDS = 8

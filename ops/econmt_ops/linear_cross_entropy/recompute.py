@@ -22,6 +22,7 @@ from econmt_ops.backends import triton
 from econmt_ops.backends.losses import losses_for
 from econmt_ops.core.chunks import add_outer
 from econmt_ops.core.gemm import Product
+from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import Traits
@@ -76,11 +77,11 @@ def _chunks(
     size = max(1, CHUNK_BYTES // (vocabulary * accumulate_dtype(hidden.dtype).itemsize))
     if hidden.device.type == "cpu":
         kept = (targets != ignore_index).nonzero().squeeze(1)
-        for begin in range(0, len(kept), size):
+        for begin in steps_of(range(0, len(kept), size)):
             rows = kept[begin : begin + size]
             yield rows, hidden.index_select(0, rows), targets.index_select(0, rows), None
         return
-    for begin in range(0, len(targets), size):
+    for begin in steps_of(range(0, len(targets), size)):
         part = slice(begin, begin + size)
         counts = targets[part] != ignore_index
         yield part, hidden[part], targets[part].where(counts, 0), counts

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import accumulate_dtype, compute_dtype, explicit_casts
 from econmt_ops.core.repeated import Inputs, Repeated, check_inputs, expanded, values_of
-from econmt_ops.core.shapes import Shapes, check_dropout
-from econmt_ops.core.weights import AnyLSTMWeights, LowRank, LowRankLSTMWeights, LSTMState, cast_weights
+from econmt_ops.core.shapes import Shapes, check_dropout, kind_of
+from econmt_ops.core.weights import (
+    AnyLSTMWeights,
+    LowRank,
+    LowRankLSTMWeights,
+    LSTMState,
+    LSTMWeights,
+    cast_weights,
+)
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
 from econmt_ops.lstm.reference import is_light
 
@@ -21,6 +30,33 @@ def hidden_size(layer: AnyLSTMWeights) -> int | None:
     """H of a layer whose shapes nobody has checked; None if its recurrent matrix is none."""
     matrix = layer.hidden.right if isinstance(layer.hidden, LowRank) else layer.hidden
     return matrix.shape[1] if matrix.dim() == 2 else None
+
+
+def as_layers(op: str, layers: object) -> tuple[AnyLSTMWeights, ...]:
+    """The layers of a stack as a tuple.
+
+    Raises:
+        ValueError: they are none: one layer alone, a tensor, or things that are no weights.
+    """
+    wanted = "layers must be a tuple of LSTMWeights or LowRankLSTMWeights, one a layer"
+    if isinstance(layers, (LSTMWeights, LowRankLSTMWeights)):
+        raise ValueError(f"{op}: {wanted}, got one {type(layers).__name__}; write (weights,)")  # noqa: TRY004  as all of its errors
+    if isinstance(layers, Tensor) or not isinstance(layers, Iterable):
+        raise ValueError(f"{op}: {wanted}, got {kind_of(layers)}")  # noqa: TRY004  as all of its errors
+    found = tuple(layers)
+    for number, layer in enumerate(found):
+        check_weights(op, f"layers[{number}]", layer)
+    return found
+
+
+def check_weights(op: str, name: str, layer: object) -> None:
+    """Checks that an argument is the weights of a layer.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(layer, (LSTMWeights, LowRankLSTMWeights)):
+        raise ValueError(f"{op}: {name} must be LSTMWeights or LowRankLSTMWeights, got {kind_of(layer)}")  # noqa: TRY004  as all of its errors
 
 
 def check_layers(check: Shapes, layers: tuple[AnyLSTMWeights, ...], bottom: str) -> None:
@@ -96,12 +132,20 @@ def prepare_state(
     if state is None:
         h, c = like.new_zeros(batch, hidden, dtype=dtype), like.new_zeros(batch, hidden, dtype=exact)
         return ((h, c),) * count
+    _check_state(check.op, state)
     if len(state) != count:
         raise ValueError(f"{check.op}: state must hold (h, c) of {count} layers, got {len(state)}")
     for number, (h, c) in enumerate(state):
         check(f"state[{number}] h", h, "B H")
         check(f"state[{number}] c", c, "B H")
     return tuple((h.to(dtype), c.to(exact)) for h, c in state)
+
+
+def _check_state(op: str, state: object) -> None:
+    pairs = list(state) if isinstance(state, (tuple, list)) else [state]
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise ValueError(f"{op}: state must be a tuple of (h, c), one a layer, got {kind_of(pair)} in it")
 
 
 def cast_layers(layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype) -> tuple[AnyLSTMWeights, ...]:
@@ -151,7 +195,7 @@ def lstm(
 
     A layer (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000) computes from
     `W x_t + U h_{t-1} + b` the gates `i, f, u = sigmoid(.)` and `g = tanh(.)`, then `c_t = f c_{t-1} + i g` and
-    `h_t = u tanh(c_t)`. README.md beside this file gives the details.
+    `h_t = u tanh(c_t)`.
 
     Args:
         inputs: (B, T, I); or `Repeated`, rows of which many positions read the same.
@@ -185,7 +229,7 @@ def lstm(
         ValueError: shapes or types do not fit, the implementation or stash level is unknown, or dropout has no
             seed.
     """
-    layers = tuple(layers)
+    layers = as_layers("lstm", layers)
     check = Shapes("lstm")
     check_inputs(check, inputs)
     check_layers(check, layers, "I")
@@ -231,7 +275,7 @@ def bidirectional_lstm(
 ) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
     """Runs one LSTM layer over a batch of sequences in both directions, from zero states.
 
-    Schuster and Paliwal 1997; README.md beside this file gives the details.
+    Schuster and Paliwal 1997.
 
     Args:
         inputs: (B, T, I); or `Repeated`, rows of which many positions read the same.
@@ -255,6 +299,8 @@ def bidirectional_lstm(
     """
     check = Shapes("bidirectional_lstm")
     check_inputs(check, inputs)
+    check_weights(check.op, "forward", forward)
+    check_weights(check.op, "backward", backward)
     check_kind(check, (forward, backward))
     _check_layer(check, "forward", forward, "I")
     _check_layer(check, "backward", backward, "I")

@@ -15,6 +15,7 @@ from torch.nn import functional
 from econmt_ops.backends.protocol import StepKernels
 from econmt_ops.core.chunks import reaches, split_blocks
 from econmt_ops.core.gemm import add_rows
+from econmt_ops.core.loops import steps_of
 from econmt_ops.core.low_rank import AnyProduct, add_gradient, gradient_of, product_of, tensors_of_matrices
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import add_repeated, clean_rows, look_up
@@ -165,7 +166,8 @@ class Direction:
         # torch's own LSTM is the fastest forward pass, but keeps c in the type of the inputs and tells only the last.
         weights = self.weights
         by_torch = isinstance(weights, LSTMWeights) and h.dtype not in STEPWISE and not every_cell
-        for number, (begin, end) in enumerate(self.blocks):
+        for number in steps_of(range(len(self.blocks))):
+            begin, end = self.blocks[number]
             if keep and not every_cell:
                 cells[number] = c
             if by_torch and isinstance(weights, LSTMWeights):
@@ -217,7 +219,9 @@ class Direction:
                 h, before = made[done - 1], c if kept is None else kept[done - 1]
                 if self.reverse:
                     self.put(outputs, begin, begin + done, made[:done])
-        for step, total in enumerate(gates[done:].unbind(0), start=begin + done):
+        totals = gates.unbind(0)
+        for number in steps_of(range(done, len(gates))):
+            step, total = begin + number, totals[number]
             after = c if cells is None else cells[step]
             recurrent = self.recurrent_product.share(total, h)
             h = outputs[self.steps - 1 - step if self.reverse else step]
@@ -246,7 +250,8 @@ class Direction:
         """
         found = Gradients(self, dinputs, add)
         dc = dc.to(self.accumulate, copy=True)
-        for number, (begin, end) in reversed(list(enumerate(self.blocks))):
+        for number in steps_of(range(len(self.blocks))[::-1]):
+            begin, end = self.blocks[number]
             inputs, before = self.read(begin, end), self.previous(outputs, begin, end)
             if gates is None:
                 dgates = self.products(inputs, begin, end)
@@ -286,7 +291,7 @@ class Direction:
         hidden = self.weights.hidden
         thin = dgates.new_empty(*dgates.shape[:2], hidden.rank) if isinstance(hidden, LowRank) else None
         done = 0 if self.unrolled is None else self.unrolled.whole(len(gates))
-        for step in reversed(range(done, len(gates))):
+        for step in steps_of(range(done, len(gates))[::-1]):
             given = [dh] if incoming is None else [incoming[step], dh]
             self.run.cell_backward(gates[step], states[step], states[step + 1], given, dc, dgates[step])
             dh = self.to_h(dgates[step], None if thin is None else thin[step])

@@ -58,7 +58,7 @@ def last_outputs(outputs: Tensor, h: Tensor, lengths: Tensor) -> Tensor:
 
 
 def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a layer keeps little and is faster by the reference than by recomputing; see README.md.
+    """Whether a layer keeps little and is faster by the reference than by recomputing.
 
     Args:
         batch, steps, hidden: B, T and H.

@@ -100,7 +100,9 @@ def test_many_chunks_of_rows(
     monkeypatch: pytest.MonkeyPatch, reduction: str, dtype: torch.dtype, device: str
 ) -> None:
     """Chunks of 64 rows, the last one of two, and buffers that held something else."""
-    monkeypatch.setattr(kernels, "CHUNK_BYTES", 64 * 128 * dtype.itemsize)
+    monkeypatch.setattr(
+        kernels, "CHUNK_BYTES", 64 * 128 * dtype.itemsize * (2 if dtype == torch.float32 else 1)
+    )
     made = torch.Tensor.new_empty
 
     def poisoned(self: Tensor, *size: Any, **options: Any) -> Tensor:
@@ -115,14 +117,15 @@ def test_many_chunks_of_rows(
 
 def test_sizes_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "CHUNK_BYTES", 32 << 20)
-    assert kernels._chunk_rows(1, 64_000) == 64
-    assert kernels._chunk_rows(6400, 64_000) == 512
-    assert kernels._chunk_rows(12_800, 15_488) == 1856
-    assert kernels._chunk_rows(100, 1 << 24) == 2
-    assert kernels._chunk_rows(100, 1 << 26) == 1
+    assert kernels._chunk_rows(1, 64_000, torch.bfloat16) == 64
+    assert kernels._chunk_rows(6400, 64_000, torch.bfloat16) == 512
+    assert kernels._chunk_rows(12_800, 15_488, torch.bfloat16) == 1856
+    assert kernels._chunk_rows(6400, 128_000, torch.float32) == 128
+    assert kernels._chunk_rows(100, 1 << 24, torch.bfloat16) == 2
+    assert kernels._chunk_rows(100, 1 << 26, torch.bfloat16) == 1
     for rows in (1, 63, 64, 65, 700, 12_800):
         for row_bytes in (256, 3000, 64_000, 1 << 20):
-            size = kernels._chunk_rows(rows, row_bytes)
+            size = kernels._chunk_rows(rows, row_bytes, torch.bfloat16)
             assert 1 <= size <= max(1, kernels.CHUNK_BYTES // row_bytes)
 
 

@@ -34,7 +34,8 @@ def test_layout(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     options = ("--seconds", "0.01", "--threads", "1", "--csv", file)
     ended = call("bench", "layout", "--dtype", "float32", *options, "--plot", picture)
     assert ended.code == 0, ended.err
-    assert "by columns: W X^T" in ended.out
+    assert "by columns: W X^T" in " ".join(ended.out.split())
+    assert max(map(len, ended.lines)) <= 80
     assert picture.stat().st_size > 0
     first = rows_of(file)
     assert {row["dtype"] for row in first} == {"float32"}
@@ -71,7 +72,7 @@ def test_every_bench_takes_the_same_options(call: Call) -> None:
     for name in ("layout", "select", "training", "lstm", "low-rank"):
         out = " ".join(call("bench", name, "--help").out.split())
         assert "--device <str> auto, cpu, cuda or cuda:N. [default: auto]" in out
-        assert "CPU threads. [default: (as many as there are cores); x>=1]" in out
+        assert "CPU threads. [default: (as many as there are cores); 1<=x<=1024]" in out
         assert "Add the rows to this file, with machine, versions and date." in out
         assert "Draw the rows into this PNG." in out
         assert "--place" not in out

@@ -27,9 +27,8 @@ def test_the_factors_stand_for_the_matrices(call: Call, word_model: Path, tmp_pa
     np.testing.assert_array_equal(after["output.weight"], before["output.weight"])
     (row,) = (line for line in ended.lines if "decoder.layers.0.input" in line)
     share = 1.0 - np.square(lost).sum() / np.square(whole).sum()
-    assert [cell.strip() for cell in row.strip("│").split("│")][1:6] == [
-        "32 x 14", "5", f"{share:.2%}", "448", "230",
-    ]  # fmt: skip
+    assert row.split()[1:8] == ["32", "x", "14", "5", f"{share:.2%}", "448", "230"]
+    assert max(map(len, ended.lines[:-1])) <= 80
     counts = [sum(part.size for part in parts.values()) for parts in (before, after)]
     (total,) = (line for line in ended.lines if "the whole model" in line)
     assert f"{counts[0]:,}" in total
@@ -108,7 +107,7 @@ def test_what_cannot_be_compressed_is_one_clear_line(call: Call, word_model: Pat
             "--encoder-rank 4 must be at most 3: the hidden matrix of layer 1 is 16 x 4, and factors",
         ),
         (("-m", word_model, "-o", new, "--energy", 1.5), "--energy 1.5: give a share above 0 and at most 1"),
-        (("-m", word_model, "-o", new, "--energy", 1.0), "--energy 1.0: the encoder needs rank"),
+        (("-m", word_model, "-o", new, "--energy", 1.0), "--energy 1.0: nothing would become smaller"),
         (("-m", small, "-o", new, "--rank", 2), "the decoder is low-rank already (rank 2)"),
         (("-m", word_model, "-o", new, "--rank", 2, "-c", 99), "no checkpoint '99'"),
     ]
@@ -120,3 +119,15 @@ def test_what_cannot_be_compressed_is_one_clear_line(call: Call, word_model: Pat
     assert not new.exists()
     # What is whole may still be compressed.
     assert call("compress", "-m", small, "-o", new, "--encoder-rank", 2).code == 0
+
+
+def test_a_part_without_gain_stays_whole(call: Call, word_model: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new"
+    ended = call("compress", "-m", word_model, "-o", new, "--energy", 1.0, "--decoder-rank", 2)
+    assert ended.code == 0
+    assert "the encoder stays whole: --energy 1.0 needs rank" in ended.err
+    made, before = (load_file(folder / "params.best.safetensors") for folder in (new, word_model))
+    whole = [name for name in before if name.startswith("encoder.")]
+    assert whole
+    assert all(np.array_equal(made[name], before[name]) for name in whole)
+    assert "decoder.layers.0.hidden" not in made

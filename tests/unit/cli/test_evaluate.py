@@ -40,6 +40,15 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return paths
 
 
+def test_the_language_chooses_the_tokenizer(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "test.zh").write_text("一只狗在草地上跑。\n", encoding="utf-8")
+    (tmp_path / "out").write_text("一只狗在草地跑。\n", encoding="utf-8")
+    given = ("evaluate", "-r", tmp_path / "test.zh", "-i", tmp_path / "out", "--metrics", "bleu")
+    assert "|tok:zh|" in call(*given).out
+    assert "|tok:char|" in call(*given, "-l", "th").out
+    assert "|tok:13a|" in call(*given, "--tokenize", "13a").out
+
+
 def sacrebleu(*arguments: object) -> str:
     command = [sys.executable, "-m", "sacrebleu", *(str(argument) for argument in arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout

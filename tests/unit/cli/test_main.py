@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import errno
 import importlib.util
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,11 @@ from econmt.cli import main as command
 from econmt.errors import InputError, TrainingError
 from tests.conftest import ROOT, RunEconmt, econmt_environment
 from tests.unit.cli.conftest import Call
+
+OUT_OF_MEMORY = (
+    "out of memory: lower training.batch.size, --batch-size or decoding.batch_size, give training.memory_budget, or "
+    "take a smaller model"
+)
 
 
 @pytest.fixture
@@ -69,11 +75,11 @@ def test_a_verb_that_ends_well(run_verb: Any) -> None:
             1,
             "x: No such file or directory",
         ),
-        (MemoryError(), 1, "out of memory; use smaller batches or a smaller model"),
+        (MemoryError(), 1, OUT_OF_MEMORY),
         (
             torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
             1,
-            "out of memory; use smaller batches or a smaller model",
+            OUT_OF_MEMORY,
         ),
         (
             ValueError("shapes (1, 2)\nand (3,)"),
@@ -93,7 +99,7 @@ def test_an_error_is_one_line_and_an_exit_code(run_verb: Any, error: Exception, 
 
 
 def test_several_complaints_are_a_line_each(run_verb: Any) -> None:
-    assert run_verb(fails_with(InputError("one\ntwo")))[2] == "econmt: error: one\neconmt: error: two\n"
+    assert run_verb(fails_with(InputError("one", "two")))[2] == "econmt: error: one\neconmt: error: two\n"
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -205,3 +211,44 @@ def test_text_is_utf_8_whatever_the_locale(run_econmt: RunEconmt, tmp_path: Path
     (tmp_path / "r.yaml").write_text(text, encoding="utf-8")
     done = run_econmt(["recipes", "show", "r.yaml"], env={"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
     assert done.stdout.startswith("name: größer\n")
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "passive"), ("active", "active")])
+def test_threads_that_wait_do_not_spin(
+    given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
+    if given is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    with pytest.raises(SystemExit):
+        command.main(["--version"])
+    capsys.readouterr()
+    assert os.environ["OMP_WAIT_POLICY"] == expected
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no such limit")
+@pytest.mark.parametrize("size", [500_000, 1_000_000])
+def test_too_little_address_space_is_one_clear_line(size: int) -> None:
+    command_line = f"ulimit -v {size}; exec {sys.executable} -m econmt info nowhere"
+    done = subprocess.run(
+        ["sh", "-c", command_line], env=econmt_environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"econmt: error: this process may take {size:,} kB (ulimit -v)")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "full"),
+    [
+        ("could not create a primitive", True),
+        ("std::bad_alloc", True),
+        ("could not create a primitive descriptor for a matmul primitive", False),
+        ("mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_what_libraries_say_when_memory_is_full(message: str, full: bool) -> None:
+    lines, code = command._explain(RuntimeError(message))
+    assert (code == 1) == full
+    assert lines[0].startswith("out of memory") == full
+    assert ("lower training.batch.size" in lines[0]) == full

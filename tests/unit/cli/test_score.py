@@ -147,3 +147,11 @@ def test_files_of_different_lengths_are_refused(call: Call, word_model: Path, tm
     ended = call("score", "-m", word_model, "-s", tmp_path / "s", "-t", tmp_path / "t")
     assert ended.code == 2
     assert "2 lines" in ended.err
+
+
+def test_a_pair_past_the_longest_is_refused(call: Call, word_model: Path) -> None:
+    text = "a b\tB A\na b c\tB A\n"
+    assert call("score", "-m", word_model, "--max-input-length", "3", text=text).code == 0
+    ended = call("score", "-m", word_model, "--max-input-length", "2", text=text)
+    assert ended.code == 2
+    assert "standard input:2: 3 tokens on a side, more than a pair of 2 may have" in ended.err

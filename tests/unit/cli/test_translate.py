@@ -160,15 +160,10 @@ def test_what_cannot_be_used_is_one_clear_line(
         "checkpoint is given 2 times for 1 models",
     )
     failure(call(*good, "--device", "cuda:99", text="a\n"), "cuda:99")
-    failure(call(*good, "--nbest-size", 2, text="a\n"), "--output-type json")
-    failure(
-        call(*good, "-b", 2, "--nbest-size", 3, "--output-type", "json", text="a\n"),
-        "nbest_size 3",
-        "beam_size 2",
-    )
-    failure(call(*good, "--sample", "--temperature", 0, text="a\n"), "temperature 0.0")
+    failure(call(*good, "-b", 2, "--nbest-size", 3, text="a\n"), "nbest_size 3", "beam_size 2")
+    failure(call(*good, "--sample", "--temperature", 0, text="a\n"), "--temperature", "more than 0")
     failure(call(*good, "-m", subword_model, text="a\n"), str(subword_model), "vocabularies differ")
-    failure(call(*good, "-o", tmp_path / "none" / "out", text="a\n"), "none/out")
+    failure(call(*good, "-o", tmp_path / "none" / "out", text="a\n"), "none: no such folder")
 
 
 def test_bfloat16_is_near(call: Call, word_model: Path) -> None:
@@ -200,7 +195,22 @@ def test_bad_text_names_its_line_and_loses_nothing(call: Call, word_model: Path,
     failure(
         call("translate", "-m", word_model, "-i", tmp_path / "in", "-o", tmp_path / "out"), "in:2", "UTF-8"
     )
-    assert (tmp_path / "out").read_text() == "old"
+    assert (tmp_path / "out").read_text() == "old"  # nothing of the chunk was translated
+
+
+def test_several_translations_are_listed_as_moses_does(call: Call, word_model: Path) -> None:
+    text = "a b c\n\nd\n"
+    several = ("translate", "-m", word_model, "-b", 3, "--nbest-size", 2)
+    rows = [line.split(" ||| ") for line in call(*several, "--chunk-size", 2, text=text).lines]
+    assert [row[0] for row in rows] == ["0", "0", "1", "2", "2"]
+    objects = call(*several, "--output-type", "json", text=text).lines
+    found = [json.loads(line)["nbest"] for line in objects]
+    assert [row[1] for row in rows if row[0] == "0"] == [each["translation"] for each in found[0]]
+    assert float(rows[0][2].removeprefix("logprob= ")) == pytest.approx(
+        found[0][0]["log_probability"], abs=1e-5
+    )
+    assert float(rows[0][3]) == pytest.approx(found[0][0]["score"], abs=1e-5)
+    assert rows[2][1:] == ["", "logprob= 0.000000", "0.000000"]
 
 
 def test_a_line_longer_than_any_in_training_is_translated_with_a_warning(
@@ -279,3 +289,62 @@ def test_the_installed_command_works(run_econmt: RunEconmt, call: Call, word_mod
     done = run_econmt(["translate", "-m", word_model], input=INPUT)
     assert done.returncode == 0
     assert done.stdout == call("translate", "-m", word_model, text=INPUT).out
+
+
+def test_a_line_past_the_longest_is_cut_or_left_out_and_told(call: Call, word_model: Path) -> None:
+    text = "a b c d\n" + "a b c d e\n" + "h g\n"
+    options = ("translate", "-m", word_model, "--max-input-length", "4")
+    expected = call("translate", "-m", word_model, text="a b c d\na b c d\nh g\n").lines
+    cut = call(*options, text=text)
+    assert cut.lines == expected
+    assert "standard input:2: 5 source tokens, more than a source of 4 tokens may have" in cut.err
+    assert "only the beginning is translated" in cut.err
+    assert ":1:" not in cut.err
+    skipped = call(*options, "--long-lines", "skip", text=text)
+    assert skipped.lines == [expected[0], "", expected[2]]
+    assert "left out, its translation is empty" in skipped.err
+
+
+def test_a_word_of_a_megabyte_is_not_even_cut_into_tokens(call: Call, subword_model: Path) -> None:
+    ended = call(
+        "translate", "-m", subword_model, "--max-input-length", "3", text="a" * 1_000_000 + "\na b\n"
+    )
+    assert ended.code == 0
+    assert len(ended.lines) == 2
+    assert "standard input:1: 1,000,000 characters, more than a source of 3 tokens may have" in ended.err
+
+
+def test_the_recipe_has_a_generous_limit(call: Call, word_model: Path) -> None:
+    ended = call("translate", "-m", word_model, "--beam-size", "1", text="a " * 1001 + "\n")
+    assert "1,001 source tokens, more than a source of 1,000 tokens may have" in ended.err
+
+
+def test_a_named_pipe_is_refused_and_that_of_a_shell_is_read(
+    call: Call, word_model: Path, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe.en"
+    os.mkfifo(pipe)
+    ended = call("translate", "-m", word_model, "-i", pipe)
+    assert (ended.code, ended.out) == (2, "")
+    assert (
+        ended.err
+        == f"econmt: error: {pipe}: a named pipe, not a file; give a file, or its text on standard input\n"
+    )
+    reading, writing = os.pipe()
+    os.write(writing, b"a b\n")
+    os.close(writing)
+    assert len(call("translate", "-m", word_model, "-i", f"/dev/fd/{reading}").lines) == 1
+    os.close(reading)
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "params.best.safetensors", "vocab.source.txt"])
+def test_a_named_pipe_in_a_model_folder_is_refused(
+    call: Call, word_model: Path, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(word_model, folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    ended = call("translate", "-m", folder, text="a\n")
+    assert (ended.code, ended.out) == (2, "")
+    assert f"{folder / name}: a named pipe, not a file" in ended.err

@@ -290,6 +290,11 @@ class TestValidBatches:
         assert batch.source_lengths.tolist() == [4, 1]
         assert batch.target_output.tolist() == [[EOS, PAD, PAD], [500_000, 500_001, EOS]]
 
+    def test_pairs_that_are_too_long_are_left_out(self, tmp_path: Path, make_store: MakeStore) -> None:
+        store = make_store(tmp_path, [(3, 2), (2, 9), (9, 2), (4, 4)])
+        assert sorted(pairs_of(valid_batches(store, 4, 4))) == [0, 3]
+        assert sorted(pairs_of(valid_batches(store, 1))) == [0, 1, 2, 3]
+
 
 class TestDropout:
     @pytest.fixture

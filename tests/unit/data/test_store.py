@@ -6,16 +6,19 @@ import errno
 import gzip
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
-from econmt.data.store import PreparedData, length_quantiles, open_prepared, prepare, store_folder
+from econmt.data.store import PreparedData, left_out, length_quantiles, open_prepared, prepare, store_folder
 from econmt.data.subwords import UNK
 from econmt.errors import InputError
-from econmt.recipe import Recipe
+from econmt.recipe import Recipe, load_recipe
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -176,6 +179,78 @@ class TestReuse:
         assert "bytes instead of" in made()
         assert made() == ""
 
+    @pytest.mark.parametrize("name", ["train.tokens", "train.index", "train.lines", "valid.target.txt"])
+    @pytest.mark.parametrize("hidden", [False, True])
+    def test_other_content_of_the_same_size(self, made: Callable[..., str], name: str, hidden: bool) -> None:
+        file = Path("store") / name
+        before, status = file.read_bytes(), file.stat()
+        file.write_bytes(bytes([before[0] ^ 1]) + before[1:])
+        if hidden:
+            os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert f"again: {Path.cwd() / file}: is not as it was written" in made()
+        assert file.read_bytes() == before
+        assert made() == ""
+
+    def test_a_copy_is_as_good(
+        self, run: Callable[..., PreparedData], capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        run()
+        shutil.copytree("store", "copy", copy_function=shutil.copyfile)
+        shutil.rmtree("store")
+        Path("copy").rename("store")
+        made = Path("store").stat().st_ino
+        run()
+        assert Path("store").stat().st_ino == made
+
+    def test_text_of_the_same_size_and_time(self, made: Callable[..., str], corpus: Path) -> None:
+        file = corpus / "train.de"
+        status = file.stat()
+        file.write_bytes(b"".join(reversed(file.read_bytes().splitlines(keepends=True))))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert f"{file} has changed" in made()
+
+    def test_what_a_sample_does_not_see_verify_does(
+        self,
+        run: Callable[..., PreparedData],
+        monkeypatch: pytest.MonkeyPatch,
+        make_recipe: MakeRecipe,
+        corpus: Path,
+    ) -> None:
+        monkeypatch.setattr("econmt.data.fingerprints._BLOCK", 16)
+        monkeypatch.setattr("econmt.data.fingerprints._BLOCKS", 2)  # the first and the last
+        run()
+        file = Path("store") / "train.tokens"
+        before, status = file.read_bytes(), file.stat()
+        file.write_bytes(before[:100] + before[200:300] + before[200:])
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert len(run().train) == 200
+        assert file.read_bytes() != before
+        prepare(make_recipe(), Path.cwd() / "store", [corpus], show_progress=False, verify=True)
+        assert file.read_bytes() == before
+
+    def test_a_store_of_an_earlier_version(
+        self, run: Callable[..., PreparedData], made: Callable[..., str]
+    ) -> None:
+        file = Path("store") / "meta.json"
+        checksums = run().checksums
+        meta = json.loads(file.read_text(encoding="utf-8"))
+        del meta["store"]
+        for entry in meta["files"]:
+            del entry["sample"]
+        file.write_text(json.dumps(meta), encoding="utf-8")
+        assert made() == ""
+        assert run().checksums == checksums
+
+    def test_files_of_others_in_the_store_stay(self, run: Callable[..., PreparedData]) -> None:
+        run()
+        (Path("store") / "notes.txt").write_text("mine")
+        with pytest.raises(
+            InputError, match=r"store: the folder holds other files \(notes\.txt\); move them"
+        ):
+            run(max_length=50)
+        assert (Path("store") / "notes.txt").read_text() == "mine"
+        run()
+
     def test_vocabulary_of_another_store(self, made: Callable[..., str]) -> None:
         file = Path("store") / "subwords.model"
         file.write_bytes(file.read_bytes() + b"\n")
@@ -321,3 +396,14 @@ def test_place_of_the_store(make_recipe: MakeRecipe) -> None:
 
 def test_quantiles() -> None:
     assert length_quantiles(np.arange(101)) == [0, 25, 50, 75, 95, 99, 100]
+
+
+def test_pairs_that_are_left_out_are_counted_with_the_reason() -> None:
+    recipe = load_recipe("quickstart", ["data.max_length=60"])
+    counts = {"lines": 12_000, "too_long": 1_500, "empty": 2}
+    prepared = cast(PreparedData, SimpleNamespace(statistics={"train": counts}))
+    assert left_out(recipe, prepared) == (
+        "1,502 of 12,000 pairs are left out: 1,500 longer than data.max_length 60 tokens on a side, 2 with an empty side"
+    )
+    counts |= {"too_long": 0, "empty": 0}
+    assert left_out(recipe, prepared) == ""

@@ -111,6 +111,22 @@ def test_marks_written_in_the_text_are_text(joint: Vocabularies) -> None:
         assert not {PAD, BOS, EOS} & set(joint.source.encode(f"A {mark} man"))
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_sign_that_stands_only_in_a_mark_is_known(tmp_path: Path, kind: str) -> None:
+    pairs = [("a <unk> b", "c </s> d"), ("e <s> f", "g <pad> h")] * 20
+    learnt = train_vocabularies(data(type=kind, size=40), lambda: iter(pairs), tmp_path)
+    for text in ("a < b", "<unk>", "</s>", "<s>", "<pad>", "u k n / > <"):
+        ids = learnt.source.encode(text)
+        assert UNK not in ids, text
+        assert learnt.source.decode(ids) == text
+
+
+def test_blanks_of_any_kind_at_the_ends_go(joint: Vocabularies, tmp_path: Path) -> None:
+    words = learn(tmp_path, type="words")
+    for vocabulary in (joint.source, words.source):
+        assert vocabulary.encode("\t A man\xa0\t\u3000 ") == vocabulary.encode("A man")
+
+
 ALPHABET = "abcdefgäÄßĐ'.,;?–„ "
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from econmt.decoding.attention_picture import draw_attention, token_label
+from econmt.decoding import attention_picture
+from econmt.decoding.attention_picture import draw_attention, fonts_for, missing_note, token_label
 
 SOURCE = ["\u2581ein", "\u2581und", "\u2581zwanzig"]
 TARGET = ["\u2581twenty", "-", "one"]
@@ -61,3 +62,30 @@ def test_the_sign_for_a_space_can_be_read() -> None:
 def test_a_dollar_sign_is_no_formula(tmp_path: Path) -> None:
     draw_attention(torch.zeros(1, 1), ["$"], ["$x_$"], tmp_path / "a.png")
     assert pixels(tmp_path / "a.png").size > 0
+
+
+def test_another_font_is_found_for_letters_that_the_usual_one_lacks() -> None:
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    usual = get_font(findfont(FontProperties())).get_charmap()
+    # A sign of mathematics that comes with matplotlib in STIX alone.
+    letter = "\N{MATHEMATICAL BOLD SCRIPT CAPITAL A}"
+    assert ord(letter) not in usual
+    names, missing = fonts_for(f"a {letter}")
+    assert missing == ""
+    known = [get_font(findfont(FontProperties(family=name))).get_charmap() for name in names[1:]]
+    assert any(ord(letter) in each for each in known)
+    assert fonts_for("abc") == (names[:1], "")
+
+
+def test_letters_of_no_font_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unassigned = "\U0002ffff"  # no letter, and none of any font
+    path = tmp_path / "a.png"
+    assert draw_attention(torch.zeros(1, 1), ["a"], [unassigned], path) == unassigned
+    assert pixels(path).size > 0
+    assert missing_note(unassigned, path).startswith(
+        f"{path}: no font of this machine has U+2FFFF, drawn as boxes"
+    )
+    assert "and 2 more" in missing_note("abcdefg", path)
+    monkeypatch.setattr(attention_picture, "fonts_for", lambda text: (["DejaVu Sans"], ""))
+    assert draw_attention(torch.zeros(1, 1), ["a"], ["b"], path) == ""

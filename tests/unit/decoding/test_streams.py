@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from econmt.decoding.streams import BLOCK_BYTES, decode_line, line_output, read_chunks
+from econmt.decoding.streams import BLOCK_BYTES, LineOutput, decode_line, read_chunks, shown_on_terminal
 from econmt.errors import InputError
 
 
@@ -121,35 +121,80 @@ def test_decode_line_leaves_spaces_alone() -> None:
     assert decode_line(b" a \t\r\n", "text", 2) == " a \t"
 
 
-def test_output_appears_when_all_is_written(tmp_path: Path) -> None:
+def test_output_grows_as_lines_come(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("old")
-    with line_output(path) as write:
-        write(["ä", ""])
+    with LineOutput(path) as write:
         assert path.read_text() == "old"
+        write(["ä", ""])
+        assert path.read_text() == "ä\n\n"
         write(["c"])
-    assert path.read_bytes() == "ä\n\nc\n".encode()
+        assert path.read_bytes() == "ä\n\nc\n".encode()
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_output_of_a_failed_run_leaves_the_old_file(tmp_path: Path) -> None:
+def test_no_lines_make_an_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("old")
+    with LineOutput(tmp_path / "out"):
+        pass
+    assert (tmp_path / "out").read_bytes() == b""
+
+
+def test_output_keeps_permissions_and_follows_links(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    with LineOutput(link) as write:
+        write(["new"])
+    assert link.is_symlink()
+    assert target.read_text() == "new\n"
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+def test_output_goes_into_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with LineOutput(pipe) as write:
+        write(["a", "b"])
+        assert os.read(reader, 100) == b"a\nb\n"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_what_is_read_is_not_written(tmp_path: Path) -> None:
+    path, link = tmp_path / "in", tmp_path / "link"
+    path.write_text("precious")
+    link.hardlink_to(path)
+    with pytest.raises(InputError, match="is what is read"):
+        LineOutput(link, [path])
+    assert path.read_text() == "precious"
+    LineOutput(Path("/dev/null"), [Path("/dev/null")])
+
+
+def test_a_terminal_gets_no_control_characters() -> None:
+    assert shown_on_terminal("a\tb\x1b[31m\x9b\u202ec\nd\n") == "a\tb\\x1b[31m\\x9b\\u202ec\nd\n"
+
+
+def test_output_of_a_failed_run_has_the_lines_until_then(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_text("old")
 
     def fail() -> None:
-        with line_output(path) as write:
+        with LineOutput(path) as write:
             write(["new"])
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
-    assert path.read_text() == "old"
+    assert path.read_text() == "new\n"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_output_into_no_folder_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere/out"), line_output(tmp_path / "nowhere" / "out"):
-        pass
+    with pytest.raises(InputError, match=r"nowhere/out"), LineOutput(tmp_path / "nowhere" / "out") as write:
+        write(["text"])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
@@ -157,12 +202,12 @@ def test_a_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Monke
     opened = Path.open
     monkeypatch.setattr(Path, "open", lambda self, *rest, **more: opened(Path("/dev/full"), *rest, **more))
     path = tmp_path / "out"
-    with pytest.raises(InputError, match="the disk is full"), line_output(path) as write:
+    with pytest.raises(InputError, match="the disk is full"), LineOutput(path) as write:
         write(["text"])
 
 
 def test_standard_output_is_flushed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with line_output(None) as write:
+    with LineOutput(None) as write:
         write(["a", "b"])
         assert capsys.readouterr().out == "a\nb\n"
     print("still open", file=sys.stdout)

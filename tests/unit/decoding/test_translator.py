@@ -208,6 +208,7 @@ def test_the_result_of_sampling_does_not_depend_on_chunks() -> None:
 
 def test_line_breaks_in_a_translation_do_not_shift_the_lines_after_it() -> None:
     assert one_line("a\nb\r\nc") == "a b  c"
+    assert one_line(" a b \u3000\n") == "a b"
     assert one_line("a\u2028b") == "a\u2028b"
 
 

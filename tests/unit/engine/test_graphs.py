@@ -224,6 +224,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> MakeRun:
 
 
 @pytest.mark.cuda
+@pytest.mark.alone
 @pytest.mark.parametrize("interval", [1, 2])
 def test_a_run_in_parts_leaves_what_a_whole_one_leaves(make_run: MakeRun, interval: int) -> None:
     changes = (*GPU, f"training.update_interval={interval}")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import sacrebleu
 
-from econmt.errors import InputError
-from econmt.evaluation.metrics import bleu, corpus_score, make_metric
+from econmt.errors import EconmtError, InputError
+from econmt.evaluation import metrics
+from econmt.evaluation.metrics import bleu, corpus_score, make_metric, recipe_tokenizer, tokenizer_of
+from econmt.recipe import load_recipe
 
 HYPOTHESES = [
     "Ein Hund rennt über die Wiese.  ",
@@ -59,3 +61,71 @@ def test_counts_must_agree() -> None:
 def test_an_unknown_metric_is_refused() -> None:
     with pytest.raises(InputError, match="metric 'meteor'"):
         make_metric("meteor", [REFERENCES])
+
+
+@pytest.mark.parametrize(
+    ("language", "name"),
+    [
+        *(("de", "13a"), ("vi", "13a"), ("trg", "13a"), ("txt", "13a")),
+        *(
+            ("zh", "zh"),
+            ("zh_CN", "zh"),
+            ("tok.zh", "zh"),
+            ("cmn-Hant", "zh"),
+            ("th", "char"),
+            ("khm", "char"),
+        ),
+    ],
+)
+def test_a_target_language_chooses_the_tokenizer(language: str, name: str) -> None:
+    assert tokenizer_of(language) == (name, "")
+
+
+@pytest.mark.parametrize(("language", "name"), [("ja", "ja-mecab"), ("ko", "ko-mecab")])
+def test_without_mecab_characters_are_counted_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, language: str, name: str
+) -> None:
+    monkeypatch.setattr(metrics, "_is_installed", lambda _: True)
+    assert tokenizer_of(language) == (name, "")
+    monkeypatch.setattr(metrics, "_is_installed", lambda _: False)
+    found = tokenizer_of(language)
+    assert found.name == "char"
+    assert f"pip install 'sacrebleu[{language}]'" in found.note
+
+
+def test_japanese_has_no_words_for_13a() -> None:
+    hypotheses, references = ["犬が草の上を走る。"], ["犬は草の上を走る。"]
+    assert bleu(hypotheses, references).value < 1e-6 < bleu(hypotheses, references, "char").value
+    assert "|tok:char|" in bleu(hypotheses, references, "char").signature
+
+
+def test_a_run_keeps_its_tokenizer_and_the_recipe_may_name_it() -> None:
+    auto = load_recipe("quickstart", ["data.target=zh"])
+    assert recipe_tokenizer(auto).name == "zh"
+    assert recipe_tokenizer(auto, "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp").name == "13a"
+    named = load_recipe("quickstart", ["data.target=zh", "training.bleu_tokenizer=char"])
+    assert recipe_tokenizer(named, "nrefs:1|tok:13a|smooth:exp").name == "char"
+
+
+def test_a_tokenizer_that_is_not_installed_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Missing:
+        TOKENIZERS = ("ja-mecab",)
+
+        def __init__(self, **_: object) -> None:
+            raise RuntimeError
+
+    monkeypatch.setattr(metrics, "BLEU", Missing)
+    with pytest.raises(
+        EconmtError, match=r"tokenizer 'ja-mecab': not installed; pip install 'sacrebleu\[ja\]'"
+    ):
+        make_metric("bleu", [["a"]], tokenize="ja-mecab")
+
+
+def test_scores_keep_no_lines() -> None:
+    """sacreBLEU's tokenizers remember the lines of every metric that there has been."""
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+    from sacrebleu.tokenizers.tokenizer_re import TokenizerRegexp
+
+    score = bleu(["a b c d e"] * 2, ["a b c d f"] * 2)
+    assert bleu(["a b c d e"] * 2, ["a b c d f"] * 2) == score
+    assert [kind.__call__.cache_info().currsize for kind in (Tokenizer13a, TokenizerRegexp)] == [0, 0]

@@ -40,6 +40,7 @@ def test_what_was_reserved_before_is_no_context(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.cuda
+@pytest.mark.alone
 def test_a_graph_takes_memory_that_the_allocator_does_not_see() -> None:
     device = torch.device("cuda")
     numbers = torch.ones(8, device=device)

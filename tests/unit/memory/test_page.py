@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Moment
+from econmt.memory.measure.tracker import PHASES
 from econmt.memory.report import charts
-from econmt.memory.report.charts import Bar, Part
+from econmt.memory.report.charts import Bar, Part, css_class
 from econmt.memory.report.page import best_of, page
 from econmt.memory.report.tables import format_bytes, thin
 from tests.unit.memory.samples import make_ledger, make_profile, make_report
@@ -192,8 +193,20 @@ def test_one_technique_has_no_comparison() -> None:
     assert [tile["text"] for tile in parsed.find("span", "figure")] == ["19.0 MB", "18.0 MB", "4,000"]
     assert len(parsed.find("div", "panel")) == 1
     times = [[cell["text"] for cell in row] for row in parsed.rows("times")]
-    assert times[0] == ["attention", "12.0 MB", "3.0", "4.0"]
-    assert times[-1] == ["all", "18.0 MB", "4.0", "4.0"]
+    assert times[0] == ["attention", "12.0 MB", "3.0", "4.0", "0.0"]
+    assert times[-1] == ["all", "18.0 MB", "4.0", "4.0", "2.0"]
+    assert parsed.find("table", "process") == []
+
+
+def test_the_process_is_explained() -> None:
+    profile = make_profile("as in the recipe", 1)
+    profile.bytes.process = {"tensors": 30_000_000, "PyTorch's libraries": 90_000_000}
+    profile.bytes.process_peak = 150_000_000
+    html = page(make_report(profile))
+    rows = [[cell["text"] for cell in row] for row in Page(html).rows("process")]
+    assert rows[0] == ["PyTorch's libraries", "90.0 MB", "75 %"]
+    assert rows[-1] == ["resident set of the process", "120.0 MB", "100 %"]
+    assert "its peak so far was 150.0 MB" in html
 
 
 def test_an_estimate_has_no_times() -> None:
@@ -293,3 +306,22 @@ def test_long_timelines_are_thinned() -> None:
     text = page(make_report(profile))
     assert len(text) < 200_000
     assert rest[0] in thin(profile.bytes.timeline)
+
+
+def test_one_colour_means_one_thing() -> None:
+    html = page(make_report(make_profile("as in the recipe", 1)))
+    kinds = dict(re.findall(r"\.k-([a-z-]+) \{ fill: var\(--([a-z-]+)\)", html))
+    assert set(kinds) >= {
+        css_class(kind).removeprefix("k-") for kind in (*CATEGORIES, *LAYERS, *PHASES, "speed")
+    }
+    for scheme in re.findall(r"--ground: #.*?\}", html, re.DOTALL):
+        colours = [re.search(rf"--{variable}: (#[0-9a-f]{{6}})", scheme)[1] for variable in kinds.values()]  # type: ignore[index]
+        assert len(set(colours)) == len(colours)
+
+
+def test_charts_scroll_on_a_phone_instead_of_shrinking() -> None:
+    html = page(make_report(make_profile("reference", 2), make_profile("all", 1)))
+    assert html.count("<svg") == html.count('<div class="chart"><svg') == html.count("</svg></div>")
+    narrow = html[html.index("@media (max-width: 700px)") :]
+    assert ".chart { overflow-x: auto;" in narrow
+    assert int(re.search(r"\.chart svg \{ width: (\d+)px", narrow)[1]) > 700  # type: ignore[index]

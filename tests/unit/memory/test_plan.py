@@ -533,3 +533,19 @@ def test_the_limits_of_control_groups(tmp_path: Path, monkeypatch: pytest.Monkey
     first = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     write_group(groups / "memory", "2000", 500, 100, first)
     assert group_room() == 1600
+
+
+def test_a_hopeless_budget_is_refused_by_estimates_of_one_sentence() -> None:
+    seen = []
+
+    def peak(_: Implementations, shape: Shape, accumulating: bool) -> int:
+        seen.append(shape)
+        return 5000 + shape.rows * shape.source * shape.target
+
+    settings = [Implementations.definitions(), Implementations.leanest("cpu")]
+    shapes = [BatchShape(50, 60, 64, 9), BatchShape(20, 20, 64, 9)]
+    planner = Planner(shapes, settings, 1000, peak, accumulating=False, width=10)
+    with pytest.raises(InputError, match="one sentence of the worst bucket, 50 x 60, needs"):
+        planner.allot()
+    assert {shape.rows for shape in seen} == {1}
+    assert len(seen) <= 3

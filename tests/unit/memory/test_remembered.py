@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from econmt.memory.measure.ledger import Ledger
 from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
+from econmt_ops.core import chunks
 
 aten = torch.ops.aten
 SMALL = ("model.embedding=24", "model.encoder.size=32", "model.decoder.size=32", "model.attention.size=48")
@@ -39,6 +42,43 @@ def test_ledgers_are_the_same(device: str, row: Technique, monkeypatch: pytest.M
         training_step, "RememberedShapes", lambda _: lambda func, args, kwargs: func(*args, **kwargs)
     )
     assert found == account(estimate(task, row, shape, device))
+
+
+@pytest.mark.parametrize(
+    ("device", "row"), ROWS, ids=lambda value: value if isinstance(value, str) else value.name
+)
+def test_loops_of_which_few_steps_are_followed_give_the_same_ledger(
+    device: str, row: Technique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = TranslationTask(load_recipe("iwslt", SMALL), 97, 89)
+    # Blocks of two steps, and chunks of a few rows.
+    monkeypatch.setattr(chunks, "_BLOCK_BYTES", 2 * 5 * 4 * 32 * 4)
+    monkeypatch.setattr(import_module("econmt_ops.linear_cross_entropy.recompute"), "CHUNK_BYTES", 89 * 4 * 7)
+    shape = Shape(5, 15, 13)
+    few = estimate(task, row, shape, device)
+    monkeypatch.setattr(training_step, "shortened", lambda _: nullcontext())
+    every = estimate(task, row, shape, device)
+    assert account(few) == account(every)
+    assert Counter(moment.phase for moment in few.timeline) == Counter(
+        moment.phase for moment in every.timeline
+    )
+
+
+def test_few_steps_of_a_long_loop_are_followed() -> None:
+    task = TranslationTask(load_recipe("iwslt", SMALL), 97, 89)
+    (row,) = (each for device, each in ROWS if device == "cpu" and each.name == "all")
+    calls: Counter[int] = Counter()
+    known = RememberedShapes.__call__
+
+    def counted(self: RememberedShapes, func: Any, args: Any, kwargs: Any) -> Any:
+        calls[steps] += 1
+        return known(self, func, args, kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RememberedShapes, "__call__", counted)
+        for steps in (20, 60):
+            estimate(task, row, Shape(5, steps, steps), "cpu")
+    assert calls[60] == pytest.approx(calls[20], rel=0.1)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from econmt.memory.report.tables import (
     maker,
     peak_moment,
     print_report,
+    process_table,
     report_data,
     shape_text,
     stash_table,
@@ -45,10 +46,11 @@ def cells(table: Table) -> list[list[str]]:
 
 def test_stash_and_times_by_layer() -> None:
     assert cells(layers_table(make_profile("reference", 1))) == [
-        ["layer", "stash", "share", "forward ms", "backward ms"],
-        ["attention", "6.0 MB", "67 %", "3.0", "4.0"],
-        ["decoder", "3.0 MB", "33 %", "1.0", "0.0"],
-        ["all", "9.0 MB", "100 %", "4.0", "4.0"],
+        ["layer", "stash", "share", "forward ms", "backward ms", "optimizer ms"],
+        ["attention", "6.0 MB", "67 %", "3.0", "4.0", "0.0"],
+        ["decoder", "3.0 MB", "33 %", "1.0", "0.0", "0.0"],
+        ["other", "0 B", "0 %", "0.0", "0.0", "2.0"],
+        ["all", "9.0 MB", "100 %", "4.0", "4.0", "2.0"],
     ]
 
 
@@ -170,6 +172,34 @@ def test_words() -> None:
         "2.0 TFLOP/s",
     ]
     assert shape_text((128, 100, 512)) == "128 x 100 x 512"
+
+
+def test_the_process_is_explained() -> None:
+    profile = make_profile("as in the recipe", 1)
+    profile.bytes.process = {"tensors": 30_000_000, "PyTorch's libraries": 90_000_000}
+    profile.bytes.process_peak = 150_000_000
+    assert cells(process_table(profile.bytes)) == [
+        ["part", "bytes", "share"],
+        ["PyTorch's libraries", "90.0 MB", "75 %"],
+        ["tensors", "30.0 MB", "25 %"],
+        ["resident set of the process", "120.0 MB", "100 %"],
+    ]
+    console = Console(width=80)
+    with console.capture() as capture:
+        print_report(make_report(profile), console)
+    text = " ".join(capture.get().split())
+    assert "ledger's peak, 11.0 MB" in text
+    assert "has 120.0 MB resident after it; its peak so far was 150.0 MB" in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_is_longer_than_the_console(width: int) -> None:
+    one, several = make_profile("as in the recipe", 1), [make_profile("reference", 4), make_profile("all", 1)]
+    console = Console(width=width)
+    for report in (make_report(one), make_report(*several)):
+        with console.capture() as capture:
+            print_report(report, console)
+        assert max(map(len, capture.get().splitlines())) <= width
 
 
 def test_everything_is_printed() -> None:

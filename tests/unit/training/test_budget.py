@@ -393,13 +393,21 @@ def test_a_budget_that_does_not_suffice_is_refused_and_costs_no_old_run(make_run
     run = make_run("training.max_updates=2")
     run.train()
     before = snapshot(run.folder)
-    small = make_run("training.memory_budget=20KiB", *REAL)
+    small = make_run("training.memory_budget=25KiB", *REAL)
     with pytest.raises(
-        InputError, match=r"^training\.memory_budget 20 KiB: one sentence of the worst bucket"
+        InputError, match=r"^training\.memory_budget 25 KiB: one sentence of the worst bucket"
     ) as e:
         run_recipe(small.recipe, [small.text], console=small.console, overwrite_output=True)
     assert "; give training.memory_budget=" in str(e.value)
     assert snapshot(run.folder) == before
+
+
+def test_a_budget_below_the_parameters_is_refused_without_an_estimate(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("econmt.training.budget.estimator", None)  # it would be asked before anything else
+    with pytest.raises(InputError, match=r"20 KiB: the parameters and the optimizer's state alone take"):
+        make_run("training.memory_budget=20KiB", *REAL).trainer()
 
 
 def test_auto_is_what_the_device_has(

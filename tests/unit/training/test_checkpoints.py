@@ -12,9 +12,10 @@ import torch
 
 from econmt.errors import InputError, TrainingError
 from econmt.training import checkpoints
-from econmt.training.checkpoints import load_model, recover
+from econmt.training.checkpoints import load_model
 from econmt.training.export import export_model
-from econmt.training.folder import Commit
+from econmt.training.folder import Commit, pending
+from econmt.training.recovery import recover
 from econmt.training.tensor_files import read_metadata, read_tensors, write_tensors
 from tests.unit.training.tiny import Run, snapshot
 
@@ -117,6 +118,13 @@ def test_parameters_of_another_model_are_refused_by_name_and_shape(copy: Run) ->
     with pytest.raises(InputError, match=rf"^{best}: has no parameter 'output.bias'"):
         load_model(copy.folder.path)
     best.write_bytes(before)
+    rewrite(best, output__bias=torch.zeros(12, dtype=torch.int32))
+    with pytest.raises(
+        InputError,
+        match=rf"^{best}: parameter 'output.bias' has type int32, the recipe's model float32; the file is damaged",
+    ):
+        load_model(copy.folder.path)
+    best.write_bytes(before)
     rewrite(best, strange=torch.zeros(1))
     with pytest.raises(InputError, match=rf"^{best}: has a parameter unknown to the model, 'strange'"):
         load_model(copy.folder.path)
@@ -162,7 +170,7 @@ def test_a_lean_export_translates_like_the_whole_folder(trained: Run, tmp_path: 
     whole, lean = load_model(trained.folder.path), load_model(target)
     for name, parameter in whole.model.named_parameters():
         assert torch.equal(parameter, dict(lean.model.named_parameters())[name])
-    with pytest.raises(InputError, match="holds a model already; give a new folder"):
+    with pytest.raises(InputError, match="lean: exists already; give a new folder"):
         export_model(trained.folder.path, target)
 
 
@@ -174,7 +182,7 @@ def test_the_best_and_the_last_are_kept(make_run: MakeRun, monkeypatch: pytest.M
         run = make_run("training.keep_last_params=2", f"training.max_updates={updates}")
         run.train()
         assert set(run.folder.numbered_hypotheses()) == set(run.folder.numbered_parameters())
-        assert run.folder.commits() == [Commit(updates, True)]
+        assert run.folder.commits() == [Commit(each, True) for each in (updates - 2, updates) if each]
         assert run.folder.temporaries() == []
         kept.append(sorted(run.folder.numbered_parameters()))
     assert kept == [[2], [2, 4], [4, 6], [4, 6, 8], [4, 8, 10], [4, 10, 12]]
@@ -188,7 +196,7 @@ def test_a_plateau_schedule_keeps_the_optimizer_state_of_the_best(
     monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
     run = make_run("training.schedule.name=plateau-reduce", "training.schedule.reduce_num_not_improved=5")
     run.train()
-    assert run.folder.commits() == [Commit(4, True), Commit(8, True)]
+    assert run.folder.commits() == [Commit(4, True), Commit(6, True), Commit(8, True)]
 
 
 def test_without_hard_links_the_best_is_a_copy(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +209,7 @@ def test_without_hard_links_the_best_is_a_copy(make_run: MakeRun, monkeypatch: p
     best = int(read_metadata(run.folder.best)["update"])
     assert run.folder.best.read_bytes() == run.folder.parameters(best).read_bytes()
     assert run.folder.best.stat().st_nlink == 1
-    assert recover(run.folder, 1, False) == Commit(4, True)
+    assert recover(run.folder, 1, False) == (Commit(4, True), ())
 
 
 OPERATIONS = [
@@ -297,19 +305,21 @@ def test_a_full_disk_at_any_file_operation_is_one_line_and_loses_nothing(
 def test_what_a_run_without_a_checkpoint_left_is_removed(make_run: MakeRun) -> None:
     run = make_run()
     run.folder.create()
-    run.folder.parameters(2).write_bytes(b"params of a checkpoint that was never committed")
-    run.folder.hypotheses(2).write_text("x\n")
+    pending(run.folder.parameters(2)).write_bytes(b"params of a checkpoint that was never committed")
+    pending(run.folder.hypotheses(2)).write_text("x\n")
+    (run.folder.path / ".params.00002.safetensors.new.77.partial").write_text("x")
     (run.folder.states / "00002.tmp").mkdir()
-    assert recover(run.folder, 1, False) is None
+    assert recover(run.folder, 1, False) == (None, ())
     assert sorted(path.name for path in run.folder.path.iterdir()) == ["training_state"]
     assert list(run.folder.states.iterdir()) == []
 
 
 def test_a_damaged_state_is_refused_with_its_file(copy: Run) -> None:
     state = copy.folder.state(Commit(8, True))
+    shutil.rmtree(copy.folder.state(Commit(6, True)))  # so that there is none to fall back to
     content = (state / "state.json").read_text()
     (state / "state.json").write_text(content[:100])
-    with pytest.raises(InputError, match=rf"^{state / 'state.json'}: broken training state"):
+    with pytest.raises(InputError, match=rf"^{state / 'state.json'}: broken, not valid JSON"):
         copy.train()
     (state / "state.json").unlink()
     with pytest.raises(InputError, match=rf"^{state / 'state.json'}: cannot be read"):

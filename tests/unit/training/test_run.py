@@ -1,20 +1,26 @@
 from __future__ import annotations
 
+import json
 import math
+import os
 import signal
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from econmt.data.store import prepare
-from econmt.engine import precision
+from econmt.engine import precision, threads
 from econmt.engine.precision import ProductTimes
 from econmt.errors import InputError
+from econmt.training import validation
+from econmt.training.checkpoints import load_state
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.training.run import run_recipe
+from econmt.training.run import _older_text_fingerprint, run_recipe
 from econmt.training.trainer import Trainer
 from tests.unit.training.tiny import Run, metrics, snapshot, write_text
 
@@ -95,13 +101,13 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
             run.train()
     message = f"SIGTERM: saved at update {update} in {run.folder.path}; the same command again goes on"
     assert (str(caught.value), caught.value.exit_code) == (message, 143)
-    assert run.folder.commits() == [Commit(update, False)]
+    assert run.folder.commits()[-1] == Commit(update, False)
     # An interruption is no checkpoint: it adds no parameter file and no row of metrics.
     assert len(run.folder.numbered_parameters()) == (1 if update > 1 else 0)
     assert run.folder.metrics.exists() == (update > 1)
     run.train()
     assert snapshot(run.folder) == snapshot(whole.folder)
-    assert run.folder.commits() == [Commit(8, True)]
+    assert run.folder.commits() == [Commit(6, True), Commit(8, True)]
 
 
 def test_an_interruption_in_validation_repeats_it(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,6 +283,80 @@ def test_changed_text_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
     assert "going on with changed text" in longer.said()
 
 
+@pytest.mark.parametrize("hidden", [False, True])
+def test_text_of_the_same_counts_is_other_text(make_run: MakeRun, tmp_path: Path, hidden: bool) -> None:
+    text = tmp_path / "own"
+    text.mkdir()
+    write_text(text, {"train": 20, "valid": 4})
+    Run(text, tmp_path / "run", ("training.max_updates=2",)).train()
+    file = text / "train.trg"
+    before, status = file.read_text(), file.stat()
+    file.write_text("".join(reversed(before.splitlines(keepends=True))))
+    if hidden:
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    longer = Run(text, tmp_path / "run", ("training.max_updates=4",))
+    with pytest.raises(InputError, match="began with other text"):
+        longer.train()
+    file.write_text(before)
+    assert longer.train().update == 4
+
+
+def test_a_state_of_an_earlier_version_knows_its_text(make_run: MakeRun) -> None:
+    run = make_run("training.max_updates=2")
+    run.train()
+    file = run.folder.state(Commit(2, True)) / "state.json"
+    (file.parent / "SHA256SUMS").unlink()
+    state = json.loads(file.read_text())
+    older = _older_text_fingerprint(run.prepared())
+    assert state["text"] != older
+    del state["environment"]
+    file.write_text(json.dumps({**state, "text": "0" * 64}))
+    longer = make_run("training.max_updates=4")
+    with pytest.raises(InputError, match="began with other text"):
+        longer.train()
+    file.write_text(json.dumps({**state, "text": older}))
+    longer.train()
+    assert "instead of" not in longer.said()
+    found = json.loads((run.folder.state(Commit(4, True)) / "state.json").read_text())
+    assert found["text"] not in (older, "0" * 64)
+
+
+def test_going_on_with_other_threads_or_versions_is_said(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run("training.max_updates=2").train()
+    same = make_run("training.max_updates=4")
+    same.train()
+    assert "instead of" not in same.said()
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    monkeypatch.setattr("econmt.__version__", "99.1")
+    monkeypatch.setattr(torch, "__version__", "98.2.0")
+    other = make_run("training.max_updates=6")
+    other.train()
+    now, before = (
+        "econmt 99.1 instead of ",
+        f"threads {threads + 1} instead of {threads}: weights will differ, by rounding",
+    )
+    assert f"going on with {now}" in other.said()
+    assert "torch 98.2.0 instead of " in other.said()
+    assert before in other.said()
+    again = make_run("training.max_updates=8")
+    again.train()
+    assert "instead of" not in again.said()
+
+
+def test_a_recipe_with_comments_keeps_them(make_run: MakeRun) -> None:
+    run = make_run("training.max_updates=2")
+    run.train()
+    commented = "# why this run was made\n" + run.folder.recipe.read_text()
+    run.folder.recipe.write_text(commented)
+    run.train()
+    assert run.folder.recipe.read_text() == commented
+    make_run("training.max_updates=4").train()
+    assert "max_updates: 4" in run.folder.recipe.read_text()
+
+
 def test_another_vocabulary_is_refused_and_the_old_one_stays(make_run: MakeRun, tmp_path: Path) -> None:
     text = tmp_path / "own"
     text.mkdir()
@@ -340,6 +420,40 @@ def test_figures_of_a_row_add_up(make_run: MakeRun) -> None:
         assert later["target_tokens"] > earlier["target_tokens"]
     assert all(math.isfinite(value) and value >= 0 for row in rows for value in row.values())
     assert all(row["peak_memory_bytes"] > 1e7 for row in rows)
+
+
+def test_validation_pairs_that_are_too_long_are_told_of(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make_run("training.max_updates=2", name="whole")
+    whole.train()
+    run = make_run("training.max_updates=2", "decoding.max_input_length=4", name="cut")
+    run.train()
+    assert (
+        "validation pairs have more tokens than decoding.max_input_length 4: the perplexity is" in run.said()
+    )
+    assert "max_input_length" not in whole.said()
+    assert metrics(run.folder)[-1]["valid_perplexity"] != metrics(whole.folder)[-1]["valid_perplexity"]
+    monkeypatch.setattr(validation, "longer_than", lambda store, _: np.ones(len(store), dtype=bool))
+    with pytest.raises(InputError, match="none is left to validate with"):
+        make_run(name="none").train()
+
+
+def test_a_run_keeps_the_threads_it_began_with(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "remembered", lambda *_: {"1": 2e-3, "2": 1e-3})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    run = make_run("training.threads=null", "training.max_updates=2")
+    run_recipe(run.recipe, [run.text], console=run.console)
+    assert "threads: 2 (auto: a step takes 2.00 ms with 1, 1.00 ms with 2;" in run.folder.log.read_text()
+    assert load_state(run.folder, run.folder.commits()[-1]).environment["threads"] == "2"
+    monkeypatch.setattr(threads, "remembered", lambda *_: {"1": 1e-3, "2": 2e-3})
+    run = make_run("training.threads=null", "training.max_updates=4")
+    run_recipe(run.recipe, [run.text], console=run.console)
+    assert "threads: 2 (as the run began)" in run.folder.log.read_text()
+    monkeypatch.undo()
+    torch.set_num_threads(before)
 
 
 def test_a_run_keeps_the_precision_it_began_with(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

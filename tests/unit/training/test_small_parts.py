@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +15,14 @@ import torch
 from rich.console import Console
 
 from econmt.engine.devices import (
+    give_back_library_pages,
     peak_memory,
     reproducible,
     resolve_device,
 )
 from econmt.errors import InputError
 from econmt.recipe import EarlyStopping, Training
-from econmt.training.end_of_run import end_reason, seconds_left
+from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_done
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
 from econmt.training.state import TrainingState
@@ -151,10 +153,57 @@ FIGURES = Figures(1200, 2, 4.0, 3e-4, 0.5, 12345.6, 2_500_000_000, 3725.0)
 
 def test_a_line_of_progress_has_all_that_was_promised() -> None:
     assert FIGURES.line() == (
-        "update 1200  epoch 3  loss 4.0000  perplexity 54.60  learning rate 0.0003  gradient norm 0.5  "
-        "12,346 target tokens/s  memory 2,500 MB  time left 1:02:05"
+        "update 1200  loss 4.0000  12,346 target tokens/s  process peak 2,500 MB  1:02:05 left  "
+        "epoch 3  perplexity 54.60  learning rate 0.0003  gradient norm 0.5"
     )
-    assert "time left" not in FIGURES._replace(left=None).line()
+    assert "left" not in FIGURES._replace(left=None).line()
+    assert "GPU peak 2,500 MB" in FIGURES._replace(device="cuda").line()
+
+
+def test_without_room_what_matters_most_stays() -> None:
+    line = "update 1200  loss 4.0000  12,346 tokens/s  process 2,500 MB  1:02:05 left"
+    assert FIGURES.line(80) == line
+    assert FIGURES.line(100).startswith("update 1200  loss 4.0000  12,346 target tokens/s  process peak")
+    large = FIGURES._replace(update=1_234_567, updates=2_000_000, left=360_000.0, device="cuda")
+    for width in (80, 120):
+        for figures in (FIGURES, large, large._replace(updates=None), FIGURES._replace(updates=4000)):
+            shown = figures.live(width).plain
+            assert len(shown) <= width, shown
+            for words in (f"{figures.update:,}", "loss 4.000", "12,346 tokens/s", "2,500 MB", " left"):
+                assert words in shown
+            assert ("perplexity 54.60" in shown) == (width == 120)
+
+
+def test_the_bar_shows_what_is_done() -> None:
+    lengths = {}
+    for update in (0, 1000, 2000, 4000):
+        shown = FIGURES._replace(update=update, updates=4000).live(80).plain
+        heavy, light = (
+            shown.count("\N{BOX DRAWINGS HEAVY HORIZONTAL}"),
+            shown.count("\N{BOX DRAWINGS LIGHT HORIZONTAL}"),
+        )
+        lengths[update] = heavy / (heavy + light)
+        assert f"{update:,}/4,000" in shown
+    assert lengths == pytest.approx({0: 0.0, 1000: 0.25, 2000: 0.5, 4000: 1.0}, abs=0.1)
+
+
+def test_time_left_is_by_the_pace_of_the_last_minutes() -> None:
+    pace = Pace()
+    assert pace.of(1000.0, 100) == 10.0  # of the whole run, of which this process has seen nothing yet
+    assert pace.of(1001.0, 101) == 1.0
+    for step in range(2, 400):
+        found = pace.of(1000.0 + step, 100 + step)
+    assert found == pytest.approx(1.0)
+    for step in range(100):  # others need the machine
+        found = pace.of(1399.0 + 4.0 * step, 499 + step)
+    assert found == pytest.approx(4.0)
+
+
+def test_share_done_is_that_of_the_nearest_limit() -> None:
+    state = TrainingState(update=100, seconds=50.0, target_tokens=4000)
+    assert share_done(Training(max_updates=400, max_epochs=1), state, 0.5) == 0.5
+    assert share_done(Training(max_updates=50), state, 0.5) == 1.0
+    assert share_done(Training(), state, 0.5) is None
 
 
 def test_words_for_numbers() -> None:
@@ -174,7 +223,7 @@ def show(folder: Path, terminal: bool) -> str:
 
 
 def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
-    assert show(tmp_path, False).splitlines() == [FIGURES.line(), "checkpoint [best]"]
+    assert show(tmp_path, False).splitlines() == [FIGURES.line(80), "checkpoint [best]"]
     lines = (tmp_path / "log").read_text().splitlines()
     assert [line[20:] for line in lines] == [FIGURES.line(), "checkpoint [best]"]
     assert list((tmp_path / "tensorboard").iterdir())
@@ -182,7 +231,7 @@ def test_without_a_terminal_there_are_plain_lines(tmp_path: Path) -> None:
 
 def test_on_a_terminal_the_line_is_live(tmp_path: Path) -> None:
     shown = show(tmp_path, True)
-    assert "update 1200" in shown
+    assert "1,200  loss 4.000" in shown
     assert "\x1b[" in shown  # the cursor goes back over the line
     assert "checkpoint [best]" in shown
     assert [line[20:] for line in (tmp_path / "log").read_text().splitlines()] == [
@@ -202,3 +251,15 @@ def test_tensorboard_gets_every_figure(tmp_path: Path) -> None:
     )
     (event,) = events.Scalars("train/loss")
     assert (event.step, event.value) == (1200, 4.0)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_pages_of_libraries_are_given_back_and_come_again() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[2])  # pages of files
+
+    left = torch.ones(8, 8)
+    before, expected = resident(), left @ left
+    give_back_library_pages()
+    assert resident() < before
+    assert torch.equal(left @ left, expected)

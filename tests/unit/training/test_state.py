@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ def state() -> TrainingState:
         update=12,
         seconds=0.1 + 0.2,
         target_tokens=345,
-        data={"epoch": 1, "position": 3},
+        data={"epoch": 1, "position": 3, "batches_per_epoch": 4},
         random=random_states(),
         schedule={"name": "constant", "factor": 1 / 3, "num_not_improved": 0},
         best_update=10,
@@ -57,7 +59,7 @@ def test_a_state_that_lacks_something_is_refused_with_the_file_and_the_field(fie
     values = json.loads(state().to_json())
     del values[field]
     with pytest.raises(
-        InputError, match=rf"^state\.json: broken training state \('{field}'\); start anew with --overwr"
+        InputError, match=rf"^state\.json: (broken training state \({field}: missing\)|not a training state)"
     ):
         TrainingState.from_json(json.dumps(values), "state.json")
 
@@ -66,8 +68,46 @@ def test_a_state_that_lacks_something_is_refused_with_the_file_and_the_field(fie
     "text", ["", "{", "[]", '{"format": "econmt-training-state-1", "since_checkpoint": 3}', "null"]
 )
 def test_text_that_is_no_state_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"^state\.json: broken training state"):
+    with pytest.raises(InputError, match=r"^state\.json: (broken|not a training state)"):
         TrainingState.from_json(text, "state.json")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("metrics", 0), {}, "metrics"),
+        (("metrics",), {}, "metrics"),
+        (("metrics", 1, "update"), "12", "metrics"),
+        (("update",), "12", "update"),
+        (("update",), 11, "update 11: before a checkpoint"),
+        (("best_update",), 7, "best_update 7: no such checkpoint"),
+        (("seconds",), math.nan, "seconds"),
+        (("data",), [], "data"),
+        (("data", "position"), 4, "data"),
+        (("random",), {}, "random: empty"),
+        (("random", "python", 1), [1, 2], "python is no state of its generator"),
+        (("random", "numpy", 1), "AAAA", "numpy is no state of its generator"),
+        (("random", "torch"), "AAAA", "torch is no state of its generator"),
+        (("random", "torch"), "ä", "torch is no state of its generator"),
+        (("schedule", "factor"), "x", "schedule"),
+        (("since_log",), [], "since_log"),
+        (("since_log",), {"loss": 0.0, "tokens": -1, "seconds": 0.0}, "tokens"),
+        (("choices",), {"device": "cpu", "decoder": "nosuch"}, "decoder 'nosuch' is none of"),
+        (("plan",), {"budget": 1}, "plan"),
+        (("precision",), "float8", "precision"),
+        (("unheard",), 1, "unheard"),
+    ],
+)
+def test_a_value_that_no_run_has_saved_is_named(path: tuple[Any, ...], value: object, words: str) -> None:
+    values = json.loads(state().to_json())
+    inner = values
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(InputError, match=r"^state\.json: broken training state") as caught:
+        TrainingState.from_json(json.dumps(values), "state.json")
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_another_version_is_refused() -> None:
@@ -136,7 +176,7 @@ def test_a_seed_fixes_every_generator() -> None:
 
 
 def test_a_state_without_a_precision_is_of_a_time_when_auto_was_float32() -> None:
-    text = TrainingState(precision="bfloat16").to_json()
+    text = replace(state(), precision="bfloat16").to_json()
     assert TrainingState.from_json(text, "here").precision == "bfloat16"
     line = ' "precision": "bfloat16",\n'
     assert line in text

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from econmt.errors import InputError
-from econmt.training.tensor_files import read_metadata, read_tensors, write_tensors, write_text
+from econmt.training.tensor_files import check_tensors, read_metadata, read_tensors, write_tensors, write_text
 
 METADATA = {"format": "econmt-1", "update": "3", "zeta": "z", "alpha": "ä"}
 
@@ -31,6 +31,11 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
+def without_checksum(metadata: dict[str, str]) -> dict[str, str]:
+    assert len(metadata["checksum"]) == 64
+    return {key: value for key, value in metadata.items() if key != "checksum"}
+
+
 def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     write_tensors(path, tensors(), METADATA)
@@ -40,14 +45,15 @@ def test_the_library_reads_what_is_written(tmp_path: Path) -> None:
         assert found[name].dtype == value.dtype
         assert torch.equal(found[name], value)
     with safetensors.safe_open(path, framework="pt") as file:
-        assert file.metadata() == METADATA
+        assert without_checksum(file.metadata()) == METADATA
 
 
 def test_reading_gives_tensors_and_metadata(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     write_tensors(path, tensors(), METADATA)
     found, metadata = read_tensors(path)
-    assert metadata == METADATA == read_metadata(path)
+    assert metadata == read_metadata(path)
+    assert without_checksum(metadata) == METADATA
     assert all(torch.equal(found[name], value) for name, value in tensors().items())
     path.write_bytes(b"gone")  # what was read does not depend on the file any more
     assert torch.equal(found["matrix"], tensors()["matrix"])
@@ -93,6 +99,51 @@ def test_text_that_is_there_already_is_not_written_again(tmp_path: Path) -> None
     assert path.stat()[stat.ST_INO] == inode
     write_text(path, "other ä\n")
     assert path.read_bytes() == "other ä\n".encode()
+
+
+def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    write_tensors(path, tensors(), METADATA)
+    whole = path.read_bytes()
+    data = 8 + int.from_bytes(whole[:8], "little")
+    padding = range(data - whole[:data].count(b" "), data)
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x40]) + whole[place + 1 :])
+        if whole[8:data].find(b'"checksum"') + 8 <= place < whole[8:data].find(b'"checksum"') + 18:
+            continue  # without its checksum a file is one of an earlier version, and what it holds is right
+        with pytest.raises(InputError, match=f"^{path}"):
+            read_tensors(path)
+        with pytest.raises(InputError, match=f"^{path}"):
+            check_tensors(path)
+    assert len(padding) < 8
+
+
+def test_relabelled_types_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    write_tensors(path, {"a": torch.randn(4), "b": torch.randn(2, 2)}, METADATA)
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
+    with pytest.raises(
+        InputError, match=rf"^{path}: damaged, it does not have the checksum that it was written with"
+    ):
+        read_tensors(path)
+
+
+def test_a_file_of_an_earlier_version_has_no_checksum_and_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(2)}, path, metadata=METADATA)
+    found, metadata = read_tensors(path)
+    assert torch.equal(found["a"], torch.ones(2))
+    assert metadata == METADATA == check_tensors(path)
+
+
+def test_what_is_read_can_be_written_again_with_other_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    write_tensors(path, tensors(), METADATA)
+    before, metadata = read_tensors(path)
+    write_tensors(path, {**before, "scalar": torch.tensor(3.5)}, metadata)
+    after, changed = read_tensors(path)
+    assert after["scalar"] == 3.5
+    assert changed["checksum"] != metadata["checksum"]
 
 
 class Hostile:

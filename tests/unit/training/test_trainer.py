@@ -302,15 +302,15 @@ def test_a_run_that_goes_on_after_a_plateau_is_the_run_that_never_stopped(
 def test_a_plateau_after_a_change_of_schedule_goes_back_to_the_parameters_alone(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script(monkeypatch, 3.0, 4.0, 5.0)
-    make_run("training.max_updates=4").train()
-    run = make_run(*PLATEAU, "training.max_updates=6")
+    script(monkeypatch, 3.0, 4.0, 4.5, 5.0)
+    make_run("training.max_updates=6").train()
+    run = make_run(*PLATEAU, "training.max_updates=8")
     run.train(resume_with_changes=True)
     best = run.folder.best.read_bytes()
     trainer = run.trainer()
     assert trainer.state.parameters_from == 2
     assert run.folder.parameters(2).read_bytes() == best
-    assert {float(state["step"]) for state in trainer.optimizer.state.values()} == {6.0}
+    assert {float(state["step"]) for state in trainer.optimizer.state.values()} == {8.0}
 
 
 def test_early_stopping_counts_checkpoints_since_the_best(

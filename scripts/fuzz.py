@@ -1,0 +1,533 @@
+"""Feeds econmt inputs that nobody would write, within one process, and tells what it cannot take.
+
+Every input must be accepted or refused by one of econmt's own errors, in lines that can be printed. Anything else is a
+failure: its input is saved, and ``--again FILE`` runs it alone. Inputs are what econmt writes and reads, with some
+values, words or bytes changed; the same seed gives the same ones. They are drawn here because a library that searches
+takes two milliseconds for one, and most targets take less than a tenth of that.
+
+Examples:
+    python scripts/fuzz.py --seconds 60
+    python scripts/fuzz.py --executions 1000000 --failures failures
+    python scripts/fuzz.py --again failures/state-1.json --debug
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import copy
+import io
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from econmt.cli.inspection import inspect_folder
+from econmt.cli.main import main as command
+from econmt.data.corpus import split_pair
+from econmt.data.store import StoreDescription
+from econmt.data.subwords import load_vocabularies
+from econmt.decoding.formats import format_nbest, format_translation
+from econmt.decoding.streams import read_chunks, shown_on_terminal
+from econmt.decoding.translator import Translator
+from econmt.errors import EconmtError, printable
+from econmt.evaluation.scoring import Scorer, token_ids
+from econmt.model import IncrementalModel
+from econmt.recipe import Recipe, load_recipe, parse_recipe, recipe_text
+from econmt.training.checkpoints import load_model, load_state
+from econmt.training.folder import ModelFolder
+from econmt.training.results import ResultsFile
+from econmt.training.run import run_recipe
+from econmt.training.state import TrainingState
+from econmt.training.tensor_files import read_metadata, read_tensors
+from econmt.typed_json import parse_json
+from econmt.typed_yaml import check_section, load_section, walk
+
+SMALL = "name: n\noutput: o\ndata: {source: a, target: b, train: [c], valid: d}\nmodel: {}\ntraining: {}\n"
+TINY = """
+name: tiny
+output: {0}/run
+data:
+  {{source: src, target: trg, train: ['{0}/train'], valid: '{0}/train', prepared: '{0}/prepared',
+   subwords: {{type: words, source: 50, target: 50}}}}
+model: {{embedding: 4, encoder: {{size: 4}}, decoder: {{size: 4}}, attention: {{size: 4}}}}
+training: {{batch: {{size: 4}}, max_updates: 2, checkpoint_interval: 1, device: cpu, threads: 1}}
+decoding: {{beam_size: 2, max_output_factor: 0.5}}
+"""
+# fmt: off
+HOSTILE_TEXT = [
+    *( "", " ", "~", "null", "true", "no", "-1", "0", "1e999", ".nan", ".inf", "-.inf", "0x10", "9" * 30,
+    "9" * 5000, ), *( "'", '"', "[", "]", "{", "}", "{a: b}", "[1, 2]", "[0.9]", "&a", "*a", "!!bool maybe",
+    "!!float ''", "!!int 1.5", ), *( "!!binary x", "!!python/object:os.system", "!!set {a}", "%YAML 9.9",
+    "---", "...", "? ", "- ", ": ", "#", "|", ">", ), *( "\x00", "\x1b[2J", "\x7f", "\x85", "\u2028",
+    "\u202e", "\ud800", "\udcff", "\ufeff", "\U0010ffff", "²", "٣", "ﬀ", ), *( '"\\U00110000"', '"\\ud800"',
+    '"\\0"', "/", "//", "..", "~nouser/x", "a/b", "a" * 300, "x" * 5000, "\n", "\r", "\t", ), *( "auto",
+    "cpu", "cuda:99", "cuda:99999999999999999999", "meta", "4GiB", "1e9GiB", "best", "last", "1", "2",
+    "2.5", ),
+]
+# fmt: on
+# fmt: off
+HOSTILE_VALUES: list[Any] = [
+    *( None, True, False, -1, 0, 1, 2**31, 2**63, 2**64, 10**40, -(10**40), 0.5, -0.0, float("nan"),
+    float("inf"), ), *( "", "x", "1", "\x00\x1b", "\ud800", "9" * 400, [], [None], [[]], {}, {"": 0},
+    [1] * 625, {"a": {"b": []}}, ),
+]
+# fmt: on
+ADVICE = "look at it"
+TURN_SECONDS = 1.0
+
+
+class Place:
+    """A tiny trained model in a folder, which the targets read and damage copies of."""
+
+    def __init__(self, folder: Path) -> None:
+        lines = ["a b", "b c d", "d", "a < b"] * 6
+        for side in ("src", "trg"):
+            (folder / f"train.{side}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        recipe = folder / "tiny.yaml"
+        recipe.write_text(TINY.format(folder), encoding="utf-8")
+        run_recipe(load_recipe(recipe), [folder], console=Console(file=io.StringIO()))
+        self.folder, self.run = folder, folder / "run"
+        home = ModelFolder(self.run)
+        self.state = json.loads((home.state(home.commits()[-1]) / "state.json").read_text(encoding="utf-8"))
+        self.results = json.loads(home.results.read_text(encoding="utf-8"))
+        self.meta = json.loads((folder / "prepared" / "meta.json").read_text(encoding="utf-8"))
+        self.parameters = home.best.read_bytes()
+        self.loaded = load_model(self.run)
+        models = [IncrementalModel(self.loaded.model)]
+        self.translator = Translator(
+            models, self.loaded.vocabularies, self.loaded.recipe.decoding, chunk_size=8
+        )
+        self.scorer = Scorer([self.loaded.model], load_vocabularies(self.run))
+        self.words = [
+            "recipes",
+            "info",
+            "translate",
+            "score",
+            "evaluate",
+            "compress",
+            "average",
+            "export",
+            "profile",
+        ]
+        self.files = {
+            str(path.relative_to(self.run)): path.read_bytes()
+            for path in sorted(self.run.rglob("*"))
+            if path.is_file() and path.suffix in (".yaml", ".json", ".txt", ".tsv", ".safetensors")
+        }
+
+
+# ---------------------------------------------------------------------- inputs
+
+Change = tuple[int, str, str]
+Random = random.Random
+
+
+def any_text(draw: Random) -> str:
+    """A few characters that mean something somewhere, or any."""
+    if draw.random() < 0.7:
+        return draw.choice(HOSTILE_TEXT)
+    bound = draw.choice([0x80, 0x3000, 0x110000])
+    return "".join(chr(draw.randrange(bound)) for _ in range(draw.randrange(8)))
+
+
+def any_value(draw: Random) -> Any:
+    """Plain data of any type."""
+    if draw.random() < 0.6:
+        return copy.deepcopy(draw.choice(HOSTILE_VALUES))
+    kinds: list[Callable[[], Any]] = [
+        lambda: draw.randrange(-(10 ** draw.randrange(1, 30)), 10 ** draw.randrange(1, 30)),
+        lambda: draw.uniform(-1, 1) * 10.0 ** draw.randrange(-300, 300),
+        lambda: any_text(draw),
+        lambda: [any_value(draw) for _ in range(draw.randrange(4))],
+        lambda: {any_text(draw): any_value(draw) for _ in range(draw.randrange(3))},
+    ]
+    return draw.choice(kinds)()
+
+
+def any_changes(draw: Random) -> list[Change]:
+    """What :func:`edited` takes."""
+    kinds = ["replace", "replace", "insert", "cut", "twice", "end"]
+    return [(draw.randrange(1 << 20), draw.choice(kinds), any_text(draw)) for _ in range(draw.randint(1, 3))]
+
+
+def edited(text: str, changes: list[Change]) -> str:
+    """A text with some words and marks replaced, inserted, cut out or doubled, or ended early."""
+    for number, kind, new in changes:
+        place = number % (len(text) + 1)
+        end = place + 1
+        while end < len(text) and (text[end].isalnum() or text[end] in "._"):
+            end += 1
+        part = {
+            "replace": new,
+            "insert": new + text[place:end],
+            "cut": "",
+            "twice": text[place:end] * 2,
+            "end": "",
+        }
+        text = text[:place] + part[kind] + ("" if kind == "end" else text[end:])
+    return text
+
+
+def edited_bytes(content: bytes, changes: list[Change]) -> bytes:
+    """The same of bytes, so that they may be no text any more."""
+    return edited(content.decode("latin-1"), changes).encode("utf-8", "surrogatepass")
+
+
+def places_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in plain data; of a long list the first few."""
+    yield path
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from places_in(value, (*path, key))
+    elif isinstance(tree, list):
+        for number, value in enumerate(tree[:8]):
+            yield from places_in(value, (*path, number))
+
+
+def changed_data(draw: Random, tree: Any) -> Any:
+    """Plain data in which one to three values are others, or missing."""
+    places = list(places_in(tree))
+    changes = [(draw.choice(places), draw.random() < 0.3, any_value(draw)) for _ in range(draw.randint(1, 3))]
+    return _changed(tree, changes)
+
+
+def _changed(tree: Any, changes: list[tuple[tuple[Any, ...], bool, Any]]) -> Any:
+    tree = json.loads(json.dumps(tree))
+    for path, gone, value in changes:
+        if not path:
+            tree = value if gone else tree
+            continue
+        inner = tree
+        try:
+            for key in path[:-1]:
+                inner = inner[key]
+            if gone:
+                del inner[path[-1]]
+            else:
+                inner[path[-1]] = value
+        except (KeyError, IndexError, TypeError):  # an earlier change has taken the place away
+            continue
+    return tree
+
+
+# ---------------------------------------------------------------------- targets
+
+Target = tuple[Callable[[Random], Any], Callable[[Any], object]]
+
+
+def targets_of(place: Place) -> dict[str, Target]:
+    """What is fed to what, by name; inputs are plain data, so that they can be saved."""
+    data = place.folder / "damaged.safetensors"
+    shipped = [SMALL, SMALL, SMALL, recipe_text(place.loaded.recipe, changed_only=True)]
+    keys = [key for key, _, _ in walk(Recipe)]
+
+    def recipe(text: str) -> None:
+        found = parse_recipe(text, "fuzz.yaml")
+        assert parse_recipe(recipe_text(found), "again") == found
+
+    def overrides(words: list[str]) -> None:
+        load_section(Recipe, SMALL, "fuzz.yaml", words)
+
+    def state(tree: Any) -> None:
+        TrainingState.from_json(json.dumps(tree), "state.json")
+
+    def parameters(text: str) -> None:
+        data.write_bytes(base64.b64decode(text))
+        read_metadata(data)
+        read_tensors(data)
+
+    def stream(text: str) -> None:
+        vocabularies = place.loaded.vocabularies
+        for lines in _lines(base64.b64decode(text), place.folder):
+            vocabularies.source.encode_many(lines)
+            for number, line in enumerate(lines, 1):
+                assert printable(printable(line)) == printable(line)
+                shown_on_terminal(line).encode()
+                with contextlib.suppress(EconmtError):
+                    split_pair(line, "input", number)
+
+    def an_override(draw: Random) -> str:
+        return f"{draw.choice(keys) if draw.random() < 0.8 else any_text(draw)}={any_text(draw)}"
+
+    short, header = _short(place.state), json.dumps(place.results)
+    names = sorted(place.files)
+    return {
+        "recipe": (lambda draw: edited(draw.choice(shipped), any_changes(draw)), recipe),
+        "overrides": (lambda draw: [an_override(draw) for _ in range(draw.randint(1, 2))], overrides),
+        "state": (lambda draw: changed_data(draw, short), lambda tree: state(_long(tree, place.state))),
+        "results": (lambda draw: changed_data(draw, place.results), lambda tree: _checked(ResultsFile, tree)),
+        "meta": (lambda draw: changed_data(draw, place.meta), lambda tree: _checked(StoreDescription, tree)),
+        "json": (lambda draw: edited(header, any_changes(draw)), lambda text: parse_json(text, "f", "a")),
+        "parameters": (lambda draw: _safetensors(draw, place.parameters), parameters),
+        "stream": (_stream, stream),
+        "folder": (
+            lambda draw: (draw.choice(names), any_changes(draw)),
+            lambda given: _folder(place, *given),
+        ),
+        "translate": (_stream, lambda text: _translate(place, text)),
+        "words": (lambda draw: _words(draw, place), lambda words: _words_given(place, words)),
+    }
+
+
+def _checked(kind: Any, tree: Any) -> None:
+    check_section(kind, parse_json(json.dumps(tree), "fuzz.json", ADVICE), "fuzz.json", ADVICE)
+
+
+def _short(state: dict[str, Any]) -> dict[str, Any]:
+    """A state without its 700 words of random numbers, which :func:`_long` puts back where they were left alone."""
+    return {**state, "random": dict.fromkeys(state["random"], "*"), "metrics": state["metrics"][-2:]}
+
+
+def _long(tree: Any, state: dict[str, Any]) -> Any:
+    if isinstance(tree, dict) and isinstance(tree.get("random"), dict):
+        whole = {
+            key: state["random"][key] if value == "*" else value
+            for key, value in tree["random"].items()
+            if key in state["random"]
+        }
+        return {**tree, "random": whole}
+    return tree
+
+
+def _safetensors(draw: Random, content: bytes) -> str:
+    """A parameter file, as base64: its header changed as data or as text, or any byte of it."""
+    size = int.from_bytes(content[:8], "little")
+    header, rest = content[8 : 8 + size], content[8 + size :]
+    kind = draw.randrange(4)
+    if kind == 0:
+        return base64.b64encode(edited_bytes(content, any_changes(draw))).decode()
+    if kind == 1:
+        header = edited_bytes(header, any_changes(draw))
+    else:
+        tree = json.loads(header)
+        metadata = tree["__metadata__"]
+        if kind == 2:
+            metadata[draw.choice(list(metadata))] = any_text(draw)
+        header = json.dumps(tree if kind == 2 else changed_data(draw, tree)).encode()
+    return base64.b64encode(len(header).to_bytes(8, "little") + header + rest).decode()
+
+
+_PIECES = [
+    b"a b\n",
+    b"d\n",
+    b"\n",
+    b"\r\n",
+    b" ",
+    b"\t",
+    b"\xff",
+    b"\xc3",
+    b"\0",
+    b"\xef\xbb\xbf",
+    b"<unk>",
+    b"b c d",
+]
+
+
+def _stream(draw: Random) -> str:
+    """Lines of words, of anything, and of bytes that are no text, as base64."""
+    parts = []
+    for _ in range(draw.randrange(7)):
+        kind = draw.random()
+        if kind < 0.5:
+            parts.append(draw.choice(_PIECES))
+        elif kind < 0.9:
+            parts.append(any_text(draw)[:50].encode("utf-8", "surrogatepass" if kind < 0.6 else "replace"))
+        else:
+            parts.append(draw.randbytes(draw.randrange(5)))
+    return base64.b64encode(b"".join(parts)).decode()
+
+
+def _lines(content: bytes, folder: Path) -> Iterator[list[str]]:
+    path = folder / "stream"
+    path.write_bytes(content)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield from read_chunks(descriptor, 4, "input")
+    finally:
+        os.close(descriptor)
+
+
+def _folder(place: Place, name: str, changes: list[Change]) -> None:
+    """Loads a model folder of which one file is damaged."""
+    folder = place.folder / "damaged"
+    if not folder.exists():
+        shutil.copytree(place.run, folder)
+    path = folder / name
+    try:
+        path.unlink(missing_ok=True)
+        path.write_bytes(edited_bytes(place.files[name], changes))
+        home = ModelFolder(folder)
+        for look in (
+            lambda: inspect_folder(folder),
+            lambda: load_model(folder),
+            lambda: load_state(home, home.commits()[-1]),
+        ):
+            with contextlib.suppress(EconmtError):
+                look()
+    finally:
+        path.unlink(missing_ok=True)
+        path.write_bytes(place.files[name])
+
+
+def _translate(place: Place, text: str) -> None:
+    for lines in _lines(base64.b64decode(text), place.folder):
+        for number, found in enumerate(place.translator.translate_chunk(lines)):
+            assert "\n" not in found.text
+            assert found.text == found.text.strip()
+            for kind in ("translation", "score", "json"):
+                format_translation(found, kind).encode("utf-8", "surrogateescape")
+            format_nbest(found, number)
+        encode = token_ids(place.loaded.vocabularies.target)
+        with contextlib.suppress(KeyError):  # the verb tells it
+            place.scorer.score_ids(lines, [encode(line) for line in lines])
+
+
+# fmt: off
+_OPTIONS = [
+    "-m", "-o", "-i", "-r", "-s", "-t", "-b", "-n", "-c", "-w", "-l", "--rank", "--seed", "--threads",
+    "--json", "--sample", "--temperature", "--nbest-size", "--batch-size", "--length-penalty-alpha",
+    "--max-output-factor", "--tokenize", "--metrics", "--energy", "--checkpoint", "--device", "--fit",
+    "--bucket", "--output-type", "--score-type", "--estimate", "--language", "--chunk-size", "--",
+]
+# fmt: on
+
+
+def _words(draw: Random, place: Place) -> list[str]:
+    """A command line of verbs, options, files and anything."""
+    files = [
+        str(place.folder / name) for name in ("run", "train.src", "train.trg", "tiny.yaml", "out", "none")
+    ]
+    verb = [draw.choice(place.words)] if draw.random() < 0.9 else []
+    choices = [_OPTIONS, _OPTIONS, files, ["show", "copy", "list", "validate"]]
+    rest = [
+        draw.choice(draw.choice(choices)) if draw.random() < 0.75 else any_text(draw)
+        for _ in range(draw.randrange(7))
+    ]
+    return verb + rest
+
+
+def _words_given(place: Place, words: list[str]) -> None:
+    """A command line; one that would train, download or fill memory is left out."""
+    first = next((word for word in words if not word.startswith("-")), None)
+    if first in ("train", "prepare", "bench", "profile", None) or "\0" in "".join(words):
+        words = ["recipes", "show", *words]
+    words = [word.encode("utf-8", "replace").decode() if any(map(_is_half, word)) else word for word in words]
+    before = sys.stdin, sys.stdout, sys.stderr, Path.cwd(), torch.get_num_threads()
+    said = io.StringIO()
+    scratch = place.folder / "scratch"
+    scratch.mkdir(exist_ok=True)
+    code: object = 0
+    try:
+        os.chdir(scratch)
+        sys.stdout = sys.stderr = said
+        sys.stdin = (place.folder / "train.src").open(encoding="utf-8")
+        command([*words, "--debug"] if "--" not in words else words)
+    except SystemExit as end:
+        code = end.code
+    finally:
+        sys.stdin.close()
+        sys.stdin, sys.stdout, sys.stderr = before[:3]
+        os.chdir(before[3])
+        torch.set_num_threads(before[4])
+        shutil.rmtree(scratch, ignore_errors=True)
+    assert code in (None, 0, 1, 2), said.getvalue()[-2000:]
+
+
+def _is_half(character: str) -> bool:
+    return "\ud800" <= character <= "\udfff" and not "\udc80" <= character <= "\udcff"
+
+
+# ---------------------------------------------------------------------- running
+
+
+def attempt(run: Callable[[Any], object], given: Any) -> str | None:
+    """Runs one input; how it failed, or None: it was taken, or refused by an error that can be printed."""
+    try:
+        run(given)
+    except EconmtError as error:
+        for line in error.lines or [""]:
+            if not line.strip() or printable(line) != line:
+                return f"no line to print: {error!r}"
+    except Exception as error:  # noqa: BLE001  whatever it is, it is what is looked for
+        return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"
+    return None
+
+
+def main() -> int:
+    """Runs the targets in turns and prints how often each was run; 1 if any failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together (60)")
+    parser.add_argument("--executions", type=int, help="go on until there were so many, whatever it takes")
+    parser.add_argument("--targets", help="names with commas; all if left out")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out"
+    )
+    parser.add_argument(
+        "--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed"
+    )
+    parser.add_argument("--again", type=Path, help="run one saved input")
+    parser.add_argument("--debug", action="store_true", help="with --again: let its traceback show")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stderr(io.StringIO()):
+        targets = targets_of(Place(Path(name)))
+        if options.again is not None:
+            saved = json.loads(options.again.read_text(encoding="utf-8"))
+            target = targets[saved["target"]][1]
+            if options.debug:
+                target(saved["input"])
+            failure = attempt(target, saved["input"])
+            print(failure or "it passes")
+            return int(failure is not None)
+        if options.targets:
+            targets = {key: targets[key] for key in options.targets.split(",")}
+        return run_all(targets, options)
+
+
+def run_all(targets: dict[str, Target], options: argparse.Namespace) -> int:
+    """See :func:`main`."""
+    began, draw = time.monotonic(), random.Random(options.seed)
+    counts, seconds, seen = Counter[str](), Counter[str](), set[str]()
+    until = float("inf") if options.executions else began + options.seconds
+    while time.monotonic() < until and not (options.executions and counts.total() >= options.executions):
+        for name, (draws, run) in targets.items():
+            start = now = time.monotonic()
+            # Each gets the same time, so that quick targets have more executions than slow ones.
+            while now < min(start + TURN_SECONDS, until):
+                given = draws(draw)
+                failure = attempt(run, given)
+                counts[name] += 1
+                now = time.monotonic()
+                if failure is not None and f"{name} {failure[:60]}" not in seen:
+                    seen.add(f"{name} {failure[:60]}")
+                    options.failures.mkdir(parents=True, exist_ok=True)
+                    path = options.failures / f"{name}-{counts[name]}.json"
+                    record = {"target": name, "input": given, "failure": failure}
+                    path.write_text(json.dumps(record) + "\n", encoding="utf-8")
+                    print(f"{path}: {printable(failure)}", flush=True)
+            seconds[name] += now - start
+    took = time.monotonic() - began
+    print(
+        f"seed {options.seed}: {counts.total():,} executions in {took:.0f} s, {len(seen)} kinds of failures"
+    )
+    for name in targets:
+        print(f"  {name:<12}{counts[name]:>10,}{counts[name] / max(seconds[name], 1e-9):>10,.0f} a second")
+    return int(bool(seen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""What checksums cost: reading parameters with and without them, and looking at prepared files at a start.
+
+Files of random bytes are written, and read as econmt reads them: parameters by ``read_tensors``; a file of text or of
+the token store by its size, time and sample, and as a whole. ``warm`` is the processor's time of the fastest of several
+passes; ``cold`` is the wall time of one after the system was asked to forget the file's pages.
+
+Example:
+    python scripts/measure_checksums.py --megabytes 10 100 1000
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from econmt.data.fingerprints import describe, is_as_described
+from econmt.training import tensor_files
+from econmt.training.tensor_files import check_tensors, read_tensors, write_tensors
+
+PASSES = 5
+
+
+def shortest(work: Callable[[], object]) -> float:
+    """Milliseconds of the processor in the cheapest of several calls; other processes do not count."""
+    times = []
+    for _ in range(PASSES):
+        began = time.process_time()
+        work()
+        times.append(time.process_time() - began)
+    return 1000 * min(times)
+
+
+def cold(path: Path, work: Callable[[], object]) -> float:
+    """Milliseconds on the wall of one call after the pages of a file have been forgotten."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+    began = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - began)
+
+
+def read_unchecked(path: Path) -> object:
+    """Reads parameters as if they had no checksum."""
+    check = tensor_files.check_tensors
+    try:
+        tensor_files.check_tensors = tensor_files.read_metadata
+        return read_tensors(path)
+    finally:
+        tensor_files.check_tensors = check
+
+
+def rows(folder: Path, megabytes: int) -> list[tuple[str, float, float]]:
+    """What was done with a file of this size, and its milliseconds warm and cold."""
+    parameters, text = folder / "params.safetensors", folder / "text"
+    write_tensors(
+        parameters,
+        {"weight": torch.rand(megabytes * 250_000)},
+        {"format": tensor_files.FORMAT, "update": "1"},
+    )
+    text.write_bytes(parameters.read_bytes())
+    description = describe(text)
+    works: list[tuple[str, Path, Callable[[], object]]] = [
+        ("parameters read without checksum", parameters, lambda: read_unchecked(parameters)),
+        ("parameters read with checksum", parameters, lambda: read_tensors(parameters)),
+        ("parameters read back after a checkpoint", parameters, lambda: check_tensors(parameters)),
+        ("text: size, time, sample", text, lambda: is_as_described(text, description, verify=False)),
+        ("text: --verify", text, lambda: is_as_described(text, description, verify=True)),
+    ]
+    return [(name, shortest(work), cold(path, work)) for name, path, work in works]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--megabytes", type=int, nargs="+", default=[10, 100, 1000], help="sizes of the files"
+    )
+    options = parser.parse_args(arguments)
+    table = Table(title="milliseconds")
+    for column in ("MB", "", "warm", "cold"):
+        table.add_column(column, justify="left" if column == "" else "right")
+    with tempfile.TemporaryDirectory() as folder:
+        for size in options.megabytes:
+            for name, warm, first in rows(Path(folder), size):
+                table.add_row(str(size), name, f"{warm:.1f}", f"{first:.1f}")
+    Console(width=80).print(table)
+
+
+if __name__ == "__main__":
+    main()

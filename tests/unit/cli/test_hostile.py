@@ -1,0 +1,243 @@
+"""Inputs that nobody should write: one clear line each, exit code 2, and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import econmt
+from econmt.errors import EconmtError, InputError, printable
+from econmt.typed_json import json_text
+from tests.conftest import ROOT, econmt_environment
+from tests.unit.cli.conftest import Call, Ended
+
+
+def refused(ended: Ended, *words: str) -> None:
+    lines = ended.err.splitlines()
+    assert ended.code == 2, ended.err
+    assert len(lines) == 1, ended.err
+    assert lines[0].startswith("econmt: error: ")
+    assert printable(lines[0]) == lines[0]
+    for word in words:
+        assert word in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.optimizer.betas=[0.9]", "betas[1]: missing"),
+        ("training.optimizer.betas=[0.9, 0.9, 0.9]", "at most 2 items"),
+        ("model.encoder.residual=!!bool maybe", "'maybe' is no bool"),
+        ("training.label_smoothing=!!float ''", "'' is no float"),
+        ("training.seed=!!int 1.5", "'1.5' is no int"),
+        ('name="\\U00110000"', "not valid YAML"),
+        ('name="\\ud800"', "U+D800 is not allowed"),
+        ('name="a\\eb"', "U+001B is not allowed"),
+        ('"a\\0": 3', "expected key=value"),
+        ("training.batch.size=100000000000000000000", "must be at most 1000000"),
+        ("training.batch.size=" + "9" * 4000, "a whole number of more than 40 digits"),
+        ("training.batch.size=" + "9" * 5000, "4300 digits"),
+        ("data.max_length=99999999999999999999", "must be at most 10000"),
+        ("data.subwords.size=99999999999999999999", "must be at most 1000000"),
+        ("training.bucket_width=99999999999999999999", "must be at most 10000"),
+        ("training.max_buckets=99999999999999999999", "must be at most 100"),
+        ("training.max_updates=99999999999999999999", "must be at most 1000000000000"),
+        ("training.threads=100000", "must be at most 1024"),
+        ("decoding.beam_size=100000", "must be at most 1000"),
+        ("decoding.max_output_factor=1e300", "must be at most 100"),
+        ("decoding.length_penalty_alpha=.inf", "a finite number"),
+        ("training.memory_budget=" + "9" * 400 + "GB", "expected a size like 4GiB"),
+        ("data.train=['/']", "the beginning of a file's name"),
+        ("data.valid=..", "the beginning of a file's name"),
+        ("data.test=corpus/", "the beginning of a file's name"),
+        ("data.source=e/n", "holds no slash"),
+        ("data.train=['~nouser/x']", "no home folder ~nouser"),
+        ("name=" + "x" * 5000, "at most 4,096"),
+    ],
+)
+def test_an_override_that_nobody_means(call: Call, override: str, words: str) -> None:
+    refused(call("recipes", "show", "quickstart", override), words)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--max-output-factor", "inf", "at most 100"),
+        ("--max-output-factor", "nan", "at most 100"),
+        ("--max-output-factor", "0", "more than 0"),
+        ("--length-penalty-alpha", "inf", "at most 10"),
+        ("--length-penalty-beta", "-1", "at least 0"),
+        ("--temperature", "nan", "more than 0"),
+        ("--checkpoint", "²", "checkpoint '²'"),
+        ("--checkpoint", "9" * 5000, "checkpoint '999"),
+        ("--seed", str(2**64), "--seed"),
+        ("--threads", "100000", "--threads"),
+        ("--beam-size", "100000", "--beam-size"),
+        ("--batch-size", "1" + "0" * 30, "--batch-size"),
+        ("--chunk-size", "1" + "0" * 30, "--chunk-size"),
+        ("--attention-picture", "a.xyz", "no kind of picture"),
+        ("--attention-picture", "none/a.png", "no such folder"),
+        ("--output", "", "(after --output) is empty"),
+        ("--output=", "-b", "(--output) is empty"),
+        ("--checkpoint", "\udcff", "'\\xff' is not valid UTF-8"),
+    ],
+)
+def test_an_option_that_nobody_means(
+    call: Call, word_model: Path, option: str, value: str, words: str
+) -> None:
+    refused(call("translate", "-m", word_model, option, value, text="a\n"), words)
+
+
+def test_a_bucket_has_bounds(call: Call) -> None:
+    refused(call("profile", "quickstart", "--bucket", "999999x9", "--estimate"), "at most 10000 positions")
+
+
+def test_a_usage_error_is_one_line_too(call: Call) -> None:
+    refused(call("translate", "--nosuch"), "--nosuch", "see econmt translate --help")
+    refused(call("trian"), "trian")
+
+
+@pytest.mark.parametrize("value", ["5", 0, -1, True, 10**9])
+def test_python_is_told_too(word_model: Path, value: Any) -> None:
+    model = econmt.load(word_model)
+    with pytest.raises(InputError, match="batch_size"):
+        model.translate(["a"], batch_size=value)
+    with pytest.raises(InputError, match="beam_size"):
+        model.translate(["a"], beam_size=value)
+
+
+def damaged(model: Path, folder: Path) -> Path:
+    copy = folder / "model"
+    shutil.copytree(model, copy)
+    return copy
+
+
+BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
+    ("recipe.yaml", lambda path: path.write_bytes(b"name: \xff\n"), "not valid UTF-8"),
+    ("recipe.yaml", lambda path: path.write_bytes(path.read_bytes()[:200]), "recipe.yaml"),
+    ("results.json", lambda path: path.write_text("[]"), "no JSON object"),
+    ("results.json", lambda path: path.write_text('{"update": "8"}'), "update: expected a whole number"),
+    ("results.json", lambda path: path.write_bytes(b"\xff"), "not valid UTF-8"),
+    ("results.json", lambda path: path.write_text("[" * 100000), "not valid JSON"),
+    ("metrics.tsv", lambda path: path.write_text("update\tbleu\ninf\t1\n"), "not a table of metrics"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), BROKEN)
+def test_a_broken_file_of_a_model_is_named(
+    call: Call, word_model: Path, tmp_path: Path, name: str, damage: Callable[[Path], object], words: str
+) -> None:
+    copy = damaged(word_model, tmp_path)
+    damage(copy / name)
+    refused(call("info", copy), str(copy / name), words)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("model", "[1]", "no JSON object"),
+        ("model", "{", "not valid JSON"),
+        ("update", "²", "update"),
+        ("compressed", "x", "compressed"),
+        ("averaged", "a b", "averaged"),
+        ("format", "\x1b[2J", "\\x1b[2J"),
+    ],
+)
+def test_metadata_that_is_none(
+    call: Call, word_model: Path, tmp_path: Path, key: str, value: str, words: str
+) -> None:
+    copy = damaged(word_model, tmp_path)
+    path = copy / "params.best.safetensors"
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"][key] = value
+    head = json.dumps(header).encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head + content[8 + size :])
+    refused(call("info", copy), str(path), words)
+    refused(call("translate", "-m", copy, text="a\n"), str(path))
+
+
+def test_a_picture_that_cannot_be_drawn_costs_no_translation(call: Call, word_model: Path) -> None:
+    assert call("translate", "-m", word_model, "--attention-picture", "a.xyz", text="a\n").out == ""
+
+
+def test_a_file_of_the_model_is_not_overwritten(call: Call, word_model: Path, tmp_path: Path) -> None:
+    copy = damaged(word_model, tmp_path)
+    before = (copy / "recipe.yaml").read_bytes()
+    refused(call("translate", "-m", copy, "-o", copy / "recipe.yaml", text="a\n"), "belongs to the model")
+    assert (copy / "recipe.yaml").read_bytes() == before
+
+
+def test_copying_a_recipe_to_a_full_disk_blames_the_copy(call: Call) -> None:
+    if Path("/dev/full").exists():
+        ended = call("recipes", "copy", "multi30k", "/dev/full", "--force")
+        refused(ended, "/dev/full: the disk is full")
+
+
+def test_copying_a_recipe_follows_a_link_and_keeps_permissions(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("old")
+    (tmp_path / "mine.yaml").chmod(0o600)
+    (tmp_path / "link.yaml").symlink_to("mine.yaml")
+    assert call("recipes", "copy", "multi30k", tmp_path / "link.yaml", "--force").code == 0
+    assert (tmp_path / "link.yaml").is_symlink()
+    assert (tmp_path / "mine.yaml").read_text().startswith("# ")
+    assert (tmp_path / "mine.yaml").stat().st_mode & 0o777 == 0o600
+
+
+def shell(command: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", command, sys.executable, *map(str, arguments)],
+        input="a b\n",
+        capture_output=True,
+        text=True,
+        env=econmt_environment(),
+        cwd=ROOT,
+        check=False,
+    )
+
+
+def test_standard_streams_may_be_closed_or_full(word_model: Path, tmp_path: Path) -> None:
+    verb = '"$0" -m econmt translate -m "$1"'
+    good = shell(f"{verb} 2>&-", word_model)
+    assert good.returncode == 0
+    assert len(good.stdout.splitlines()) == 1
+    assert "lines" not in good.stdout
+    closed = shell(f"{verb} >&-", word_model)
+    assert closed.returncode == 2
+    assert [line for line in closed.stderr.splitlines() if "error" in line] == [
+        "econmt: error: standard output is closed, so the results cannot be printed; leave it open, or give --output "
+        "FILE where there is one"
+    ]
+    into = shell(f'{verb} -o "$2" <&- >&- 2>&-', word_model, tmp_path / "out")
+    assert into.returncode == 2
+    assert not (tmp_path / "out").exists()
+    if Path("/dev/full").exists():
+        full = shell('"$0" -m econmt recipes list >/dev/full')
+        assert full.returncode == 1
+        assert full.stderr.startswith("econmt: error: standard output: No space left on device")
+        assert len(full.stderr.splitlines()) == 1
+        assert shell(f"{verb} 2>/dev/full", word_model).stdout == good.stdout
+
+
+def test_control_characters_are_never_printed_raw(call: Call, word_model: Path, tmp_path: Path) -> None:
+    name = tmp_path / "a\x1b[2J\nb"
+    refused(call("info", name), "a\\x1b[2J\\nb", "no such folder")
+    refused(call("evaluate", "-r", name, "-i", name), "a\\x1b[2J\\nb")
+    assert str(EconmtError("one\ntwo", "three\u202e")) == "one\\ntwo\nthree\\u202e"
+    assert json_text({"a": "ä\x9b\ud800\x1b"}) == '{"a": "ä\\u009b\\ud800\\u001b"}'
+    copy = tmp_path / "evil\x1b"
+    shutil.copytree(word_model, copy)
+    ended = call("info", copy)
+    assert ended.code == 0
+    assert "\x1b" not in ended.out
+    os.truncate(copy / "params.best.safetensors", 100)
+    refused(call("translate", "-m", copy, text="a\n"), "evil\\x1b")

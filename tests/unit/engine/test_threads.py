@@ -1,0 +1,87 @@
+"""How many threads compute, and when a person is warned of too many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from econmt.engine import threads
+from econmt.engine.threads import candidates, crowded, fewest, threads_for, time_steps
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of four cores, on which four threads are the fastest by a little and two by much."""
+    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(
+        threads,
+        "time_steps",
+        lambda _, counts: dict(zip(map(str, counts), (4e-3, 2e-3, 1.9e-3), strict=True)),
+    )
+
+
+@pytest.mark.usefixtures("four")
+def test_the_fewest_that_nothing_beats_by_much() -> None:
+    found = threads_for(None, CPU, 128)
+    assert found.number == 2
+    assert found.why == (
+        "auto: a step takes 4.00 ms with 1, 2.00 ms with 2, 1.90 ms with 4; more must be 1.1 times as fast; kept for today"
+    )
+
+
+@pytest.mark.usefixtures("four")
+def test_what_is_known_goes_before_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert threads_for(3, CPU, 128, saved=1) == (3, "as asked")
+    assert threads_for(None, CPU, 128, saved=1) == (1, "as the run began")
+    assert threads_for(None, GPU, 128).number == 4
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert threads_for(None, CPU, 128) == (4, "as OMP_NUM_THREADS says")
+
+
+@pytest.mark.usefixtures("four")
+def test_a_measurement_is_kept_for_models_of_like_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads_for(None, CPU, 100)
+    monkeypatch.setattr(threads, "time_steps", lambda *_: {"1": 1.0, "2": 0.1})
+    assert threads_for(None, CPU, 128).number == 2  # not what would be measured now, but the same
+    assert "0.10 s" not in threads_for(None, CPU, 128).why
+    assert "100.00 ms with 2" in threads_for(None, CPU, 5000).why
+
+
+def test_powers_of_two_are_tried_and_all() -> None:
+    assert [candidates(most) for most in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
+
+
+def test_near_ties_go_to_fewer() -> None:
+    assert fewest({"1": 1.0, "2": 0.95, "4": 0.92}) == 1
+    assert fewest({"1": 1.0, "2": 0.95, "4": 0.90}) == 4
+    assert fewest({"1": 1.0, "2": 0.6, "4": 0.59, "8": 20.0}) == 2
+
+
+def test_steps_are_timed_and_the_threads_put_back() -> None:
+    before = torch.get_num_threads()
+    found = time_steps(64, [1, 2])
+    assert list(found) == ["1", "2"]
+    assert min(found.values()) > 0.0
+    assert torch.get_num_threads() == before
+
+
+def test_more_threads_than_cores_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "usable_cores", lambda: 2)
+    monkeypatch.setattr(threads, "_load", lambda: 0.5)
+    assert crowded(2) is None
+    assert crowded(8) == "8 threads on 2 cores: they wait for one another; --threads 2 is faster"
+
+
+def test_a_busy_machine_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "usable_cores", lambda: 2)
+    monkeypatch.setattr(threads, "_load", lambda: 6.1)
+    assert crowded(1) is None
+    assert crowded(2) == (
+        "6 programs want the 2 cores of this machine already: 2 threads wait for one another; --threads 1 may be faster"
+    )

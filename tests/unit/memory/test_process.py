@@ -1,0 +1,58 @@
+"""What a process is made of: parts that add up to what the system says it has."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from econmt.memory.measure import process
+from econmt.memory.measure.process import FREE, LIBRARIES, OTHERS, PYTHON, TENSORS, TORCH, resident_parts
+
+SMAPS = """\
+5600-5700 r-xp 00002000 fe:00 260131                     /usr/lib/python3/torch/lib/libtorch_cpu.so
+Rss:                 200 kB
+Anonymous:            20 kB
+5700-5800 r--p 00000000 fe:00 7                          /usr/lib/libc.so.6 (deleted)
+Rss:                  30 kB
+Anonymous:             0 kB
+5800-5900 rw-p 00000000 00:00 0                          [heap]
+Rss:                 100 kB
+Anonymous:           100 kB
+5900-5a00 rw-p 00000000 00:00 0
+Rss:                  50 kB
+Anonymous:            50 kB
+"""
+
+
+def test_pages_belong_to_the_file_that_they_were_read_from() -> None:
+    assert process._mapped(SMAPS) == {TORCH: 180 * 1024, LIBRARIES: 30 * 1024, "": 170 * 1024}
+
+
+def test_every_storage_counts_once() -> None:
+    before = process.tensor_bytes()
+    held = torch.ones(1000, requires_grad=True)
+    views = [held[:10], held.detach().view(10, 100)]
+    held.grad = torch.ones(1000)
+    assert process.tensor_bytes() - before == 8000
+    del held, views
+    assert process.tensor_bytes() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell which file a page belongs to")
+def test_parts_add_up_to_the_resident_set() -> None:
+    held = torch.ones(8 << 20)
+    parts = resident_parts()
+    resident = process._MAPS.with_name("statm").read_text(encoding="utf-8").split()[1]
+    assert set(parts) == {TORCH, LIBRARIES, PYTHON, TENSORS, OTHERS, FREE}
+    assert min(parts.values()) >= 0
+    assert sum(parts.values()) == pytest.approx(int(resident) * 4096, rel=0.05)
+    assert parts[TENSORS] >= held.nbytes
+    assert parts[PYTHON] > 10e6
+    assert parts[TORCH] > 10e6
+
+
+def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_MAPS", process._MAPS.with_name("no such file"))
+    assert resident_parts() == {}

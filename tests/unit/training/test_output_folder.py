@@ -1,0 +1,150 @@
+"""In which folders training may write: its own, new and empty ones, and never where something would be lost."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from econmt.cli.main import main
+from econmt.errors import InputError
+from econmt.training.export import export_model
+from econmt.training.interrupts import Interrupted, Interrupts
+from econmt.training.run import run_recipe
+from tests.unit.training.tiny import Run, snapshot, write_recipe
+
+MakeRun = Callable[..., Run]
+SHORT = "training.max_updates=2"
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Every file and folder below one, with what the files hold."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+def go(run: Run, *, overwrite_output: bool = False) -> None:
+    run_recipe(run.recipe, [run.text], console=run.console, overwrite_output=overwrite_output)
+
+
+@pytest.mark.parametrize("lost", ["training_state", "contents of training_state"])
+def test_parameters_without_a_state_are_not_trained_over(make_run: MakeRun, lost: str) -> None:
+    run = make_run("training.max_updates=4", "training.keep_last_params=2")
+    go(run)
+    first = snapshot(run.folder)
+    shutil.rmtree(run.folder.states)
+    if lost != "training_state":
+        run.folder.states.mkdir()
+    before = contents(run.folder.path)
+    with pytest.raises(InputError) as caught:
+        go(run)
+    assert str(caught.value) == (
+        f"{run.folder.path}: holds params.best.safetensors of an earlier run but no training state to go on from; give "
+        f"another output=DIR (there training.initialize_from={run.folder.path} begins with these parameters), or start "
+        "anew with --overwrite-output, which deletes them"
+    )
+    assert contents(run.folder.path) == before
+    for name in ("params.best.safetensors", "metrics.tsv", "results.json", "params.00002.safetensors"):
+        (run.folder.path / name).unlink()
+        with pytest.raises(InputError, match="of an earlier run but no training state"):
+            go(run)
+    go(run, overwrite_output=True)
+    assert snapshot(run.folder) == first
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("recipe.yaml",),
+        ("notes.tmp",),
+        ("params.00001.safetensors",),
+        ("training_state/thesis.txt", "metrics.tsv"),
+        ("training_state/1968/thesis.txt",),
+        ("training_state/", "recipe.yaml"),
+        ("prepared/thesis.txt",),
+        (
+            "recipe.yaml",
+            "metrics.tsv",
+            "notes.tmp",
+            "params.00001.safetensors",
+            "pictures/holiday.jpg",
+            "log",
+        ),
+    ],
+)
+def test_a_folder_that_is_not_of_econmt_is_refused_and_untouched(
+    make_run: MakeRun, names: tuple[str, ...], overwrite: bool
+) -> None:
+    run = make_run(SHORT)
+    for name in names:
+        path = run.folder.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            path.mkdir()
+        else:
+            path.write_text("# of someone else\n")
+    write_recipe(run.folder.path.with_name("own.yaml"), run.text, run.folder.path)
+    before = contents(run.folder.path)
+    with pytest.raises(
+        InputError, match=rf"^{run.folder.path}: holds .* and is no model folder of econmt; give another"
+    ):
+        go(run, overwrite_output=overwrite)
+    assert contents(run.folder.path) == before
+
+
+def test_a_dry_run_leaves_such_a_folder_alone_too(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = make_run(SHORT)
+    run.folder.path.mkdir()
+    (run.folder.path / "recipe.yaml").write_text("# of someone else\n")
+    before = contents(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(tmp_path / "run.yaml"), "--dry-run"])
+    assert ended.value.code == 2
+    assert "holds recipe.yaml and is no model folder of econmt" in capsys.readouterr().err
+    assert contents(tmp_path) == before
+
+
+def test_a_dry_run_writes_prepared_data_alone(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(SHORT)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(tmp_path / "run.yaml"), "--dry-run", "data.prepared=null"])
+    assert ended.value.code == 0
+    assert [path.name for path in run.folder.path.iterdir()] == ["prepared"]
+    go(make_run(SHORT, "data.prepared=null"))
+
+
+def test_a_run_that_had_not_come_to_a_checkpoint_begins_again(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = make_run(name="whole")
+    whole.train()
+    run = make_run()
+    with monkeypatch.context() as patch:
+        patch.setattr(Interrupts, "pending", property(lambda self: True))
+        patch.setattr(Interrupts, "exit_code", 143)
+        with pytest.raises(Interrupted):
+            go(run)
+    assert run.folder.recipe.is_file()
+    (run.folder.path / "notes.txt").write_text("mine")
+    go(run)
+    assert snapshot(run.folder) == snapshot(whole.folder)
+    assert (run.folder.path / "notes.txt").read_text() == "mine"
+
+
+def test_an_export_is_not_trained_over(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(SHORT)
+    run.train()
+    lean = export_model(run.folder.path, tmp_path / "lean")
+    before = contents(lean)
+    with pytest.raises(
+        InputError, match=r"holds params.best.safetensors of an earlier run but no training state"
+    ):
+        go(Run(run.text, lean, (SHORT,)))
+    assert contents(lean) == before

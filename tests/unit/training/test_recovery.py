@@ -1,0 +1,216 @@
+"""Damaged states and parameters: found, told, and gone around by the checkpoint before; nothing of others removed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from econmt.errors import InputError, TrainingError
+from econmt.training import checkpoints
+from econmt.training.folder import Commit, ModelFolder
+from econmt.training.tensor_files import read_tensors
+from tests.unit.training.tiny import Run, snapshot
+
+MakeRun = Callable[..., Run]
+NEWEST = "training_state/00006"
+
+
+@pytest.fixture(scope="module")
+def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run of eight updates that nothing happened to."""
+    run = Run(text, tmp_path_factory.mktemp("whole") / "run")
+    run.train()
+    return run
+
+
+@pytest.fixture(scope="module")
+def at_six(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = Run(text, tmp_path_factory.mktemp("six") / "run", ("training.max_updates=6",))
+    run.train()
+    return run
+
+
+@pytest.fixture
+def run(at_six: Run, tmp_path: Path) -> Run:
+    """A run that has come to update 6, which a test may break, and go on with to 8."""
+    shutil.copytree(at_six.folder.path, tmp_path / "run")
+    return Run(at_six.text, tmp_path / "run")
+
+
+def flip(path: Path) -> None:
+    """Flips a bit in the last tensor of a file, or a digit of a text."""
+    content = bytearray(path.read_bytes())
+    if path.suffix == ".json":
+        place = content.index(b'"target_tokens": ') + len(b'"target_tokens": ')
+        content[place] = ord("1") if content[place] != ord("1") else ord("2")
+    else:
+        content[-1] ^= 0x40
+    path.unlink()  # its other name, the best's, stays whole
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+@pytest.mark.parametrize(
+    "name", [f"{NEWEST}/optimizer.safetensors", f"{NEWEST}/state.json", "params.00006.safetensors"]
+)
+def test_a_damaged_newest_state_is_gone_around(
+    run: Run, whole: Run, name: str, damage: Callable[[Path], None]
+) -> None:
+    best = run.folder.best.read_bytes()
+    damage(run.folder.path / name)
+    if name.startswith("params") and run.folder.best.exists():
+        (run.folder.path / "params.best.safetensors").write_bytes(best)
+    run.train()
+    assert f"the state of update 6 cannot be used: {run.folder.path / name}: " in run.said()
+    assert "going back to the state before, of update 4" in run.said()
+    assert "going on from update 4" in run.said()
+    assert snapshot(run.folder) == snapshot(whole.folder)
+    assert sorted(path.name for path in run.folder.states.iterdir()) == ["00006", "00008"]
+
+
+def test_a_state_that_is_set_aside_stays_until_there_is_a_newer_one(run: Run) -> None:
+    flip(run.folder.path / NEWEST / "optimizer.safetensors")
+    parameters = run.folder.parameters(6).read_bytes()
+    run.trainer()
+    assert run.folder.commits() == [Commit(4, True)]
+    assert (run.folder.states / "00006.damaged" / "optimizer.safetensors").is_file()
+    assert run.folder.parameters(6).read_bytes() == parameters
+
+
+def test_without_a_state_that_can_be_read_nothing_is_touched(run: Run) -> None:
+    for number in ("00004", "00006"):
+        flip(run.folder.states / number / "optimizer.safetensors")
+    before = {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()}
+    newest = run.folder.path / NEWEST / "optimizer.safetensors"
+    with pytest.raises(InputError, match=rf"^{newest}: damaged, it does not have the checksum"):
+        run.train()
+    assert {path: path.read_bytes() for path in run.folder.path.rglob("*") if path.is_file()} == before
+
+
+def test_an_interrupted_state_is_gone_around_too(run: Run, whole: Run) -> None:
+    state = run.folder.states / "00007.interrupted"
+    shutil.copytree(run.folder.path / NEWEST, state)
+    (state / "params.safetensors").write_bytes(b"")
+    run.train()
+    assert f"the state of update 7 cannot be used: {state / 'params.safetensors'}: " in run.said()
+    assert "going on from update 6" in run.said()
+    assert snapshot(run.folder) == snapshot(whole.folder)
+
+
+def test_a_state_that_cannot_be_read_back_stops_training_and_the_one_before_goes_on(
+    make_run: MakeRun, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    write = checkpoints.write_tensors
+
+    def damaging(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        write(path, tensors, metadata)
+        if path.name == "optimizer.safetensors" and metadata["update"] == "6":
+            flip(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "write_tensors", damaging)
+        with pytest.raises(
+            TrainingError, match=r"update 6 cannot be read back \(.*\); the checkpoint of update 4 is"
+        ) as e:
+            run.train()
+    assert "\n" not in str(e.value)
+    assert Commit(4, True) in run.folder.commits()
+    run.train()
+    assert "going on from update 4" in run.said()
+    assert snapshot(run.folder) == snapshot(whole.folder)
+
+
+def test_the_best_is_made_whole_by_its_other_name(run: Run) -> None:
+    best = int(read_tensors(run.folder.best)[1]["update"])
+    content = run.folder.best.read_bytes()
+    run.folder.best.unlink()
+    run.trainer()
+    assert run.folder.best.read_bytes() == content
+    if best != 6:
+        run.folder.parameters(best).unlink()
+        run.trainer()
+        assert run.folder.parameters(best).read_bytes() == content
+
+
+def test_a_best_that_is_lost_is_said(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([5.0, 3.0, 4.0, 4.0, 2.0])
+    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
+    make_run("training.max_updates=6").train()
+    run = make_run("training.max_updates=10")
+    with run.folder.parameters(4).open("r+b") as file:  # under both names
+        file.seek(-1, 2)
+        file.write(b"\x7f")
+    run.train()
+    assert (
+        f"the best checkpoint so far is lost, a better one will take its place: {run.folder.best}: damaged"
+        in run.said()
+    )
+    assert read_tensors(run.folder.best)[1]["update"] == "10"
+
+
+def test_a_plateau_goes_back_without_the_optimizer_state_that_is_damaged(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([3.0, 4.0, 4.0, 5.0])
+    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
+    plateau = ("training.schedule.name=plateau-reduce", "training.schedule.reduce_num_not_improved=3")
+    make_run(*plateau, "training.max_updates=6").train()
+    run = make_run(*plateau)
+    flip(run.folder.states / "00002" / "optimizer.safetensors")
+    run.train()
+    assert "the best checkpoint's optimizer state cannot be used: " in run.said()
+    assert json.loads((run.folder.states / "00008" / "state.json").read_text())["parameters_from"] == 2
+
+
+def test_what_the_state_before_needs_is_kept(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = iter([5.0, 3.0, 4.0, 2.0])
+    monkeypatch.setattr("econmt.training.validation.perplexity", lambda *arguments: next(found))
+    run = make_run()  # keeps one parameter file beside the best
+    run.train()
+    assert run.folder.commits() == [Commit(6, True), Commit(8, True)]
+    # Going on from 6 needs its own parameters, and 4, the best when it was saved.
+    assert sorted(run.folder.numbered_parameters()) == [4, 6, 8]
+
+
+OTHERS = (
+    "notes.tmp",
+    "params.77777.safetensors",
+    "hypotheses.77777",
+    ".draft.1.partial",
+    "pictures/holiday.jpg",
+    "tensorboard/notes",
+    "training_state/backup/optimizer.safetensors",
+    "training_state/notes.tmp",
+    "probe.tmp",
+)
+
+
+def put_others(folder: ModelFolder) -> None:
+    for name in OTHERS:
+        path = folder.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"of someone else: {name}")
+
+
+def test_files_of_others_in_a_model_folder_stay(run: Run) -> None:
+    put_others(run.folder)
+    run.train()
+    for name in OTHERS:
+        assert (run.folder.path / name).read_text() == f"of someone else: {name}"
+    run.folder.clear()
+    found = sorted(
+        str(path.relative_to(run.folder.path)) for path in run.folder.path.rglob("*") if path.is_file()
+    )
+    assert found == sorted([*OTHERS, "vocab.source.txt", "vocab.target.txt"])
