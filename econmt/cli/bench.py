@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -144,6 +145,7 @@ def select_command(
             label: tuple[str, ...] = selection.Entry._fields
         else:
             most = bytes_of("--byte-limit", byte_limit)
+            say(f"measuring the ops of {recipe}")
             rows = _select(place, recipe, overrides or [], bucket, batch, seconds, compiled, most)
             label = ("problem", "candidate")
     place.draw(rows, label=label, value="regret", title="regret")
@@ -256,11 +258,10 @@ def training_command(
     loaded = {name: load_recipe(name, changes or []) for name in recipes}
 
     def measured(say: Say) -> Iterator[Row]:
-        for name, recipe in loaded.items():
-            for precision in precisions:
-                for length in lengths:
-                    say(f"training: {name}, {precision}, {length} positions")
-                    yield training.row_of(name, recipe, precision, length, place.device, seconds)
+        lines = list(product(loaded, precisions, lengths))
+        for number, (name, precision, length) in enumerate(lines, 1):
+            say(f"training {number} of {len(lines)}: {name}, {precision}, {length} positions")
+            yield training.row_of(name, loaded[name], precision, length, place.device, seconds)
 
     with place.measuring() as say:
         rows = place.kept(measured(say))

@@ -16,6 +16,7 @@ from econmt.cli.consoles import table_console
 from econmt.cli.inspection import read_recipe
 from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption
 from econmt.data.files import notice
+from econmt.data.progress_bars import status_line
 from econmt.data.subwords import fingerprint
 from econmt.data.tables import print_table
 from econmt.errors import InputError
@@ -70,8 +71,11 @@ def compress(
     tensors, metadata = read_tensors(path)
     check_vocabulary(metadata, fingerprint(folder.path), path)
     check_model(metadata, recipe.model, path)
-    ranks = _ranks(recipe.model, tensors, given, energy, folder)
-    made, report = compress_tensors(tensors, ranks)
+    with status_line() as say:
+        say("choosing ranks" if energy is not None else "checking ranks")
+        ranks = _ranks(recipe.model, tensors, given, energy, folder)
+        say(f"factorising {' and '.join(ranks)}")
+        made, report = compress_tensors(tensors, ranks)
     smaller = with_ranks(recipe.model, ranks)
     description = json.loads(metadata["model"]) | smaller.model_dump(mode="json")
     metadata |= {

@@ -21,6 +21,7 @@ from econmt.data.padding import (
     real_work,
 )
 from econmt.data.pair_flops import PairFlops, pair_flops
+from econmt.data.progress_bars import status_line
 from econmt.data.store import PreparedData, length_quantiles, store_folder
 from econmt.data.store import prepare as prepare_data
 from econmt.errors import printable
@@ -53,7 +54,10 @@ def prepare(
     folder = output if output is not None else store_folder(resolved)
     search = search_path(find_recipe(recipe).parent, data_dir)
     prepared = prepare_data(resolved, folder, search, show_progress=True, verify=verify)
-    for line in report(resolved, prepared):
+    with status_line() as say:
+        say("counting what padding costs")
+        lines = report(resolved, prepared)
+    for line in lines:
         print(printable(line))
 
 
