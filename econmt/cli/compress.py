@@ -55,8 +55,9 @@ def compress(
 
     \b
     Example:
-      econmt compress -m runs/multi30k --rank 64 -o runs/multi30k-64
-      econmt train runs/multi30k-64/recipe.yaml training.initialize_from=runs/multi30k-64 output=runs/multi30k-64-tuned
+      econmt compress -m runs/multi30k --rank 64 -o runs/r64
+      econmt train runs/r64/recipe.yaml training.initialize_from=runs/r64 \\
+        output=runs/r64-tuned
     """
     folder = ModelFolder(model)
     recipe = read_recipe(folder)

@@ -76,7 +76,7 @@ def score(
     \b
     Example:
       econmt score -m runs/multi30k -s test.en -t test.de
-      paste test.en test.de | econmt score -m runs/multi30k --score-type perplexity
+      paste dev.en dev.de | econmt score -m runs/multi30k --score-type perplexity
     """
     if (source is None) != (target is None):
         raise InputError(
