@@ -9,7 +9,6 @@ the list of every key is generated from them.
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +17,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticKnownError
 
 from econmt import limits
-from econmt.errors import InputError, printable
+from econmt.errors import InputError, printable, talk
 from econmt.recipe_data import Data as Data
 from econmt.recipe_data import Positions
 from econmt.recipe_data import SentencePieceSubwords as SentencePieceSubwords
@@ -427,7 +426,7 @@ def _text_of(file: Path) -> str:
 
 
 def _note(text: str) -> None:
-    print(printable(text), file=sys.stderr)
+    talk(printable(text))
 
 
 def recipe_text(recipe: Recipe, *, changed_only: bool = False) -> str:

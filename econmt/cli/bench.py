@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import torch
@@ -23,6 +25,7 @@ from econmt.cli.options import (
     within,
 )
 from econmt.cli.workload import find_workload
+from econmt.data.tables import WIDTH
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.recipe import load_recipe
@@ -129,8 +132,8 @@ def select_command(
       econmt bench select multi30k
       econmt bench select iwslt --bucket 50x50 --compiled
       econmt bench select --grid --csv choices.csv
-      econmt bench select --grid --part 3/8 --threads 2 --limit 3600 --csv part3.csv
-      econmt bench select --summary part*.csv
+      econmt bench select --grid --part 3/8 --threads 2 --limit 3600 --csv 3.csv
+      econmt bench select --summary [1-8].csv
     """
     if [grid, summary, recipe is not None and not summary].count(True) != 1 or (summary and recipe is None):
         raise InputError("econmt bench select: give a recipe, --grid, or --summary and CSV files")
@@ -144,6 +147,7 @@ def select_command(
             label: tuple[str, ...] = selection.Entry._fields
         else:
             most = bytes_of("--byte-limit", byte_limit)
+            say(f"measuring the ops of {recipe}")
             rows = _select(place, recipe, overrides or [], bucket, batch, seconds, compiled, most)
             label = ("problem", "candidate")
     place.draw(rows, label=label, value="regret", title="regret")
@@ -185,7 +189,8 @@ def _select(
     )
     place.print(rows, (*columns, "chosen", "regret"), f"{recipe.name}: what auto chooses")
     parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
-    print(f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)")
+    line = f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)"
+    print("\n".join(wrap(line, WIDTH, subsequent_indent="  ")))
     return place.kept(rows)
 
 
@@ -250,17 +255,17 @@ def training_command(
     \b
     Example:
       econmt bench training multi30k --length 16
-      econmt bench training iwslt --length 50 --precision float32 --set ops.decoder=reference --csv training.csv
+      econmt bench training iwslt --precision float32 --csv training.csv
+      econmt bench training iwslt --length 50 --set ops.decoder=reference
     """
     place = Place(device, threads, csv, plot)
     loaded = {name: load_recipe(name, changes or []) for name in recipes}
 
     def measured(say: Say) -> Iterator[Row]:
-        for name, recipe in loaded.items():
-            for precision in precisions:
-                for length in lengths:
-                    say(f"training: {name}, {precision}, {length} positions")
-                    yield training.row_of(name, recipe, precision, length, place.device, seconds)
+        lines = list(product(loaded, precisions, lengths))
+        for number, (name, precision, length) in enumerate(lines, 1):
+            say(f"training {number} of {len(lines)}: {name}, {precision}, {length} positions")
+            yield training.row_of(name, loaded[name], precision, length, place.device, seconds)
 
     with place.measuring() as say:
         rows = place.kept(measured(say))
@@ -325,7 +330,7 @@ def lstm_command(
     \b
     Example:
       econmt bench lstm --ablation
-      econmt bench lstm --ablation --compile-loop --schedule torch. --dtype float32
+      econmt bench lstm --ablation --compile-loop --schedule torch.
       econmt bench lstm --ablation --dtype bfloat16 --csv lstm.csv --plot lstm.png
       econmt bench lstm --csv rates.csv --limit 60 --plot rates.png
     """
@@ -427,7 +432,7 @@ def low_rank_command(
     \b
     Example:
       econmt bench low-rank
-      econmt bench low-rank --batch 16 --dtype float32 --csv low-rank.csv --plot low-rank.png
+      econmt bench low-rank --batch 16 --csv low-rank.csv --plot low-rank.png
     """
     place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
     with place.measuring() as say:

@@ -16,6 +16,7 @@ from econmt.cli.consoles import table_console
 from econmt.cli.inspection import read_recipe
 from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption
 from econmt.data.files import notice
+from econmt.data.progress_bars import status_line
 from econmt.data.subwords import fingerprint
 from econmt.data.tables import print_table
 from econmt.errors import InputError
@@ -54,8 +55,9 @@ def compress(
 
     \b
     Example:
-      econmt compress -m runs/multi30k --rank 64 -o runs/multi30k-64
-      econmt train runs/multi30k-64/recipe.yaml training.initialize_from=runs/multi30k-64 output=runs/multi30k-64-tuned
+      econmt compress -m runs/multi30k --rank 64 -o runs/r64
+      econmt train runs/r64/recipe.yaml training.initialize_from=runs/r64 \\
+        output=runs/r64-tuned
     """
     folder = ModelFolder(model)
     recipe = read_recipe(folder)
@@ -70,8 +72,11 @@ def compress(
     tensors, metadata = read_tensors(path)
     check_vocabulary(metadata, fingerprint(folder.path), path)
     check_model(metadata, recipe.model, path)
-    ranks = _ranks(recipe.model, tensors, given, energy, folder)
-    made, report = compress_tensors(tensors, ranks)
+    with status_line() as say:
+        say("choosing ranks" if energy is not None else "checking ranks")
+        ranks = _ranks(recipe.model, tensors, given, energy, folder)
+        say(f"factorising {' and '.join(ranks)}")
+        made, report = compress_tensors(tensors, ranks)
     smaller = with_ranks(recipe.model, ranks)
     description = json.loads(metadata["model"]) | smaller.model_dump(mode="json")
     metadata |= {

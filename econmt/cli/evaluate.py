@@ -11,6 +11,7 @@ import typer
 from econmt import limits
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
+from econmt.data.progress_bars import status_line
 from econmt.decoding.streams import STANDARD_INPUT, read_chunks, standard_input
 from econmt.errors import InputError, printable
 from econmt.evaluation.metrics import (
@@ -95,12 +96,18 @@ def evaluate(
         name: make_metric(name, reference_lines, tokenize=tokenize, lowercase=lowercase) for name in names
     }
     if len(systems) > 1:
-        outcome = paired_bootstrap(systems, judges, samples)
+        with status_line() as say:
+            say(f"comparing {len(systems)} systems on {samples:,} resampled test sets: {', '.join(judges)}")
+            outcome = paired_bootstrap(systems, judges, samples)
         tables = [{**each._asdict(), "systems": [row._asdict() for row in each.systems]} for each in outcome]
         print(_as_json(tables) if as_json else _comparison_text(outcome, width))
         return
     (lines,) = systems.values()
-    scores = [corpus_score(judge, lines, width=width) for judge in judges.values()]
+    scores = []
+    with status_line() as say:
+        for number, (name, judge) in enumerate(judges.items(), 1):
+            say(f"metric {number} of {len(judges)}: {name}, {len(lines):,} lines")
+            scores.append(corpus_score(judge, lines, width=width))
     if as_json:
         print(_as_json([score._asdict() for score in scores]))
     else:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
 
 from econmt.cli.inspection import inspect_folder
+from econmt.data.tables import WIDTH
 from econmt.errors import printable
 from econmt.memory.report.tables import format_bytes
 from econmt.typed_json import json_text
 
 METRIC_COLUMNS = (
     ("update", "update", "{:.0f}"),
-    ("target_tokens", "target tokens", "{:,.0f}"),
+    ("target_tokens", "tokens", "{:,.0f}"),
     ("seconds", "seconds", "{:,.0f}"),
     ("train_loss", "train loss", "{:.4f}"),
     ("valid_perplexity", "perplexity", "{:.3f}"),
@@ -76,7 +78,9 @@ def describe(found: dict[str, Any]) -> list[str]:
         ),
     ]
     width = max(len(name) for name, _ in parts)
-    return [f"{name:<{width}}  {text}" for name, text in parts] + _checkpoints(found)
+    lines = [f"{name:<{width}}  {text}" for name, text in parts]
+    folded = [part for line in lines for part in wrap(line, WIDTH, subsequent_indent=" " * (width + 2))]
+    return folded + _checkpoints(found)
 
 
 def _rank(part: dict[str, Any]) -> str:
@@ -104,7 +108,7 @@ def _checkpoints(found: dict[str, Any]) -> list[str]:
             "-" if metrics.get(key) is None else form.format(metrics[key]) for key, _, form in METRIC_COLUMNS
         ]
         best = " *" if checkpoint["update"] == found["best"] else ""
-        rows.append([*cells, (checkpoint["file"] or "removed") + best])
+        rows.append([*cells, ("removed" if checkpoint["file"] is None else "kept") + best])
     if len(rows) == 1:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(METRIC_COLUMNS))]

@@ -20,7 +20,7 @@ import typer
 
 import econmt
 from econmt.cli.standard_streams import open_standard_streams
-from econmt.errors import EconmtError, InputError, printable
+from econmt.errors import EconmtError, InputError, printable, talk
 
 VERBS = {
     "train": "Train a model from a recipe, or go on where it stopped.",
@@ -132,7 +132,10 @@ def _tell(error: Exception) -> int:
     """Tells of an error on standard error; returns the exit code."""
     lines, code = _explain(error)
     for line in lines:
-        print(f"econmt: error: {line}" if code != EXIT_HELP else line, file=sys.stderr)
+        if code == EXIT_HELP:
+            print(line, file=sys.stderr)
+        else:
+            talk(f"econmt: error: {line}")
     return abs(code)
 
 

@@ -21,6 +21,7 @@ from econmt.data.padding import (
     real_work,
 )
 from econmt.data.pair_flops import PairFlops, pair_flops
+from econmt.data.progress_bars import status_line
 from econmt.data.store import PreparedData, length_quantiles, store_folder
 from econmt.data.store import prepare as prepare_data
 from econmt.errors import printable
@@ -53,7 +54,10 @@ def prepare(
     folder = output if output is not None else store_folder(resolved)
     search = search_path(find_recipe(recipe).parent, data_dir)
     prepared = prepare_data(resolved, folder, search, show_progress=True, verify=verify)
-    for line in report(resolved, prepared):
+    with status_line() as say:
+        say("counting what padding costs")
+        lines = report(resolved, prepared)
+    for line in lines:
         print(printable(line))
 
 
@@ -66,7 +70,8 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
         f"vocabulary  source {statistics['source_vocabulary']:,}, target {statistics['target_vocabulary']:,}"
         + (" (joint)" if prepared.vocabularies.source is prepared.vocabularies.target else ""),
         "",
-        _row("text", 8, ("pairs", "source tokens", "target tokens", "unknown", "too long", "empty")),
+        _row("", 8, ("", "source", "target", "", "too", ""), 12),
+        _row("text", 8, ("pairs", "tokens", "tokens", "unknown", "long", "empty"), 12),
     ]
     lines += [
         _split_line(split, statistics[split]) for split in ("train", "valid", "test") if split in statistics
@@ -80,14 +85,14 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
     return [*lines, "", *_bucket_lines(recipe, prepared)]
 
 
-def _row(title: str, width: int, cells: Sequence[str], cell_width: int = 15) -> str:
+def _row(title: str, width: int, cells: Sequence[str], cell_width: int) -> str:
     return f"{title:<{width}}" + "".join(f"{cell:>{cell_width}}" for cell in cells)
 
 
 def _split_line(split: str, counts: dict[str, int]) -> str:
     unknown = counts["source_unknown"] + counts["target_unknown"]
     values = (counts["pairs"], counts["source_tokens"], counts["target_tokens"], unknown)
-    return _row(split, 8, [f"{value:,}" for value in (*values, counts["too_long"], counts["empty"])])
+    return _row(split, 8, [f"{value:,}" for value in (*values, counts["too_long"], counts["empty"])], 12)
 
 
 def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:
@@ -100,12 +105,12 @@ def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:
     pairs, tokens, padded = (sum(values) for values in list(zip(*table, strict=True))[3:])
     titles = ("pairs", "share", "tokens", "padded", "real")
     kind = "derived from these lengths" if isinstance(rule, Derived) else f"of width {rule}"
-    lines = [f"buckets {kind}, </s> counted", _row("source x target", 20, titles, 14)]
+    lines = [f"buckets {kind}, </s> counted", _row("source x target", 20, titles, 12)]
     for row in table:
         least, most = row.smallest_source, row.largest_source
         shape = f"{most} x {row.target}" if least == most else f"{least}-{most} x {row.target}"
-        lines.append(_row(shape, 20, _bucket_cells(row.pairs, pairs, row.tokens, row.padded), 14))
-    lines.append(_row("all", 20, _bucket_cells(pairs, pairs, tokens, padded), 14))
+        lines.append(_row(shape, 20, _bucket_cells(row.pairs, pairs, row.tokens, row.padded), 12))
+    lines.append(_row("all", 20, _bucket_cells(pairs, pairs, tokens, padded), 12))
     return [*lines, "", *_work_lines(recipe, prepared, counts, rule, work)]
 
 
@@ -116,9 +121,9 @@ def _work_lines(
     batch, store = recipe.training.batch, prepared.train
     real = real_work(counts, work)
     lines = [
-        f"work of an epoch's forward passes: {real / 1e12:,.2f} TFLOP without padding; batches of {batch.size:,} "
-        + ("sentences" if batch.type == "sentence" else "target tokens"),
-        _row("", 34, ("shapes", "padded", "trimmed")),
+        f"work of an epoch's forward passes: {real / 1e12:,.2f} TFLOP without padding;",
+        f"batches of {batch.size:,} {'sentences' if batch.type == 'sentence' else 'target tokens'}",
+        _row("", 38, ("shapes", "padded", "trimmed"), 14),
     ]
     found = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch), work)
     lines.append(_padding_line("no buckets, random batches", found.shapes, found.padded, None))
@@ -140,7 +145,7 @@ def _padding_line(name: str, shapes: int, padded: float, trimmed: float | None) 
         f"{shapes:,}",
         *("" if cost is None else f"+{100 * (cost - 1):.1f} %" for cost in (padded, trimmed)),
     ]
-    return _row(name, 34, cells).rstrip()
+    return _row(name, 38, cells, 14).rstrip()
 
 
 def _bucket_cells(pairs: int, all_pairs: int, tokens: int, padded: int) -> list[str]:

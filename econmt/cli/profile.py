@@ -13,7 +13,7 @@ import torch
 import typer
 
 from econmt.cli.computing import warn_of_crowd
-from econmt.cli.consoles import status_line, table_console
+from econmt.cli.consoles import table_console
 from econmt.cli.options import (
     BucketOption,
     DataDirOption,
@@ -26,6 +26,7 @@ from econmt.cli.options import (
     check_writable,
 )
 from econmt.cli.workload import Found, find_workload
+from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.precision import precision_of_run
@@ -34,7 +35,7 @@ from econmt.errors import InputError
 from econmt.memory.estimate.techniques import Say, Technique, estimates, techniques
 from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.machine import describe_machine
-from econmt.memory.plan.fit import Fit, fit
+from econmt.memory.plan.fit import Fit, fit_all
 from econmt.memory.profiling import Profile, Step, kernels
 from econmt.memory.profiling import profile as measure_profile
 from econmt.memory.report.page import page
@@ -192,15 +193,19 @@ def _kernels(
 
 def _fit(found: Found, rows: Sequence[Technique], where: torch.device, budget: int) -> dict[str, list[Fit]]:
     """The largest batch of each bucket by each technique."""
-    fits: dict[str, list[Fit]] = {technique.name: [] for technique in rows}
+    fits: dict[str, list[Fit]] = {}
+    buckets = found.buckets[::-1]
     start = found.shape.rows
     with status_line() as say:
         for technique in rows:
-            for bucket in reversed(found.buckets):
-                say(f"fitting {bucket[0]} x {bucket[1]}: {technique.name}")
-                largest = fit(found.task, technique, bucket, budget, where.type, start)
-                fits[technique.name].insert(0, largest)
-                start = max(1, largest.rows)
+            done = len(fits) * len(buckets)
+            looks = fit_all(found.task, technique, buckets, budget, where.type, start)
+            largest: list[Fit] = []
+            fits[technique.name] = largest
+            for number, (source, target) in enumerate(buckets, done + 1):
+                say(f"bucket {number} of {len(rows) * len(buckets)}: {source} x {target}, {technique.name}")
+                largest.insert(0, next(looks))
+            start = max(1, largest[-1].rows)
     return fits
 
 

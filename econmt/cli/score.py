@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from econmt.cli import options
-from econmt.cli.computing import load_models
+from econmt.cli.computing import counting_lines, load_models
 from econmt.cli.options import AveragingMode, ProductPrecision
 from econmt.data.corpus import Corpus, read_pairs, split_pair
 from econmt.decoding.search import SearchOptions, length_penalty
@@ -76,7 +76,7 @@ def score(
     \b
     Example:
       econmt score -m runs/multi30k -s test.en -t test.de
-      paste test.en test.de | econmt score -m runs/multi30k --score-type perplexity
+      paste dev.en dev.de | econmt score -m runs/multi30k --score-type perplexity
     """
     if (source is None) != (target is None):
         raise InputError(
@@ -104,7 +104,7 @@ def score(
     where = STANDARD_INPUT if target is None else str(target)
     most = max_input_length or loaded.recipe.decoding.max_input_length
     lines = 0
-    with lines_out as write:
+    with counting_lines("scoring", target, "pairs", lines_out) as done, lines_out as write:
         for chunk in _pairs(source, target):
             targets = []
             for number, (text_of_source, text) in enumerate(chunk, lines + 1):
@@ -121,7 +121,7 @@ def score(
                         f"{where}:{number}: {longest:,} tokens on a side, more than a pair of {most:,} may have; "
                         "leave the pair out, or raise --max-input-length"
                     )
-            write(show(pair) for pair in scorer.score_ids([text for text, _ in chunk], targets))
+            write(show(pair) for pair in scorer.score_ids([text for text, _ in chunk], targets, done))
             lines += len(chunk)
 
 

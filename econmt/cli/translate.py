@@ -14,7 +14,7 @@ import typer
 
 from econmt import limits
 from econmt.cli import options
-from econmt.cli.computing import load_models
+from econmt.cli.computing import counting_lines, load_models
 from econmt.cli.options import AveragingMode, ProductPrecision, within
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
@@ -185,9 +185,9 @@ def _run(
     where = STANDARD_INPUT if input_file is None else str(input_file)
     start, lines, tokens = time.monotonic(), 0, 0
     several = translator.options.nbest_size > 1
-    with output as write:
+    with counting_lines("translating", input_file, "lines", output) as done, output as write:
         for chunk in _chunks(input_file, translator.chunk_size):
-            translations = translator.translate_chunk(chunk, lines + 1, where)
+            translations = translator.translate_chunk(chunk, lines + 1, where, done)
             if several and output_type in (OutputType.translation, OutputType.score):
                 numbered = enumerate(translations, lines)
                 write(row for number, each in numbered for row in format_nbest(each, number))

@@ -149,6 +149,20 @@ def read_lines(path: Path) -> Iterator[str]:
         raise InputError(f"{path}: the file is empty")
 
 
+def count_lines(path: Path) -> int | None:
+    """How many lines a text file has, as :func:`read_lines` would read them; None where that cannot be told before."""
+    if not path.is_file():
+        return None
+    count, last = 0, b"\n"
+    try:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                count, last = count + block.count(b"\n"), block[-1:]
+    except (EOFError, zlib.error, OSError):  # reading tells what is wrong, and where
+        return None
+    return count + (last != b"\n")
+
+
 def decode_line(raw: bytes, where: Path | str, number: int) -> str:
     """A line without its end (\\n or \\r\\n) as text; the first line loses a byte order mark.
 

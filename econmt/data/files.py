@@ -7,17 +7,16 @@ import errno
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from econmt.errors import InputError, printable
+from econmt.errors import InputError, printable, talk
 
 
 def notice(text: str) -> None:
     """Print one line of talk on stderr, see :func:`~econmt.errors.printable`; stdout belongs to results."""
-    print(f"econmt: {printable(text)}", file=sys.stderr, flush=True)
+    talk(f"econmt: {printable(text)}")
 
 
 def cache_folder() -> Path:

@@ -1,4 +1,7 @@
-"""Progress bars on stderr, only where someone is looking."""
+"""What is being done and how far it is, on stderr and only where someone is looking.
+
+A bar or a line is gone when its work is done; standard output, where results go, is left alone.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +11,80 @@ from typing import TypeVar
 
 from rich import progress
 from rich.console import Console
+from rich.markup import escape
+
+from econmt.errors import printable
 
 _Item = TypeVar("_Item")
 _STEP = 1000
+_BAR_WIDTH = 20
+
+
+def seen() -> bool:
+    """Whether someone looks at stderr."""
+    return Console(stderr=True).is_terminal
 
 
 def _bar(*columns: progress.ProgressColumn, show: bool, transient: bool) -> progress.Progress:
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     title = progress.TextColumn("{task.description}")
-    disabled = not (show and console.is_terminal)
-    return progress.Progress(title, *columns, console=console, transient=transient, disable=disabled)
+    return progress.Progress(
+        title,
+        *columns,
+        console=console,
+        transient=transient,
+        redirect_stdout=False,
+        disable=not (show and console.is_terminal),
+    )
+
+
+class _Rate(progress.ProgressColumn):
+    """How many a second, as far as that is known."""
+
+    def render(self, task: progress.Task) -> str:
+        """The rate of the last seconds."""
+        speed = task.finished_speed or task.speed
+        if speed is None:
+            return ""
+        return f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.1f}/s"
+
+
+@contextmanager
+def counting(
+    title: str, total: int | None, unit: str, *, show: bool = True
+) -> Iterator[Callable[[int], None]]:
+    """A function that is told how many more of ``total`` things (None: unknown) are done, in plural a ``unit``."""
+    columns: tuple[progress.ProgressColumn, ...]
+    if total is None:
+        number = progress.TextColumn(f"{{task.completed:,.0f}} {unit}")
+        columns = (progress.SpinnerColumn(), number, _Rate(), progress.TimeElapsedColumn())
+    else:
+        number = progress.TextColumn(f"{{task.completed:,.0f}} of {{task.total:,.0f}} {unit}")
+        columns = (progress.BarColumn(_BAR_WIDTH), number, _Rate(), progress.TimeRemainingColumn())
+    with _bar(*columns, show=show, transient=True) as bar:
+        task = bar.add_task(escape(printable(title)), total=total)
+        yield lambda count: bar.advance(task, count)
 
 
 def counted(title: str, items: Iterable[_Item], *, show: bool) -> Iterator[_Item]:
     """Pass pairs of text on and, if ``show`` and stderr is a terminal, say how many there have been."""
-    number = progress.TextColumn("{task.completed:,.0f} pairs")
-    columns = (progress.SpinnerColumn(), number, progress.TimeElapsedColumn())
-    with _bar(*columns, show=show, transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        for count, item in enumerate(items, start=1):
-            if count % _STEP == 0:
-                bar.update(task, completed=count)
-            yield item
+    with counting(title, None, "pairs", show=show) as more:
+        yield from told(items, more)
+
+
+def told(items: Iterable[_Item], more: Callable[[int], None]) -> Iterator[_Item]:
+    """Pass items on and tell a function of :func:`counting` of them, many at a time."""
+    for number, item in enumerate(items, start=1):
+        if number % _STEP == 0:
+            more(_STEP)
+        yield item
 
 
 @contextmanager
 def download_bar(title: str, total: int | None, *, show: bool) -> Iterator[Callable[[int], None]]:
     """A function that is told how many more of ``total`` bytes (None: unknown) have arrived; see :func:`counted`."""
     columns = (
-        progress.BarColumn(),
+        progress.BarColumn(_BAR_WIDTH),
         progress.DownloadColumn(),
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
@@ -44,3 +92,11 @@ def download_bar(title: str, total: int | None, *, show: bool) -> Iterator[Calla
     with _bar(*columns, show=show, transient=False) as bar:
         task = bar.add_task(title, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def status_line() -> Iterator[Callable[[str], None]]:
+    """A function that says what is being done, in one line that the next text replaces, with the time it takes."""
+    with _bar(progress.SpinnerColumn(), progress.TimeElapsedColumn(), show=True, transient=True) as bar:
+        task = bar.add_task("", total=None, visible=False)
+        yield lambda text: bar.update(task, description=escape(printable(text)), visible=True, refresh=True)

@@ -18,7 +18,7 @@ import numpy as np
 from econmt.data.corpus import Corpus, find_corpus, read_pairs
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
 from econmt.data.fingerprints import describe, is_as_described
-from econmt.data.progress_bars import counted
+from econmt.data.progress_bars import counted, counting, told
 from econmt.data.store_schema import StoreDescription
 from econmt.data.subwords import (
     UNK,
@@ -274,11 +274,12 @@ def _build(
 def _write_store(data: Data, folder: Path, inputs: Sequence[_Input], progress: bool) -> dict[str, Any]:
     train = [corpus for split, corpus in inputs if split == "train"]
 
-    def train_pairs() -> Iterator[tuple[str, str]]:
-        pairs = (pair for corpus in train for pair in read_pairs(corpus))
-        return counted("reading the training text", pairs, show=progress)
+    with counting("learning the vocabulary", None, "pairs read", show=progress) as more:
 
-    vocabularies = train_vocabularies(data, train_pairs, folder)
+        def train_pairs() -> Iterator[tuple[str, str]]:
+            return told((pair for corpus in train for pair in read_pairs(corpus)), more)
+
+        vocabularies = train_vocabularies(data, train_pairs, folder)
     splits: dict[str, Any] = {}
     statistics: dict[str, Any] = {
         "source_vocabulary": vocabularies.source.size,

@@ -98,6 +98,11 @@ class LineOutput:
                 name = STANDARD_INPUT if place is None else place
                 raise InputError(f"{path}: is what is read ({name}); give another file to write")
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether the lines themselves show somebody how far they are."""
+        return self._path is None and sys.stdout.isatty()
+
     def __enter__(self) -> Callable[[Iterable[str]], None]:
         return self._write
 

@@ -52,6 +52,14 @@ def _unique(values: Tensor, many: int, inverse: bool, counts: bool) -> tuple[Ten
     return found, places, found.new_empty(many if counts else 0)
 
 
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    """What PyTorch would find out by making both anew, filled with zeros."""
+    own, others = tensor.untyped_storage(), other.untyped_storage()
+    return own._cdata == others._cdata and all(
+        getattr(tensor, name)() == getattr(other, name)() for name in ("storage_offset", "size", "stride")
+    )
+
+
 def _consecutive(
     values: Tensor, inverse: bool = False, counts: bool = False, _dim: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -187,6 +195,7 @@ def _cudnn_lstm_backward(
 
 REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._local_scalar_dense.default: _scalar,
+    aten.is_set_to.default: _is_same,
     aten.nonzero.default: _every_index,
     aten._unique2.default: _distinct_words,
     aten.add.Tensor: _add,

@@ -154,7 +154,7 @@ def test_largest_batches_of_all_buckets(
         asked.append(bucket)
         return verb.Fit(*bucket, 7, 1000)
 
-    monkeypatch.setattr(verb, "fit", fake)
+    monkeypatch.setattr("econmt.memory.plan.fit.fit", fake)
     ended = call("profile", recipe, "data.max_length=9", "--fit", "1GiB", "--compare")
     assert ended.code == 0
     assert asked == [(9, 9), (8, 8), (4, 4)] * 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from econmt.memory.estimate.fake import REPLACEMENTS, CuDNN, onednn_workspace
+from econmt.memory.estimate.fake import REPLACEMENTS, CuDNN, onednn_workspace, standing_in
 from econmt.memory.measure.tracker import Tracker
 
 
@@ -81,3 +81,13 @@ def test_cudnn_lstm_has_the_results_and_gradients_of_an_lstm(bidirectional: bool
     assert 21 * directions * 6 * 5 * 4 in sizes
     steps, batch = (3, 7) if batch_first else (7, 3)
     assert tracker.flops.total() == 3 * 2 * directions * steps * batch * (6 + 5) * 20
+
+
+def test_tensors_are_compared_without_making_them() -> None:
+    """By itself PyTorch would make both, filled with zeros: as much memory as the step that is only predicted."""
+    with standing_in("cpu"), Tracker(torch.device("cpu"), replacements=REPLACEMENTS):
+        large = torch.empty(1 << 50)
+        assert large.is_set_to(large.detach())
+        assert not large.is_set_to(torch.empty(1 << 50))
+        assert not large.is_set_to(large[1:])
+        assert not large.is_set_to(large.view(2, -1))

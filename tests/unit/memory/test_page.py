@@ -325,3 +325,14 @@ def test_charts_scroll_on_a_phone_instead_of_shrinking() -> None:
     narrow = html[html.index("@media (max-width: 700px)") :]
     assert ".chart { overflow-x: auto;" in narrow
     assert int(re.search(r"\.chart svg \{ width: (\d+)px", narrow)[1]) > 700  # type: ignore[index]
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_no_two_things_have_one_colour(theme: int) -> None:
+    style = page(make_report(make_profile("reference", 4))).split("</style>")[0]
+    block = re.findall(r":root[^{]*{([^}]*)}", style)[theme]
+    colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block))
+    wanted = {css_class(kind)[2:] for kind in (*CATEGORIES, *LAYERS, *PHASES, "speed")}
+    assert wanted <= set(colours)
+    words = {colours[name] for name in ("ink", "quiet", "accent")}
+    assert len({colours[name] for name in wanted} | words) == len(wanted) + len(words)
