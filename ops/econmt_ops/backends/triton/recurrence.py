@@ -72,14 +72,16 @@ class Tiles:
         states = like.new_empty(self.groups, supers, self.units, dtype=exact)
         return parts, states, like.new_zeros(self.groups * (self.count + supers), dtype=torch.int32)
 
-    def constants(self, like: Tensor, reverse: bool, initial: Tensor | None, lengths: Tensor | None) -> dict[str, Any]:
+    def constants(
+        self, like: Tensor, reverse: bool, initial: Tensor | None, lengths: Tensor | None
+    ) -> dict[str, Any]:
         """The compile-time arguments that both kernels have."""
         exact = tl.float64 if like.dtype == torch.float64 else tl.float32
         warps = max(1, min(8, self.steps * self.units // _VALUES_A_WARP))
         return {
             "STEPS": self.steps, "UNITS": self.units, "REVERSE": reverse, "HAS_INITIAL": initial is not None,
-            "HAS_LENGTHS": lengths is not None, "TOGETHER": self.together, "WAITS": not interpreted(), "ACC": exact, "RADIX": RADIX,
-            "num_warps": warps,
+            "HAS_LENGTHS": lengths is not None, "TOGETHER": self.together, "WAITS": not interpreted(),
+            "ACC": exact, "RADIX": RADIX, "num_warps": warps,
         }  # fmt: skip
 
 
@@ -103,12 +105,15 @@ def forward(
     rows, steps, hidden = inputs.shape
     tiles = Tiles(inputs, block, together)
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    carries = inputs.new_empty(rows, tiles.count, hidden, dtype=accumulate_dtype(inputs.dtype)) if keep else None
+    carries = (
+        inputs.new_empty(rows, tiles.count, hidden, dtype=accumulate_dtype(inputs.dtype)) if keep else None
+    )
     if outputs.numel():
         parts, states, flags = tiles.exchange(inputs)
         recurrence_forward[tiles.grid](
-            decay, inputs, outputs if initial is None else initial.contiguous(), outputs if lengths is None else lengths,
-            outputs, outputs if carries is None else carries, parts, states, flags, *decay.stride()[:2],
+            decay, inputs, outputs if initial is None else initial.contiguous(),
+            outputs if lengths is None else lengths, outputs, outputs if carries is None else carries,
+            parts, states, flags, *decay.stride()[:2],
             *inputs.stride()[:2], steps, tiles.count, hidden, KEEPS=keep,
             **tiles.constants(inputs, reverse, initial, lengths),
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """Kernels of the linear recurrence: tiles of steps and units, each scanned on the chip.
 
-A tile reads its steps once and finds what they make of the state before it, h -> P h + e, by an associative scan. Where a
-program walks through all tiles of its units, it has that state. Otherwise every tile has a program, and those of the
+A tile reads its steps once and finds what they make of the state before it, h -> P h + e, by an associative scan. Where
+a program walks through all tiles of its units, it has that state. Otherwise every tile has a program, and those of the
 same units hand on what they know: a tile publishes its own P and e; RADIX tiles make a group, of which the last
 publishes the state after it. A tile so reads the state after the group before its own, and the P and e of the tiles
 before it in its group, always joined in the same order: the result is the same at every repetition, which the decoupled
@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from econmt_ops.backends.triton.exchange import SPINS, arrive, wait
+
 
 @triton.jit
 def join(p, e, q, f):
@@ -37,7 +38,9 @@ def place(step, length, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def read(tensor, batch, stride, row, step, unit, length, hidden, other, REVERSE: tl.constexpr, ACC: tl.constexpr):
+def read(
+    tensor, batch, stride, row, step, unit, length, hidden, other, REVERSE: tl.constexpr, ACC: tl.constexpr
+):
     """The values (STEPS, UNITS) at some steps; ``other`` where there are none."""
     at = row * batch + place(step, length, REVERSE)[:, None] * stride + unit[None, :]
     there = ((step >= 0) & (step < length))[:, None] & (unit < hidden)[None, :]
@@ -54,9 +57,11 @@ def write(tensor, value, row, step, unit, length, steps, hidden, REVERSE: tl.con
 
 
 @triton.jit
-def state_before(p, e, start, number, tiles, group, parts, states, flags, UNITS: tl.constexpr, RADIX: tl.constexpr,
+def states_around(p, e, start, number, tiles, group, parts, states, flags, UNITS: tl.constexpr, RADIX: tl.constexpr,
                  WAITS: tl.constexpr):  # fmt: skip
-    """The state (UNITS,) before a tile of which the number in the order of the walk is given.
+    """The states (UNITS,) before and after a tile of which the number in the order of the walk is given.
+
+    The one after it has the bits that the next tile will find before it.
 
     Args:
         p, e: (UNITS,), what the tile makes of a state.
@@ -94,14 +99,19 @@ def state_before(p, e, start, number, tiles, group, parts, states, flags, UNITS:
     joined, added = tl.reduce((ps, es), 0, join)
     if own > 0:
         start = tl.load(states + (group * supers + own - 1) * UNITS + column)
-    state = after(joined, added, start)
+    mine = (before == rank)[:, None]
+    joined_too, added_too = tl.reduce(
+        (tl.where(mine, p[None, :], ps), tl.where(mine, e[None, :], es)), 0, join
+    )
+    state, next_state = after(joined, added, start), after(joined_too, added_too, start)
     if WAITS:
         state = tl.where(patience > 0, state, float("nan"))
+        next_state = tl.where(patience > 0, next_state, float("nan"))
     if ends:
-        tl.store(states + (group * supers + own) * UNITS + column, after(p, e, state))
+        tl.store(states + (group * supers + own) * UNITS + column, next_state)
         if WAITS:
             arrive(flag_of_state)
-    return state
+    return state, next_state
 
 
 @triton.jit(do_not_specialize=["steps", "tiles"])
@@ -136,22 +146,28 @@ def recurrence_forward(
         is_last = (index == STEPS - 1)[:, None]
         own_p, own_e = tl.sum(tl.where(is_last, p, 0.0), 0), tl.sum(tl.where(is_last, e, 0.0), 0)
         if TOGETHER:
-            state = state_before(
+            state, next_state = states_around(
                 own_p, own_e, state, tile, tiles, group, parts, states, flags, UNITS, RADIX, WAITS
             )
         else:  # the next tile is on its way while this one is written
-            a = read(decay, decay_batch, decay_step, row, step + STEPS, unit, length, hidden, 1.0, REVERSE, ACC)
-            b = read(inputs, inputs_batch, inputs_step, row, step + STEPS, unit, length, hidden, 0.0, REVERSE, ACC)
+            a = read(
+                decay, decay_batch, decay_step, row, step + STEPS, unit, length, hidden, 1.0, REVERSE, ACC
+            )
+            b = read(
+                inputs, inputs_batch, inputs_step, row, step + STEPS, unit, length, hidden, 0.0, REVERSE, ACC
+            )
+            next_state = after(own_p, own_e, state)
         if KEEPS:
             tl.store(carries + (row * tiles + tile) * hidden + unit, state, mask=unit < hidden)
-        write(outputs, after(p, e, state[None, :]), row, step, unit, length, steps, hidden, REVERSE)
-        state = after(own_p, own_e, state)
+        found = tl.where(is_last, next_state[None, :], after(p, e, state[None, :]))
+        write(outputs, found, row, step, unit, length, steps, hidden, REVERSE)
+        state = next_state
 
 
 @triton.jit
 def states_again(
-    decay, kept, workspace, carry, decay_batch, decay_step, kept_batch, kept_step, row, step, unit, length, steps, hidden,
-    REVERSE: tl.constexpr, ACC: tl.constexpr,
+    decay, kept, workspace, carry, decay_batch, decay_step, kept_batch, kept_step, row, step, unit, length, steps,
+    hidden, REVERSE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Writes the states of a tile, rounded, to a workspace (B, T, H), which this program alone uses there."""
     a = read(decay, decay_batch, decay_step, row, step, unit, length, hidden, 1.0, REVERSE, ACC)
@@ -207,7 +223,7 @@ def recurrence_backward(
         is_first = (index == 0)[:, None]
         own_p, own_e = tl.sum(tl.where(is_first, p, 0.0), 0), tl.sum(tl.where(is_first, e, 0.0), 0)
         if TOGETHER:
-            delta = state_before(
+            delta, _ = states_around(
                 own_p, own_e, delta, number, tiles, group, parts, states, flags, UNITS, RADIX, WAITS
             )
         deltas = after(p, e, delta[None, :])
