@@ -49,16 +49,16 @@ def function(**options: Any) -> Callable[..., Tensor]:
 
 
 @TOGETHER
-@REVERSE
-@STASH
 @pytest.mark.parametrize(
-    ("steps", "hidden", "initial", "dtype"),
+    ("steps", "hidden", "initial", "dtype", "stash", "reverse"),
     [
-        (1, 1, True, torch.float64),
-        (STEPS, 5, False, torch.float64),
-        (STEPS + 1, 3, True, torch.float32),
-        (3 * STEPS - 1, 9, True, torch.bfloat16),
-        (20, 17, True, torch.float16),
+        (1, 1, True, torch.float64, "carries", False),
+        (1, 2, False, torch.float64, "outputs", True),
+        (STEPS, 5, False, torch.float64, "outputs", False),
+        (STEPS + 1, 3, True, torch.float64, "outputs", True),
+        (STEPS + 1, 3, True, torch.float32, "carries", True),
+        (3 * STEPS - 1, 9, True, torch.bfloat16, "outputs", False),
+        (20, 17, True, torch.float16, "carries", False),
     ],
     ids=str,
 )
@@ -75,7 +75,7 @@ def test_equals_the_definition(
 @STASH
 def test_lengths(reverse: bool, stash: str, device: str) -> None:
     """Rows that are full, empty, or end at, before and behind the end of a tile; poison in the padding."""
-    lengths = torch.tensor([30, 0, 1, STEPS, STEPS - 1, STEPS + 1])
+    lengths = torch.tensor([20, 0, STEPS, STEPS - 1, STEPS + 1])
 
     def kernels(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
         outputs = linear_recurrence(
@@ -87,12 +87,11 @@ def test_lengths(reverse: bool, stash: str, device: str) -> None:
         return outputs
 
     definition = function(lengths=lengths.to(device), reverse=reverse, implementation="reference")
-    assert_same_function(kernels, definition, tensors(Make(device), 30, True, rows=6))
+    assert_same_function(kernels, definition, tensors(Make(device), 20, True, rows=5, hidden=2))
 
 
 @TOGETHER
-@REVERSE
-@STASH
+@pytest.mark.parametrize(("reverse", "stash"), [(False, "carries"), (True, "outputs")], ids=str)
 def test_more_tiles_than_a_group_has(reverse: bool, stash: str, device: str) -> None:
     steps = STEPS * (2 * RADIX + 3) - 1
     kernels = function(reverse=reverse, stash=stash, implementation="triton")
@@ -101,10 +100,9 @@ def test_more_tiles_than_a_group_has(reverse: bool, stash: str, device: str) -> 
 
 
 @TOGETHER
-@REVERSE
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("dtype", "reverse"), [(torch.float32, False), (torch.bfloat16, True)], ids=str)
 def test_the_stash_changes_nothing(reverse: bool, dtype: torch.dtype, device: str) -> None:
-    given = tensors(Make(device, dtype), 45, True)
+    given = tensors(Make(device, dtype), 45, True, rows=1)
     found = [
         values_and_gradients(function(reverse=reverse, stash=stash, implementation="triton"), given)
         for stash in ("outputs", "carries")
@@ -124,11 +122,11 @@ def test_memory_layout_and_one_decay_for_all(device: str) -> None:
 
 
 @TOGETHER
-@pytest.mark.parametrize("decay", [0.0, 1.0, -1.0, 1.0001, 4.0])
+@pytest.mark.parametrize("decay", [0.0, -1.0, 1.0001, 4.0])
 def test_extreme_decays(decay: float, device: str) -> None:
-    inputs = Make(device, torch.float32)(1, 300, 2)
+    inputs = Make(device, torch.float32)(1, 100, 2)
     if decay == 4.0:
-        inputs[:, :270] = 0
+        inputs[:, :70] = 0
     given = torch.full_like(inputs, decay)
     found = linear_recurrence(given, inputs, implementation="triton")
     expected = linear_recurrence(given.double(), inputs.double(), implementation="reference")

@@ -21,8 +21,8 @@ _LINE = 128
 _FULL = 8
 """Programs a multiprocessor from which on each walks through all tiles of its units."""
 
-_VALUES_A_WARP = 1024
-"""Of a tile: 32 of each tensor in a thread."""
+_VALUES_A_WARP = 512
+"""Of a tile: 16 of each tensor in a thread."""
 
 
 @functools.cache
@@ -77,7 +77,7 @@ class Tiles:
     ) -> dict[str, Any]:
         """The compile-time arguments that both kernels have."""
         exact = tl.float64 if like.dtype == torch.float64 else tl.float32
-        warps = max(1, min(8, self.steps * self.units // _VALUES_A_WARP))
+        warps = max(1, min(16, self.steps * self.units // _VALUES_A_WARP))
         return {
             "STEPS": self.steps, "UNITS": self.units, "REVERSE": reverse, "HAS_INITIAL": initial is not None,
             "HAS_LENGTHS": lengths is not None, "TOGETHER": self.together, "WAITS": not interpreted(),
