@@ -20,7 +20,7 @@ from econmt_ops.core.weights import (
 )
 from econmt_ops.linear import linear
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
-from econmt_ops.linear_recurrence import linear_recurrence
+from econmt_ops.linear_recurrence import final_state, linear_recurrence
 from econmt_ops.lstm import bidirectional_lstm, lstm
 from econmt_ops.modules import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
 
@@ -40,6 +40,7 @@ __all__ = [
     "attentional_lstm",
     "bidirectional_lstm",
     "dropout_mask",
+    "final_state",
     "linear",
     "linear_cross_entropy",
     "linear_recurrence",

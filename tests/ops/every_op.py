@@ -75,6 +75,7 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "label_smoothing": 0.1,
     }
     recurrence = {"decay": make(3, 4, 5).sigmoid(), "inputs": make(3, 4, 5), "initial": make(3, 5)}
+    turned = {**recurrence, "lengths": lengths, "reverse": True, "stash": "carries"}
     product = {"inputs": make(3, 4, 5), "weight": make(7, 5), "bias": make(7)}
     return {
         "additive_attention": Call(econmt_ops.additive_attention, attend, "query"),
@@ -90,6 +91,7 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "linear-column": Call(econmt_ops.linear, {**product, "layout": "column"}, "inputs"),
         "linear_cross_entropy": Call(econmt_ops.linear_cross_entropy, loss, "hidden"),
         "linear_recurrence": Call(econmt_ops.linear_recurrence, recurrence, "inputs"),
+        "linear_recurrence-reverse": Call(econmt_ops.linear_recurrence, turned, "inputs"),
     }
 
 
