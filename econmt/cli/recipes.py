@@ -11,7 +11,7 @@ import typer
 from econmt.cli.options import OverridesArgument, RecipeArgument
 from econmt.data.files import whole_file, writing
 from econmt.errors import InputError
-from econmt.recipe import Recipe, find_recipe, load_recipe, recipe_text, shipped_recipes
+from econmt.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
 
 app = typer.Typer(help="List, copy, show and validate recipes.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -27,7 +27,8 @@ def list_recipes() -> None:
     rows = [("name", "what", "data")]
     for name, file in shipped_recipes().items():
         data = load_recipe(file).data
-        rows.append((name, summary(file), f"{data.source}-{data.target} {' '.join(data.train)}"))
+        languages = data.text if isinstance(data, TextData) else f"{data.source}-{data.target}"
+        rows.append((name, summary(file), f"{languages} {' '.join(data.train)}"))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     for name, what, text in rows:
         print(f"{name:<{widths[0]}}  {what:<{widths[1]}}  {text}")

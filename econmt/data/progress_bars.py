@@ -20,14 +20,16 @@ def _bar(*columns: progress.ProgressColumn, show: bool, transient: bool) -> prog
     return progress.Progress(title, *columns, console=console, transient=transient, disable=disabled)
 
 
-def counted(title: str, items: Iterable[_Item], *, show: bool) -> Iterator[_Item]:
-    """Pass pairs of text on and, if ``show`` and stderr is a terminal, say how many there have been."""
-    number = progress.TextColumn("{task.completed:,.0f} pairs")
+def counted(
+    title: str, items: Iterable[_Item], *, show: bool, unit: str = "pairs", step: int = _STEP
+) -> Iterator[_Item]:
+    """Pass pairs of text, or others, on and, if ``show`` and stderr is a terminal, say how many there have been."""
+    number = progress.TextColumn("{task.completed:,.0f} " + unit)
     columns = (progress.SpinnerColumn(), number, progress.TimeElapsedColumn())
     with _bar(*columns, show=show, transient=True) as bar:
         task = bar.add_task(title, total=None)
         for count, item in enumerate(items, start=1):
-            if count % _STEP == 0:
+            if count % step == 0:
                 bar.update(task, completed=count)
             yield item
 
