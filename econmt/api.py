@@ -234,7 +234,7 @@ class TrainedModel:
                 self.device,
                 batch_size=batch_size,
                 chunk_size=chunk_size,
-                max_length=self.recipe.data.max_length,
+                max_length=self.recipe.pairs.max_length,
                 max_input_length=max_input_length,
                 long_lines=long_lines,
                 warn=warn,

@@ -61,6 +61,8 @@ def compress(
     """
     folder = ModelFolder(model)
     recipe = read_recipe(folder)
+    if not isinstance(recipe.model, Model):
+        raise InputError(f"{model}: holds a language model; econmt compress takes a translation model")
     given = {"encoder": encoder_rank or rank, "decoder": decoder_rank or rank}
     if energy is not None and not 0.0 < energy <= 1.0:
         raise InputError(f"--energy {energy}: give a share above 0 and at most 1")

@@ -44,26 +44,16 @@ def info(
 def describe(found: dict[str, Any]) -> list[str]:
     """The lines for a person."""
     model, vocabulary, size = found["model"], found["vocabulary"], found["bytes"]
-    encoder, decoder, attention = model["encoder"], model["decoder"], model["attention"]
     parts = [
-        ("name", f"{found['name']} ({found['source']} to {found['target']})"),
+        ("name", found["name"] + (f" ({found['source']} to {found['target']})" if "source" in found else "")),
         ("state", _state(found)),
-        (
-            "encoder",
-            f"{encoder['layers']} x LSTM {encoder['size']}{_rank(encoder)}, both directions: "
-            f"{encoder['bidirectional']}",
-        ),
-        (
-            "decoder",
-            f"{decoder['layers']} x LSTM {decoder['size']}{_rank(decoder)}, "
-            f"{'input feeding' if decoder['input_feeding'] else 'no input feeding'}",
-        ),
-        ("attention", f"{attention['type']} {attention['size']}"),
+        *(_translation_model(model) if "encoder" in model else _language_model(model)),
         ("embedding", f"{model['embedding']}, tied: {model['weight_tying']}"),
         (
             "vocabulary",
-            f"{vocabulary['source_size']} source, {vocabulary['target_size']} target entries, "
-            f"{', '.join(vocabulary['files'])}",
+            (f"{vocabulary['source_size']} source, " if "source" in found else "")
+            + f"{vocabulary['target_size']} {'target ' if 'source' in found else ''}entries, "
+            + ", ".join(vocabulary["files"]),
         ),
         ("parameters", f"{found['parameters']['total']:,}"),
         *((f"  {layer}", f"{count:,}") for layer, count in found["parameters"]["layers"].items()),
@@ -81,6 +71,27 @@ def describe(found: dict[str, Any]) -> list[str]:
     lines = [f"{name:<{width}}  {text}" for name, text in parts]
     folded = [part for line in lines for part in wrap(line, WIDTH, subsequent_indent=" " * (width + 2))]
     return folded + _checkpoints(found)
+
+
+def _translation_model(model: dict[str, Any]) -> list[tuple[str, str]]:
+    encoder, decoder, attention = model["encoder"], model["decoder"], model["attention"]
+    return [
+        (
+            "encoder",
+            f"{encoder['layers']} x LSTM {encoder['size']}{_rank(encoder)}, both directions: "
+            f"{encoder['bidirectional']}",
+        ),
+        (
+            "decoder",
+            f"{decoder['layers']} x LSTM {decoder['size']}{_rank(decoder)}, "
+            f"{'input feeding' if decoder['input_feeding'] else 'no input feeding'}",
+        ),
+        ("attention", f"{attention['type']} {attention['size']}"),
+    ]
+
+
+def _language_model(model: dict[str, Any]) -> list[tuple[str, str]]:
+    return [("layers", f"{model['layers']} x {model['cell'].upper()} {model['size']}")]
 
 
 def _rank(part: dict[str, Any]) -> str:

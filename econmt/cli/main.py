@@ -25,7 +25,8 @@ from econmt.errors import EconmtError, InputError, printable, talk
 VERBS = {
     "train": "Train a model from a recipe, or go on where it stopped.",
     "translate": "Translate text with one or several trained models.",
-    "score": "Print the log-probability of given translations.",
+    "score": "Print the log-probability of given translations or text.",
+    "generate": "Write text with a trained language model.",
     "evaluate": "BLEU, chrF and TER of translations, and their significance.",
     "profile": "Say where the bytes and milliseconds of a training step go.",
     "bench": "Measure layouts, what auto chooses, and training steps.",

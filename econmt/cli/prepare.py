@@ -26,7 +26,7 @@ from econmt.data.store import PreparedData, length_quantiles, store_folder
 from econmt.data.store import prepare as prepare_data
 from econmt.errors import printable
 from econmt.memory.report.tables import format_bytes
-from econmt.recipe import Recipe, find_recipe, load_recipe
+from econmt.recipe import Recipe, TextData, find_recipe, load_recipe
 
 COMPARED_WIDTHS = (2, 4, 8, 10)
 """Of fixed buckets, whose padding is told beside that of the recipe's."""
@@ -65,6 +65,8 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
     """Lines that say what a store holds."""
     statistics = prepared.statistics
     size = sum(path.stat().st_size for path in prepared.folder.iterdir() if path.is_file())
+    if isinstance(recipe.data, TextData):
+        return _text_report(prepared, size)
     lines = [
         f"store       {prepared.folder} ({format_bytes(size)}, made in {statistics['seconds']} s)",
         f"vocabulary  source {statistics['source_vocabulary']:,}, target {statistics['target_vocabulary']:,}"
@@ -85,6 +87,24 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
     return [*lines, "", *_bucket_lines(recipe, prepared)]
 
 
+def _text_report(prepared: PreparedData, size: int) -> list[str]:
+    """The same of a language model's text."""
+    statistics = prepared.statistics
+    lines = [
+        f"store       {prepared.folder} ({format_bytes(size)}, made in {statistics['seconds']} s)",
+        f"vocabulary  {statistics['target_vocabulary']:,}",
+        "",
+        _row("text", 8, ("lines", "words", "tokens", "unknown"), 15),
+    ]
+    for split in ("train", "valid", "test"):
+        if split in statistics:
+            counts = statistics[split]
+            # The end of a line is a token and a word.
+            values = counts["lines"], counts["words"], counts["target_tokens"], counts["target_unknown"]
+            lines.append(_row(split, 8, [f"{value:,}" for value in values], 15))
+    return lines
+
+
 def _row(title: str, width: int, cells: Sequence[str], cell_width: int) -> str:
     return f"{title:<{width}}" + "".join(f"{cell:>{cell_width}}" for cell in cells)
 
@@ -98,7 +118,7 @@ def _split_line(split: str, counts: dict[str, int]) -> str:
 def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:
     target_vocabulary = prepared.vocabularies.target.size
     rule = bucket_rule(recipe, target_vocabulary)
-    work = pair_flops(recipe.model, target_vocabulary)
+    work = pair_flops(recipe.translation_model, target_vocabulary)
     store = prepared.train
     counts = count_lengths(store.source_lengths, store.target_lengths, None, store.release)
     table = bucket_table(counts, rule)

@@ -98,6 +98,8 @@ def profile(
     if compare:
         with rules_only(where.type) if predicted else nullcontext():
             rows = techniques(loaded.ops.stash, where.type, has_compiler() and not predicted)
+        if not found.task.translates:  # whose layers are run as an encoder's
+            rows = [each for each in rows if each.name != "+ decoder"]
     command = shlex.join(["econmt", *context.obj])
     console = table_console()
     if size is not None:

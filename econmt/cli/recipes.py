@@ -12,7 +12,7 @@ from econmt.cli.options import OverridesArgument, RecipeArgument
 from econmt.data.files import whole_file, writing
 from econmt.data.tables import WIDTH
 from econmt.errors import InputError, talk
-from econmt.recipe import Recipe, find_recipe, load_recipe, recipe_text, shipped_recipes
+from econmt.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
 
 app = typer.Typer(help="List, copy, show and validate recipes.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -29,7 +29,8 @@ def list_recipes() -> None:
     width = max(map(len, shipped)) + 2
     for name, file in shipped.items():
         data = load_recipe(file).data
-        print(f"{name:<{width}}{data.source}-{data.target} {' '.join(data.train)}")
+        languages = data.text if isinstance(data, TextData) else f"{data.source}-{data.target}"
+        print(f"{name:<{width}}{languages} {' '.join(data.train)}")
         print(
             "\n".join(wrap(summary(file), WIDTH, initial_indent=" " * width, subsequent_indent=" " * width))
         )

@@ -84,7 +84,7 @@ def find_corpus(
     )
 
 
-def find_text(name: str, search: Sequence[Path], progress: bool) -> Path:
+def find_text(name: str, search: Sequence[Path], progress: bool, *, fetch: bool = True) -> Path:
     """Find one monolingual file such as ``wikitext-2/train.txt``, plain or ``.gz``; as :func:`find_corpus`.
 
     Raises:
@@ -96,7 +96,7 @@ def find_text(name: str, search: Sequence[Path], progress: bool) -> Path:
         for candidate in (base, base.with_name(base.name + ".gz")):
             if candidate.is_file():
                 return candidate
-    fetched = catalog.fetch_file(name, progress)
+    fetched = catalog.fetch_file(name, progress) if fetch else None
     if fetched is not None:
         return fetched
     raise InputError(_not_found(name, f"{name}(.gz)", bases, []))

@@ -66,17 +66,19 @@ def counting(
         yield lambda count: bar.advance(task, count)
 
 
-def counted(title: str, items: Iterable[_Item], *, show: bool) -> Iterator[_Item]:
-    """Pass pairs of text on and, if ``show`` and stderr is a terminal, say how many there have been."""
-    with counting(title, None, "pairs", show=show) as more:
-        yield from told(items, more)
+def counted(
+    title: str, items: Iterable[_Item], *, show: bool, unit: str = "pairs", step: int = _STEP
+) -> Iterator[_Item]:
+    """Pass pairs of text, or others, on and, if ``show`` and stderr is a terminal, say how many there have been."""
+    with counting(title, None, unit, show=show) as more:
+        yield from told(items, more, step)
 
 
-def told(items: Iterable[_Item], more: Callable[[int], None]) -> Iterator[_Item]:
-    """Pass items on and tell a function of :func:`counting` of them, many at a time."""
+def told(items: Iterable[_Item], more: Callable[[int], None], step: int = _STEP) -> Iterator[_Item]:
+    """Pass items on and tell a function of :func:`counting` of them, ``step`` at a time."""
     for number, item in enumerate(items, start=1):
-        if number % _STEP == 0:
-            more(_STEP)
+        if number % step == 0:
+            more(step)
         yield item
 
 

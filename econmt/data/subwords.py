@@ -24,7 +24,7 @@ import sentencepiece
 
 from econmt.data.files import notice, write_atomically
 from econmt.errors import InputError
-from econmt.recipe import Data, SentencePieceSubwords, WordSubwords
+from econmt.recipe import Data, SentencePieceSubwords, TextData, TextSubwords, TextWords, WordSubwords
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
@@ -32,6 +32,7 @@ SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 JOINT_FILE = "subwords.model"
 SUBWORD_FILES = ("subwords.source.model", "subwords.target.model")
 WORD_FILES = ("vocab.source.txt", "vocab.target.txt")
+TEXT_WORD_FILES = ("vocab.txt",)
 
 SAMPLE_PAIRS = 1_000_000
 """Subwords are learnt from at most this many pairs, drawn evenly from the whole text."""
@@ -166,12 +167,13 @@ def split_words(text: str) -> list[str]:
 
 
 def train_vocabularies(
-    data: Data, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
+    data: Data | TextData, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
 ) -> Vocabularies:
     """Learn the vocabularies of a recipe from its training text and write them into ``folder``.
 
     The same text and settings give the same files, byte for byte. Writes ``subwords.model`` (joint),
-    ``subwords.source.model`` and ``subwords.target.model``, or ``vocab.source.txt`` and ``vocab.target.txt``.
+    ``subwords.source.model`` and ``subwords.target.model``, or ``vocab.source.txt`` and ``vocab.target.txt``; of a
+    language model's text, whose pairs have no source, ``subwords.model`` or ``vocab.txt``.
 
     Args:
         data: the recipe's data section. folder: where the files go; made if need be.
@@ -180,21 +182,25 @@ def train_vocabularies(
     Raises:
         InputError: the text is unusable, or ``data.subwords.size`` is smaller than its alphabet.
     """
-    if isinstance(data.subwords, WordSubwords):
-        _train_words(data.subwords, pairs_factory, folder)
+    subwords = data.subwords
+    if isinstance(subwords, (WordSubwords, TextWords)):
+        _train_words(subwords, pairs_factory, folder)
     else:
-        _train_subwords(data.subwords, pairs_factory, folder)
+        _train_subwords(subwords, pairs_factory, folder)
     return load_vocabularies(folder)
 
 
 def _train_words(
-    settings: WordSubwords, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
+    settings: WordSubwords | TextWords, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
 ) -> None:
     counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     for pair in pairs_factory():
         for counter, text in zip(counts, pair, strict=True):
             counter.update(split_words(text))
-    for name, counter, limit in zip(WORD_FILES, counts, (settings.source, settings.target), strict=True):
+    sides = [(TEXT_WORD_FILES[0], counts[1], settings.size)] if isinstance(settings, TextWords) else []
+    if isinstance(settings, WordSubwords):
+        sides = list(zip(WORD_FILES, counts, (settings.source, settings.target), strict=True))
+    for name, counter, limit in sides:
         for word in SPECIAL_TOKENS:
             del counter[word]
         ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
@@ -203,12 +209,15 @@ def _train_words(
 
 
 def _train_subwords(
-    settings: SentencePieceSubwords, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
+    settings: SentencePieceSubwords | TextSubwords,
+    pairs_factory: Callable[[], Iterator[tuple[str, str]]],
+    folder: Path,
 ) -> None:
     # The first pass also shows every fault of the text, before SentencePiece hides it in an error of its own.
     count = sum(1 for _ in pairs_factory())
+    joint = isinstance(settings, TextSubwords) or settings.joint
     sides: list[tuple[str, tuple[int, ...]]]
-    sides = [(JOINT_FILE, (0, 1))] if settings.joint else [(SUBWORD_FILES[0], (0,)), (SUBWORD_FILES[1], (1,))]
+    sides = [(JOINT_FILE, (0, 1))] if joint else [(SUBWORD_FILES[0], (0,)), (SUBWORD_FILES[1], (1,))]
     for name, columns in sides:
         sentences = (
             _MARKS.sub("< ", normalized(pair[column]))
@@ -236,7 +245,7 @@ def sample_pairs(pairs: Iterator[tuple[str, str]], count: int, limit: int) -> It
             wanted -= 1
 
 
-def _train_model(settings: SentencePieceSubwords, sentences: Iterator[str]) -> bytes:
+def _train_model(settings: SentencePieceSubwords | TextSubwords, sentences: Iterator[str]) -> bytes:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.Train(
@@ -279,7 +288,7 @@ def _train_model(settings: SentencePieceSubwords, sentences: Iterator[str]) -> b
 
 def vocabulary_files(folder: Path) -> list[Path]:
     """The vocabulary files in ``folder``: one, two, or none."""
-    for names in ((JOINT_FILE,), SUBWORD_FILES, WORD_FILES):
+    for names in ((JOINT_FILE,), SUBWORD_FILES, WORD_FILES, TEXT_WORD_FILES):
         paths = [folder / name for name in names]
         if all(path.is_file() for path in paths):
             return paths
@@ -295,7 +304,8 @@ def load_vocabularies(folder: Path) -> Vocabularies:
     files = vocabulary_files(folder)
     if not files:
         raise InputError(
-            f"{folder}: no vocabulary ({JOINT_FILE}, {' and '.join(SUBWORD_FILES)}, or {' and '.join(WORD_FILES)})"
+            f"{folder}: no vocabulary ({JOINT_FILE}, {' and '.join(SUBWORD_FILES)}, {' and '.join(WORD_FILES)}, "
+            f"or {TEXT_WORD_FILES[0]})"
         )
     loaded = [_load(path) for path in files]
     return Vocabularies(loaded[0], loaded[-1])

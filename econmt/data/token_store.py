@@ -153,6 +153,15 @@ class TokenStore:
         longest_source, longest_target = lengths.max(axis=0, initial=0).tolist()
         return PairIds(rows[:, 0, :longest_source], lengths[:, 0], rows[:, 1, :longest_target], lengths[:, 1])
 
+    def tokens(self, first: int, count: int) -> IntArray:
+        """Ids ``first`` to ``first + count`` of the whole split, (count,) int64: the pairs one after the other."""
+        return np.frombuffer(self._tokens.read(first, count), self._tokens.dtype).astype(np.int64)
+
+    def pairs_at(self, places: IntArray) -> IntArray:
+        """The pairs in which tokens of the whole split lie, by their places (N,)."""
+        found: IntArray = np.searchsorted(self._mapped["start"], places, side="right") - 1
+        return found
+
     def location(self, index: int) -> str:
         """Where a pair comes from, as ``file:line``."""
         origin = next(file for file in reversed(self._files) if file.first_pair <= index)

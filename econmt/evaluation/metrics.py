@@ -113,7 +113,7 @@ def recipe_tokenizer(recipe: Recipe, signature: str = "") -> Tokenizer:
     wanted = recipe.training.bleu_tokenizer
     began = re.search(r"\btok:([^|]+)", signature)
     if wanted == "auto" and began is None:
-        return tokenizer_of(recipe.data.target)
+        return tokenizer_of(recipe.pairs.target)
     name = began[1] if began is not None and wanted == "auto" else wanted
     make_metric("bleu", [[""]], tokenize=name)
     return Tokenizer(name)

@@ -11,7 +11,7 @@ from torch import Tensor
 from econmt.data.files import whole_folder, writing
 from econmt.data.subwords import vocabulary_files
 from econmt.errors import InputError
-from econmt.training.checkpoints import load_model
+from econmt.training.checkpoints import load_task
 from econmt.training.folder import ModelFolder
 from econmt.training.tensor_files import read_tensors, write_tensors, write_text
 
@@ -58,7 +58,7 @@ def export_model(folder: Path | str, destination: Path | str) -> Path:
         InputError: if the folder holds no model or the destination cannot be written or is no new folder.
     """
     home, target = ModelFolder(folder), Path(destination)
-    load_model(home.path)
+    load_task(home.path)
     check_new(target)
     write_model(home, target, *read_tensors(home.best))
     return target

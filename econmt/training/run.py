@@ -191,8 +191,8 @@ def make_trainer(
     trainer = Trainer(task, folder, prepared, model.to(device), state, precision)
     count = sum(parameter.numel() for parameter in model.parameters())
     notes = [
-        f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} pairs, {trainer.batches.batches_per_epoch:,} "
-        f"batches an epoch, {device}, folder {folder.path}",
+        f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} {'pairs' if task.translates else 'lines'}, "
+        f"{trainer.batches.batches_per_epoch:,} batches an epoch, {device}, folder {folder.path}",
         *filter(None, [left_out(recipe, prepared)]),
         f"precision: {precision.name} ({precision.why})",
         *beginnings,
@@ -211,8 +211,9 @@ def make_trainer(
             notes.append("going on with changed text")
         trainer.state.text = state.text
         notes.append(f"going on from update {trainer.state.update}")
-    tokenizer = recipe_tokenizer(recipe, trainer.state.signature)
-    notes += [tokenizer.note] if tokenizer.note else []
+    if task.translates:
+        tokenizer = recipe_tokenizer(recipe, trainer.state.signature)
+        notes += [tokenizer.note] if tokenizer.note else []
     notes += check_lengths(prepared, recipe)
     trainer.state.precision = precision.name
     trainer.make_plan()
@@ -245,6 +246,7 @@ def _choose(trainer: Trainer) -> str:
         frequent = max(trainer.batches.shapes(), key=lambda shape: shape.batches * shape.rows)
         shape = Shape(frequent.rows, frequent.source, frequent.target)
         found, why = [], "by the rule: too small to measure"
+        carried = trainer.step.carried()
         in_graphs = trainer.device.type == "cuda" and recipe.training.cuda_graphs == "auto"
         if "auto" not in given:
             why = "as the recipe says"
@@ -253,6 +255,7 @@ def _choose(trainer: Trainer) -> str:
         elif is_worth_measuring(model, shape):
             session = measure(trainer.task, model.train(), shape, trainer.device, trainer.step.precision)
             found, why = list(session.measurements.values()), f"measured in {session.seconds:.1f} s"
+        trainer.step.set_carried(carried)
         positions = max(frequent.source, frequent.target)
         tokens = int(trainer.prepared.train.target_lengths.sum()) + len(trainer.prepared.train)
         updates = expected_updates(recipe.training, trainer.batches.batches_per_epoch, tokens)

@@ -80,7 +80,14 @@ def _parts(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
 
 
 def _add(left: Tensor, right: Tensor | float, **_: Any) -> Any:
-    """A gradient of some rows is added in place to one of all rows, which fake tensors cannot do."""
+    """The sum of a gradient of all rows and one of some rows, of which fake tensors know nothing."""
+    if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
+        return torch.empty_like(left)
+    return NotImplemented
+
+
+def _add_in_place(left: Tensor, right: Tensor | float, **_: Any) -> Any:
+    """The same in the place of the first."""
     if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
         return left
     return NotImplemented
@@ -199,7 +206,7 @@ REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten.nonzero.default: _every_index,
     aten._unique2.default: _distinct_words,
     aten.add.Tensor: _add,
-    aten.add_.Tensor: _add,
+    aten.add_.Tensor: _add_in_place,
     aten.unique_consecutive.default: _consecutive,
     aten.bincount.default: _counts,
     aten.split_with_sizes.default: _parts,

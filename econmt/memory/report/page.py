@@ -29,6 +29,7 @@ from econmt.memory.report.tables import (
     peak_moment,
     process_sentence,
     shape_text,
+    size_of,
     thin,
 )
 
@@ -81,15 +82,13 @@ def best_of(profiles: Sequence[Profile]) -> Profile:
 
 
 def _subtitle(report: Report) -> str:
-    source, target = report.vocabulary
-    rows, source_length, target_length = report.shape
     where = report.machine.get("GPU") or (
         "GPU" if report.device.startswith("cuda") else report.machine["processor"]
     )
     parts = [
         f"<strong>{escape(report.recipe)}</strong>",
-        f"{rows:,} sentence pairs, {source_length} source x {target_length} target positions",
-        f"vocabulary {source:,} and {target:,}",
+        size_of(report),
+        f"vocabulary {' and '.join(f'{size:,}' for size in report.vocabulary)}",
         escape(where),
     ]
     if len(report.profiles) == 1:
