@@ -243,8 +243,8 @@ def lengths_of(text: str) -> list[int]:
     """
     found: list[int] = []
     for part in text.split(","):
-        first, _, last = part.partition("..")
-        begin, end = int(first), int(last or first)
+        first, dots, last = part.partition("..")
+        begin, end = int(first), int(last if dots else first)
         if not 1 <= begin <= end:
             raise ValueError(part)
         found += [begin * 4**power for power in range(int(math.log(end / begin, 4) + 1e-9) + 1)]

@@ -180,8 +180,12 @@ def captured(function: Callable[[], Any], device: torch.device) -> Callable[[], 
     with capturer.warming_up():
         function()
         function()
-    graph, _ = capturer.capture(function)
-    return graph.replay
+    graph, kept = capturer.capture(function)
+
+    def replay(_: object = (function, kept)) -> None:  # whose tensors the graph reads and writes
+        graph.replay()
+
+    return replay
 
 
 def rows(
@@ -231,11 +235,9 @@ def _timed(
     copy = captured(copy_of(count, shape, dtype, device), device)
     for label, scan in found.items():
         steps = min(shape.steps, LOOP_STEPS) if label == "reference" else shape.steps
-        given = tensors_for(shape._replace(steps=steps), dtype, device)
+        given = [*tensors_for(shape._replace(steps=steps), dtype, device)]
         if label.startswith("accelerated-scan"):
-            given = tuple(
-                each.detach().mT.contiguous().mT.requires_grad_(each.requires_grad) for each in given
-            )
+            given = [each.detach().mT.contiguous().mT.requires_grad_(each.requires_grad) for each in given]
         is_loop = label == "reference"
         run = passes(scan, given[0], given[1], given[2])[what]
         run = run if is_loop else captured(run, device)

@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from econmt.bench.rows import Row, append_csv, circumstances, time_in_turns
 from econmt_ops.backends.triton import recurrence
 from econmt_ops.linear_recurrence import chunk
 
+WORKERS = 12
 DEVICE = torch.device("cuda")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 Variant = tuple[int, int, bool]
@@ -56,9 +59,11 @@ def error(found: tuple[Tensor | None, ...], wanted: tuple[Tensor, ...]) -> float
     return max(float((one.double() - other).norm() / other.norm()) for one, other in pairs)
 
 
-def check(block: int, together: bool, dtype: torch.dtype) -> float:
+@functools.cache
+def check(block: int, values: int, together: bool, dtype: torch.dtype) -> float:
     """Against float64 at a shape with a last tile that is not full."""
-    shape = bench.ScanShape(3, 5 * 32 * block - 7, 40)
+    recurrence._VALUES_A_WARP = values
+    shape = bench.ScanShape(3, 2 * 32 * block - 7, 48)
     exact = [each.detach().double() for each in bench.tensors_for(shape, dtype, DEVICE)]
     outputs, _ = chunk.forward(exact[0], exact[1], None, None, False, 512, False)
     gradients = chunk.backward(exact[0], outputs, None, None, None, False, 512, exact[2])
@@ -82,8 +87,8 @@ def measure(shape: bench.ScanShape, dtype: torch.dtype, seconds: float) -> Itera
     copies = {name: bench.captured(bench.copy_of(count, shape, dtype, DEVICE), DEVICE) for name, count in
               bench.TENSORS.items()}  # fmt: skip
     for block, values, together in variants(shape):
+        wrong = check(block, values, together, dtype)
         recurrence._VALUES_A_WARP = values
-        wrong = check(block, together, dtype)
         row: Row = {"bench": "scan-variants", "shape": "x".join(map(str, shape)), "dtype": str(dtype)[6:],
                     "block": block, "values": values, "way": "together" if together else "walk",
                     "error": wrong}  # fmt: skip
@@ -98,6 +103,16 @@ def measure(shape: bench.ScanShape, dtype: torch.dtype, seconds: float) -> Itera
         yield row
 
 
+def compile_all(arguments: list[str]) -> None:
+    """All kernels into Triton's cache: each of several processes checks a part of the variants."""
+    workers = [
+        subprocess.Popen([sys.executable, __file__, *arguments, "--compile", str(number)])
+        for number in range(WORKERS)
+    ]
+    for worker in workers:
+        worker.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float32"), default=["float32"])
@@ -106,7 +121,15 @@ def main() -> None:
     parser.add_argument("--no-others", action="store_true", help="the variants alone")
     parser.add_argument("--no-variants", action="store_true", help="what econmt bench scan times alone")
     parser.add_argument("--csv", type=Path, help="writes the rows there too")
+    parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.compile is not None:
+        long = bench.ScanShape(1, 1 << 20, 128)
+        for name, variant in [*itertools.product(given.dtype, variants(long))][given.compile :: WORKERS]:
+            check(*variant, getattr(torch, name))
+        return
+    if not given.no_variants:
+        compile_all(sys.argv[1:])
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; ms (share of a copy)")
     rows: list[Row] = []
     for name, shape in itertools.product(given.dtype, [] if given.no_variants else given.shape):
