@@ -16,7 +16,7 @@ from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption
 from econmt.data.files import notice
 from econmt.data.subwords import fingerprint
 from econmt.decoding.averaging import average_tensors, choose_checkpoints
-from econmt.errors import InputError
+from econmt.errors import InputError, printable
 from econmt.training.checkpoints import check_vocabulary
 from econmt.training.export import check_new, write_model
 from econmt.training.folder import ModelFolder
@@ -51,6 +51,7 @@ def average(
     use_threads(threads)
     folder = ModelFolder(model)
     recipe = read_recipe(folder)
+    check_new(output)
     files = folder.numbered_parameters()
     metrics = read_metrics(folder.metrics)
     scores = checkpoint_scores(recipe, metrics) if strategy == Strategy.best else None
@@ -62,7 +63,6 @@ def average(
             f"averaging {len(chosen)} checkpoints, no more of them are in {model}; train with a higher "
             f"training.keep_last_params (now {recipe.training.keep_last_params}) to keep more"
         )
-    check_new(output)
     metadata: dict[str, str] = {}
 
     def parts() -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -76,4 +76,4 @@ def average(
     metadata["averaged"] = " ".join(map(str, chosen))
     write_model(folder, output, averaged, metadata)
     notice(f"averaged the checkpoints of updates {', '.join(map(str, chosen))}")
-    print(output)
+    print(printable(output))

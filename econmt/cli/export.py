@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from econmt.errors import printable
 from econmt.training.export import export_model
 
 
@@ -20,4 +21,4 @@ def export(
     Example:
       econmt export runs/multi30k multi30k-en-de
     """
-    print(export_model(folder, destination))
+    print(printable(export_model(folder, destination)))

@@ -34,6 +34,7 @@ class ScoreType(str, Enum):
 
 
 def score(
+    context: typer.Context,
     models: options.ModelsOption,
     source: Annotated[
         Path | None,
@@ -82,6 +83,7 @@ def score(
         raise InputError(
             "give both --source and --target, or neither and tab-separated pairs on standard input"
         )
+    _check_options(context, score_type)
     options.check_writable(output)
     options.check_not_of_model(output, models)
     lines_out = LineOutput(output, [source, target] if source is not None else [None])
@@ -97,10 +99,8 @@ def score(
         mode=ensemble_mode.value,
     )
     show = _formatter(score_type, search)
-    if target_tokens:
-        encode = token_ids(loaded.vocabularies.target)
-    else:
-        encode = loaded.vocabularies.target.encode
+    vocabulary = loaded.vocabularies.target
+    encode = token_ids(vocabulary) if target_tokens else vocabulary.encode
     where = STANDARD_INPUT if target is None else str(target)
     most = max_input_length or loaded.recipe.decoding.max_input_length
     lines = 0
@@ -123,6 +123,13 @@ def score(
                     )
             write(show(pair) for pair in scorer.score_ids([text for text, _ in chunk], targets))
             lines += len(chunk)
+
+
+def _check_options(context: typer.Context, score_type: ScoreType) -> None:
+    """Refuse options that would change nothing."""
+    if score_type not in (ScoreType.normalized, ScoreType.json):
+        why = f"does not change --score-type {score_type.value}; it is of normalized and json"
+        options.refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
 
 
 def _pairs(source: Path | None, target: Path | None) -> Iterator[list[tuple[str, str]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -325,3 +326,13 @@ def test_charts_scroll_on_a_phone_instead_of_shrinking() -> None:
     narrow = html[html.index("@media (max-width: 700px)") :]
     assert ".chart { overflow-x: auto;" in narrow
     assert int(re.search(r"\.chart svg \{ width: (\d+)px", narrow)[1]) > 700  # type: ignore[index]
+
+
+def test_names_and_commands_are_text_without_control_characters() -> None:
+    evil = "<script>alert(1)</script>\x1b]0;x\x07\u202e&amp;'\""
+    report = make_report(make_profile(evil, 2), make_profile("all", 1))
+    machine = {**report.machine, "processor": evil}
+    html = page(replace(report, recipe=evil, command=evil, notes=[evil], how=evil, machine=machine))
+    assert "<script>alert" not in html
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", html)
+    assert "\\x1b]0;x\\x07\\u202e" in html
