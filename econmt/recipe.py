@@ -330,7 +330,8 @@ def rename_ops(ops: dict[str, Any], input_feeding: bool) -> list[tuple[str, list
             ops["stash"] = "gates"
         moved.append(("lstm", keys))
     value = ops.get("attention", "auto")
-    if input_feeding and value != "auto" and ops.get("decoder", "auto") == "auto":
+    named = isinstance(value, str) and value.isidentifier() and value != "auto"
+    if input_feeding and named and ops.get("decoder", "auto") == "auto":
         ops["decoder"] = value
         moved.append(("attention", ["decoder"]))
     return moved

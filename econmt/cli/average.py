@@ -17,7 +17,7 @@ from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
 from econmt.data.subwords import fingerprint
 from econmt.decoding.averaging import average_tensors, choose_checkpoints
-from econmt.errors import InputError
+from econmt.errors import InputError, printable
 from econmt.training.checkpoints import check_vocabulary
 from econmt.training.export import check_new, write_model
 from econmt.training.folder import ModelFolder
@@ -52,6 +52,7 @@ def average(
     use_threads(threads)
     folder = ModelFolder(model)
     recipe = read_recipe(folder)
+    check_new(output)
     files = folder.numbered_parameters()
     metrics = read_metrics(folder.metrics)
     scores = checkpoint_scores(recipe, metrics) if strategy == Strategy.best else None
@@ -63,7 +64,6 @@ def average(
             f"averaging {len(chosen)} checkpoints, no more of them are in {model}; train with a higher "
             f"training.keep_last_params (now {recipe.training.keep_last_params}) to keep more"
         )
-    check_new(output)
     metadata: dict[str, str] = {}
 
     def parts(say: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -80,4 +80,4 @@ def average(
         say(f"writing {output}")
         write_model(folder, output, averaged, metadata)
     notice(f"averaged the checkpoints of updates {', '.join(map(str, chosen))}")
-    print(output)
+    print(printable(output))

@@ -23,6 +23,7 @@ from econmt.cli.options import (
     OverridesArgument,
     PairsOption,
     bytes_of,
+    refuse_idle,
     within,
 )
 from econmt.cli.recurrences import memory_task_command, scan_command
@@ -50,6 +51,7 @@ FOR_SECONDS = within(0.0, limits.SECONDS)
 
 @app.command("layout")
 def layout_command(
+    context: typer.Context,
     recurrent: Annotated[
         bool, typer.Option("--recurrent", help="Loops of products, as in an LSTM, instead of single ones.")
     ] = False,
@@ -77,6 +79,8 @@ def layout_command(
       econmt bench layout --recurrent --dtype float32 --threads 1
       econmt bench layout --device cuda --graph
     """
+    if recurrent:
+        refuse_idle(context, "is of single products; leave out that or --recurrent", "paper")
     place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
     if graph and place.device.type != "cuda":
         raise InputError("--graph needs a GPU; give --device cuda, or leave it out")
@@ -96,6 +100,7 @@ def layout_command(
 
 @app.command("select")
 def select_command(
+    context: typer.Context,
     recipe: Annotated[
         str | None, typer.Argument(help="Recipe: a YAML file or a shipped name; none with --grid.")
     ] = None,
@@ -142,8 +147,14 @@ def select_command(
     """
     if [grid, summary, recipe is not None and not summary].count(True) != 1 or (summary and recipe is None):
         raise InputError("econmt bench select: give a recipe, --grid, or --summary and CSV files")
+    if not grid:
+        refuse_idle(context, "is for --grid; give that, or leave it out", "part", "limit")
+    if recipe is None or summary:
+        why = f"is of a recipe; leave it out with {'--summary' if summary else '--grid'}"
+        refuse_idle(context, why, "bucket", "batch", "compiled", "byte_limit")
     place = Place(device, threads, csv, plot)
     if summary:
+        refuse_idle(context, "is of what is measured; leave it out with --summary", "seconds", "plot")
         print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], csv))
         return
     with place.measuring() as say:
@@ -286,6 +297,7 @@ def training_command(
 
 @app.command("lstm")
 def lstm_command(
+    context: typer.Context,
     ablation: Annotated[
         bool, typer.Option("--ablation", help="Each decision of the schedule; else batches up to the peak.")
     ] = False,
@@ -341,8 +353,13 @@ def lstm_command(
     """
     if ablation and len(batches or [1]) != 1:
         raise InputError("--batch: give one with --ablation")
-    if bidirectional and not ablation:
-        raise InputError("--bidirectional: give it with --ablation")
+    if not ablation:
+        why = "is for --ablation; give that, or leave it out"
+        refuse_idle(context, why, "bidirectional", "compile_loop", "schedules")
+    else:
+        refuse_idle(context, "is for batches up to the peak, without --ablation; leave it out", "limit")
+    if bidirectional:
+        refuse_idle(context, "is of a stack; --bidirectional measures one layer", "layers")
     place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
     batch = (batches or [BATCH])[0]
     shape = lstm_schedules.StackShape(2 if bidirectional else layers, steps, hidden, batch)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from econmt.data.progress_bars import status_line
+from econmt.errors import printable
 from econmt.training.export import export_model
 
 
@@ -24,4 +25,4 @@ def export(
     with status_line() as say:
         say(f"checking {folder} and copying it")
         made = export_model(folder, destination)
-    print(made)
+    print(printable(made))

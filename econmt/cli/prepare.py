@@ -22,9 +22,10 @@ from econmt.data.padding import (
 )
 from econmt.data.pair_flops import PairFlops, pair_flops
 from econmt.data.progress_bars import status_line
-from econmt.data.store import PreparedData, length_quantiles, store_folder
+from econmt.data.store import PreparedData, store_folder
 from econmt.data.store import prepare as prepare_data
-from econmt.errors import printable
+from econmt.data.token_store import length_quantiles
+from econmt.errors import InputError, printable
 from econmt.memory.report.tables import format_bytes
 from econmt.recipe import Recipe, TextData, find_recipe, load_recipe
 
@@ -51,6 +52,8 @@ def prepare(
       econmt prepare multi30k data.subwords.size=6000 --data-dir corpora
     """
     resolved = load_recipe(recipe, overrides or ())
+    if output is not None and any(each.partition("=")[0] == "data.prepared" for each in overrides or ()):
+        raise InputError("data.prepared is given twice, as --output too; give it once")
     folder = output if output is not None else store_folder(resolved)
     search = search_path(find_recipe(recipe).parent, data_dir)
     prepared = prepare_data(resolved, folder, search, show_progress=True, verify=verify)

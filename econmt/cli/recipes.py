@@ -11,7 +11,7 @@ import typer
 from econmt.cli.options import OverridesArgument, RecipeArgument
 from econmt.data.files import whole_file, writing
 from econmt.data.tables import WIDTH
-from econmt.errors import InputError, talk
+from econmt.errors import InputError, printable, talk
 from econmt.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
 
 app = typer.Typer(help="List, copy, show and validate recipes.", no_args_is_help=True, rich_markup_mode=None)
@@ -58,6 +58,7 @@ def copy(
       econmt recipes copy multi30k mine.yaml
     """
     source = find_recipe(name)
+    load_recipe(source)  # what is no recipe is not copied for one
     target = destination or Path(source.name)
     if target.is_dir():
         target = target / source.name
@@ -68,7 +69,7 @@ def copy(
     content = source.read_bytes()
     with writing(target), whole_file(target) as file:
         file.write(content)
-    print(target)
+    print(printable(target))
 
 
 @app.command("show")

@@ -35,6 +35,7 @@ class ScoreType(str, Enum):
 
 
 def score(
+    context: typer.Context,
     models: options.ModelsOption,
     source: Annotated[
         Path | None,
@@ -100,9 +101,8 @@ def score(
         }
         for option in (name for name, given in unfit.items() if given is not None):
             raise InputError(f"{option}: means nothing with a language model; leave it out")
-        text_out = LineOutput(output, [target])
         reader = load_reader(models[0], (checkpoint or ["best"])[0], device, precision, threads)
-        score_text(reader, target, text_out, score_type.value, total=total)
+        score_text(reader, target, LineOutput(output, [target]), score_type.value, total=total)
         return
     if total:
         raise InputError("--total: is for language models; leave it out")
@@ -110,6 +110,7 @@ def score(
         raise InputError(
             "give both --source and --target, or neither and tab-separated pairs on standard input"
         )
+    _check_options(context, score_type)
     lines_out = LineOutput(output, [source, target] if source is not None else [None])
     loaded = load_models(models, checkpoint, device, precision, threads)
     given = {"length_penalty_alpha": length_penalty_alpha, "length_penalty_beta": length_penalty_beta}
@@ -172,6 +173,13 @@ def _score(
                 )
         yield scorer.score_ids([text for text, _ in chunk], targets, done)
         lines += len(chunk)
+
+
+def _check_options(context: typer.Context, score_type: ScoreType) -> None:
+    """Refuse options that would change nothing."""
+    if score_type not in (ScoreType.normalized, ScoreType.json):
+        why = f"does not change --score-type {score_type.value}; it is of normalized and json"
+        options.refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
 
 
 def _pairs(source: Path | None, target: Path | None) -> Iterator[list[tuple[str, str]]]:

@@ -17,6 +17,7 @@ from econmt.cli.options import (
     RecipeDeviceOption,
     RecipeThreadsOption,
     VerifyOption,
+    as_overrides,
 )
 from econmt.data.batches import bucket_rule, training_batches
 from econmt.data.buckets import assign_buckets
@@ -25,7 +26,7 @@ from econmt.data.store import PreparedData, left_out, prepare, store_folder
 from econmt.data.tables import print_table
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of_run
-from econmt.errors import printable
+from econmt.errors import InputError, printable
 from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
 from econmt.recipe import Recipe, TextData, find_recipe, load_recipe
@@ -66,16 +67,17 @@ def train(
     Example:
       econmt train multi30k training.batch.size=128 --output runs/m1
     """
-    changes = list(overrides or [])
-    changes += [f"output={output}"] if output is not None else []
-    changes += [f"training.device={device}"] if device is not None else []
-    changes += [f"training.threads={threads}"] if threads is not None else []
-    loaded = load_recipe(recipe, changes)
+    if overwrite_output and resume_with_changes:
+        raise InputError("--overwrite-output starts anew and --resume-with-changes goes on; give one of them")
+    said = {"output": output, "training.device": device, "training.threads": threads}
+    loaded = load_recipe(recipe, as_overrides(overrides, said))
     search = search_path(find_recipe(recipe).parent, data_dir)
     talk = Console(stderr=True, highlight=False)
     results = table_console()
     if dry_run:
-        ModelFolder(loaded.output).check(overwrite=overwrite_output)
+        folder = ModelFolder(loaded.output)
+        folder.check(overwrite=overwrite_output, last=loaded.training.max_updates)
+        folder.check_writable()
         prepared = prepare(
             loaded, store_folder(loaded), search, show_progress=talk.is_terminal, verify=verify
         )

@@ -78,6 +78,7 @@ OutputFactorOption = Annotated[
 
 
 def translate(
+    context: typer.Context,
     models: options.ModelsOption,
     input_file: Annotated[
         Path | None,
@@ -130,6 +131,11 @@ def translate(
       echo "A dog runs." | econmt translate -m runs/multi30k
       econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
     """
+    if not sample:
+        why = "is for --sample; give that too, or leave it out"
+        options.refuse_idle(context, why, "top_k", "temperature", "seed")
+    else:
+        options.refuse_idle(context, "is for searching; leave out that or --sample", "beam_size")
     options.check_writable(output)
     options.check_picture(attention_picture)
     options.check_not_of_model(output, models)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from econmt import limits
 from econmt.data import catalog
 from econmt.data.files import data_cache, refuse_pipe
 from econmt.errors import InputError
@@ -131,7 +132,8 @@ def read_lines(path: Path) -> Iterator[str]:
     refuse_pipe(path)
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
-            for number, raw in enumerate(stream, start=1):
+            while raw := stream.readline(limits.LINE_BYTES):
+                number += 1
                 yield decode_line(raw, path, number)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
@@ -163,12 +165,24 @@ def count_lines(path: Path) -> int | None:
     return count + (last != b"\n")
 
 
+def check_line_end(raw: bytes, where: Path | str, number: int) -> None:
+    """Refuses the beginning of a line that does not end, as devices and files that are no text have it.
+
+    Raises:
+        InputError: naming the line ``number`` of ``where``.
+    """
+    if len(raw) >= limits.LINE_BYTES:
+        kind = "NUL bytes" if b"\0" in raw else "a line"
+        raise InputError(f"{where}:{number}: {kind} of {len(raw):,} bytes and more; is this a text file?")
+
+
 def decode_line(raw: bytes, where: Path | str, number: int) -> str:
     """A line without its end (\\n or \\r\\n) as text; the first line loses a byte order mark.
 
     Raises:
         InputError: naming the line ``number`` of ``where``, if it is not UTF-8 or holds a NUL byte.
     """
+    check_line_end(raw, where, number)
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     try:
         line = raw.decode("utf-8")

@@ -137,7 +137,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     A folder that was there goes away then, with all in it: the caller has seen to it that it may. What processes that
     were killed left of theirs is removed first.
     """
-    folder = folder.resolve()  # the folder that a link leads to is written anew, beside itself
+    folder = Path(os.path.realpath(folder))  # the folder that a link leads to is written anew, beside itself
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(folder)
     partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old"))

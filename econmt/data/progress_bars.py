@@ -1,10 +1,12 @@
-"""What is being done and how far it is, on stderr and only where someone is looking.
+"""What is being done and how far it is, on stderr.
 
-A bar or a line is gone when its work is done; standard output, where results go, is left alone.
+A bar or a line is gone when its work is done; standard output, where results go, is left alone. Where nobody looks,
+what takes long is still told now and then.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -13,6 +15,7 @@ from rich import progress
 from rich.console import Console
 from rich.markup import escape
 
+from econmt.data.files import notice
 from econmt.errors import printable
 
 _Item = TypeVar("_Item")
@@ -96,9 +99,41 @@ def download_bar(title: str, total: int | None, *, show: bool) -> Iterator[Calla
         yield lambda count: bar.advance(task, count)
 
 
+QUIET_SECONDS = 10.0
+"""Where there is no terminal, what takes longer is told as often as that."""
+
+
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
-    """A function that says what is being done, in one line that the next text replaces, with the time it takes."""
+    """A function that says what is being done: on a terminal in one line that the next text replaces, with its time.
+
+    Elsewhere, such as in a pipe, in a line on standard error every :data:`QUIET_SECONDS`.
+    """
+    if not seen():
+        with _told_now_and_then() as say:
+            yield say
+        return
     with _bar(progress.SpinnerColumn(), progress.TimeElapsedColumn(), show=True, transient=True) as bar:
         task = bar.add_task("", total=None, visible=False)
         yield lambda text: bar.update(task, description=escape(printable(text)), visible=True, refresh=True)
+
+
+@contextmanager
+def _told_now_and_then() -> Iterator[Callable[[str], None]]:
+    doing, ended = "at work", threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(QUIET_SECONDS):
+            notice(doing)
+
+    def say(text: str) -> None:
+        nonlocal doing
+        doing = text
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield say
+    finally:
+        ended.set()
+        teller.join()

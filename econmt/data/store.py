@@ -13,8 +13,6 @@ from itertools import compress, islice
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from econmt.data.corpus import Corpus, find_corpus, find_text, read_lines, read_pairs
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
 from econmt.data.fingerprints import describe, is_as_described
@@ -187,7 +185,8 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
     path = folder / META_FILE
     advice = f"it describes no prepared data, or is damaged: choose another folder or remove {folder}"
     for each in folder.iterdir() if folder.is_dir() else ():
-        refuse_pipe(each)
+        if _OWN.fullmatch(each.name):
+            refuse_pipe(each)
     try:
         meta = parse_json(path.read_bytes(), str(path), advice)
     except (FileNotFoundError, NotADirectoryError):
@@ -449,10 +448,3 @@ def _read_raw(folder: Path, split: str) -> tuple[list[str], list[str]]:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: the prepared data is damaged ({error}); remove {folder}") from error
     return sides[0], sides[1]
-
-
-def length_quantiles(lengths: np.ndarray[Any, Any]) -> list[int]:
-    """Smallest, 25 %, 50 %, 75 %, 95 %, 99 % and largest length."""
-    return [
-        int(value) for value in np.quantile(lengths, [0, 0.25, 0.5, 0.75, 0.95, 0.99, 1], method="higher")
-    ]

@@ -62,6 +62,13 @@ def token_type(vocabulary_size: int) -> np.dtype[Any]:
     return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
 
 
+def length_quantiles(lengths: IntArray) -> list[int]:
+    """Smallest, 25 %, 50 %, 75 %, 95 %, 99 % and largest of the lengths (N,) of a split's sentences."""
+    return [
+        int(value) for value in np.quantile(lengths, [0, 0.25, 0.5, 0.75, 0.95, 0.99, 1], method="higher")
+    ]
+
+
 class _PositionalFile:
     """A file of ``count`` values of one type, read by position; threads and forked processes may share it."""
 

@@ -5,6 +5,7 @@ Every figure is sacreBLEU's own: the same text on its command line gives the sam
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import sys
@@ -19,6 +20,9 @@ from sacrebleu.significance import PairedTest, Result
 
 from econmt.errors import EconmtError, InputError
 from econmt.recipe import Recipe
+
+# Its advice about names of tokenizers is no line of ours.
+logging.getLogger("sacrebleu").setLevel(logging.ERROR)
 
 METRICS = ("bleu", "chrf", "ter")
 _BY_LANGUAGE = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from econmt.training.tensor_files import read_tensors, write_tensors, write_text
 
 def check_new(output: Path) -> None:
     """Raises InputError if a folder to be made is there already and not empty."""
+    if Path(os.path.realpath(output)).is_symlink():
+        raise InputError(f"{output}: a link that leads to itself; give a new folder")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"{output}: exists already; give a new folder")
 

@@ -85,7 +85,7 @@ def run_recipe(
     """
     device = resolve_device(recipe.training.device)
     folder = ModelFolder(recipe.output)
-    folder.check(overwrite=overwrite_output)
+    folder.check(overwrite=overwrite_output, last=recipe.training.max_updates)
     folder.create()
     with folder.locked():
         start = Start()
@@ -164,9 +164,10 @@ def train(
             progress.note(f"training ended: {result.reason}; best checkpoint {result.best_update}")
             return result
     except OSError as error:
+        place = error.filename or folder.path
         raise TrainingError(
-            f"{folder.path}: cannot be written ({error.strerror or error}); the last checkpoint is whole: free some "
-            "space and run the same command again to go on"
+            f"{place}: cannot be written ({error.strerror or error}); the last checkpoint is whole: look to the disk "
+            "and the permissions, and run the same command again to go on"
         ) from error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
-from html import escape
 from pathlib import Path
 from string import Template
 
@@ -14,7 +13,7 @@ from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment
 from econmt.memory.measure.tracker import PHASES
 from econmt.memory.profiling import Profile
 from econmt.memory.report import charts
-from econmt.memory.report.charts import Bar, Part
+from econmt.memory.report.charts import Bar, Part, escape
 from econmt.memory.report.kernel_tables import LAUNCHES, class_cells, class_columns, launch_cells
 from econmt.memory.report.tables import (
     LEAST,

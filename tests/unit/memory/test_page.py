@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -336,3 +337,13 @@ def test_no_two_things_have_one_colour(theme: int) -> None:
     assert wanted <= set(colours)
     words = {colours[name] for name in ("ink", "quiet", "accent")}
     assert len({colours[name] for name in wanted} | words) == len(wanted) + len(words)
+
+
+def test_names_and_commands_are_text_without_control_characters() -> None:
+    evil = "<script>alert(1)</script>\x1b]0;x\x07\u202e&amp;'\""
+    report = make_report(make_profile(evil, 2), make_profile("all", 1))
+    machine = {**report.machine, "processor": evil}
+    html = page(replace(report, recipe=evil, command=evil, notes=[evil], how=evil, machine=machine))
+    assert "<script>alert" not in html
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", html)
+    assert "\\x1b]0;x\\x07\\u202e" in html

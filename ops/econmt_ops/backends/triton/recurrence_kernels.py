@@ -98,9 +98,7 @@ def states_around(p, e, start, number, tiles, group, parts, states, flags, UNITS
     es = tl.load(parts + at + UNITS, mask=earlier[:, None], other=0.0)
     # A scan and no reduction, which on a GPU joins parts in another order than theirs.
     mine = (before == rank)[:, None]
-    through = tl.associative_scan(
-        (tl.where(mine, p[None, :], ps), tl.where(mine, e[None, :], es)), 0, join
-    )
+    through = tl.associative_scan((tl.where(mine, p[None, :], ps), tl.where(mine, e[None, :], es)), 0, join)
     last = (before == rank - 1)[:, None]
     joined = tl.sum(tl.where(last, through[0], 0.0), 0) + tl.where(rank == 0, 1.0, 0.0)
     added = tl.sum(tl.where(last, through[1], 0.0), 0)
