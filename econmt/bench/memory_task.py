@@ -62,22 +62,21 @@ class Cell(NamedTuple):
     """A layer by its sizes, and where the bias of the gate that keeps stands in it."""
 
     make: Callable[[int, int], nn.Module]
-    keeps: Callable[[nn.Module], Tensor]
+    keeps: Callable[[nn.Module, int], Tensor]
 
 
-def _part(name: str, count: int, part: int) -> Callable[[nn.Module], Tensor]:
-    """One of ``count`` equal parts of a module's bias."""
+def _part(name: str, part: int) -> Callable[[nn.Module, int], Tensor]:
+    """The values of a module's bias at ``part`` H, for H units."""
 
-    def keeps(module: nn.Module) -> Tensor:
-        bias = module.get_parameter(name).detach()
-        return bias.view(count, len(bias) // count)[part]
+    def keeps(module: nn.Module, hidden: int) -> Tensor:
+        return module.get_parameter(name).detach()[part * hidden : (part + 1) * hidden]
 
     return keeps
 
 
 CELLS: dict[str, Cell] = {
-    "lstm": Cell(econmt_ops.LSTM, _part("bias_ih_l0", 4, 1)),
-    "gilr": Cell(GILR, _part("both.bias", 2, 0)),
+    "lstm": Cell(econmt_ops.LSTM, _part("bias_ih_l0", 1)),
+    "gilr": Cell(GILR, _part("both.bias", 0)),
 }
 """By name."""
 
@@ -105,7 +104,7 @@ class Trial:
         layer = cell.make(setting.symbols, setting.hidden)
         # A unit forgets to 1/e in about as many steps as exp(bias) says.
         times = torch.empty(setting.hidden).uniform_(1.0, max(2.0, setting.steps - 1.0))
-        cell.keeps(layer).copy_(times.log())
+        cell.keeps(layer, setting.hidden).copy_(times.log())
         self.layer, self.readout = layer.to(device), nn.Linear(setting.hidden, 1).to(device)
         parameters = [*self.layer.parameters(), *self.readout.parameters()]
         self._optimizer = torch.optim.Adam(parameters, setting.rate, capturable=device.type == "cuda")

@@ -8,6 +8,6 @@ from econmt_ops.backends.triton import with_kernels
 from econmt_ops.dispatch.traits import FLOATS, Traits
 from econmt_ops.linear_recurrence import scan
 
-TRAITS = with_kernels(Traits(recomputes=True), dtypes=FLOATS)
+TRAITS = with_kernels(Traits(recomputes=True, costs=scan.COSTS), dtypes=FLOATS)
 
 linear_recurrence = functools.partial(scan.linear_recurrence, backend="triton")

@@ -35,7 +35,7 @@ def test_sequences_are_what_the_task_says() -> None:
 def test_gates_begin_by_keeping(cell: str) -> None:
     """Each unit for between 1 and T steps."""
     trial = task.Trial(SMALL._replace(cell=cell, steps=1000, hidden=400), CPU)
-    bias = task.CELLS[cell].keeps(trial.layer)
+    bias = task.CELLS[cell].keeps(trial.layer, 400)
     assert bias.shape == (400,)
     assert 0 <= float(bias.min()) < 4
     assert 6.5 < float(bias.max()) <= 6.91

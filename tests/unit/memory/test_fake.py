@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import econmt_ops
 from econmt.memory.estimate.fake import REPLACEMENTS, CuDNN, onednn_workspace, standing_in
 from econmt.memory.measure.tracker import Tracker
 
@@ -91,3 +92,16 @@ def test_tensors_are_compared_without_making_them() -> None:
         assert not large.is_set_to(torch.empty(1 << 50))
         assert not large.is_set_to(large[1:])
         assert not large.is_set_to(large.view(2, -1))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("stash", ["outputs", "carries"])
+def test_a_scan_costs_what_it_declares(device: str, stash: str) -> None:
+    """Whatever its length, none of its steps is followed: two operations a value forward, four backward."""
+    tracker = Tracker(torch.device("cpu"), replacements=REPLACEMENTS)
+    with standing_in(device), tracker:
+        given = [torch.zeros(2, 1000, 8, requires_grad=True) for _ in range(2)]
+        lengths = torch.zeros(2, dtype=torch.int64)
+        outputs = econmt_ops.linear_recurrence(*given, lengths=lengths, stash=stash)
+        torch.autograd.grad(outputs.sum(), given)
+    assert dict(tracker.flops) == {torch.float32: 6 * outputs.numel()}
