@@ -24,7 +24,7 @@ from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.recipe import Recipe, parse_recipe
 from econmt.tasks.language_model import LanguageModelTask
-from econmt.tasks.protocol import Shape
+from econmt.tasks.protocol import Shape, random_ids
 from econmt.training.choice import choose_implementations, measure
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.capture import Capturer, first_error
@@ -109,8 +109,9 @@ def _plain_update(
     """An update of a model in plain PyTorch, on the same batch each time, with its state carried."""
     model = _Plain(problem, layers).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
+    # As econmt's example: no more different words than text has.
     inputs, targets = (
-        torch.randint(problem.vocabulary, (problem.batch, problem.bptt), device=device) for _ in range(2)
+        random_ids(problem.vocabulary, problem.batch, problem.bptt).to(device) for _ in range(2)
     )
     h, c = (torch.zeros(problem.layers, problem.batch, problem.hidden, device=device) for _ in range(2))
     loss_of: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compile(model) if compiled else model
