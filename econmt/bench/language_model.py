@@ -24,7 +24,7 @@ from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.recipe import Recipe, parse_recipe
 from econmt.tasks.language_model import LanguageModelTask
-from econmt.tasks.protocol import Shape
+from econmt.tasks.protocol import Shape, random_ids
 from econmt.training.choice import choose_implementations, measure
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.capture import Capturer, first_error
@@ -109,8 +109,9 @@ def _plain_update(
     """An update of a model in plain PyTorch, on the same batch each time, with its state carried."""
     model = _Plain(problem, layers).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
+    # As econmt's example: no more different words than text has.
     inputs, targets = (
-        torch.randint(problem.vocabulary, (problem.batch, problem.bptt), device=device) for _ in range(2)
+        random_ids(problem.vocabulary, problem.batch, problem.bptt).to(device) for _ in range(2)
     )
     h, c = (torch.zeros(problem.layers, problem.batch, problem.hidden, device=device) for _ in range(2))
     loss_of: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compile(model) if compiled else model
@@ -234,9 +235,13 @@ def _contenders(
         found.append(_Contender(COMPILED, plain(library, compiled=True)))
         found += [_Contender(COMPILED_LOOP, plain(loop, compiled=True))] if compile_loop else []
     for name in _own_names(device, precision):
-        chosen = Implementations(encoder=name, output=auto.output)
-        found.append(_Contender(f"econmt {name}", own(chosen), f"lstm {name}, output {chosen.output}"))
-    return [*found, _Contender(AUTO, own(auto), f"lstm {auto.encoder}, output {auto.output}")]
+        chosen = auto._replace(encoder=name)
+        found.append(_Contender(f"econmt {name}", own(chosen), _told(chosen)))
+    return [*found, _Contender(AUTO, own(auto), _told(auto))]
+
+
+def _told(chosen: Implementations) -> str:
+    return f"lstm {chosen.encoder}, stash {chosen.stash}, output {chosen.output}"
 
 
 def grid(
@@ -340,7 +345,7 @@ def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
     names = list(dict.fromkeys(str(row["contender"]) for row in known))
     across = max(1, len({batch for _, batch in panels}))
     down = -(-len(panels) // across)
-    figure = Figure(figsize=(4.0 * across + 1.0, 2.8 * down + 0.8), layout="constrained")
+    figure = Figure(figsize=(max(7.5, 4.0 * across), 2.8 * down + 0.8), layout="constrained")
     axes = figure.subplots(down, across, squeeze=False).flatten()
     for axis, (vocabulary, batch) in zip(axes, panels, strict=False):
         mine = [row for row in known if (int(row["vocabulary"]), int(row["batch"])) == (vocabulary, batch)]
@@ -360,5 +365,5 @@ def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     if panels:
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7)
     save_figure(figure, path)

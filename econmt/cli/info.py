@@ -78,12 +78,12 @@ def _translation_model(model: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         (
             "encoder",
-            f"{encoder['layers']} x LSTM {encoder['size']}{_rank(encoder)}, both directions: "
+            f"{encoder['layers']} x {_cell(encoder)} {encoder['size']}{_rank(encoder)}, both directions: "
             f"{encoder['bidirectional']}",
         ),
         (
             "decoder",
-            f"{decoder['layers']} x LSTM {decoder['size']}{_rank(decoder)}, "
+            f"{decoder['layers']} x {_cell(decoder)} {decoder['size']}{_rank(decoder)}, "
             f"{'input feeding' if decoder['input_feeding'] else 'no input feeding'}",
         ),
         ("attention", f"{attention['type']} {attention['size']}"),
@@ -91,7 +91,12 @@ def _translation_model(model: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _language_model(model: dict[str, Any]) -> list[tuple[str, str]]:
-    return [("layers", f"{model['layers']} x {model['cell'].upper()} {model['size']}")]
+    return [("layers", f"{model['layers']} x {_cell(model)} {model['size']}")]
+
+
+def _cell(stack: dict[str, Any]) -> str:
+    """The name of a stack's cell as people write it."""
+    return str(stack["cell"]).upper().replace("_", "-")
 
 
 def _rank(part: dict[str, Any]) -> str:

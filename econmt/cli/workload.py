@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from econmt import limits
+from econmt.bench.training import vocabulary_sizes
 from econmt.data.batches import rows_of_batch, training_batches
 from econmt.data.corpus import search_path
 from econmt.data.store import PreparedData, holds_text_of, open_prepared, prepare, store_folder
 from econmt.errors import InputError
-from econmt.recipe import Recipe, TextData, TextSubwords, TextWords, WordSubwords, find_recipe
+from econmt.recipe import Recipe, TextData, WordSubwords, find_recipe
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import make_task, task_of_sizes
 
@@ -68,18 +69,17 @@ def _text_workload(
     """The windows of a language model: the longest ones, and nothing else to choose from."""
     if bucket is not None:
         raise InputError(f"--bucket '{bucket}': a language model has no buckets; give training.bptt=NUMBER")
-    training, size = recipe.training, recipe.data.subwords
+    training = recipe.training
     shape = Shape(rows or training.batch.size, 1, training.bptt)
     if prepared is not None:
         task = make_task(recipe, prepared)
         shape = shape._replace(target=task.batches(prepared).worst_batch().positions[1])
         return Found(task, shape, [shape[1:]], [f"Shape: a window of the text in {prepared.folder}."])
-    assert isinstance(size, (TextWords, TextSubwords))
     note = (
         f"The recipe's text is not prepared in {store_folder(recipe)}, so the size of the vocabulary is the recipe's; "
         "econmt prepare, or --data-dir, for that of the text."
     )
-    return Found(task_of_sizes(recipe, [size.size]), shape, [shape[1:]], [note])
+    return Found(task_of_sizes(recipe, vocabulary_sizes(recipe)), shape, [shape[1:]], [note])
 
 
 def parse_bucket(text: str) -> tuple[int, int]:

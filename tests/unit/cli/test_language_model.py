@@ -87,6 +87,9 @@ def test_prepare_profile_and_dry_run(call: Call, trained: TextRun, tmp_path: Pat
     told = call("train", trained.path, "--dry-run")
     assert told.code == 0, told.err
     assert "3 rows of 5 tokens" in told.out
+    timed = call("bench", "training", trained.path, "--length", "5", "--seconds", "0.01", "--threads", "1")
+    assert timed.code == 0, timed.err
+    assert "target tokens/s" in " ".join(timed.out.split())
     for options in (("--estimate", "--device", "cuda", "--compare"), (), ("--fit", "1GiB")):
         page = tmp_path / "page.html"
         html = ("--html", page) if "--fit" not in options else ()

@@ -260,3 +260,27 @@ def test_a_byte_budget_divides_rows_and_learns_the_same(make_run: MakeRun) -> No
     make_run(NO_DROPOUT, "training.memory_budget=1GiB", name="planned").train()
     free, planned = (metrics(make_run(name=name).folder)[-1] for name in ("free", "planned"))
     assert planned["valid_perplexity"] == pytest.approx(free["valid_perplexity"], rel=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("jitter", ["true", "false"])
+def test_on_a_gpu_graphs_learn_what_launched_steps_learn(make_run: MakeRun, jitter: str) -> None:
+    rest = ("training.device=cuda", "training.precision=float32", f"training.bptt_jitter={jitter}")
+    found = {}
+    for graphs in ("off", "auto"):
+        run = make_run(*rest, f"training.cuda_graphs={graphs}", name=graphs)
+        run.train()
+        found[graphs] = metrics(run.folder)[-1]
+        assert "no CUDA graph" not in run.console.file.getvalue()  # type: ignore[attr-defined]
+    for key in ("valid_perplexity", "train_loss", "gradient_norm"):
+        assert found["auto"][key] == pytest.approx(found["off"][key], rel=1e-3)
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None:
+    rest = ("training.device=cuda", "training.precision=float32", "training.averaging={start: at-once}")
+    make_run(*rest, name="whole").train()
+    for updates in (4, 8, 12):
+        make_run(*rest, f"training.max_updates={updates}", name="parts").train()
+    found, wanted = (metrics(make_run(name=name).folder)[-1] for name in ("parts", "whole"))
+    assert found["valid_perplexity"] == pytest.approx(wanted["valid_perplexity"], rel=1e-4)
