@@ -52,6 +52,10 @@ WEIGHT = 100.0
 """First values of parameters."""
 SAMPLES = 1_000_000
 """Resampled test sets."""
+PHRASES = 1000
+"""That a translation of a line must hold, or must not."""
+NGRAM = 100
+"""Tokens of an n-gram that may not come twice."""
 DIGITS = 15
 """After the point: more a float does not have."""
 REPETITIONS = 10_000
@@ -65,6 +69,7 @@ LengthPenaltyBeta = Annotated[float, Field(ge=0.0, le=LENGTH_PENALTY_BETA)]
 OutputFactor = Annotated[float, Field(gt=0.0, le=OUTPUT_FACTOR)]
 TopTokens = Annotated[int, Field(ge=0, le=WORDS)]
 Temperature = Annotated[float, Field(gt=0.0, le=TEMPERATURE)]
+NGram = Annotated[int, Field(ge=0, le=NGRAM)]
 NBestSize = Annotated[int, Field(ge=1, le=NBEST)]
 Seed = Annotated[int, Field(ge=0, le=SEED)]
 

@@ -20,6 +20,8 @@ from econmt.data.corpus import read_lines
 from econmt.data.files import notice
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.formats import format_nbest, format_translation
+from econmt.decoding.glossary import read_avoid_list
+from econmt.decoding.requests import Request, read_request
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 
@@ -77,12 +79,34 @@ OutputFactorOption = Annotated[
 ]
 
 
+JsonInputOption = Annotated[
+    bool,
+    typer.Option(
+        "--json-input",
+        help='A line is a JSON object: {"text": ..., "constraints": [...], "avoid": [...], "target_prefix": ...}; '
+        "other keys are passed on to --output-type json.",
+    ),
+]
+AvoidListOption = Annotated[
+    Path | None, typer.Option(help="Text file, a phrase a line, of what no translation may hold.")
+]
+GlossaryOption = Annotated[
+    Path | None,
+    typer.Option(help="Terms, a line each: source phrase, tab, the target phrase that must translate it."),
+]
+NGramOption = Annotated[
+    int,
+    typer.Option(min=0, max=limits.NGRAM, help="No translation holds N tokens in a row twice; 0: it may."),
+]
+
+
 def translate(
     models: options.ModelsOption,
     input_file: Annotated[
         Path | None,
         typer.Option("--input", "-i", help="Text file, also .gz.", show_default="standard input"),
     ] = None,
+    json_input: JsonInputOption = False,
     output: options.OutputOption = None,
     beam_size: Annotated[
         int | None,
@@ -110,6 +134,9 @@ def translate(
     attention_picture: Annotated[
         Path | None, typer.Option(help="Draw the attention of the first line that is not blank.")
     ] = None,
+    avoid_list: AvoidListOption = None,
+    glossary: GlossaryOption = None,
+    block_ngram_repeat: NGramOption = 0,
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
     top_k: TopKOption = 0,
     temperature: TemperatureOption = 1.0,
@@ -133,7 +160,10 @@ def translate(
     options.check_writable(output)
     options.check_picture(attention_picture)
     options.check_not_of_model(output, models)
-    lines_out = LineOutput(output, [input_file])
+    lines_out = LineOutput(
+        output, [input_file, *(path for path in (avoid_list, glossary) if path is not None)]
+    )
+    avoided = () if avoid_list is None else read_avoid_list(avoid_list)
     loaded = load_models(models, checkpoint, device, precision, threads)
     given = {
         "beam_size": beam_size,
@@ -145,6 +175,7 @@ def translate(
         "sample": top_k if sample else None,
         "temperature": temperature,
         "seed": seed,
+        "block_ngram_repeat": block_ngram_repeat,
         "attention": output_type == OutputType.attention or attention_picture is not None,
     }
     translator = loaded.translator(
@@ -153,9 +184,11 @@ def translate(
         chunk_size=chunk_size,
         max_input_length=max_input_length,
         long_lines=long_lines.value,
+        avoid=avoided,
+        glossary=glossary,
         warn=_warn,
     )
-    _run(translator, input_file, lines_out, output_type, attention_picture)
+    _run(translator, input_file, json_input, lines_out, output_type, attention_picture)
 
 
 def _warn(text: str) -> None:
@@ -175,9 +208,18 @@ def _chunks(input_file: Path | None, size: int) -> Iterator[list[str]]:
         yield chunk
 
 
+def _requests(lines: Sequence[str], first: int, where: str) -> list[Request]:
+    """What lines of JSON ask for, the first of them number ``first``; a blank one is a blank sentence."""
+    return [
+        read_request(line, f"{where}:{number}") if line.strip() else Request(line)
+        for number, line in enumerate(lines, first)
+    ]
+
+
 def _run(
     translator: Translator,
     input_file: Path | None,
+    json_input: bool,
     output: LineOutput,
     output_type: OutputType,
     picture: Path | None,
@@ -187,12 +229,16 @@ def _run(
     several = translator.options.nbest_size > 1
     with output as write:
         for chunk in _chunks(input_file, translator.chunk_size):
-            translations = translator.translate_chunk(chunk, lines + 1, where)
+            requests = _requests(chunk, lines + 1, where) if json_input else [Request(line) for line in chunk]
+            translations = translator.translate_chunk(requests, lines + 1, where)
             if several and output_type in (OutputType.translation, OutputType.score):
                 numbered = enumerate(translations, lines)
                 write(row for number, each in numbered for row in format_nbest(each, number))
             else:
-                write(format_translation(translation, output_type.value) for translation in translations)
+                write(
+                    format_translation(translation, output_type.value, request.passed)
+                    for translation, request in zip(translations, requests, strict=True)
+                )
             if picture is not None and _draw(translations, picture):
                 picture = None
             lines += len(chunk)

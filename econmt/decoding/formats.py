@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from econmt.decoding.translator import NBestEntry, Translation
@@ -12,12 +12,15 @@ OutputType = Literal["translation", "score", "json", "attention"]
 ATTENTION_DIGITS = 5
 
 
-def format_translation(translation: Translation, output_type: OutputType) -> str:
+def format_translation(
+    translation: Translation, output_type: OutputType, passed: Mapping[str, Any] | None = None
+) -> str:
     """One line, without its end.
 
     ``translation`` is the text alone; ``score`` the score, a tab and the text; ``json`` an object with the text, the
     score, the log-probability, the tokens of both sides and all hypotheses; ``attention`` the same with a matrix of
-    attention for each hypothesis, a row for each target token and EOS, a column for each source token and EOS.
+    attention for each hypothesis, a row for each target token and EOS, a column for each source token and EOS. Objects
+    begin with what is ``passed``, but for keys of their own.
     """
     if output_type == "translation":
         return translation.text
@@ -26,6 +29,7 @@ def format_translation(translation: Translation, output_type: OutputType) -> str
     with_attention = output_type == "attention"
     candidates = [_as_dict(candidate, with_attention) for candidate in translation.hypotheses]
     best = {
+        **(passed or {}),
         "translation": translation.text,
         "score": translation.score,
         "log_probability": translation.log_probability,

@@ -12,7 +12,7 @@ can overtake them. Results therefore never depend on the other sentences of the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import ConfigDict
@@ -39,6 +39,7 @@ class SearchOptions:
         temperature: log-probabilities are divided by it before a token is drawn.
         seed: of the draws; a sentence's draws depend on this and its number alone.
         attention: whether hypotheses carry their attention.
+        block_ngram_repeat: no hypothesis holds so many tokens in a row twice; 0: it may.
 
     Raises:
         ValidationError: pydantic's, a ValueError, if a value is of another type or out of range.
@@ -54,6 +55,7 @@ class SearchOptions:
     temperature: limits.Temperature = 1.0
     seed: limits.Seed = 1
     attention: bool = True
+    block_ngram_repeat: limits.NGram = 0
 
     def __post_init__(self) -> None:
         if self.sample is None and self.nbest_size > self.beam_size:
@@ -195,7 +197,7 @@ def _walk(grown: list[tuple[list[int], list[int]]], step: int, row: int) -> tupl
     return ids[::-1], rows[::-1]
 
 
-class _Places(NamedTuple):
+class Places(NamedTuple):
     """The K places of each sentence after one position, best first.
 
     Attributes:
@@ -240,7 +242,7 @@ def _extend(
     places: Tensor,
     free: Tensor,
     beam: int,
-) -> _Places:
+) -> Places:
     """Choose the best continuations of each sentence.
 
     Args:
@@ -258,7 +260,34 @@ def _extend(
     chosen = tokens[parents, flat % width]
     kept = (torch.arange(beam) < free[:, None]) & (best > -torch.inf)
     ends = kept & (chosen == EOS)
-    return _Places(best, parents, chosen, ends, kept & ~ends)
+    return Places(best, parents, chosen, ends, kept & ~ends)
+
+
+class Steering(Protocol):
+    """What else a search may follow than the scores, such as :class:`econmt.decoding.control.Control`."""
+
+    def limits(self, limits: Tensor, /) -> Tensor:
+        """``limits`` (B,), longer where the translation would not have room."""
+
+    def extend(
+        self,
+        log_probs: Tensor,
+        totals: Tensor,
+        sentences: Tensor,
+        places: Tensor,
+        free: Tensor,
+        room: Tensor,
+        /,
+    ) -> Places:
+        """Choose the best continuations of each sentence.
+
+        Args:
+            log_probs: (R, V) of the next token, which may be overwritten. totals, sentences, places, free: see
+                :func:`_extend`. room: (R,) most tokens after the one to be chosen; -1 where that must be EOS.
+        """
+
+    def grow(self, parents: Tensor, tokens: Tensor, /) -> None:
+        """The rows are now those that extend ``parents`` (R',) by ``tokens`` (R',)."""
 
 
 class _Batch(NamedTuple):
@@ -289,6 +318,7 @@ def beam_search(
     limits: Tensor,
     options: SearchOptions,
     watch: Callable[[], object] = lambda: None,
+    steering: Steering | None = None,
 ) -> list[list[Hypothesis]]:
     """Search for the translations with the highest scores.
 
@@ -302,12 +332,15 @@ def beam_search(
         limits: (B,) most tokens before EOS, see :func:`output_limits`.
         options: how to search.
         watch: called before each step; what it raises ends the search.
+        steering: chooses the continuations instead of the scores alone.
 
     Returns:
         The n best hypotheses of each sentence, best first; fewer only if the model allows no more.
     """
     device, beam = source.device, options.beam_size
     lengths_here, limits = lengths.cpu(), limits.cpu()
+    if steering is not None:
+        limits = steering.limits(limits)
     numbers = torch.arange(len(source))
     batch = _Batch(
         numbers,
@@ -329,8 +362,12 @@ def beam_search(
         if options.attention:
             trace.attention.append(attention)
         # What follows is about few numbers: on the CPU it takes less time than a GPU takes to be told of it.
-        found, words = (part.cpu() for part in highest(log_probs, min(beam, log_probs.shape[1])))
-        now = _extend(found, words, totals, sentences, places, batch.free, beam)
+        if steering is None:
+            found, words = (part.cpu() for part in highest(log_probs, min(beam, log_probs.shape[1])))
+            now = _extend(found, words, totals, sentences, places, batch.free, beam)
+        else:
+            room = batch.limits[sentences] - position
+            now = steering.extend(log_probs, totals, sentences, places, batch.free, room)
         owners, columns = now.ends.nonzero(as_tuple=True)
         parents, ended = now.parents[owners, columns], now.totals[owners, columns]
         trace.ended.append(Ended(position, batch.numbers[owners], parents, ended))
@@ -345,6 +382,8 @@ def beam_search(
         words, parents = now.tokens[sentences, columns], now.parents[sentences, columns]
         totals = now.totals[sentences, columns]
         trace.grown.append(Grown(words, parents))
+        if steering is not None:
+            steering.grow(parents, words)
         if not len(sentences):
             return trace.hypotheses(lengths_here, limits, options)
         places = (growing.cumsum(dim=1) - 1)[sentences, columns]
