@@ -43,6 +43,8 @@ TRANSLATED = 100_000
 """Sentences that are translated or scored together."""
 LENGTH_PENALTY_ALPHA = 10.0
 LENGTH_PENALTY_BETA = 1000.0
+PENALTY = 100.0
+"""Weights of penalties, and scores that a pruned hypothesis may lie behind."""
 OUTPUT_FACTOR = 100.0
 TEMPERATURE = 1000.0
 RATE = 1000.0
@@ -66,6 +68,7 @@ TEXT = 4096
 BeamSize = Annotated[int, Field(ge=1, le=BEAM)]
 LengthPenaltyAlpha = Annotated[float, Field(ge=0.0, le=LENGTH_PENALTY_ALPHA)]
 LengthPenaltyBeta = Annotated[float, Field(ge=0.0, le=LENGTH_PENALTY_BETA)]
+PenaltyWeight = Annotated[float, Field(ge=0.0, le=PENALTY)]
 OutputFactor = Annotated[float, Field(gt=0.0, le=OUTPUT_FACTOR)]
 TopTokens = Annotated[int, Field(ge=0, le=WORDS)]
 Temperature = Annotated[float, Field(gt=0.0, le=TEMPERATURE)]

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from econmt import limits
-from econmt.cli import options
+from econmt.cli import controls, options
 from econmt.cli.computing import load_models
 from econmt.cli.options import AveragingMode, ProductPrecision, within
 from econmt.data.corpus import read_lines
@@ -79,46 +79,15 @@ OutputFactorOption = Annotated[
 ]
 
 
-JsonInputOption = Annotated[
-    bool,
-    typer.Option(
-        "--json-input",
-        help='A line is a JSON object: {"text": ..., "constraints": [...], "avoid": [...], "target_prefix": ...}; '
-        "other keys are passed on to --output-type json.",
-    ),
-]
-AvoidListOption = Annotated[
-    Path | None, typer.Option(help="Text file, a phrase a line, of what no translation may hold.")
-]
-GlossaryOption = Annotated[
-    Path | None,
-    typer.Option(help="Terms, a line each: source phrase, tab, the target phrase that must translate it."),
-]
-NGramOption = Annotated[
-    int,
-    typer.Option(min=0, max=limits.NGRAM, help="No translation holds N tokens in a row twice; 0: it may."),
-]
-
-
 def translate(
     models: options.ModelsOption,
     input_file: Annotated[
         Path | None,
         typer.Option("--input", "-i", help="Text file, also .gz.", show_default="standard input"),
     ] = None,
-    json_input: JsonInputOption = False,
+    json_input: controls.JsonInputOption = False,
     output: options.OutputOption = None,
-    beam_size: Annotated[
-        int | None,
-        typer.Option(
-            "--beam-size",
-            "-b",
-            min=1,
-            max=limits.BEAM,
-            help="Hypotheses kept; 1: greedy.",
-            show_default="the recipe's",
-        ),
-    ] = None,
+    beam_size: controls.BeamOption = None,
     nbest_size: NBestOption = 1,
     batch_size: options.BatchSizeOption = None,
     chunk_size: ChunkSizeOption = CHUNK_SIZE,
@@ -127,6 +96,11 @@ def translate(
     length_penalty_alpha: options.AlphaOption = None,
     length_penalty_beta: options.BetaOption = None,
     max_output_factor: OutputFactorOption = None,
+    brevity_penalty_weight: controls.BrevityWeightOption = None,
+    brevity_penalty_constant_length_ratio: controls.BrevityRatioOption = None,
+    coverage_penalty_weight: controls.CoverageWeightOption = None,
+    beam_search_stop: controls.SearchStopOption = None,
+    beam_prune: controls.PruneOption = None,
     output_type: Annotated[
         OutputType,
         typer.Option(help="The text; score, tab, text; a JSON object; the same with the attention matrix."),
@@ -134,9 +108,9 @@ def translate(
     attention_picture: Annotated[
         Path | None, typer.Option(help="Draw the attention of the first line that is not blank.")
     ] = None,
-    avoid_list: AvoidListOption = None,
-    glossary: GlossaryOption = None,
-    block_ngram_repeat: NGramOption = 0,
+    avoid_list: controls.AvoidListOption = None,
+    glossary: controls.GlossaryOption = None,
+    block_ngram_repeat: controls.NGramOption = 0,
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
     top_k: TopKOption = 0,
     temperature: TemperatureOption = 1.0,
@@ -171,6 +145,11 @@ def translate(
         "length_penalty_alpha": length_penalty_alpha,
         "length_penalty_beta": length_penalty_beta,
         "max_output_factor": max_output_factor,
+        "brevity_penalty_weight": brevity_penalty_weight,
+        "brevity_penalty_constant_length_ratio": brevity_penalty_constant_length_ratio,
+        "coverage_penalty_weight": coverage_penalty_weight,
+        "beam_search_stop": beam_search_stop and beam_search_stop.value,
+        "beam_prune": beam_prune,
         "ensemble_mode": ensemble_mode.value,
         "sample": top_k if sample else None,
         "temperature": temperature,

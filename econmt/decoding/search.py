@@ -12,60 +12,15 @@ can overtake them. Results therefore never depend on the other sentences of the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from econmt import limits, recipe
 from econmt.data.subwords import BOS, EOS, PAD
+from econmt.decoding.penalties import Penalties
 from econmt.decoding.search_model import SearchModel
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
-class SearchOptions:
-    """How translations are searched for; the first four are those of ``recipe.Decoding``.
-
-    Attributes:
-        beam_size: hypotheses kept at each position; 1 is greedy search.
-        length_penalty_alpha: scores are divided by ((beta + length) / (beta + 1)) ** alpha, length counting EOS.
-        length_penalty_beta: see ``length_penalty_alpha``.
-        max_output_factor: longest output: this times the source length, plus ``MAX_OUTPUT_EXTRA``.
-        nbest_size: hypotheses returned for a sentence, at most ``beam_size`` of them in beam search.
-        ensemble_mode: average the models' probabilities (linear) or their log-probabilities (log_linear).
-        sample: None for beam search; 0 draws from the whole distribution, k from its k most probable tokens.
-        temperature: log-probabilities are divided by it before a token is drawn.
-        seed: of the draws; a sentence's draws depend on this and its number alone.
-        attention: whether hypotheses carry their attention.
-        block_ngram_repeat: no hypothesis holds so many tokens in a row twice; 0: it may.
-
-    Raises:
-        ValidationError: pydantic's, a ValueError, if a value is of another type or out of range.
-    """
-
-    beam_size: limits.BeamSize = 5
-    length_penalty_alpha: limits.LengthPenaltyAlpha = 1.0
-    length_penalty_beta: limits.LengthPenaltyBeta = 0.0
-    max_output_factor: limits.OutputFactor = 2.0
-    nbest_size: limits.NBestSize = 1
-    ensemble_mode: Literal["linear", "log_linear"] = "linear"
-    sample: limits.TopTokens | None = None
-    temperature: limits.Temperature = 1.0
-    seed: limits.Seed = 1
-    attention: bool = True
-    block_ngram_repeat: limits.NGram = 0
-
-    def __post_init__(self) -> None:
-        if self.sample is None and self.nbest_size > self.beam_size:
-            raise ValueError(f"nbest_size {self.nbest_size} must not exceed beam_size {self.beam_size}")
-
-    @classmethod
-    def from_recipe(cls, decoding: recipe.Decoding) -> SearchOptions:
-        """The search that a recipe's ``decoding`` section describes."""
-        return cls(**decoding.model_dump(exclude={"batch_size", "max_input_length"}))
-
+from econmt.decoding.search_options import SearchOptions as SearchOptions
 
 MAX_OUTPUT_EXTRA = 10
 
@@ -81,7 +36,7 @@ class Hypothesis(NamedTuple):
 
     Attributes:
         ids: target ids without BOS and EOS.
-        score: log-probability divided by the length penalty.
+        score: log-probability divided by the length penalty, plus the other penalties.
         log_probability: natural logarithm of the model's probability of ids and EOS.
         attention: (len(ids) + 1, S) float32 on the CPU, its last row that of EOS, S the source's length with EOS; or
             None if it was not asked for.
@@ -129,12 +84,14 @@ class Ended(NamedTuple):
         position: tokens of each, EOS counted.
         sentences, rows: (E,) int64, the sentence, and the row of that position's model step that was extended.
         log_probabilities: (E,) float64.
+        penalties: (E,) float64 what is added to their scores; None: nothing.
     """
 
     position: int
     sentences: Tensor
     rows: Tensor
     log_probabilities: Tensor
+    penalties: Tensor | None = None
 
 
 class Grown(NamedTuple):
@@ -165,9 +122,14 @@ class Trace:
         found: list[list[tuple[float, float, int, int]]] = [[] for _ in range(len(lengths))]
         for ended in self.ended:
             penalty = float(length_penalty(ended.position, options))
-            entries = (ended.sentences.tolist(), ended.rows.tolist(), ended.log_probabilities.tolist())
-            for sentence, row, log_probability in zip(*entries, strict=True):
-                found[sentence].append((log_probability / penalty, log_probability, ended.position, row))
+            scores = ended.log_probabilities / penalty
+            if ended.penalties is not None:
+                scores = scores + ended.penalties
+            entries = (ended.sentences, ended.rows, ended.log_probabilities, scores)
+            for sentence, row, log_probability, score in zip(
+                *(part.tolist() for part in entries), strict=True
+            ):
+                found[sentence].append((score, log_probability, ended.position, row))
         results = []
         for sentence, candidates in enumerate(found):
             candidates.sort(key=lambda candidate: -candidate[0])
@@ -349,6 +311,7 @@ def beam_search(
         torch.full_like(numbers, beam),
         torch.full((len(source), options.nbest_size), -torch.inf, dtype=torch.float64),
     )
+    penalties = Penalties(options, lengths_here, source) if options.penalizes else None
     state = model.initial_state(model.encode(source, lengths))
     tokens = torch.full_like(numbers, BOS, device=device)
     sentences, places = numbers, torch.zeros_like(numbers)
@@ -370,20 +333,32 @@ def beam_search(
             now = steering.extend(log_probs, totals, sentences, places, batch.free, room)
         owners, columns = now.ends.nonzero(as_tuple=True)
         parents, ended = now.parents[owners, columns], now.totals[owners, columns]
-        trace.ended.append(Ended(position, batch.numbers[owners], parents, ended))
-        scores = (now.totals / length_penalty(position, options)).masked_fill(~now.ends, -torch.inf)
+        scores = now.totals / length_penalty(position, options)
+        reached, extra = scores, None
+        if penalties is not None:
+            penalties.look(attention)
+            added = penalties.of(position, batch.numbers, now.parents)
+            scores, extra = scores + added, added[owners, columns]
+        trace.ended.append(Ended(position, batch.numbers[owners], parents, ended, extra))
+        scores = scores.masked_fill(~now.ends, -torch.inf)
         best_scores = torch.cat([batch.best_scores, scores], dim=1).topk(options.nbest_size, dim=1).values
         batch = batch._replace(free=batch.free - now.ends.sum(dim=1), best_scores=best_scores)
         # A total only falls as a hypothesis grows, and the penalty only rises with its length, so this is the highest
-        # score that any growing hypothesis can still reach.
+        # score that any growing hypothesis can still reach; penalties are never above zero.
         reach = (now.totals.masked_fill(~now.grows, -torch.inf) / batch.most[:, None]).amax(dim=1)
         growing = now.grows & (best_scores[:, -1] < reach)[:, None]
+        if options.beam_search_stop == "first":
+            growing &= best_scores[:, :1] == -torch.inf
+        if options.beam_prune:
+            growing &= reached >= best_scores[:, :1] - options.beam_prune
         sentences, columns = growing.nonzero(as_tuple=True)
         words, parents = now.tokens[sentences, columns], now.parents[sentences, columns]
         totals = now.totals[sentences, columns]
         trace.grown.append(Grown(words, parents))
         if steering is not None:
             steering.grow(parents, words)
+        if penalties is not None:
+            penalties.grow(parents)
         if not len(sentences):
             return trace.hypotheses(lengths_here, limits, options)
         places = (growing.cumsum(dim=1) - 1)[sentences, columns]

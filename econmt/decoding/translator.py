@@ -209,7 +209,7 @@ class Translator:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the search of sentences of which nothing is wished follows their scores alone."""
+        """Whether nothing steers the search of sentences of which nothing is wished."""
         return self.options.block_ngram_repeat == 0
 
     def translate(self, lines: Iterable[str | Request], where: str = "input") -> Iterator[Translation]:

@@ -91,6 +91,29 @@ def test_n_grams_are_blocked(call: Call, word_model: Path) -> None:
     assert all(len(set(words)) == len(words) for words in blocked)
 
 
+def test_penalties_reach_the_search(call: Call, word_model: Path) -> None:
+    wanted = {
+        "brevity_penalty_weight": 2.0,
+        "brevity_penalty_constant_length_ratio": 1.5,
+        "coverage_penalty_weight": 0.5,
+        "beam_search_stop": "first",
+        "beam_prune": 3.0,
+    }
+    options = [str(word) for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", value)]
+    ended = call("translate", "-m", word_model, *options, "--output-type", "json", text=TEXT)
+    model = econmt.load(word_model, device="cpu")
+    for line, expected, plain in zip(
+        ended.lines,
+        model.translate(TEXT.splitlines(), **wanted),  # type: ignore[arg-type]
+        model.translate(TEXT.splitlines()),
+        strict=True,
+    ):
+        found = json.loads(line)
+        assert (found["translation"], found["score"]) == (expected.text, expected.score)
+        assert not expected.hypotheses or expected.score < plain.score
+    failure(call("translate", "-m", word_model, "--beam-prune", "nan", text="a\n"), "--beam-prune")
+
+
 def test_from_python(word_model: Path, tmp_path: Path) -> None:
     model = econmt.load(word_model, device="cpu")
     (tmp_path / "terms").write_text("a\tG\n")
