@@ -30,9 +30,9 @@ class Penalties:
             self._outside = positions >= lengths.to(source.device)[:, None] - 1
 
     def look(self, attention: Tensor) -> None:
-        """What the rows (R, S) see at this step."""
+        """What the rows (R, S) see at this step; S may be less once the longest sentences are done."""
         if self._seen is not None:
-            self._seen = self._seen + attention
+            self._seen = self._seen[:, : attention.shape[1]] + attention
 
     def of(self, position: int, numbers: Tensor, parents: Tensor) -> Tensor:
         """(B', K) float64 of translations that end here.
@@ -50,7 +50,7 @@ class Penalties:
         if self._seen is not None:
             place = self._seen.device
             seen = self._seen[parents.to(place)].double().clamp(_LEAST_SEEN, 1.0).log()
-            seen = seen.masked_fill(self._outside[numbers.to(place)][:, None, :], 0.0)
+            seen = seen.masked_fill(self._outside[numbers.to(place)][:, None, : seen.shape[2]], 0.0)
             found = found + options.coverage_penalty_weight * seen.sum(dim=2).cpu()
         return found
 
