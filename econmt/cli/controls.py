@@ -89,3 +89,10 @@ NGramOption = Annotated[
     int,
     typer.Option(min=0, max=limits.NGRAM, help="No translation holds N tokens in a row twice; 0: it may."),
 ]
+ReplaceOption = Annotated[
+    bool,
+    typer.Option(
+        "--replace-unk",
+        help="Write unknown words as the source has the word that they see most, instead of <unk>.",
+    ),
+]

@@ -31,10 +31,21 @@ class OutputType(str, Enum):
 
     translation = "translation"
     score = "score"
+    translation_with_alignments = "translation_with_alignments"
     json = "json"
     attention = "attention"
 
 
+OutputTypeOption = Annotated[
+    OutputType,
+    typer.Option(
+        help="The text; score, tab, text; text, tab, pairs of source and target words; a JSON object; the same "
+        "with the attention matrix."
+    ),
+]
+PictureOption = Annotated[
+    Path | None, typer.Option(help="Draw the attention of the first line that is not blank.")
+]
 NBestOption = Annotated[
     int,
     typer.Option(
@@ -101,16 +112,12 @@ def translate(
     coverage_penalty_weight: controls.CoverageWeightOption = None,
     beam_search_stop: controls.SearchStopOption = None,
     beam_prune: controls.PruneOption = None,
-    output_type: Annotated[
-        OutputType,
-        typer.Option(help="The text; score, tab, text; a JSON object; the same with the attention matrix."),
-    ] = OutputType.translation,
-    attention_picture: Annotated[
-        Path | None, typer.Option(help="Draw the attention of the first line that is not blank.")
-    ] = None,
+    output_type: OutputTypeOption = OutputType.translation,
+    attention_picture: PictureOption = None,
     avoid_list: controls.AvoidListOption = None,
     glossary: controls.GlossaryOption = None,
     block_ngram_repeat: controls.NGramOption = 0,
+    replace_unk: controls.ReplaceOption = False,
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
     top_k: TopKOption = 0,
     temperature: TemperatureOption = 1.0,
@@ -155,7 +162,10 @@ def translate(
         "temperature": temperature,
         "seed": seed,
         "block_ngram_repeat": block_ngram_repeat,
-        "attention": output_type == OutputType.attention or attention_picture is not None,
+        "attention": output_type in (OutputType.attention, OutputType.translation_with_alignments)
+        or replace_unk
+        or attention_picture is not None,
+        "replace_unk": replace_unk,
     }
     translator = loaded.translator(
         given,
@@ -210,9 +220,10 @@ def _run(
         for chunk in _chunks(input_file, translator.chunk_size):
             requests = _requests(chunk, lines + 1, where) if json_input else [Request(line) for line in chunk]
             translations = translator.translate_chunk(requests, lines + 1, where)
-            if several and output_type in (OutputType.translation, OutputType.score):
+            if several and output_type not in (OutputType.json, OutputType.attention):
                 numbered = enumerate(translations, lines)
-                write(row for number, each in numbered for row in format_nbest(each, number))
+                aligned = output_type == OutputType.translation_with_alignments
+                write(row for number, each in numbered for row in format_nbest(each, number, aligned=aligned))
             else:
                 write(
                     format_translation(translation, output_type.value, request.passed)

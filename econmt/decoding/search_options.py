@@ -30,6 +30,7 @@ class SearchOptions:
         temperature: log-probabilities are divided by it before a token is drawn.
         seed: of the draws; a sentence's draws depend on this and its number alone.
         attention: whether hypotheses carry their attention.
+        replace_unk: whether an unknown token is written as the source has what it sees most; needs ``attention``.
         block_ngram_repeat: no hypothesis holds so many tokens in a row twice; 0: it may.
 
     Raises:
@@ -51,11 +52,16 @@ class SearchOptions:
     temperature: limits.Temperature = 1.0
     seed: limits.Seed = 1
     attention: bool = True
+    replace_unk: bool = False
     block_ngram_repeat: limits.NGram = 0
 
     def __post_init__(self) -> None:
         if self.sample is None and self.nbest_size > self.beam_size:
             raise ValueError(f"nbest_size {self.nbest_size} must not exceed beam_size {self.beam_size}")
+        if self.sample is not None and self.block_ngram_repeat:
+            raise ValueError("block_ngram_repeat is of a search; leave it out where translations are drawn")
+        if self.replace_unk and not self.attention:
+            raise ValueError("replace_unk reads the attention, which is left out")
 
     @classmethod
     def from_recipe(cls, decoding: recipe.Decoding) -> SearchOptions:

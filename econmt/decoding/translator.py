@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from econmt import recipe
-from econmt.data.subwords import EOS, PAD, Vocabularies
+from econmt.data.subwords import EOS, PAD, UNK, Vocabularies
+from econmt.decoding.alignment import copied, hard_alignment, joined
 from econmt.decoding.continuous import ContinuousSearch, Sentence
 from econmt.decoding.control import Control, Wish
 from econmt.decoding.ensemble import as_one
@@ -43,6 +44,8 @@ class NBestEntry(NamedTuple):
         text: detokenised text, always a single line.
         tokens: the same as the vocabulary cuts it, EOS left out.
         ids, score, log_probability, attention, cut: see :class:`~econmt.decoding.search.Hypothesis`.
+        alignment: pairs of source and target words, what stands between spaces, each target word with those that it saw
+            most; empty without attention.
     """
 
     text: str
@@ -52,6 +55,7 @@ class NBestEntry(NamedTuple):
     log_probability: float
     attention: Tensor | None
     cut: bool
+    alignment: Sequence[tuple[int, int]] = ()
 
 
 class Translation(NamedTuple):
@@ -249,7 +253,7 @@ class Translator:
                         f"{where}:{first + index}: the model gives no finite probability to any translation; "
                         "its parameters are broken: take another checkpoint"
                     )
-                results[index] = self._translation(sources[index], hypotheses)
+                results[index] = self._translation(requests[index].text, sources[index], hypotheses)
         return results
 
     def _encode(self, lines: Sequence[str], first: int, where: str) -> list[list[int]]:
@@ -332,12 +336,21 @@ class Translator:
             return beam_search(self.model, *batch, self.options, self.watch, control)
         return sample(self.model, *batch, self.options, numbers)
 
-    def _translation(self, source: Sequence[int], hypotheses: Sequence[Hypothesis]) -> Translation:
-        target = self.vocabularies.target
-        entries = [
-            NBestEntry(one_line(target.decode(hypothesis.ids)), target.tokens(hypothesis.ids), *hypothesis)
-            for hypothesis in hypotheses
-        ]
-        text, tokens, _, score, log_probability, attention, _ = entries[0]
+    def _translation(self, text: str, source: Sequence[int], hypotheses: Sequence[Hypothesis]) -> Translation:
         source_tokens = self.vocabularies.source.tokens(source)
-        return Translation(text, score, log_probability, tokens, attention, entries, source_tokens)
+        entries = [self._entry(text, source_tokens, hypothesis) for hypothesis in hypotheses]
+        best = entries[0]
+        return Translation(
+            best.text, best.score, best.log_probability, best.tokens, best.attention, entries, source_tokens
+        )
+
+    def _entry(self, text: str, source_tokens: Sequence[str], hypothesis: Hypothesis) -> NBestEntry:
+        target, attention = self.vocabularies.target, hypothesis.attention
+        tokens = target.tokens(hypothesis.ids)
+        written, alignment = target.decode(hypothesis.ids), list[tuple[int, int]]()
+        if attention is not None:
+            alignment = hard_alignment(attention, source_tokens, tokens, self.vocabularies)
+            if self.options.replace_unk and UNK in hypothesis.ids:
+                tokens = copied(attention, hypothesis.ids, text, self.vocabularies)
+                written = joined(tokens, target)
+        return NBestEntry(one_line(written), tokens, *hypothesis, alignment)

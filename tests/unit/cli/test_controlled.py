@@ -114,6 +114,19 @@ def test_penalties_reach_the_search(call: Call, word_model: Path) -> None:
     failure(call("translate", "-m", word_model, "--beam-prune", "nan", text="a\n"), "--beam-prune")
 
 
+def test_alignments_are_pairs_of_words(call: Call, word_model: Path, subword_model: Path) -> None:
+    for model in (word_model, subword_model):
+        options = ("translate", "-m", model, "-b", 3, "--output-type", "translation_with_alignments")
+        for line, source in zip(call(*options, text=TEXT).lines, TEXT.splitlines(), strict=True):
+            text, pairs_ = line.split("\t")
+            found = [tuple(map(int, pair.split("-"))) for pair in pairs_.split()]
+            assert sorted({target for _, target in found}) == list(range(len(text.split())))
+            assert all(0 <= word < len(source.split()) for word, _ in found)
+        several = call(*options, "--nbest-size", 2, text="a b c\n").lines
+        assert several[0].split(" ||| ")[4] == call(*options, text="a b c\n").lines[0].split("\t")[1]
+        assert len(several) == 2
+
+
 def test_from_python(word_model: Path, tmp_path: Path) -> None:
     model = econmt.load(word_model, device="cpu")
     (tmp_path / "terms").write_text("a\tG\n")
