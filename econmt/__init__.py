@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["TrainedModel", "__version__", "load", "train"]
+__all__ = ["Request", "TrainedModel", "__version__", "load", "train"]
 
 if TYPE_CHECKING:
+    from econmt.api import Request as Request
     from econmt.api import TrainedModel as TrainedModel
     from econmt.api import load as load
     from econmt.api import train as train

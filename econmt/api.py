@@ -27,7 +27,9 @@ from rich.console import Console
 
 from econmt import limits
 from econmt.data.corpus import search_path
-from econmt.data.subwords import fingerprint
+from econmt.data.subwords import fingerprint, normalized
+from econmt.decoding.glossary import Glossary, read_glossary
+from econmt.decoding.requests import Request as Request
 from econmt.decoding.search import SearchOptions
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 from econmt.engine.devices import resolve_device
@@ -176,8 +178,10 @@ class TrainedModel:
 
     def translate(
         self,
-        lines: Sequence[str],
+        lines: Sequence[str | Request],
         *,
+        avoid: Sequence[str] = (),
+        glossary: Glossary | Path | str | None = None,
         beam_size: int | None = None,
         nbest_size: int = 1,
         batch_size: int | None = None,
@@ -187,7 +191,10 @@ class TrainedModel:
         """Translate raw text, one sentence a line.
 
         Args:
-            lines: the sentences; a blank one is translated by an empty line without hypotheses.
+            lines: the sentences; a blank one is translated by an empty line without hypotheses. An
+                :class:`econmt.Request` instead says what is wished of its translation.
+            avoid: phrases that no translation may hold.
+            glossary: terms and their translations, which are constraints where the terms occur; or its file.
             beam_size: hypotheses kept at each position; None: the recipe's.
             nbest_size: how many hypotheses of a sentence are returned.
             batch_size: sentences translated together; None: the recipe's.
@@ -199,17 +206,21 @@ class TrainedModel:
             (target tokens + 1, source tokens + 1), whose rows add up to one, and the n best as ``hypotheses``.
 
         Raises:
-            InputError: if the lines are not a list of text, an option is out of range, or there is no such device.
+            InputError: if the lines are not a list of text, an option is out of range, there is no such device, or what
+                is wished of a line cannot be had.
         """
         texts: list[Any] = (
             list(lines) if isinstance(lines, Iterable) and not isinstance(lines, str) else [None]
         )
-        if not _is_list_of(texts, str):
+        if not _is_list_of(texts, (str, Request)):
             raise InputError("translate takes a list of lines of text, for example translate(['A dog.'])")
         if device is not None and resolve_device(str(device)) != self.device:
             self.to(device)
         given = {"beam_size": beam_size, "nbest_size": nbest_size, **search}
-        return list(self.translator(given, batch_size=batch_size, warn=warnings.warn).translate(texts))
+        translator = self.translator(
+            given, batch_size=batch_size, avoid=avoid, glossary=glossary, warn=warnings.warn
+        )
+        return list(translator.translate(texts))
 
     def translator(
         self,
@@ -219,6 +230,8 @@ class TrainedModel:
         chunk_size: int = CHUNK_SIZE,
         max_input_length: int | None = None,
         long_lines: Literal["cut", "skip"] = "cut",
+        avoid: Sequence[str] = (),
+        glossary: Glossary | Path | str | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> Translator:
         """What translates a stream of lines.
@@ -226,8 +239,13 @@ class TrainedModel:
         Args:
             search: as for :meth:`search_options`.
             batch_size, max_input_length: None: the recipe's.
+            avoid, glossary: as for :meth:`translate`.
             chunk_size, long_lines, warn: see :class:`~econmt.decoding.translator.Translator`.
         """
+        if isinstance(avoid, str) or not all(
+            isinstance(phrase, str) and normalized(phrase) for phrase in avoid
+        ):
+            raise InputError("avoid takes a list of phrases, for example ['Hund', 'der Mann']")
         limits.check_whole("batch_size", batch_size, limits.TRANSLATED)
         limits.check_whole("chunk_size", chunk_size, limits.LINES)
         limits.check_whole("max_input_length", max_input_length, limits.INPUT_LENGTH)
@@ -243,6 +261,8 @@ class TrainedModel:
             chunk_size,
             max_input_length := max_input_length or self.recipe.decoding.max_input_length,
             long_lines,
+            avoid := tuple(avoid),
+            glossary,
         )
         # Whoever asks the same again gets the one whose graphs are captured.
         if self._translator is None or self._translator[0] != asked:
@@ -257,6 +277,8 @@ class TrainedModel:
                 max_length=self.recipe.pairs.max_length,
                 max_input_length=max_input_length,
                 long_lines=long_lines,
+                avoid=avoid,
+                glossary=read_glossary(Path(glossary)) if isinstance(glossary, (str, Path)) else glossary,
                 warn=warn,
             )
             self._translator = asked, made

@@ -49,6 +49,8 @@ TRANSLATED = 100_000
 """Sentences that are translated or scored together."""
 LENGTH_PENALTY_ALPHA = 10.0
 LENGTH_PENALTY_BETA = 1000.0
+PENALTY = 100.0
+"""Weights of penalties, and scores that a pruned hypothesis may lie behind."""
 OUTPUT_FACTOR = 100.0
 TEMPERATURE = 1000.0
 RATE = 1000.0
@@ -58,6 +60,10 @@ WEIGHT = 100.0
 """First values of parameters."""
 SAMPLES = 1_000_000
 """Resampled test sets."""
+PHRASES = 1000
+"""That a translation of a line must hold, or must not."""
+NGRAM = 100
+"""Tokens of an n-gram that may not come twice."""
 DIGITS = 15
 """After the point: more a float does not have."""
 REPETITIONS = 10_000
@@ -68,9 +74,11 @@ TEXT = 4096
 BeamSize = Annotated[int, Field(ge=1, le=BEAM)]
 LengthPenaltyAlpha = Annotated[float, Field(ge=0.0, le=LENGTH_PENALTY_ALPHA)]
 LengthPenaltyBeta = Annotated[float, Field(ge=0.0, le=LENGTH_PENALTY_BETA)]
+PenaltyWeight = Annotated[float, Field(ge=0.0, le=PENALTY)]
 OutputFactor = Annotated[float, Field(gt=0.0, le=OUTPUT_FACTOR)]
 TopTokens = Annotated[int, Field(ge=0, le=WORDS)]
 Temperature = Annotated[float, Field(gt=0.0, le=TEMPERATURE)]
+NGram = Annotated[int, Field(ge=0, le=NGRAM)]
 NBestSize = Annotated[int, Field(ge=1, le=NBEST)]
 Seed = Annotated[int, Field(ge=0, le=SEED)]
 

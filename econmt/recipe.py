@@ -250,6 +250,25 @@ class Decoding(Section):
     max_output_factor: limits.OutputFactor = Field(
         2.0, description="longest output: this times the source length, plus 10"
     )
+    brevity_penalty_weight: limits.PenaltyWeight = Field(
+        0.0, description="this times the logarithm of BLEU's brevity penalty is added to scores; 0: off"
+    )
+    brevity_penalty_constant_length_ratio: limits.OutputFactor = Field(
+        1.0, description="for the brevity penalty a translation should have this times the source's tokens"
+    )
+    coverage_penalty_weight: limits.PenaltyWeight = Field(
+        0.0,
+        description="this times the sum of log(min(attention, 1)) over source tokens, attention summed over the "
+        "translation, is added to scores (Wu et al., 2016); 0: off",
+    )
+    beam_search_stop: Literal["all", "first"] = Field(
+        "all",
+        description="all: when nothing better can come; first: as soon as a sentence has one whole translation",
+    )
+    beam_prune: limits.PenaltyWeight = Field(
+        0.0,
+        description="hypotheses whose score is so far below the best whole translation's are given up; 0: off",
+    )
     batch_size: int = Field(64, ge=1, le=limits.TRANSLATED, description="sentences translated together")
     max_input_length: int = Field(
         1000,

@@ -13,13 +13,15 @@ from typing import Annotated
 import typer
 
 from econmt import limits
-from econmt.cli import options
+from econmt.cli import controls, options
 from econmt.cli.computing import counting_lines, load_models
 from econmt.cli.options import AveragingMode, ProductPrecision, within
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.formats import format_nbest, format_translation
+from econmt.decoding.glossary import read_avoid_list
+from econmt.decoding.requests import Request, read_request
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 
@@ -29,10 +31,21 @@ class OutputType(str, Enum):
 
     translation = "translation"
     score = "score"
+    translation_with_alignments = "translation_with_alignments"
     json = "json"
     attention = "attention"
 
 
+OutputTypeOption = Annotated[
+    OutputType,
+    typer.Option(
+        help="The text; score, tab, text; text, tab, pairs of source and target words; a JSON object; the same "
+        "with the attention matrix."
+    ),
+]
+PictureOption = Annotated[
+    Path | None, typer.Option(help="Draw the attention of the first line that is not blank.")
+]
 NBestOption = Annotated[
     int,
     typer.Option(
@@ -84,18 +97,9 @@ def translate(
         Path | None,
         typer.Option("--input", "-i", help="Text file, also .gz.", show_default="standard input"),
     ] = None,
+    json_input: controls.JsonInputOption = False,
     output: options.OutputOption = None,
-    beam_size: Annotated[
-        int | None,
-        typer.Option(
-            "--beam-size",
-            "-b",
-            min=1,
-            max=limits.BEAM,
-            help="Hypotheses kept; 1: greedy.",
-            show_default="the recipe's",
-        ),
-    ] = None,
+    beam_size: controls.BeamOption = None,
     nbest_size: NBestOption = 1,
     batch_size: options.BatchSizeOption = None,
     chunk_size: ChunkSizeOption = CHUNK_SIZE,
@@ -104,13 +108,17 @@ def translate(
     length_penalty_alpha: options.AlphaOption = None,
     length_penalty_beta: options.BetaOption = None,
     max_output_factor: OutputFactorOption = None,
-    output_type: Annotated[
-        OutputType,
-        typer.Option(help="The text; score, tab, text; a JSON object; the same with the attention matrix."),
-    ] = OutputType.translation,
-    attention_picture: Annotated[
-        Path | None, typer.Option(help="Draw the attention of the first line that is not blank.")
-    ] = None,
+    brevity_penalty_weight: controls.BrevityWeightOption = None,
+    brevity_penalty_constant_length_ratio: controls.BrevityRatioOption = None,
+    coverage_penalty_weight: controls.CoverageWeightOption = None,
+    beam_search_stop: controls.SearchStopOption = None,
+    beam_prune: controls.PruneOption = None,
+    output_type: OutputTypeOption = OutputType.translation,
+    attention_picture: PictureOption = None,
+    avoid_list: controls.AvoidListOption = None,
+    glossary: controls.GlossaryOption = None,
+    block_ngram_repeat: controls.NGramOption = 0,
+    replace_unk: controls.ReplaceOption = False,
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
     top_k: TopKOption = 0,
     temperature: TemperatureOption = 1.0,
@@ -131,15 +139,11 @@ def translate(
       echo "A dog runs." | econmt translate -m runs/multi30k
       econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
     """
-    if not sample:
-        why = "is for --sample; give that too, or leave it out"
-        options.refuse_idle(context, why, "top_k", "temperature", "seed")
-    else:
-        options.refuse_idle(context, "is for searching; leave out that or --sample", "beam_size")
-    options.check_writable(output)
-    options.check_picture(attention_picture)
-    options.check_not_of_model(output, models)
-    lines_out = LineOutput(output, [input_file])
+    _check_options(context)
+    lines_out = LineOutput(
+        output, [input_file, *(path for path in (avoid_list, glossary) if path is not None)]
+    )
+    avoided = () if avoid_list is None else read_avoid_list(avoid_list)
     loaded = load_models(models, checkpoint, device, precision, threads)
     given = {
         "beam_size": beam_size,
@@ -147,11 +151,20 @@ def translate(
         "length_penalty_alpha": length_penalty_alpha,
         "length_penalty_beta": length_penalty_beta,
         "max_output_factor": max_output_factor,
+        "brevity_penalty_weight": brevity_penalty_weight,
+        "brevity_penalty_constant_length_ratio": brevity_penalty_constant_length_ratio,
+        "coverage_penalty_weight": coverage_penalty_weight,
+        "beam_search_stop": beam_search_stop and beam_search_stop.value,
+        "beam_prune": beam_prune,
         "ensemble_mode": ensemble_mode.value,
         "sample": top_k if sample else None,
         "temperature": temperature,
         "seed": seed,
-        "attention": output_type == OutputType.attention or attention_picture is not None,
+        "block_ngram_repeat": block_ngram_repeat,
+        "attention": output_type in (OutputType.attention, OutputType.translation_with_alignments)
+        or replace_unk
+        or attention_picture is not None,
+        "replace_unk": replace_unk,
     }
     translator = loaded.translator(
         given,
@@ -159,9 +172,24 @@ def translate(
         chunk_size=chunk_size,
         max_input_length=max_input_length,
         long_lines=long_lines.value,
+        avoid=avoided,
+        glossary=glossary,
         warn=_warn,
     )
-    _run(translator, input_file, lines_out, output_type, attention_picture)
+    _run(translator, input_file, json_input, lines_out, output_type, attention_picture)
+
+
+def _check_options(context: typer.Context) -> None:
+    """Refuse options that would change nothing, and places that cannot be written to."""
+    given = context.params
+    if given["sample"]:
+        options.refuse_idle(context, "is for searching; leave out that or --sample", "beam_size")
+    else:
+        why = "is for --sample; give that too, or leave it out"
+        options.refuse_idle(context, why, "top_k", "temperature", "seed")
+    options.check_writable(given["output"])
+    options.check_picture(given["attention_picture"])
+    options.check_not_of_model(given["output"], given["models"])
 
 
 def _warn(text: str) -> None:
@@ -181,9 +209,18 @@ def _chunks(input_file: Path | None, size: int) -> Iterator[list[str]]:
         yield chunk
 
 
+def _requests(lines: Sequence[str], first: int, where: str) -> list[Request]:
+    """What lines of JSON ask for, the first of them number ``first``; a blank one is a blank sentence."""
+    return [
+        read_request(line, f"{where}:{number}") if line.strip() else Request(line)
+        for number, line in enumerate(lines, first)
+    ]
+
+
 def _run(
     translator: Translator,
     input_file: Path | None,
+    json_input: bool,
     output: LineOutput,
     output_type: OutputType,
     picture: Path | None,
@@ -193,12 +230,17 @@ def _run(
     several = translator.options.nbest_size > 1
     with counting_lines("translating", input_file, "lines", output) as done, output as write:
         for chunk in _chunks(input_file, translator.chunk_size):
-            translations = translator.translate_chunk(chunk, lines + 1, where, done)
-            if several and output_type in (OutputType.translation, OutputType.score):
+            requests = _requests(chunk, lines + 1, where) if json_input else [Request(line) for line in chunk]
+            translations = translator.translate_chunk(requests, lines + 1, where, done)
+            if several and output_type not in (OutputType.json, OutputType.attention):
                 numbered = enumerate(translations, lines)
-                write(row for number, each in numbered for row in format_nbest(each, number))
+                aligned = output_type == OutputType.translation_with_alignments
+                write(row for number, each in numbered for row in format_nbest(each, number, aligned=aligned))
             else:
-                write(format_translation(translation, output_type.value) for translation in translations)
+                write(
+                    format_translation(translation, output_type.value, request.passed)
+                    for translation, request in zip(translations, requests, strict=True)
+                )
             if picture is not None and _draw(translations, picture):
                 picture = None
             lines += len(chunk)

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from econmt.decoding.translator import NBestEntry, Translation
 from econmt.typed_json import json_text
 
-OutputType = Literal["translation", "score", "json", "attention"]
+OutputType = Literal["translation", "score", "translation_with_alignments", "json", "attention"]
 ATTENTION_DIGITS = 5
 
 
-def format_translation(translation: Translation, output_type: OutputType) -> str:
+def format_translation(
+    translation: Translation, output_type: OutputType, passed: Mapping[str, Any] | None = None
+) -> str:
     """One line, without its end.
 
-    ``translation`` is the text alone; ``score`` the score, a tab and the text; ``json`` an object with the text, the
-    score, the log-probability, the tokens of both sides and all hypotheses; ``attention`` the same with a matrix of
-    attention for each hypothesis, a row for each target token and EOS, a column for each source token and EOS.
+    ``translation`` is the text alone; ``score`` the score, a tab and the text; ``translation_with_alignments`` the
+    text, a tab and pairs of source and target words as Pharaoh wrote them, ``0-0 1-2``; ``json`` an object with the
+    text, the score, the log-probability, the tokens of both sides and all hypotheses; ``attention`` the same with a
+    matrix of attention for each hypothesis, a row for each target token and EOS, a column for each source token and
+    EOS. Objects begin with what is ``passed``, but for keys of their own.
     """
     if output_type == "translation":
         return translation.text
     if output_type == "score":
         return f"{translation.score:.6f}\t{translation.text}"
+    if output_type == "translation_with_alignments":
+        pairs = translation.hypotheses[0].alignment if translation.hypotheses else ()
+        return f"{translation.text}\t{_pharaoh(pairs)}"
     with_attention = output_type == "attention"
     candidates = [_as_dict(candidate, with_attention) for candidate in translation.hypotheses]
     best = {
+        **(passed or {}),
         "translation": translation.text,
         "score": translation.score,
         "log_probability": translation.log_probability,
@@ -38,16 +46,21 @@ def format_translation(translation: Translation, output_type: OutputType) -> str
     return json_text(best)
 
 
-def format_nbest(translation: Translation, number: int) -> list[str]:
+def _pharaoh(pairs: Sequence[tuple[int, int]]) -> str:
+    return " ".join(f"{source}-{target}" for source, target in pairs)
+
+
+def format_nbest(translation: Translation, number: int, *, aligned: bool = False) -> list[str]:
     """The hypotheses of a line as Moses lists them, a line each, the best first.
 
     ``number ||| text ||| logprob= log-probability ||| score``, with the number of the source line from 0. Bars in a
-    text that would end it are written as Moses escapes them. A blank line has one, its empty translation.
+    text that would end it are written as Moses escapes them. A blank line has one, its empty translation. With
+    ``aligned`` one more field has pairs of source and target words, ``0-0 1-2``.
     """
     best: Sequence[NBestEntry | Translation] = translation.hypotheses or [translation]
     return [
         f"{number} ||| {each.text.replace('|||', '&#124;' * 3)} ||| logprob= {each.log_probability:.6f} ||| "
-        f"{each.score:.6f}"
+        f"{each.score:.6f}" + (f" ||| {_pharaoh(getattr(each, 'alignment', ()))}" if aligned else "")
         for each in best
     ]
 

@@ -12,58 +12,15 @@ can overtake them. Results therefore never depend on the other sentences of the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from econmt import limits, recipe
 from econmt.data.subwords import BOS, EOS, PAD
+from econmt.decoding.penalties import Penalties
 from econmt.decoding.search_model import SearchModel
-
-
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
-class SearchOptions:
-    """How translations are searched for; the first four are those of ``recipe.Decoding``.
-
-    Attributes:
-        beam_size: hypotheses kept at each position; 1 is greedy search.
-        length_penalty_alpha: scores are divided by ((beta + length) / (beta + 1)) ** alpha, length counting EOS.
-        length_penalty_beta: see ``length_penalty_alpha``.
-        max_output_factor: longest output: this times the source length, plus ``MAX_OUTPUT_EXTRA``.
-        nbest_size: hypotheses returned for a sentence, at most ``beam_size`` of them in beam search.
-        ensemble_mode: average the models' probabilities (linear) or their log-probabilities (log_linear).
-        sample: None for beam search; 0 draws from the whole distribution, k from its k most probable tokens.
-        temperature: log-probabilities are divided by it before a token is drawn.
-        seed: of the draws; a sentence's draws depend on this and its number alone.
-        attention: whether hypotheses carry their attention.
-
-    Raises:
-        ValidationError: pydantic's, a ValueError, if a value is of another type or out of range.
-    """
-
-    beam_size: limits.BeamSize = 5
-    length_penalty_alpha: limits.LengthPenaltyAlpha = 1.0
-    length_penalty_beta: limits.LengthPenaltyBeta = 0.0
-    max_output_factor: limits.OutputFactor = 2.0
-    nbest_size: limits.NBestSize = 1
-    ensemble_mode: Literal["linear", "log_linear"] = "linear"
-    sample: limits.TopTokens | None = None
-    temperature: limits.Temperature = 1.0
-    seed: limits.Seed = 1
-    attention: bool = True
-
-    def __post_init__(self) -> None:
-        if self.sample is None and self.nbest_size > self.beam_size:
-            raise ValueError(f"nbest_size {self.nbest_size} must not exceed beam_size {self.beam_size}")
-
-    @classmethod
-    def from_recipe(cls, decoding: recipe.Decoding) -> SearchOptions:
-        """The search that a recipe's ``decoding`` section describes."""
-        return cls(**decoding.model_dump(exclude={"batch_size", "max_input_length"}))
-
+from econmt.decoding.search_options import SearchOptions as SearchOptions
 
 MAX_OUTPUT_EXTRA = 10
 
@@ -79,7 +36,7 @@ class Hypothesis(NamedTuple):
 
     Attributes:
         ids: target ids without BOS and EOS.
-        score: log-probability divided by the length penalty.
+        score: log-probability divided by the length penalty, plus the other penalties.
         log_probability: natural logarithm of the model's probability of ids and EOS.
         attention: (len(ids) + 1, S) float32 on the CPU, its last row that of EOS, S the source's length with EOS; or
             None if it was not asked for.
@@ -127,12 +84,14 @@ class Ended(NamedTuple):
         position: tokens of each, EOS counted.
         sentences, rows: (E,) int64, the sentence, and the row of that position's model step that was extended.
         log_probabilities: (E,) float64.
+        penalties: (E,) float64 what is added to their scores; None: nothing.
     """
 
     position: int
     sentences: Tensor
     rows: Tensor
     log_probabilities: Tensor
+    penalties: Tensor | None = None
 
 
 class Grown(NamedTuple):
@@ -163,9 +122,14 @@ class Trace:
         found: list[list[tuple[float, float, int, int]]] = [[] for _ in range(len(lengths))]
         for ended in self.ended:
             penalty = float(length_penalty(ended.position, options))
-            entries = (ended.sentences.tolist(), ended.rows.tolist(), ended.log_probabilities.tolist())
-            for sentence, row, log_probability in zip(*entries, strict=True):
-                found[sentence].append((log_probability / penalty, log_probability, ended.position, row))
+            scores = ended.log_probabilities / penalty
+            if ended.penalties is not None:
+                scores = scores + ended.penalties
+            entries = (ended.sentences, ended.rows, ended.log_probabilities, scores)
+            for sentence, row, log_probability, score in zip(
+                *(part.tolist() for part in entries), strict=True
+            ):
+                found[sentence].append((score, log_probability, ended.position, row))
         results = []
         for sentence, candidates in enumerate(found):
             candidates.sort(key=lambda candidate: -candidate[0])
@@ -195,7 +159,7 @@ def _walk(grown: list[tuple[list[int], list[int]]], step: int, row: int) -> tupl
     return ids[::-1], rows[::-1]
 
 
-class _Places(NamedTuple):
+class Places(NamedTuple):
     """The K places of each sentence after one position, best first.
 
     Attributes:
@@ -240,7 +204,7 @@ def _extend(
     places: Tensor,
     free: Tensor,
     beam: int,
-) -> _Places:
+) -> Places:
     """Choose the best continuations of each sentence.
 
     Args:
@@ -258,7 +222,34 @@ def _extend(
     chosen = tokens[parents, flat % width]
     kept = (torch.arange(beam) < free[:, None]) & (best > -torch.inf)
     ends = kept & (chosen == EOS)
-    return _Places(best, parents, chosen, ends, kept & ~ends)
+    return Places(best, parents, chosen, ends, kept & ~ends)
+
+
+class Steering(Protocol):
+    """What else a search may follow than the scores, such as :class:`econmt.decoding.control.Control`."""
+
+    def limits(self, limits: Tensor, /) -> Tensor:
+        """``limits`` (B,), longer where the translation would not have room."""
+
+    def extend(
+        self,
+        log_probs: Tensor,
+        totals: Tensor,
+        sentences: Tensor,
+        places: Tensor,
+        free: Tensor,
+        room: Tensor,
+        /,
+    ) -> Places:
+        """Choose the best continuations of each sentence.
+
+        Args:
+            log_probs: (R, V) of the next token, which may be overwritten. totals, sentences, places, free: see
+                :func:`_extend`. room: (R,) most tokens after the one to be chosen; -1 where that must be EOS.
+        """
+
+    def grow(self, parents: Tensor, tokens: Tensor, /) -> None:
+        """The rows are now those that extend ``parents`` (R',) by ``tokens`` (R',)."""
 
 
 class _Batch(NamedTuple):
@@ -289,6 +280,7 @@ def beam_search(
     limits: Tensor,
     options: SearchOptions,
     watch: Callable[[], object] = lambda: None,
+    steering: Steering | None = None,
 ) -> list[list[Hypothesis]]:
     """Search for the translations with the highest scores.
 
@@ -302,12 +294,15 @@ def beam_search(
         limits: (B,) most tokens before EOS, see :func:`output_limits`.
         options: how to search.
         watch: called before each step; what it raises ends the search.
+        steering: chooses the continuations instead of the scores alone.
 
     Returns:
         The n best hypotheses of each sentence, best first; fewer only if the model allows no more.
     """
     device, beam = source.device, options.beam_size
     lengths_here, limits = lengths.cpu(), limits.cpu()
+    if steering is not None:
+        limits = steering.limits(limits)
     numbers = torch.arange(len(source))
     batch = _Batch(
         numbers,
@@ -316,6 +311,7 @@ def beam_search(
         torch.full_like(numbers, beam),
         torch.full((len(source), options.nbest_size), -torch.inf, dtype=torch.float64),
     )
+    penalties = Penalties(options, lengths_here, source) if options.penalizes else None
     state = model.initial_state(model.encode(source, lengths))
     tokens = torch.full_like(numbers, BOS, device=device)
     sentences, places = numbers, torch.zeros_like(numbers)
@@ -329,22 +325,40 @@ def beam_search(
         if options.attention:
             trace.attention.append(attention)
         # What follows is about few numbers: on the CPU it takes less time than a GPU takes to be told of it.
-        found, words = (part.cpu() for part in highest(log_probs, min(beam, log_probs.shape[1])))
-        now = _extend(found, words, totals, sentences, places, batch.free, beam)
+        if steering is None:
+            found, words = (part.cpu() for part in highest(log_probs, min(beam, log_probs.shape[1])))
+            now = _extend(found, words, totals, sentences, places, batch.free, beam)
+        else:
+            room = batch.limits[sentences] - position
+            now = steering.extend(log_probs, totals, sentences, places, batch.free, room)
         owners, columns = now.ends.nonzero(as_tuple=True)
         parents, ended = now.parents[owners, columns], now.totals[owners, columns]
-        trace.ended.append(Ended(position, batch.numbers[owners], parents, ended))
-        scores = (now.totals / length_penalty(position, options)).masked_fill(~now.ends, -torch.inf)
+        scores = now.totals / length_penalty(position, options)
+        reached, extra = scores, None
+        if penalties is not None:
+            penalties.look(attention)
+            added = penalties.of(position, batch.numbers, now.parents)
+            scores, extra = scores + added, added[owners, columns]
+        trace.ended.append(Ended(position, batch.numbers[owners], parents, ended, extra))
+        scores = scores.masked_fill(~now.ends, -torch.inf)
         best_scores = torch.cat([batch.best_scores, scores], dim=1).topk(options.nbest_size, dim=1).values
         batch = batch._replace(free=batch.free - now.ends.sum(dim=1), best_scores=best_scores)
         # A total only falls as a hypothesis grows, and the penalty only rises with its length, so this is the highest
-        # score that any growing hypothesis can still reach.
+        # score that any growing hypothesis can still reach; penalties are never above zero.
         reach = (now.totals.masked_fill(~now.grows, -torch.inf) / batch.most[:, None]).amax(dim=1)
         growing = now.grows & (best_scores[:, -1] < reach)[:, None]
+        if options.beam_search_stop == "first":
+            growing &= best_scores[:, :1] == -torch.inf
+        if options.beam_prune:
+            growing &= reached >= best_scores[:, :1] - options.beam_prune
         sentences, columns = growing.nonzero(as_tuple=True)
         words, parents = now.tokens[sentences, columns], now.parents[sentences, columns]
         totals = now.totals[sentences, columns]
         trace.grown.append(Grown(words, parents))
+        if steering is not None:
+            steering.grow(parents, words)
+        if penalties is not None:
+            penalties.grow(parents)
         if not len(sentences):
             return trace.hypotheses(lengths_here, limits, options)
         places = (growing.cumsum(dim=1) - 1)[sentences, columns]

@@ -15,13 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from econmt import recipe
-from econmt.data.subwords import EOS, PAD, Vocabularies
+from econmt.data.subwords import EOS, PAD, UNK, Vocabularies
+from econmt.decoding.alignment import copied, hard_alignment, joined
 from econmt.decoding.continuous import ContinuousSearch, Sentence
+from econmt.decoding.control import Control, Wish
 from econmt.decoding.ensemble import as_one
+from econmt.decoding.glossary import Glossary
+from econmt.decoding.requests import Request
 from econmt.decoding.sampling import sample
 from econmt.decoding.search import Hypothesis, SearchOptions, beam_search, output_limits
 from econmt.decoding.search_model import SearchModel
-from econmt.errors import EconmtError
+from econmt.decoding.wishes import Wishes
+from econmt.errors import EconmtError, InputError
 from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid
 
@@ -39,6 +44,8 @@ class NBestEntry(NamedTuple):
         text: detokenised text, always a single line.
         tokens: the same as the vocabulary cuts it, EOS left out.
         ids, score, log_probability, attention, cut: see :class:`~econmt.decoding.search.Hypothesis`.
+        alignment: pairs of source and target words, what stands between spaces, each target word with those that it saw
+            most; empty without attention.
     """
 
     text: str
@@ -48,6 +55,7 @@ class NBestEntry(NamedTuple):
     log_probability: float
     attention: Tensor | None
     cut: bool
+    alignment: Sequence[tuple[int, int]] = ()
 
 
 class Translation(NamedTuple):
@@ -146,6 +154,8 @@ class Translator:
         watch: called between the steps of a search; what it raises ends it.
         continuous: whether beam search with one model lets sentences take one another's places, on a GPU in CUDA graphs
             (:mod:`econmt.decoding.continuous`), where there are enough of them; None: on a GPU. Results are the same.
+        avoid: phrases that no translation may hold.
+        glossary: where a term occurs in a source, its translation is a constraint.
     """
 
     def __init__(
@@ -163,6 +173,8 @@ class Translator:
         warn: Callable[[str], None] | None = None,
         watch: Callable[[], object] = lambda: None,
         continuous: bool | None = None,
+        avoid: Sequence[str] = (),
+        glossary: Glossary | None = None,
     ) -> None:
         if isinstance(options, recipe.Decoding):
             batch_size, options = batch_size or options.batch_size, SearchOptions.from_recipe(options)
@@ -182,16 +194,34 @@ class Translator:
         self._tokens = self.batch_size * longest
         self._continuous: ContinuousSearch | None = None
         wanted = self.device.type == "cuda" if continuous is None else continuous
-        if wanted and self.options.sample is None and isinstance(self.model, IncrementalModel):
+        self._wishes: Wishes | None = None
+        if avoid or glossary is not None:
+            self._wishes = Wishes(vocabularies.target, avoid, glossary)
+        if self._wishes is not None and self.options.sample is not None:
+            raise InputError(
+                "translations are drawn, not searched for: give no avoided phrases and no glossary"
+            )
+        if (
+            wanted
+            and self._is_plain
+            and self.options.sample is None
+            and isinstance(self.model, IncrementalModel)
+        ):
             self._continuous = ContinuousSearch(
                 partial(Grid, self.model), self.options, self.device, self.batch_size, self._tokens, warn
             )
 
-    def translate(self, lines: Iterable[str], where: str = "input") -> Iterator[Translation]:
+    @property
+    def _is_plain(self) -> bool:
+        """Whether nothing steers the search of sentences of which nothing is wished."""
+        return self.options.block_ngram_repeat == 0
+
+    def translate(self, lines: Iterable[str | Request], where: str = "input") -> Iterator[Translation]:
         """Translate a stream of lines, without their line ends, in order; a chunk is read before it is translated.
 
         Args:
-            lines: the lines. where: what to call them in messages.
+            lines: the lines, or requests, which say what is wished of a translation.
+            where: what to call them in messages.
         """
         stream, first = iter(lines), 1
         while chunk := list(islice(stream, self.chunk_size)):
@@ -200,7 +230,7 @@ class Translator:
 
     def translate_chunk(
         self,
-        lines: Sequence[str],
+        lines: Sequence[str | Request],
         first: int = 1,
         where: str = "input",
         done: Callable[[int], object] = lambda _: None,
@@ -214,23 +244,33 @@ class Translator:
 
         Raises:
             EconmtError: if the model's probabilities are not finite.
+            InputError: if what is wished of a line cannot be had.
         """
-        sources = self._encode(lines, first, where)
-        results = [EMPTY] * len(lines)
+        requests = [Request(line) if isinstance(line, str) else line for line in lines]
+        wishes = self._wishes_of(requests, first, where)
+        sources = self._encode([request.text for request in requests], first, where)
+        answers: dict[int, list[Hypothesis]] = {}
         # A line of nothing but blanks has no tokens either way, but word vocabularies need not agree on what is blank.
-        filled = [index for index, line in enumerate(lines) if line.strip() and sources[index]]
+        filled = [i for i, request in enumerate(requests) if request.text.strip() and sources[i]]
         done(len(lines) - len(filled))
         with evaluation_mode(self.models):
             numbers = [first + index for index in filled]
-            for position, hypotheses in self._search_all([sources[index] for index in filled], numbers):
+            found = self._search_all([sources[i] for i in filled], numbers, [wishes[i] for i in filled])
+            for position, hypotheses in found:
                 index = filled[position]
                 if not hypotheses:
                     raise EconmtError(
                         f"{where}:{first + index}: the model gives no finite probability to any translation; "
                         "its parameters are broken: take another checkpoint"
                     )
-                results[index] = self._translation(sources[index], hypotheses)
+                answers[index] = hypotheses
                 done(1)
+        texts = iter(
+            self.vocabularies.target.decode_many([each.ids for found in answers.values() for each in found])
+        )
+        results = [EMPTY] * len(lines)
+        for index, hypotheses in answers.items():
+            results[index] = self._translation(requests[index].text, sources[index], hypotheses, texts)
         return results
 
     def _encode(self, lines: Sequence[str], first: int, where: str) -> list[list[int]]:
@@ -255,41 +295,84 @@ class Translator:
                 )
         return sources
 
+    def _wishes_of(self, requests: Sequence[Request], first: int, where: str) -> list[Wish | None]:
+        """What is wished of each line, None where it is nothing."""
+        if self._wishes is None:
+            if all(request.is_plain for request in requests):
+                return [None if self._is_plain else Wish()] * len(requests)
+            if self.options.sample is not None:
+                number = first + next(i for i, request in enumerate(requests) if not request.is_plain)
+                raise InputError(
+                    f"{where}:{number}: translations are drawn, not searched for: nothing can be wished of one"
+                )
+            self._wishes = Wishes(self.vocabularies.target)
+        found = [self._wishes.of(request, f"{where}:{first + i}") for i, request in enumerate(requests)]
+        return [wish or (None if self._is_plain else Wish()) for wish in found]
+
     def _search_all(
-        self, sources: Sequence[Sequence[int]], numbers: Sequence[int]
+        self, sources: Sequence[Sequence[int]], numbers: Sequence[int], wishes: Sequence[Wish | None]
     ) -> Iterator[tuple[int, list[Hypothesis]]]:
         """The hypotheses of each source with its index, in any order; ``numbers`` are those of the lines."""
         lengths = [len(ids) for ids in sources]
-        rest = list(range(len(sources)))
+        plain = [index for index, wish in enumerate(wishes) if wish is None]
+        rest = plain
         if self._continuous is not None:
-            for part in self._continuous.worthwhile(lengths):
+            for group in self._continuous.worthwhile([lengths[index] for index in plain]):
+                part = [plain[position] for position in group]
                 limits = self._limits([lengths[index] for index in part]).tolist()
                 sentences = [
                     Sentence(sources[index], limit) for index, limit in zip(part, limits, strict=True)
                 ]
                 yield from zip(part, self._continuous.search(sentences, self.watch), strict=True)
                 rest = sorted({*rest}.difference(part))
-        for batch in batches_by_length([lengths[index] for index in rest], self.batch_size, self._tokens):
-            chosen = [rest[position] for position in batch]
-            found = self._search([sources[index] for index in chosen], [numbers[index] for index in chosen])
-            yield from zip(chosen, found, strict=True)
+        wished = [index for index, wish in enumerate(wishes) if wish is not None]
+        for part in (rest, wished):
+            for batch in batches_by_length([lengths[index] for index in part], self.batch_size, self._tokens):
+                chosen = [part[position] for position in batch]
+                found = self._search(
+                    [sources[index] for index in chosen],
+                    [numbers[index] for index in chosen],
+                    [wish for index in chosen if (wish := wishes[index]) is not None],
+                )
+                yield from zip(chosen, found, strict=True)
 
     def _limits(self, lengths: Sequence[int]) -> Tensor:
         """Most tokens before EOS by source tokens, EOS not counted."""
         return output_limits(torch.tensor(lengths) + 1, self.options.max_output_factor, self.max_length)
 
-    def _search(self, sources: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[list[Hypothesis]]:
+    def _search(
+        self, sources: Sequence[Sequence[int]], numbers: Sequence[int], wishes: Sequence[Wish]
+    ) -> list[list[Hypothesis]]:
+        """Those of a batch; of all of its sentences or of none something is wished."""
         batch = *pad_sources(sources, self.device), self._limits([len(ids) for ids in sources])
         if self.options.sample is None:
-            return beam_search(self.model, *batch, self.options, self.watch)
+            control = None
+            if wishes:
+                self._wishes = self._wishes or Wishes(self.vocabularies.target)
+                control = Control(wishes, self._wishes.joins, self.options)
+            return beam_search(self.model, *batch, self.options, self.watch, control)
         return sample(self.model, *batch, self.options, numbers)
 
-    def _translation(self, source: Sequence[int], hypotheses: Sequence[Hypothesis]) -> Translation:
-        target = self.vocabularies.target
-        entries = [
-            NBestEntry(one_line(target.decode(hypothesis.ids)), target.tokens(hypothesis.ids), *hypothesis)
-            for hypothesis in hypotheses
-        ]
-        text, tokens, _, score, log_probability, attention, _ = entries[0]
+    def _translation(
+        self, text: str, source: Sequence[int], hypotheses: Sequence[Hypothesis], written: Iterator[str]
+    ) -> Translation:
+        """Of a line's ``text`` and ids; ``written`` gives what the hypotheses read, in turn."""
         source_tokens = self.vocabularies.source.tokens(source)
-        return Translation(text, score, log_probability, tokens, attention, entries, source_tokens)
+        entries = [self._entry(text, source_tokens, each, next(written)) for each in hypotheses]
+        best = entries[0]
+        return Translation(
+            best.text, best.score, best.log_probability, best.tokens, best.attention, entries, source_tokens
+        )
+
+    def _entry(
+        self, text: str, source_tokens: Sequence[str], hypothesis: Hypothesis, written: str
+    ) -> NBestEntry:
+        target, attention = self.vocabularies.target, hypothesis.attention
+        tokens = target.tokens(hypothesis.ids)
+        alignment: list[tuple[int, int]] = []
+        if attention is not None:
+            alignment = hard_alignment(attention, source_tokens, tokens, self.vocabularies)
+            if self.options.replace_unk and UNK in hypothesis.ids:
+                tokens = copied(attention, hypothesis.ids, text, self.vocabularies)
+                written = joined(tokens, target)
+        return NBestEntry(one_line(written), tokens, *hypothesis, alignment)

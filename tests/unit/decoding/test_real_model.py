@@ -86,6 +86,19 @@ def test_a_sentence_gives_the_same_alone(variant: str) -> None:
             torch.testing.assert_close(one.attention, other.attention, atol=1e-5, rtol=0)
 
 
+def test_coverage_is_of_the_attention_of_hypotheses() -> None:
+    options = SearchOptions(beam_size=4, nbest_size=4, coverage_penalty_weight=0.3)
+    model = IncrementalModel(make_model("additive"))
+    limits = torch.tensor([9, 9, 1, 9])  # the longest sentence is done first
+    for hypotheses in beam_search(model, *pad_sources(SOURCES, torch.device("cpu")), limits, options):
+        for hypothesis in hypotheses:
+            assert hypothesis.attention is not None
+            seen = hypothesis.attention.double().sum(dim=0)[:-1]
+            expected = hypothesis.log_probability / (len(hypothesis.ids) + 1)
+            expected += 0.3 * float(seen.clamp(max=1.0).log().sum())
+            assert hypothesis.score == pytest.approx(expected, abs=1e-5)
+
+
 def test_an_ensemble_of_two_models_averages_their_teacher_forced_probabilities() -> None:
     models = [make_model("additive", seed=1), make_model("gnmt", seed=2)]
     source, lengths = pad_sources(SOURCES, torch.device("cpu"))

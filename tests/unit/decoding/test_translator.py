@@ -31,6 +31,9 @@ class Letters:
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.encode(text) for text in texts]
 
+    def decode_many(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        return [self.decode(ids) for ids in rows]
+
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.tokens(ids))
 

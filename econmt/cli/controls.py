@@ -1,0 +1,98 @@
+"""Options of ``econmt translate`` that say how to search, and what translations must hold."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from econmt import limits
+from econmt.cli.options import within
+
+BeamOption = Annotated[
+    int | None,
+    typer.Option(
+        "--beam-size",
+        "-b",
+        min=1,
+        max=limits.BEAM,
+        help="Hypotheses kept; 1: greedy.",
+        show_default="the recipe's",
+    ),
+]
+BrevityWeightOption = Annotated[
+    float | None,
+    typer.Option(
+        callback=within(0.0, limits.PENALTY),
+        help="Times the logarithm of BLEU's brevity penalty, added to scores; 0: off.",
+        show_default="the recipe's",
+    ),
+]
+BrevityRatioOption = Annotated[
+    float | None,
+    typer.Option(
+        callback=within(0.0, limits.OUTPUT_FACTOR, above=True),
+        help="For that a translation should have this times the source's tokens.",
+        show_default="the recipe's",
+    ),
+]
+CoverageWeightOption = Annotated[
+    float | None,
+    typer.Option(
+        callback=within(0.0, limits.PENALTY),
+        help="Times the coverage penalty of Wu et al. (2016), added to scores; 0: off.",
+        show_default="the recipe's",
+    ),
+]
+
+
+class SearchStop(str, Enum):
+    """When the search for a sentence ends."""
+
+    all = "all"
+    first = "first"
+
+
+SearchStopOption = Annotated[
+    SearchStop | None,
+    typer.Option(
+        help="all: when nothing better can come; first: with a sentence's first whole translation.",
+        show_default="the recipe's",
+    ),
+]
+PruneOption = Annotated[
+    float | None,
+    typer.Option(
+        callback=within(0.0, limits.PENALTY),
+        help="Give hypotheses up that score so far below the best whole translation; 0: none.",
+        show_default="the recipe's",
+    ),
+]
+JsonInputOption = Annotated[
+    bool,
+    typer.Option(
+        "--json-input",
+        help='A line is a JSON object: {"text": ..., "constraints": [...], "avoid": [...], "target_prefix": ...}; '
+        "other keys are passed on to --output-type json.",
+    ),
+]
+AvoidListOption = Annotated[
+    Path | None, typer.Option(help="Text file, a phrase a line, of what no translation may hold.")
+]
+GlossaryOption = Annotated[
+    Path | None,
+    typer.Option(help="Terms, a line each: source phrase, tab, the target phrase that must translate it."),
+]
+NGramOption = Annotated[
+    int,
+    typer.Option(min=0, max=limits.NGRAM, help="No translation holds N tokens in a row twice; 0: it may."),
+]
+ReplaceOption = Annotated[
+    bool,
+    typer.Option(
+        "--replace-unk",
+        help="Write unknown words as the source has the word that they see most, instead of <unk>.",
+    ),
+]

@@ -1,0 +1,114 @@
+"""A line to translate with what is wished of its translation, from a program or as a JSON object."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from econmt import limits
+from econmt.data.subwords import normalized
+from econmt.errors import InputError
+from econmt.typed_json import json_text, parse_json
+from econmt.typed_yaml import complaints
+
+_UNREADABLE = re.compile("[\0\ud800-\udfff]")
+
+
+class Request(NamedTuple):
+    """A sentence and what is wished of its translation; texts are raw, like the sentence.
+
+    Attributes:
+        text: the sentence.
+        constraints: phrases that the translation must hold, each as often as it is given.
+        avoid: phrases that it must not hold.
+        target_prefix: how it must begin.
+        passed: what else a JSON object held, for the JSON that comes out.
+    """
+
+    text: str
+    constraints: Sequence[str] = ()
+    avoid: Sequence[str] = ()
+    target_prefix: str = ""
+    passed: Mapping[str, Any] = {}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is wished."""
+        return not (self.constraints or self.avoid or self.target_prefix)
+
+
+_ADVICE = 'expected a JSON object a line, as {"text": "A dog.", "constraints": ["Hund"]}'
+
+
+class _Given(BaseModel):
+    """What a JSON object may hold, by Sockeye's names; anything else is passed on."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    text: str
+    constraints: list[str] = Field([], max_length=limits.PHRASES)
+    avoid: list[str] = Field([], max_length=limits.PHRASES)
+    target_prefix: str = ""
+
+
+_REFUSED = ("factors", "source_prefix", "restrict_lexicon", "target_prefix_factors")
+"""Sockeye's other fields: what they ask for, no model of econmt can do."""
+
+
+def read_request(line: str, where: str) -> Request:
+    """The request in a line of JSON, with Sockeye's fields: text, constraints, avoid and target_prefix.
+
+    Raises:
+        InputError: one line that names ``where``: no JSON object, a field of a wrong type, one that is misspelt, or
+            one of Sockeye's that no model here can follow.
+    """
+    tree = parse_json(line, where, _ADVICE)
+    for name in _REFUSED:
+        if tree.get(name) not in (None, [], ""):
+            what = (
+                "the model has no source factors" if name == "factors" else "econmt has nothing of the kind"
+            )
+            raise InputError(f"{where}: {name}: {what}; leave it out")
+    try:
+        given = _Given.model_validate(tree)
+        passed = dict(given.model_extra or {})
+        json_text(passed)
+    except ValidationError as failure:
+        raise InputError(f"{where}: {complaints(failure)[0]}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: cannot be passed on to the output: {error}") from None
+    for name in passed:
+        near = difflib.get_close_matches(name, _Given.model_fields, n=1, cutoff=0.8)
+        if near:
+            raise InputError(f"{where}: {name}: there is no such field; did you mean {near[0]}?")
+    found = Request(given.text, given.constraints, given.avoid, given.target_prefix, passed)
+    check_request(found, where)
+    return found
+
+
+def check_request(request: Request, where: str) -> None:
+    """Refuses texts that no vocabulary could read, and phrases that are none.
+
+    Raises:
+        InputError: one line that names ``where`` and the field.
+    """
+    for name in ("constraints", "avoid"):
+        phrases = getattr(request, name)
+        if isinstance(phrases, str) or not all(isinstance(phrase, str) for phrase in phrases):
+            raise InputError(f"{where}: {name}: expected a list of phrases")
+        for number, phrase in enumerate(phrases):
+            _check_text(phrase, f"{where}: {name}[{number}]")
+            if not normalized(phrase):
+                raise InputError(f"{where}: {name}[{number}] is blank; give a phrase, or leave it out")
+    _check_text(request.text, f"{where}: text")
+    _check_text(request.target_prefix, f"{where}: target_prefix")
+
+
+def _check_text(text: str, where: str) -> None:
+    found = _UNREADABLE.search(text)
+    if found:
+        raise InputError(f"{where}: the character U+{ord(found[0]):04X} is in no text; take it out")

@@ -1,0 +1,81 @@
+"""How translations are searched for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from econmt import limits, recipe
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
+class SearchOptions:
+    """How translations are searched for; those up to ``beam_prune`` are of ``recipe.Decoding``.
+
+    Attributes:
+        beam_size: hypotheses kept at each position; 1 is greedy search.
+        length_penalty_alpha: scores are divided by ((beta + length) / (beta + 1)) ** alpha, length counting EOS.
+        length_penalty_beta: see ``length_penalty_alpha``.
+        max_output_factor: longest output: this times the source length, plus ``MAX_OUTPUT_EXTRA``.
+        brevity_penalty_weight, brevity_penalty_constant_length_ratio, coverage_penalty_weight: see
+            :class:`~econmt.decoding.penalties.Penalties`; 0: none.
+        beam_search_stop: "all": when nothing better can come; "first": when one hypothesis has ended.
+        beam_prune: a growing hypothesis whose log-probability divided by its length penalty is so far below the best
+            score of those that have ended is given up; 0: none is.
+        nbest_size: hypotheses returned for a sentence, at most ``beam_size`` of them in beam search.
+        ensemble_mode: average the models' probabilities (linear) or their log-probabilities (log_linear).
+        sample: None for beam search; 0 draws from the whole distribution, k from its k most probable tokens.
+        temperature: log-probabilities are divided by it before a token is drawn.
+        seed: of the draws; a sentence's draws depend on this and its number alone.
+        attention: whether hypotheses carry their attention.
+        replace_unk: whether an unknown token is written as the source has what it sees most; needs ``attention``.
+        block_ngram_repeat: no hypothesis holds so many tokens in a row twice; 0: it may.
+
+    Raises:
+        ValidationError: pydantic's, a ValueError, if a value is of another type or out of range.
+    """
+
+    beam_size: limits.BeamSize = 5
+    length_penalty_alpha: limits.LengthPenaltyAlpha = 1.0
+    length_penalty_beta: limits.LengthPenaltyBeta = 0.0
+    max_output_factor: limits.OutputFactor = 2.0
+    brevity_penalty_weight: limits.PenaltyWeight = 0.0
+    brevity_penalty_constant_length_ratio: limits.OutputFactor = 1.0
+    coverage_penalty_weight: limits.PenaltyWeight = 0.0
+    beam_search_stop: Literal["all", "first"] = "all"
+    beam_prune: limits.PenaltyWeight = 0.0
+    nbest_size: limits.NBestSize = 1
+    ensemble_mode: Literal["linear", "log_linear"] = "linear"
+    sample: limits.TopTokens | None = None
+    temperature: limits.Temperature = 1.0
+    seed: limits.Seed = 1
+    attention: bool = True
+    replace_unk: bool = False
+    block_ngram_repeat: limits.NGram = 0
+
+    def __post_init__(self) -> None:
+        if self.sample is None and self.nbest_size > self.beam_size:
+            raise ValueError(f"nbest_size {self.nbest_size} must not exceed beam_size {self.beam_size}")
+        if self.sample is not None and self.block_ngram_repeat:
+            raise ValueError("block_ngram_repeat is of a search; leave it out where translations are drawn")
+        if self.replace_unk and not self.attention:
+            raise ValueError("replace_unk reads the attention, which is left out")
+
+    @classmethod
+    def from_recipe(cls, decoding: recipe.Decoding) -> SearchOptions:
+        """The search that a recipe's ``decoding`` section describes."""
+        return cls(**decoding.model_dump(exclude={"batch_size", "max_input_length"}))
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether scores are more than log-probabilities divided by the length penalty."""
+        return self.brevity_penalty_weight > 0.0 or self.coverage_penalty_weight > 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a search follows nothing but log-probabilities and lengths, and ends when nothing better can come."""
+        return not (
+            self.penalizes or self.beam_search_stop == "first" or self.beam_prune or self.block_ngram_repeat
+        )

@@ -1,0 +1,144 @@
+"""What is wished of translations, through the command line and from Python."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import econmt
+from econmt.errors import InputError
+from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_translate import failure
+
+TEXT = "a b c\nd\n\nh g f e d\n"
+
+
+def objects(*rows: dict[str, object] | str) -> str:
+    return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+
+
+def test_lines_of_json_go_in_and_come_out(call: Call, word_model: Path) -> None:
+    given = objects(
+        {"text": "a b c", "id": 7},
+        {"text": "d", "constraints": ["A B", "H"], "translation": "mine"},
+        "",
+        {"text": "h g f e d", "target_prefix": "C C", "avoid": ["A"]},
+    )
+    ended = call("translate", "-m", word_model, "--json-input", "--output-type", "json", text=given)
+    first, second, blank, last = (json.loads(line) for line in ended.lines)
+    plain = call("translate", "-m", word_model, "--output-type", "json", text=TEXT).lines
+    assert first.pop("id") == 7
+    assert first == json.loads(plain[0])
+    assert {"A B", "H"} <= {*second["translation"].split(), *pairs(second["translation"])}
+    assert blank["translation"] == ""
+    assert last["translation"].startswith("C C")
+    assert "A" not in last["translation"].split()
+    texts = call("translate", "-m", word_model, "--json-input", text=given).lines
+    assert texts == [first["translation"], second["translation"], "", last["translation"]]
+
+
+def pairs(text: str) -> list[str]:
+    words = text.split()
+    return [f"{one} {other}" for one, other in pairwise(words)]
+
+
+def test_a_line_of_json_that_is_wrong_is_named_and_loses_nothing(call: Call, word_model: Path) -> None:
+    good = ("translate", "-m", word_model, "--json-input")
+    ended = call(*good, "--chunk-size", 1, text=objects({"text": "a"}, '{"text": 1}'))
+    failure(ended, "standard input:2: text: expected text, found 1")
+    assert len(ended.lines) == 1
+    failure(call(*good, text=objects({"text": "a", "constraints": ["ä"]})), "standard input:1", "'ä'")
+    failure(
+        call(*good, "--sample", text=objects({"text": "a", "target_prefix": "A"})),
+        "standard input:1",
+        "drawn",
+    )
+
+
+def test_lists_hold_for_every_line(call: Call, word_model: Path, subword_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "avoid").write_text("A\nC D\n")
+    (tmp_path / "terms").write_text("d\tF F\nb c\tH\n")
+    lists = ("--avoid-list", tmp_path / "avoid", "--glossary", tmp_path / "terms")
+    for model in (word_model, subword_model):
+        found = call("translate", "-m", model, *lists, text=TEXT * 3).lines
+        assert found[2] == ""
+        for line in found:
+            assert "A" not in line.split()
+            assert "C D" not in pairs(line)
+        for number in (0, 1, 3):
+            assert ("H" in found[number].split()) or number
+            assert ("F F" in pairs(found[number])) or not number
+    ensemble = call("translate", "-m", word_model, "-m", word_model, *lists, text=TEXT).lines
+    assert "H" in ensemble[0].split()
+    (tmp_path / "avoid").write_text("H\n")
+    failure(call("translate", "-m", word_model, *lists, text=TEXT), "standard input:1", "'H' holds a phrase")
+    failure(call("translate", "-m", word_model, "--avoid-list", tmp_path / "no", text=TEXT), "no such file")
+    failure(
+        call("translate", "-m", word_model, *lists, "-o", tmp_path / "terms", text=TEXT), "is what is read"
+    )
+
+
+def test_n_grams_are_blocked(call: Call, word_model: Path) -> None:
+    options = ("translate", "-m", word_model, "-b", 8, "--nbest-size", 8, "--block-ngram-repeat")
+    free, blocked = (
+        [line.split(" ||| ")[1].split() for line in call(*options, width, text="a b c d\n").lines]
+        for width in (0, 1)
+    )
+    assert any(len(set(words)) < len(words) for words in free)
+    assert all(len(set(words)) == len(words) for words in blocked)
+
+
+def test_penalties_reach_the_search(call: Call, word_model: Path) -> None:
+    wanted = {
+        "brevity_penalty_weight": 2.0,
+        "brevity_penalty_constant_length_ratio": 1.5,
+        "coverage_penalty_weight": 0.5,
+        "beam_search_stop": "first",
+        "beam_prune": 3.0,
+    }
+    options = [str(word) for name, value in wanted.items() for word in (f"--{name.replace('_', '-')}", value)]
+    ended = call("translate", "-m", word_model, *options, "--output-type", "json", text=TEXT)
+    model = econmt.load(word_model, device="cpu")
+    for line, expected, plain in zip(
+        ended.lines,
+        model.translate(TEXT.splitlines(), **wanted),  # type: ignore[arg-type]
+        model.translate(TEXT.splitlines()),
+        strict=True,
+    ):
+        found = json.loads(line)
+        assert (found["translation"], found["score"]) == (expected.text, expected.score)
+        assert not expected.hypotheses or expected.score < plain.score
+    failure(call("translate", "-m", word_model, "--beam-prune", "nan", text="a\n"), "--beam-prune")
+
+
+def test_alignments_are_pairs_of_words(call: Call, word_model: Path, subword_model: Path) -> None:
+    for model in (word_model, subword_model):
+        options = ("translate", "-m", model, "-b", 3, "--output-type", "translation_with_alignments")
+        for line, source in zip(call(*options, text=TEXT).lines, TEXT.splitlines(), strict=True):
+            text, pairs_ = line.split("\t")
+            found = [tuple(map(int, pair.split("-"))) for pair in pairs_.split()]
+            assert sorted({target for _, target in found}) == list(range(len(text.split())))
+            assert all(0 <= word < len(source.split()) for word, _ in found)
+        several = call(*options, "--nbest-size", 2, text="a b c\n").lines
+        assert several[0].split(" ||| ")[4] == call(*options, text="a b c\n").lines[0].split("\t")[1]
+        assert len(several) == 2
+
+
+def test_from_python(word_model: Path, tmp_path: Path) -> None:
+    model = econmt.load(word_model, device="cpu")
+    (tmp_path / "terms").write_text("a\tG\n")
+    requests = [econmt.Request("a b", constraints=["H H"]), "a", econmt.Request("d", target_prefix="E")]
+    found = model.translate(requests, avoid=["B"], glossary=tmp_path / "terms", beam_size=2)
+    assert "H H" in found[0].text
+    assert all("G" in found[number].text.split() for number in (0, 1))
+    assert found[2].text.startswith("E")
+    assert "B" not in " ".join(each.text for each in found).split()
+    with pytest.raises(InputError, match="avoid takes a list"):
+        model.translate(["a"], avoid="B")
+    with pytest.raises(InputError, match="drawn"):
+        model.translate(["a"], avoid=["B"], sample=0)
+    with pytest.raises(InputError, match="input:1"):
+        model.translate([econmt.Request("a", constraints=["ä"])])

@@ -1,0 +1,209 @@
+"""Constraints against all translations, tried one by one, and against every way to find phrases in one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from econmt.data.subwords import EOS, UNK
+from econmt.decoding.constraints import Automata, Phrase, Phrases, share_out
+from econmt.decoding.control import Control, Wish
+from econmt.decoding.ensemble import Ensemble
+from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
+from tests.unit.decoding.toy import ToyModel, sources
+
+JOINS = torch.tensor([False, False, False, False, False, True])
+LIMIT = 4
+
+
+def holds(ids: Sequence[int], phrases: Sequence[Phrase]) -> bool:
+    """Whether all phrases have places of their own."""
+    if not phrases:
+        return True
+    first, *rest = phrases
+    size = len(first.ids)
+    for at in range(len(ids) - size + 1):
+        follows = ids[at + size : at + size + 1]
+        goes_on = first.ends_word and follows and follows[0] >= 0 and bool(JOINS[follows[0]])
+        if tuple(ids[at : at + size]) == first.ids and not goes_on:
+            # What is taken is no token any more, and no letter goes on across it.
+            left = [
+                *ids[:at],
+                *[-9 - JOINS[token].item() for token in ids[at : at + size]],
+                *ids[at + size :],
+            ]
+            if holds(left, rest):
+                return True
+    return False
+
+
+def wish(*phrases: Sequence[int], prefix: Sequence[int] = (), ends_word: bool = False) -> Wish:
+    return Wish(tuple(Phrase(tuple(ids), ends_word) for ids in phrases), tuple(prefix))
+
+
+def search(
+    model: ToyModel | Ensemble, wishes: Sequence[Wish], limit: int = LIMIT, **options: float
+) -> list[list[Hypothesis]]:
+    settings = SearchOptions(**options)  # type: ignore[arg-type]
+    source, lengths = sources(*range(len(wishes)))
+    limits = torch.full((len(wishes),), limit)
+    return beam_search(model, source, lengths, limits, settings, steering=Control(wishes, JOINS, settings))
+
+
+WISHES = [
+    wish((4,)),
+    wish((5, 4)),
+    wish((4, 4), (5,)),
+    wish((4,), (4,), (4,)),
+    wish((4, 5), (5, 4)),
+    wish((4,), (4, 5)),
+    wish((4,), ends_word=True),
+    wish((UNK, 4), prefix=(5,)),
+    wish((4, 5), prefix=(4,)),
+    wish(prefix=(4, 5, UNK)),
+]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_a_wide_beam_finds_the_best_translation_that_holds_what_is_wished(alpha: float) -> None:
+    model = ToyModel(3, end_bias=1.0)
+    found = search(model, WISHES, beam_size=400, nbest_size=4, length_penalty_alpha=alpha)
+    for sentence, (wished, hypotheses) in enumerate(zip(WISHES, found, strict=True)):
+        expected = sorted(
+            (
+                (total / (len(ids) + 1) ** alpha, ids)
+                for ids, total in model.everything(sentence, LIMIT)
+                if ids[: len(wished.prefix)] == wished.prefix and holds(ids, wished.phrases)
+            ),
+            reverse=True,
+        )[:4]
+        assert [tuple(each.ids) for each in hypotheses] == [ids for _, ids in expected], wished
+        assert [each.score for each in hypotheses] == pytest.approx([s for s, _ in expected], abs=1e-5)
+
+
+def random_wishes(seed: int, count: int) -> list[Wish]:
+    """In every other one words end, and as vocabularies have it no phrase begins within a word then."""
+    draw = random.Random(seed)
+
+    def phrase(ends: bool) -> Phrase:
+        first = draw.choice((UNK, 4) if ends else (UNK, 4, 5))
+        rest = [draw.choice((UNK, 4, 5)) for _ in range(draw.randint(0, 2))]
+        return Phrase((first, *rest), ends and (first, *rest)[-1] != UNK)
+
+    def a_wish(ends: bool) -> Wish:
+        prefix = phrase(False).ids if draw.random() < 0.3 else ()
+        return Wish(tuple(phrase(ends) for _ in range(draw.randint(0, 5))), prefix)
+
+    return [a_wish(bool(number % 2)) for number in range(count)]
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 5])
+@pytest.mark.parametrize("limit", [0, 6, 14])
+def test_everything_wished_is_there_however_small_the_beam_and_the_room(beam_size: int, limit: int) -> None:
+    wishes = random_wishes(beam_size + limit, 16)
+    model = ToyModel(beam_size, end_bias=2.0, spread=3.0)
+    for sentence, (wished, hypotheses) in enumerate(
+        zip(wishes, search(model, wishes, limit, beam_size=beam_size, nbest_size=beam_size), strict=True)
+    ):
+        assert hypotheses
+        room = max(limit, len(wished.prefix) + sum(len(phrase.ids) for phrase in wished.phrases))
+        for hypothesis in hypotheses:
+            assert holds(hypothesis.ids, wished.phrases), (wished, hypothesis.ids)
+            assert tuple(hypothesis.ids[: len(wished.prefix)]) == wished.prefix
+            assert len(hypothesis.ids) <= room
+            assert hypothesis.log_probability == pytest.approx(
+                model.log_probability(sentence, tuple(hypothesis.ids)), abs=1e-4
+            )
+
+
+def test_a_sentence_gives_the_same_alone_as_in_a_batch() -> None:
+    wishes = random_wishes(9, 8)
+    together = search(ToyModel(5), wishes, 9, beam_size=3, nbest_size=3)
+    settings = SearchOptions(3, nbest_size=3)
+    for sentence, expected in enumerate(together):
+        control = Control([wishes[sentence]], JOINS, settings)
+        (found,) = beam_search(ToyModel(5), *sources(sentence), torch.tensor([9]), settings, steering=control)
+        assert [each.ids for each in found] == [each.ids for each in expected]
+
+
+def test_where_nothing_is_wished_the_search_is_the_plain_one() -> None:
+    for beam_size in (1, 4):
+        settings = SearchOptions(beam_size, nbest_size=beam_size)
+        steered = search(ToyModel(2), [Wish()] * 6, 8, beam_size=beam_size, nbest_size=beam_size)
+        plain = beam_search(ToyModel(2), *sources(*range(6)), torch.full((6,), 8), settings)
+        for one, other in zip(steered, plain, strict=True):
+            assert [(each.ids, each.score) for each in one] == [(each.ids, each.score) for each in other]
+
+
+def test_an_ensemble_is_constrained_too() -> None:
+    models = Ensemble([ToyModel(1), ToyModel(2)], "linear")
+    for wished, hypotheses in zip(WISHES, search(models, WISHES, 12, beam_size=2), strict=True):
+        assert holds(hypotheses[0].ids, wished.phrases)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_automaton_counts_a_phrase_only_where_it_is(seed: int) -> None:
+    draw = random.Random(seed)
+    for wished in random_wishes(seed, 40):
+        sentence = Phrases(wished.phrases, JOINS.tolist())
+        progress, ids = sentence.start, list[int]()
+        for _ in range(12):
+            remaining = sentence.remaining(progress)
+            if remaining == 0:
+                assert holds(ids, wished.phrases), (wished.phrases, ids)
+            else:
+                assert any(
+                    sentence.remaining(sentence.after(progress, token)) == remaining - 1
+                    for token in sentence.tokens
+                )
+            ids.append(draw.choice((UNK, 4, 5)))
+            progress = sentence.after(progress, ids[-1])
+
+
+def test_a_phrase_that_begins_within_another_is_found() -> None:
+    sentence = Phrases([Phrase((4, 4, 5), False)], JOINS.tolist())
+    progress = sentence.start
+    for token, remaining in [(4, 2), (4, 1), (4, 1), (5, 0)]:
+        progress = sentence.after(progress, token)
+        assert sentence.remaining(progress) == remaining
+
+
+def test_a_word_that_goes_on_is_another_one() -> None:
+    sentence = Phrases([Phrase((4,), True)], JOINS.tolist())
+    whole = sentence.after(sentence.start, 4)
+    assert sentence.remaining(whole) == 0
+    assert sentence.remaining(sentence.after(whole, 5)) == 1
+    assert sentence.remaining(sentence.after(whole, UNK)) == 0
+
+
+def test_tables_say_what_the_automaton_does() -> None:
+    wishes = random_wishes(4, 5)
+    sentences = [Phrases(each.phrases, JOINS.tolist()) for each in wishes]
+    automata = Automata(sentences, JOINS)
+    states, _ = automata.start([()] * 5)
+    progress = [sentence.start for sentence in sentences]
+    draw = random.Random(1)
+    for _ in range(10):
+        every = torch.tensor([[UNK, EOS, 4, 5]] * 5)
+        found = automata.remaining(automata.after(states, torch.arange(5), every))
+        for row, sentence in enumerate(sentences):
+            after = [
+                sentence.remaining(sentence.after(progress[row], token)) for token in every[row].tolist()
+            ]
+            assert found[row].tolist() == after
+        tokens = [draw.choice((UNK, 4, 5)) for _ in range(5)]
+        progress = [s.after(p, t) for s, p, t in zip(sentences, progress, tokens, strict=True)]
+        states = automata.after(states, torch.arange(5), torch.tensor(tokens)[:, None])[:, 0]
+        automata.expand(states)
+
+
+def test_places_go_round_the_banks_and_what_one_cannot_fill_to_the_others() -> None:
+    totals = torch.tensor([[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -torch.inf]])
+    banks = torch.tensor([[0, 0, 0, 0, 1, 2, 2]])
+    assert share_out(totals, banks, 3).tolist() == [[5, 4, 0]]
+    assert share_out(totals, banks, 5).tolist() == [[5, 4, 0, 1, 2]]
+    assert share_out(totals, banks, 2).tolist() == [[5, 4]]
+    assert share_out(totals, torch.zeros_like(banks), 4).tolist() == [[0, 1, 2, 3]]

@@ -1,0 +1,153 @@
+"""Requests in lines of JSON, glossaries, and what becomes of them on the way to a search."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from econmt.data.subwords import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary, train_vocabularies
+from econmt.decoding.constraints import Phrase
+from econmt.decoding.glossary import Glossary, read_avoid_list, read_glossary
+from econmt.decoding.phrases import Spelling
+from econmt.decoding.requests import Request, read_request
+from econmt.decoding.wishes import Wishes
+from econmt.errors import InputError
+from econmt.recipe import Data
+
+TEXT = ["ein Hund läuft.", "die Hunde laufen (schnell).", "狗猫走", "der Mann und ein Haus", "猫走狗"] * 20
+
+
+@pytest.fixture(scope="module")
+def subwords(tmp_path_factory: pytest.TempPathFactory) -> Vocabularies:
+    data = Data.model_validate(
+        {
+            "source": "en",
+            "target": "de",
+            "train": ["t"],
+            "valid": "v",
+            "subwords": {"type": "bpe", "size": 60},
+        }
+    )
+    return train_vocabularies(data, lambda: ((text, text) for text in TEXT), tmp_path_factory.mktemp("words"))
+
+
+def test_every_field_is_read_and_others_are_passed_on() -> None:
+    line = '{"text": "a b", "constraints": ["c d"], "avoid": ["e"], "target_prefix": "f", "id": [1, {"x": null}]}'
+    assert read_request(line, "x:1") == Request("a b", ["c d"], ["e"], "f", {"id": [1, {"x": None}]})
+    assert read_request('{"text": "", "factors": null}', "x:1").is_plain
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("a b", "not valid JSON"),
+        ("[1]", "no JSON object"),
+        ("{}", "text: "),
+        ('{"text": 3}', "text: expected"),
+        ('{"text": "a", "constraints": "b"}', "constraints: expected a list"),
+        ('{"text": "a", "constraints": ["b", 1]}', "constraints[1]: expected"),
+        ('{"text": "a", "avoid": [" "]}', "avoid[0] is blank"),
+        ('{"text": "a", "constraint": ["b"]}', "did you mean constraints?"),
+        ('{"text": "a", "factors": ["x"]}', "factors: the model has no source factors"),
+        ('{"text": "a", "restrict_lexicon": "x"}', "restrict_lexicon: econmt has nothing of the kind"),
+        ('{"text": "a\\u0000"}', "text: the character U+0000"),
+        ('{"text": "a", "target_prefix": "\\ud800"}', "target_prefix: the character U+D800"),
+        ('{"text": "a", "id": NaN}', "cannot be passed on"),
+        ('{"text": "a", "id": ' + "[" * 100_000 + "]" * 100_000 + "}", "x:7"),
+        (json.dumps({"text": "a", "avoid": ["b"] * 1001}), "avoid: "),
+    ],
+)
+def test_what_cannot_be_used_names_its_line_and_field(line: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_request(line, "x:7")
+    (told,) = caught.value.lines
+    assert told.startswith("x:7")
+    assert words in told
+    assert len(told) < 400
+
+
+def test_phrases_are_cut_as_they_stand_in_a_sentence(subwords: Vocabularies) -> None:
+    target = subwords.target
+    spelling = Spelling(target)
+    for phrase in ("Hund", "ein Hund", "Mann und", "  Haus "):
+        assert list(spelling.encode(phrase)) == target.encode(phrase)
+        assert spelling.ends_word(phrase)
+    for phrase in ("狗", "猫走"):
+        ids = spelling.encode(phrase)
+        assert "".join(target.tokens(ids)) == phrase
+        assert not spelling.ends_word(phrase)
+    assert not spelling.ends_word("läuft.")
+    assert UNK in spelling.encode("Hund☃")
+
+
+def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
+    target = subwords.target
+    wishes = Wishes(target, (), Glossary({"dog": "Hund"}))
+    assert wishes.of(Request("a cat"), "x:1") is None
+    wish = wishes.of(Request("a dog", ["ein Haus"], target_prefix="der"), "x:1")
+    assert wish is not None
+    assert wish.phrases == (
+        Phrase(tuple(target.encode("ein Haus")), True),
+        Phrase(tuple(target.encode("Hund")), True),
+    )
+    assert wish.prefix == tuple(target.encode("der"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (Request("a", ["Hund☃"]), "x:1: the constraint 'Hund☃' has what the target vocabulary does not"),
+        (Request("a", target_prefix="☃"), "x:1: target_prefix '☃'"),
+        (Request("a", ["ein Hund läuft"], ["Hund"]), "x:1: the constraint 'ein Hund läuft' holds a phrase"),
+        (Request("a", ["der Mann"]), "'der Mann' holds a phrase that is to be avoided"),
+        (Request("a", "Hund"), "x:1: constraints: expected a list"),
+    ],
+)
+def test_wishes_that_cannot_be_had_are_told(subwords: Vocabularies, request_: Request, words: str) -> None:
+    with pytest.raises(InputError, match="x:1") as caught:
+        Wishes(subwords.target, ["Mann"]).of(request_, "x:1")
+    assert words in caught.value.lines[0]
+
+
+def test_a_longer_word_is_not_the_avoided_one(subwords: Vocabularies) -> None:
+    assert Wishes(subwords.target, ["Hund"]).of(Request("a", ["Hunde"]), "x:1") is not None
+
+
+def test_words_are_whole_in_a_vocabulary_of_words() -> None:
+    spelling = Spelling(WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund"]))
+    assert spelling.encode("ein Hund") == (4, 5)
+    assert not spelling.ends_word("Hund")
+    assert not spelling.joins.any()
+
+
+def test_terms_are_found_whole_the_longest_first_and_as_often_as_they_are_there() -> None:
+    glossary = Glossary({"dog": "Hund", "hot dog": "Wurst", "US": "USA", "us": "uns", "狗": "Hund"})
+    assert glossary.constraints("A dog and a hot  dog, Dog-dog dogs.") == ["Hund", "Wurst", "Hund", "Hund"]
+    assert glossary.constraints("US us Us") == ["USA", "uns", "uns"]
+    assert glossary.constraints("我的狗。") == ["Hund"]
+    assert glossary.constraints("") == []
+
+
+def test_files_of_terms_and_phrases(tmp_path: Path) -> None:
+    (tmp_path / "terms").write_text("dog\tHund\n\n  hot dog \tWurst\ndog\tHund\n", encoding="utf-8")
+    assert read_glossary(tmp_path / "terms").constraints("hot dog dog") == ["Wurst", "Hund"]
+    (tmp_path / "avoid").write_text("Hund\n\nder  Mann \nHund\n", encoding="utf-8")
+    assert read_avoid_list(tmp_path / "avoid") == ("Hund", "der Mann")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("dog Hund\n", ":1: 1 tab-separated columns"),
+        ("a\tb\ndog\t \n", ":2: the target phrase is blank"),
+        ("\tHund\n", ":1: the source phrase is blank"),
+        ("dog\tHund\na\tb\ndog\tKöter\n", ":3: 'dog' has another translation in line 1"),
+    ],
+)
+def test_terms_that_cannot_be_used_name_their_line(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "terms").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_glossary(tmp_path / "terms")
+    assert f"{tmp_path / 'terms'}{words}" in caught.value.lines[0]
