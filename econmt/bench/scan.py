@@ -51,6 +51,9 @@ SHAPES = (
 TENSORS = {"forward": 3, "backward": 5}
 """Tensors that a pass must move at least."""
 
+GIVEN_MEMORY = "c, given memory"
+"""The C library alone, see `into_given_memory`."""
+
 LOOP_STEPS = 5000
 """Of the reference, a loop in Python, timed on as many steps at most; its time is scaled to all of them."""
 
@@ -98,6 +101,8 @@ def scans(shape: ScanShape, dtype: torch.dtype, device: torch.device, others: bo
             found[label] = functools.partial(
                 econmt_ops.linear_recurrence, implementation=each.name, stash=stash
             )
+    if "c" in found:
+        found[GIVEN_MEMORY] = found["c"]
     if not others:
         return found
     if device.type == "cuda" and dtype == torch.float32:
@@ -163,6 +168,17 @@ def check(name: str, scan: Scan, shape: ScanShape, dtype: torch.dtype, device: t
     if not worst <= _ALLOWED[dtype]:
         raise EconmtError(f"bench scan: {name} lies {worst:.2g} from float64, {_ALLOWED[dtype]} is allowed")
     return worst
+
+
+def into_given_memory(what: str, decay: Tensor, inputs: Tensor, given: Tensor) -> Callable[[], object]:
+    """A pass of the C library that writes to memory that is there: without the time the system takes to give it."""
+    kernels = importlib.import_module("econmt_ops.backends.c.recurrence")
+    decay, inputs, outputs = decay.detach(), inputs.detach(), torch.zeros_like(inputs.detach())
+    steps = decay.shape[1]
+    if what == "forward":
+        return lambda: kernels.walk(decay, inputs, None, None, False, steps, outputs, None, None)
+    made = [torch.zeros_like(outputs) for _ in range(2)]
+    return lambda: kernels.walk_back(decay, outputs, None, None, None, False, steps, given, None, *made)
 
 
 def copy_of(count: int, shape: ScanShape, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
@@ -240,6 +256,8 @@ def _timed(
             given = [each.detach().mT.contiguous().mT.requires_grad_(each.requires_grad) for each in given]
         is_loop = label == "reference"
         run = passes(scan, given[0], given[1], given[2])[what]
+        if label == GIVEN_MEMORY:
+            run = into_given_memory(what, given[0], given[1], given[2])
         run = run if is_loop else captured(run, device)
         timings = time_in_turns({"copy": copy, label: run}, seconds, device)
         scale = shape.steps / steps

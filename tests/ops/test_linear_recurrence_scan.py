@@ -11,6 +11,7 @@ from torch import Tensor
 from econmt_ops import linear_recurrence
 from econmt_ops.backends import c as library
 from econmt_ops.backends.c import recurrence as native
+from econmt_ops.backends.c.library import Library
 from econmt_ops.dispatch.rule import rule
 from tests.ops.helpers import Make, assert_close, assert_same_function, values_and_gradients
 
@@ -65,6 +66,30 @@ def test_parts_of_time_side_by_side(
         "initial": make(3, 2) if initial else None,
     }
     assert_same_function(function, definition, tensors, dtype)
+
+
+@pytest.mark.skipif(not library.is_built(), reason="econmt_ops was installed without its C library")
+@pytest.mark.parametrize(
+    ("hidden", "stash", "level"), [(64, "outputs", 2), (64, "carries", 1), (65, "outputs", 2)]
+)
+def test_results_larger_than_caches(
+    hidden: int, stash: str, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are written past the caches where lines are whole."""
+    assert library._PATH is not None
+    used = Library(library._PATH, most=level)
+    monkeypatch.setattr(library, "_library", lambda: used)
+    make = Make("cpu", torch.float32)
+    steps = (1 << 23) // 128
+    given = [make(1, steps, hidden).sigmoid(), make(1, steps, hidden)]
+    given = [each.repeat(2, 1, 1).requires_grad_() for each in given]
+    incoming, lengths = make(1, steps, hidden).repeat(2, 1, 1), torch.tensor([steps, steps - 3])
+    found = linear_recurrence(*given, lengths=lengths, reverse=True, stash=stash, implementation="c")
+    gradients = torch.autograd.grad(found, given, incoming)
+    expected = linear_recurrence(*given, lengths=lengths, reverse=True, implementation="chunk")
+    wanted = torch.autograd.grad(expected, given, incoming)
+    assert_close([found, *gradients], [expected, *wanted], 1e-5)
+    Library(library._PATH)
 
 
 def test_a_loop_of_python_is_the_last_resort() -> None:

@@ -25,6 +25,7 @@
 #endif
 
 #define CHUNK 256
+#define STREAMED (1 << 23) /* values of a result that is larger than caches */
 #define AHEAD 1024 /* values of a tensor between those that are worked on and those that are asked for */
 #define INLINE inline __attribute__((always_inline))
 #define PRAGMA(x) _Pragma(#x)
@@ -35,22 +36,29 @@
 typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratch);
 
 #define NAME(x) x##_plain
+#define LANES 0 /* floats that are written past the caches at once */
 #include "variant.h"
+#undef LANES
 #undef NAME
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define VARIANTS 1
+#include <immintrin.h>
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #define NAME(x) x##_avx2
+#define LANES 8
 #include "variant.h"
+#undef LANES
 #undef NAME
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #define NAME(x) x##_avx512
+#define LANES 16
 #include "variant.h"
+#undef LANES
 #undef NAME
 #pragma GCC pop_options
 #else
@@ -208,7 +216,7 @@ EXPORT int econmt_recurrence_backward(const struct recurrence_backward *a, int64
   int64_t bytes = a->rows * a->positions * a->hidden * (a->narrow ? 2 : 4);
   in_large_pages(a->ddecay, bytes);
   in_large_pages(a->dinputs, bytes);
-  return spread(PICK(recurrence_backward), a, tasks, threads, 0, (2 + states) * a->width, NULL);
+  return spread(PICK(recurrence_backward), a, tasks, threads, 0, (4 + states) * a->width, NULL);
 }
 
 EXPORT int econmt_recurrence_summary(const struct recurrence_summary *a, int64_t threads) {

@@ -54,7 +54,7 @@ def _strides(**tensors: Tensor) -> dict[str, int]:
     }
 
 
-def _walk(
+def walk(
     decay: Tensor,
     inputs: Tensor,
     initial: Tensor | None,
@@ -83,7 +83,7 @@ def _walk(
     )
 
 
-def _walk_back(
+def walk_back(
     decay: Tensor,
     kept: Tensor,
     carries: Tensor | None,
@@ -194,7 +194,7 @@ def forward(
     outputs = torch.empty(rows, steps, hidden, dtype=decay.dtype)
     carries = torch.empty(rows, -(-steps // block), hidden) if keep else None
     if not _is_thin(rows, steps, hidden, block):
-        _walk(decay, inputs, initial, lengths, reverse, block, outputs, carries, None)
+        walk(decay, inputs, initial, lengths, reverse, block, outputs, carries, None)
         return outputs, carries
     for row, length in enumerate(_row_lengths(lengths, rows, steps)):
         state = torch.zeros(hidden) if initial is None else initial[row]
@@ -205,7 +205,7 @@ def forward(
                 _states_before(cut[0], cut[1], state, reverse, False) if parts > 1 else (state[None], state)
             )
             ends = torch.empty(parts, hidden)
-            _walk(cut[0], cut[1], before, None, reverse, block, cut[2], own, ends)
+            walk(cut[0], cut[1], before, None, reverse, block, cut[2], own, ends)
             state = ends[0] if parts == 1 else last
             if carries is not None and own is not None:
                 ordered = (own.flip(0) if reverse else own).flatten(0, 1)
@@ -232,7 +232,7 @@ def backward(
     ddecay, dinputs = (torch.empty(rows, steps, hidden, dtype=decay.dtype) for _ in range(2))
     if not _is_thin(rows, steps, hidden, block):
         given = decay, kept, carries, initial, lengths, reverse, block, doutputs, None, ddecay, dinputs
-        return ddecay, dinputs, _walk_back(*given)
+        return ddecay, dinputs, walk_back(*given)
     dinitial = torch.empty(rows, hidden)
     for row, length in enumerate(_row_lengths(lengths, rows, steps)):
         gradient = torch.zeros(hidden)
@@ -246,7 +246,7 @@ def backward(
             first = _first_states(
                 kept[row], None if initial is None else initial[row], where, parts, reverse, length
             )
-            gradients = _walk_back(
+            gradients = walk_back(
                 a,
                 k,
                 own,

@@ -331,6 +331,28 @@ static INLINE void NAME(expect)(const void *values, int64_t at, int64_t count, i
   for (int64_t byte = 0; byte < count * (narrow ? 2 : 4); byte += 64) __builtin_prefetch(first + byte);
 }
 
+/* Whether rows of such a tensor are written past the caches: it is larger than they are, so that nobody would find it there,
+ * and to read a line before it is written whole is for nothing. */
+static INLINE int NAME(streams)(const void *to, int64_t values, int64_t batch, int64_t step, int64_t at, int64_t count) {
+  return LANES && values >= STREAMED && (uintptr_t)to % 64 == 0 && (batch | step | at | count) % 16 == 0;
+}
+
+static INLINE void NAME(stream)(float *to, const float *from, int64_t count) {
+#if LANES == 16
+  for (int64_t k = 0; k < count; k += 16) _mm512_stream_ps(to + k, _mm512_loadu_ps(from + k));
+#elif LANES == 8
+  for (int64_t k = 0; k < count; k += 8) _mm256_stream_ps(to + k, _mm256_loadu_ps(from + k));
+#else
+  memcpy(to, from, (size_t)count * sizeof *to);
+#endif
+}
+
+static INLINE void NAME(end_of_streams)(void) {
+#if LANES
+  _mm_sfence();
+#endif
+}
+
 /* ``narrow`` is a constant in each of two calls, so that each has loops of its own. */
 static INLINE void NAME(recurrence_forward_as)(const struct recurrence_forward *a, int64_t begin, int64_t end,
                                                float *restrict h, const int64_t narrow) {
@@ -340,7 +362,8 @@ static INLINE void NAME(recurrence_forward_as)(const struct recurrence_forward *
     int64_t count = a->hidden - at < a->width ? a->hidden - at : a->width;
     int64_t length = a->lengths ? a->lengths[row] : a->positions;
     size_t bytes = (size_t)count * sizeof *h;
-    int64_t ahead = AHEAD / count + 1;
+    int64_t ahead = AHEAD / count + 1, values = a->rows * a->positions * a->hidden;
+    int streams = !narrow && NAME(streams)(a->outputs, values, a->outputs_batch, a->outputs_step, at, count);
     if (a->initial)
       memcpy(h, a->initial + row * a->hidden + at, bytes);
     else
@@ -356,7 +379,7 @@ static INLINE void NAME(recurrence_forward_as)(const struct recurrence_forward *
         int64_t later = a->backwards ? -ahead : ahead;
         NAME(expect)(a->decay, from + later * a->decay_step, count, narrow);
         NAME(expect)(a->inputs, other + later * a->inputs_step, count, narrow);
-        NAME(expect)(a->outputs, to + later * a->outputs_step, count, narrow);
+        if (!streams) NAME(expect)(a->outputs, to + later * a->outputs_step, count, narrow);
       }
       if (narrow) {
         const uint16_t *decay = (const uint16_t *)a->decay + from, *inputs = (const uint16_t *)a->inputs + other;
@@ -368,16 +391,18 @@ static INLINE void NAME(recurrence_forward_as)(const struct recurrence_forward *
       } else {
         const float *decay = (const float *)a->decay + from, *inputs = (const float *)a->inputs + other;
         float *restrict outputs = (float *)a->outputs + to;
-        SIMD for (int64_t k = 0; k < count; k++) {
-          h[k] = decay[k] * h[k] + inputs[k];
-          outputs[k] = h[k];
-        }
+        SIMD for (int64_t k = 0; k < count; k++) h[k] = decay[k] * h[k] + inputs[k];
+        if (streams)
+          NAME(stream)(outputs, h, count);
+        else
+          memcpy(outputs, h, bytes);
       }
     }
     for (int64_t t = length; t < a->positions; t++)
       NAME(zero)(a->outputs, row * a->outputs_batch + t * a->outputs_step + at, count, narrow);
     if (a->last) memcpy(a->last + row * a->hidden + at, h, bytes);
   }
+  NAME(end_of_streams)();
 }
 
 static void NAME(recurrence_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
@@ -408,13 +433,17 @@ static INLINE void NAME(states_again)(const struct recurrence_backward *a, int64
 static INLINE void NAME(recurrence_backward_as)(const struct recurrence_backward *a, int64_t begin, int64_t end,
                                                 float *restrict scratch, const int64_t narrow) {
   int64_t tasks = (a->hidden + a->width - 1) / a->width;
-  float *restrict carry = scratch, *restrict before = scratch + a->width, *restrict states = scratch + 2 * a->width;
+  float *restrict carry = scratch, *restrict before = scratch + a->width;
+  float *restrict deltas = scratch + 2 * a->width, *restrict of_decay = scratch + 3 * a->width;
+  float *restrict states = scratch + 4 * a->width;
   for (int64_t task = begin; task < end; task++) {
     int64_t row = task / tasks, at = task % tasks * a->width;
     int64_t count = a->hidden - at < a->width ? a->hidden - at : a->width;
     int64_t length = a->lengths ? a->lengths[row] : a->positions;
     size_t bytes = (size_t)count * sizeof *carry;
-    int64_t ahead = AHEAD / count + 1;
+    int64_t ahead = AHEAD / count + 1, values = a->rows * a->positions * a->hidden;
+    int streams = !narrow && NAME(streams)(a->ddecay, values, a->gradients_batch, a->gradients_step, at, count) &&
+                  (uintptr_t)a->dinputs % 64 == 0;
     if (a->after)
       memcpy(carry, a->after + row * a->hidden + at, bytes);
     else
@@ -432,8 +461,10 @@ static INLINE void NAME(recurrence_backward_as)(const struct recurrence_backward
         NAME(expect)(a->decay, from + later * a->decay_step, count, narrow);
         NAME(expect)(a->doutputs, other + later * a->doutputs_step, count, narrow);
         if (!a->carries) NAME(expect)(a->kept, previous + later * a->kept_step, count, narrow);
-        NAME(expect)(a->ddecay, to + later * a->gradients_step, count, narrow);
-        NAME(expect)(a->dinputs, to + later * a->gradients_step, count, narrow);
+        if (!streams) {
+          NAME(expect)(a->ddecay, to + later * a->gradients_step, count, narrow);
+          NAME(expect)(a->dinputs, to + later * a->gradients_step, count, narrow);
+        }
       }
       const float *known = a->carries ? states + i % a->block * a->width : NULL;
       if (!known && i == 0) {
@@ -459,13 +490,18 @@ static INLINE void NAME(recurrence_backward_as)(const struct recurrence_backward
         }
       } else {
         const float *decay = (const float *)a->decay + from, *incoming = (const float *)a->doutputs + other;
-        float *restrict ddecay = (float *)a->ddecay + to, *restrict dinputs = (float *)a->dinputs + to;
+        float *ddecay = (float *)a->ddecay + to, *dinputs = (float *)a->dinputs + to;
+        float *restrict first = streams ? deltas : dinputs, *restrict second = streams ? of_decay : ddecay;
         if (!known) known = (const float *)a->kept + previous;
         SIMD for (int64_t k = 0; k < count; k++) {
           float delta = incoming[k] + carry[k];
-          dinputs[k] = delta;
-          ddecay[k] = delta * known[k];
+          first[k] = delta;
+          second[k] = delta * known[k];
           carry[k] = decay[k] * delta;
+        }
+        if (streams) {
+          NAME(stream)(dinputs, deltas, count);
+          NAME(stream)(ddecay, of_decay, count);
         }
       }
     }
@@ -476,6 +512,7 @@ static INLINE void NAME(recurrence_backward_as)(const struct recurrence_backward
     }
     memcpy(a->dinitial + row * a->hidden + at, carry, bytes);
   }
+  NAME(end_of_streams)();
 }
 
 static void NAME(recurrence_backward)(const void *given, int64_t begin, int64_t end, float *scratch) {
