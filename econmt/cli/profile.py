@@ -95,10 +95,7 @@ def profile(
     count, precision = _settled(loaded, where, predicted)
     rows = [own := Technique("as in the recipe", Implementations.of(loaded.ops), precision)]
     if compare:
-        with rules_only(where.type) if predicted else nullcontext():
-            rows = techniques(loaded.ops.stash, where.type, has_compiler() and not predicted)
-        if not found.task.translates:  # whose layers are run as an encoder's
-            rows = [each for each in rows if each.name != "+ decoder"]
+        rows = _compared(found, where, predicted)
     command = shlex.join(["econmt", *context.obj])
     console = table_console()
     if size is not None:
@@ -138,6 +135,14 @@ def profile(
     for name, path in (("page", html), ("trace", trace)):
         if path is not None:
             print(f"{name}: {path}")
+
+
+def _compared(found: Found, where: torch.device, predicted: bool) -> list[Technique]:
+    """The techniques of --compare."""
+    with rules_only(where.type) if predicted else nullcontext():
+        rows = techniques(found.task.recipe.ops.stash, where.type, has_compiler() and not predicted)
+    # A language model's layers are run as an encoder's.
+    return [each for each in rows if found.task.translates or each.name != "+ decoder"]
 
 
 def _changes(**options: object) -> list[str]:
