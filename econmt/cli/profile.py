@@ -100,10 +100,7 @@ def profile(
     count, precision = _settled(loaded, where, predicted)
     rows = [own := Technique("as in the recipe", Implementations.of(loaded.ops), precision)]
     if compare:
-        with rules_only(where.type) if predicted else nullcontext():
-            rows = techniques(loaded.ops.stash, where.type, has_compiler() and not predicted)
-        if not found.task.translates:  # whose layers are run as an encoder's
-            rows = [each for each in rows if each.name != "+ decoder"]
+        rows = _compared(found, where, predicted)
     command = shlex.join(["econmt", *context.obj])
     if size is not None:
         fits = _fit(found, [each for each in rows if not compare or each.name in FITTED], where, size)
@@ -150,6 +147,14 @@ def _print_fits(
     device = where.split(",")[0]
     record: dict[str, Any] = {"recipe": recipe, "command": json_of, "device": device}
     print(json.dumps(record | {"machine": describe_machine(device), "fit": fit_data(fits, size)}, indent=1))
+
+
+def _compared(found: Found, where: torch.device, predicted: bool) -> list[Technique]:
+    """The techniques of --compare."""
+    with rules_only(where.type) if predicted else nullcontext():
+        rows = techniques(found.task.recipe.ops.stash, where.type, has_compiler() and not predicted)
+    # A language model's layers are run as an encoder's.
+    return [each for each in rows if found.task.translates or each.name != "+ decoder"]
 
 
 def _settled(recipe: Recipe, where: torch.device, predicted: bool) -> tuple[int | None, torch.dtype]:
