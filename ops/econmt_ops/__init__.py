@@ -28,7 +28,7 @@ from econmt_ops.gru import gru
 from econmt_ops.layers.modules import GILRLSTM, GRU, QRNN, SRU, SSRU, LayerNormLSTM
 from econmt_ops.linear import linear
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
-from econmt_ops.linear_recurrence import linear_recurrence
+from econmt_ops.linear_recurrence import final_state, linear_recurrence
 from econmt_ops.lnlstm import lnlstm
 from econmt_ops.lstm import bidirectional_lstm, lstm
 from econmt_ops.min_gru import min_gru
@@ -65,6 +65,7 @@ __all__ = [
     "attentional_lstm",
     "bidirectional_lstm",
     "dropout_mask",
+    "final_state",
     "gilr_lstm",
     "gru",
     "linear",

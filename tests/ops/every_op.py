@@ -94,6 +94,7 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         name: Call(getattr(econmt_ops, name), {**stack, "layers": own}, "inputs")
         for name, own in layers.items()
     }
+    turned = {**recurrence, "lengths": lengths, "reverse": True, "stash": "carries"}
     product = {"inputs": make(3, 4, 5), "weight": make(7, 5), "bias": make(7)}
     return {
         "additive_attention": Call(econmt_ops.additive_attention, attend, "query"),
@@ -110,6 +111,7 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "linear_cross_entropy": Call(econmt_ops.linear_cross_entropy, loss, "hidden"),
         "linear_recurrence": Call(econmt_ops.linear_recurrence, recurrence, "inputs"),
         **cells,
+        "linear_recurrence-reverse": Call(econmt_ops.linear_recurrence, turned, "inputs"),
     }
 
 

@@ -34,7 +34,7 @@ def each_implementation(op: str) -> pytest.MarkDecorator:
     But for "compiled", which is "recompute" with other step functions and compiles anew for many of these sizes:
     test_compiled.py runs it on a few.
     """
-    found = implementations_of(op).values()
+    found = [each for each in implementations_of(op).values() if each.traits.is_available()]
     names = [each.name for each in found if "cpu" in each.traits.devices and not each.traits.warms_up]
     return pytest.mark.parametrize("implementation", names)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt_ops import linear_recurrence
+from econmt_ops import final_state, linear_recurrence
 from tests.ops.helpers import (
     Make,
     assert_close,
@@ -15,6 +15,8 @@ from tests.ops.helpers import (
     assert_same_function,
     each_implementation,
     each_size,
+    padded_part,
+    poisoned,
     scatter_strides,
     values_and_gradients,
 )
@@ -22,6 +24,8 @@ from tests.ops.helpers import (
 pytestmark = each_implementation("linear_recurrence")
 SIZES = each_size({"B": 1, "T": 1, "H": 1}, {"B": 2, "T": 5, "H": 7}, {"B": 3, "T": 33, "H": 2})
 REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+LENGTHS = (5, 0, 1, 4)
+STASH = pytest.mark.parametrize("stash", ["outputs", "carries"])
 INITIAL = pytest.mark.parametrize("initial", [False, True], ids=["zeros", "initial"])
 
 
@@ -123,8 +127,8 @@ def test_memory_layout_does_not_matter(reverse: bool, implementation: str, devic
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("decay", (2, 5), r"decay must be \(B, T, H\), got \(2, 5\)"),
-        ("inputs", (2, 4, 7), r"inputs must be \(B, T, H\) with B=2, T=5, H=7, got \(2, 4, 7\)"),
+        ("decay", (2, 5), r"decay must be \(B, T, H\) with B=2, T=5, H=7, got \(2, 5\)"),
+        ("decay", (2, 4, 7), r"decay must be \(B, T, H\) with B=2, T=5, H=7, got \(2, 4, 7\)"),
         ("initial", (7, 2), r"initial must be \(B, H\) with B=2, H=7, got \(7, 2\)"),
     ],
 )
@@ -138,3 +142,130 @@ def test_wrong_shapes(name: str, shape: tuple[int, ...], message: str, implement
 def test_empty(implementation: str) -> None:
     with pytest.raises(ValueError, match=r"inputs must have at least one position, got \(2, 0, 7\)"):
         linear_recurrence(torch.ones(2, 0, 7), torch.ones(2, 0, 7), implementation=implementation)
+
+
+def by_rows(
+    decay: Tensor, inputs: Tensor, initial: Tensor | None, lengths: Tensor, reverse: bool
+) -> tuple[Tensor, Tensor]:
+    """Outputs and last states by `naive`, row by row, over exactly the positions that a row has."""
+    outputs, states = torch.zeros_like(inputs), []
+    for row, length in enumerate(lengths.tolist()):
+        start = None if initial is None else initial[row : row + 1]
+        one = slice(row, row + 1)
+        state = inputs.new_zeros(1, inputs.shape[2]) if start is None else start
+        if length:
+            found = naive(decay[one, :length], inputs[one, :length], start, reverse)
+            outputs[row, :length] = found[0]
+            state = found[:, 0 if reverse else -1]
+        states.append(state)
+    return outputs, torch.cat(states)
+
+
+@REVERSE
+@INITIAL
+@STASH
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_lengths(
+    reverse: bool, initial: bool, stash: str, dtype: torch.dtype, implementation: str, device: str
+) -> None:
+    lengths = torch.tensor(LENGTHS)
+
+    def function(decay: Tensor, inputs: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+        # Neither what stands in the padding nor its gradient may matter.
+        poison = poisoned(decay, lengths), poisoned(inputs, lengths)
+        options = {"initial": initial, "lengths": lengths.to(device), "reverse": reverse}
+        outputs = linear_recurrence(*poison, **options, stash=stash, implementation=implementation)
+        assert not padded_part(outputs, lengths).any()
+        outputs.register_hook(lambda gradient: poisoned(gradient, lengths))
+        return outputs, final_state(outputs, lengths=lengths, reverse=reverse, initial=initial)
+
+    def definition(decay: Tensor, inputs: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
+        return by_rows(decay, inputs, initial, lengths, reverse)
+
+    tensors = arguments(SimpleNamespace(B=4, T=5, H=3), Make(device), initial)
+    assert_same_function(function, definition, tensors, dtype)
+
+
+@REVERSE
+@STASH
+@pytest.mark.parametrize("steps", [63, 64, 65, 130])
+def test_blocks_of_steps(steps: int, reverse: bool, stash: str, implementation: str, device: str) -> None:
+    """As many steps as a block has, and neither more nor fewer; rows that end in the middle of one."""
+    lengths = torch.tensor([steps, steps // 2])
+
+    def function(**tensors: Any) -> Tensor:
+        return linear_recurrence(
+            **tensors, lengths=lengths, reverse=reverse, stash=stash, implementation=implementation
+        )
+
+    def definition(**tensors: Any) -> Tensor:
+        return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, implementation="reference")
+
+    tensors = arguments(SimpleNamespace(B=2, T=steps, H=3), Make(device), True)
+    for dtype in torch.float64, torch.float32:
+        assert_same_function(function, definition, tensors, dtype)
+
+
+@REVERSE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_stash_changes_nothing(
+    reverse: bool, dtype: torch.dtype, implementation: str, device: str
+) -> None:
+    found = []
+    for stash in "outputs", "carries":
+        options = {"reverse": reverse, "stash": stash, "implementation": implementation}
+        make = Make(device, dtype)
+        tensors = arguments(SimpleNamespace(B=2, T=150, H=5), make, True) | {"initial": make(2, 5)}
+        outputs, gradients = values_and_gradients(
+            lambda options=options, **given: linear_recurrence(**given, **options), tensors
+        )
+        found.append([*outputs, *gradients])
+    assert all(left.equal(right) for left, right in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(5,), (1, 1, 5), (1, 4, 5), (3, 1, 5), (3, 4, 1), (1, 1, 1)], ids=str)
+def test_decay_that_is_the_same(shape: tuple[int, ...], implementation: str, device: str) -> None:
+    make = Make(device)
+    tensors = {"decay": make(*shape), "inputs": make(3, 4, 5)}
+
+    def function(decay: Tensor, inputs: Tensor) -> Tensor:
+        return linear_recurrence(decay, inputs, implementation=implementation)
+
+    def definition(decay: Tensor, inputs: Tensor) -> Tensor:
+        return naive(decay.expand(3, 4, 5), inputs, None, False)
+
+    assert_same_function(function, definition, tensors)
+
+
+@pytest.mark.parametrize("shape", [(4,), (1,), (2, 4, 5), (3, 1), (1, 3, 4, 5)], ids=str)
+def test_decay_that_does_not_fit(shape: tuple[int, ...], implementation: str) -> None:
+    with pytest.raises(ValueError, match=r"decay must be \(B, T, H\) with B=3, T=4, H=5, got \("):
+        linear_recurrence(torch.ones(shape), torch.ones(3, 4, 5), implementation=implementation)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0, -1.0, 1.0001, 4.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_extreme_decays(decay: float, dtype: torch.dtype, implementation: str, device: str) -> None:
+    """Nothing is divided, so no decay is special; products that overflow do no harm to a state that is zero."""
+    inputs = Make(device, dtype)(1, 600, 2)
+    if decay == 4.0:
+        inputs[:, :560] = 0
+    given = torch.full_like(inputs, decay).requires_grad_()
+    expected = linear_recurrence(given.detach().double(), inputs.double(), implementation="reference")
+    found = linear_recurrence(given, inputs, implementation=implementation)
+    assert found.isfinite().all()
+    assert_close([found], [expected], 1e-12 if dtype == torch.float64 else 1e-4)
+
+
+@pytest.mark.parametrize("message", ["unknown stash 'gates'; available: outputs, carries"])
+def test_unknown_stash(message: str, implementation: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        linear_recurrence(
+            torch.ones(1, 1, 1), torch.ones(1, 1, 1), stash="gates", implementation=implementation
+        )
+
+
+def test_wrong_lengths(implementation: str) -> None:
+    tensors = torch.ones(2, 3, 1), torch.ones(2, 3, 1)
+    with pytest.raises(ValueError, match=r"lengths must be an int64 tensor, got torch\.int32"):
+        linear_recurrence(*tensors, lengths=torch.ones(2, dtype=torch.int32), implementation=implementation)

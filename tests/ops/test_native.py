@@ -649,8 +649,9 @@ def test_a_library_without_a_function_is_not_called(name: str, monkeypatch: pyte
 def test_what_is_no_library_is_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load: Callable[[], object] = native._library.__wrapped__
     name = PATH.name
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(native, "_PATH", None)
     assert load() is None
+    monkeypatch.setattr(native, "_PATH", tmp_path / name)
     (tmp_path / name).write_text("no library")
     with pytest.warns(RuntimeWarning, match="install econmt again"):
         assert load() is None
@@ -659,13 +660,13 @@ def test_what_is_no_library_is_not_called(tmp_path: Path, monkeypatch: pytest.Mo
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often each kernel is called from now on."""
     counts = dict.fromkeys(loading.STRUCTURES, 0)
-    real = native._call
+    real = native.call
 
     def call(name: str, *arguments: Any, **given: Any) -> None:
         counts[name] += 1
         real(name, *arguments, **given)
 
-    monkeypatch.setattr(native, "_call", call)
+    monkeypatch.setattr(native, "call", call)
     return counts
 
 

@@ -179,6 +179,8 @@ class Operator(Generic[Arguments, Results]):
         backward: computes gradients by name from the arguments, the results, and the gradients of the results by name,
             which are None where nothing depends on one. Results that are not saved are None for it.
         saves: the names of the arguments and results that the backward pass reads; by default all.
+        stand_ins: of arguments that may not be saved the result of the same shape and type that then takes their place
+            in the backward pass.
         in_place: gradients by name that need no operator, or None: then ``backward`` makes them. It is called with the
             same as ``backward``, but with None for arguments that are not saved, and may change what was saved.
     """
@@ -193,12 +195,14 @@ class Operator(Generic[Arguments, Results]):
         fake: Callable[[Arguments, bool], Results],
         backward: Callable[[Arguments, Results, Incoming], Gradients],
         saves: Callable[[Arguments], Collection[str]] | None = None,
+        stand_ins: Mapping[str, str] | None = None,
         in_place: Callable[[Arguments, Results, Incoming], Gradients | None] | None = None,
     ) -> None:
         self.schema = OperatorSchema(arguments)
         self._results: Any = results
         self._names = tuple(get_type_hints(results))
         self._run, self._run_back, self._saves, self._in_place = forward, backward, saves, in_place
+        self._stand_ins = stand_ins or {}
         outputs = ", ".join("Tensor" for _ in self._names)
         kept = "".join(f"Tensor? {part}_{name}, " for part in ("d", "kept") for name in self._names)
         self.forward = custom_op(name, schema=f"({self.schema.text}, bool keep) -> ({outputs})")(
@@ -246,14 +250,16 @@ class Operator(Generic[Arguments, Results]):
     def _remember(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         arguments = self.schema.make(inputs[:-1])
         saved = (*self.schema.names, *self._names) if self._saves is None else self._saves(arguments)
-        named = [*zip(self._names, output, strict=True), *self.schema.named_tensors(arguments)]
+        results = dict(zip(self._names, output, strict=True))
+        named = [*results.items(), *self.schema.named_tensors(arguments)]
+        instead = {name: results[other] for name, other in self._stand_ins.items() if name not in saved}
         ctx.set_materialize_grads(False)
         # In the place of each tensor, whether it has a gradient.
         ctx.arguments = self.schema.with_tensors(
             arguments, map(_has_gradient, self.schema.tensors(arguments))
         )
         ctx.types = [part.dtype for part in self.schema.differentiable(arguments)]
-        ctx.save_for_backward(*(tensor if name in saved else None for name, tensor in named))
+        ctx.save_for_backward(*(tensor if name in saved else instead.get(name) for name, tensor in named))
 
     def _differentiate(self, ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:
         if all(gradient is None for gradient in incoming):

@@ -155,7 +155,8 @@ def rule(
     for each in served:
         if each.traits.has_kernels and (sizes is None or each.traits.serves(sizes, detail)):
             return each.name
-    for each in served if gradients else ():
+    first = next(iter(found.values()))
+    for each in served if gradients or first.traits.is_last else ():
         launch_bound = device == "cuda" and each.traits.loops and not MODE.captured
         if (
             each.traits.recomputes
@@ -164,7 +165,7 @@ def rule(
             and not launch_bound
         ):
             return each.name
-    return next(iter(found))
+    return first.name
 
 
 def leanest(op: str, device: str, dtype: torch.dtype = torch.float32) -> str:

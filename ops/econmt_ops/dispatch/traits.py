@@ -48,6 +48,7 @@ class Traits:
         capturable: its calls can be captured in a CUDA graph.
         warms_up: its first call takes seconds, since something is compiled: it is measured only if asked for.
         has_kernels: it has kernels of its own for its devices and goes before all others there.
+        is_last: it runs where no other can, whether something will be kept or not: a loop of Python over many steps.
         needs: a module without which it cannot be imported; "" if there is none.
         is_available: whether this machine can run it.
         serves: whether it takes a problem, by sizes (letters as `Shapes` learns them) and detail; it is not asked for
@@ -67,6 +68,7 @@ class Traits:
     capturable: bool = True
     warms_up: bool = False
     has_kernels: bool = False
+    is_last: bool = False
     needs: str = ""
     is_available: Callable[[], bool] = _always
     serves: Callable[[Mapping[str, int], str], bool] = _always

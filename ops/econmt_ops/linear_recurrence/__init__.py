@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from econmt_ops.core.precision import accumulate_dtype, explicit_casts
 from econmt_ops.core.shapes import Shapes
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
+from econmt_ops.linear_recurrence.scan import STASHES
 
 _IMPLEMENTATIONS = implementations(__name__, "linear_recurrence")
 
@@ -16,46 +18,87 @@ def linear_recurrence(
     inputs: Tensor,
     *,
     initial: Tensor | None = None,
+    lengths: Tensor | None = None,
     reverse: bool = False,
+    stash: str = "outputs",
     implementation: str = "auto",
 ) -> Tensor:
     """Computes `h_t = decay_t h_{t-1} + inputs_t` for every row and unit (Martin and Cundy 2018).
 
     Args:
-        decay: (B, T, H).
+        decay: (B, T, H); any numbers. What is the same for all rows, steps or units may have size 1 there, or be (H,).
         inputs: (B, T, H).
         initial: h before the first step, (B, H); zeros if None.
-        reverse: walk from the last position to the first: `h_t = decay_t h_{t+1} + inputs_t`, with `initial`
-            after the last position.
+        lengths: (B,) int64, the steps of each row, from 0 to T; None: all have T. Positions at or past a row's length
+            give zeros, get no gradient and do not influence anything.
+        reverse: walk from a row's last position to the first: `h_t = decay_t h_{t+1} + inputs_t`, with `initial`
+            behind the last position.
+        stash: what is kept for the backward pass beside the decay: "outputs", which who uses them often keeps anyway;
+            or "carries", the inputs and some states, from which the outputs are made again. The results are the same.
+            The reference keeps what autograd does.
         implementation: "auto" or the name of one.
 
     Returns:
         h, (B, T, H), in the type of `inputs`; it is accumulated in float32, or in float64 for float64. There
-        is no matrix product here,
-        so autocast changes nothing.
+        is no matrix product here, so autocast changes nothing. `final_state` is the state after the last step.
 
     Raises:
-        ValueError: shapes or types do not fit, or the implementation is unknown.
+        ValueError: shapes or types do not fit, or the stash or the implementation is unknown.
     """
     check = Shapes("linear_recurrence")
-    check("decay", decay, "B T H")
     check("inputs", inputs, "B T H")
     check.not_empty("inputs", inputs)
+    check("decay", spread_decay(decay, inputs), "B T H")
     if initial is not None:
         check("initial", initial, "B H")
+    if lengths is not None:
+        check.indices("lengths", lengths, "B")
+    if stash not in STASHES:
+        raise ValueError(f"linear_recurrence: unknown stash {stash!r}; available: {', '.join(STASHES)}")
     exact = accumulate_dtype(inputs.dtype)
-    start = (
-        decay.new_zeros(check.sizes["B"], check.sizes["H"], dtype=exact)
-        if initial is None
-        else initial.to(exact)
-    )
 
-    def call(candidate: Candidate, inputs: Tensor, decay: Tensor, start: Tensor) -> Tensor:
+    def call(candidate: Candidate, inputs: Tensor, decay: Tensor, initial: Tensor | None) -> Tensor:
         with explicit_casts(inputs):
             outputs: Tensor = candidate.function(
-                decay.to(inputs.dtype), inputs, initial=start, reverse=reverse
+                spread_decay(decay.to(inputs.dtype), inputs),
+                inputs,
+                initial=None if initial is None else initial.to(exact),
+                lengths=None if lengths is None else lengths.to(inputs.device, non_blocking=True),
+                reverse=reverse,
+                stash=stash,
             )
         return outputs
 
-    problem = Problem("linear_recurrence", (inputs, decay, start), inputs.dtype, check.sizes)
+    detail = " ".join(
+        ["reverse"] * reverse + ["lengths"] * (lengths is not None) + ["carries"] * (stash == "carries")
+    )
+    problem = Problem("linear_recurrence", (inputs, decay, initial), inputs.dtype, check.sizes, detail)
     return run(problem, call, _IMPLEMENTATIONS, implementation)
+
+
+def spread_decay(decay: Tensor, inputs: Tensor) -> Tensor:
+    """The decay as a view of the shape (B, T, H) of ``inputs``, if it is (H,) or has ones in the place of sizes."""
+    wanted = inputs.shape
+    if decay.dim() not in (1, 3) or len(wanted) != 3:
+        return decay
+    fits = all(own in (1, size) for own, size in zip(decay.shape[::-1], wanted[::-1], strict=False))
+    return decay.expand(wanted) if fits and (decay.dim() == 3 or decay.shape[0] == wanted[2]) else decay
+
+
+def final_state(
+    outputs: Tensor, *, lengths: Tensor | None = None, reverse: bool = False, initial: Tensor | None = None
+) -> Tensor:
+    """The state (B, H) after the last step of `linear_recurrence`, of which these are the outputs and arguments.
+
+    It is the output at the row's last position, or with ``reverse`` at its first; a row without steps has what it
+    began with. It has the type of ``outputs``.
+    """
+    if lengths is None:
+        return outputs[:, 0 if reverse else -1]
+    lengths = lengths.to(outputs.device, non_blocking=True)
+    place = torch.zeros_like(lengths) if reverse else (lengths - 1).clamp(min=0)
+    index = place.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
+    last = outputs.gather(1, index).squeeze(1)  # zero in a row without steps
+    if initial is None:
+        return last
+    return torch.where((lengths > 0).unsqueeze(1), last, initial.to(last.dtype))

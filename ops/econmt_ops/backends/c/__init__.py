@@ -31,26 +31,40 @@ off = False
 """Set by :func:`without`."""
 
 
+def _path() -> Path | None:
+    """Where the library lies, if the package was installed with it."""
+    places = [
+        Path(__file__).parent / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES
+    ]
+    return next((place for place in places if place.is_file()), None)
+
+
+_PATH = _path()
+
+
 @functools.cache
 def _library() -> Library | None:
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(__file__).parent / f"_kernels{suffix}"
-        if path.is_file():
-            try:
-                return Library(path)
-            except (ImportError, OSError) as error:
-                warnings.warn(
-                    f"econmt_ops: {error}; install econmt again, until then the CPU takes the slower way",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-                return None
-    return None
+    if _PATH is None:
+        return None
+    try:
+        return Library(_PATH)
+    except (ImportError, OSError) as error:
+        warnings.warn(
+            f"econmt_ops: {error}; install econmt again, until then the CPU takes the slower way",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
 
 
 def is_built() -> bool:
-    """Whether the package was installed with its C library."""
+    """Whether the package was installed with its C library, and this can be loaded."""
     return _library() is not None
+
+
+def is_installed() -> bool:
+    """Whether the package was installed with its C library, which is not loaded for it: torch.compile traces this."""
+    return _PATH is not None
 
 
 @contextmanager
@@ -84,7 +98,7 @@ def _strides(name: str) -> dict[str, str]:
     return {field: f"{field}_stride" for field in fields if f"{field}_stride" in fields}
 
 
-def _call(name: str, work: int, sizes: tuple[int, ...], /, **given: Tensor | float | None) -> None:
+def call(name: str, work: int, sizes: tuple[int, ...], /, **given: Tensor | float | None) -> None:
     """Calls a kernel.
 
     Args:
@@ -128,7 +142,7 @@ def _has_rows(tensor: Tensor) -> bool:
     return tensor.stride(-1) == 1 or tensor.shape[-1] <= 1
 
 
-def _rows(tensor: Tensor) -> Tensor:
+def rows_of(tensor: Tensor) -> Tensor:
     """A tensor that is read, as rows without gaps."""
     return tensor if _has_rows(tensor) else tensor.contiguous()
 
@@ -147,14 +161,14 @@ def lstm_forward(
     """
     narrow = _narrow(gates, h, *(() if recurrent is None else (recurrent,)))
     rows, hidden = before.shape
-    before = _rows(before)
-    recurrent = None if recurrent is None else _rows(recurrent)
+    before = rows_of(before)
+    recurrent = None if recurrent is None else rows_of(recurrent)
     if recurrent is None:
-        gates = _rows(gates)
+        gates = rows_of(gates)
     assert all(_has_rows(written) for written in (gates, h, after))
     assert kept is None or _has_rows(kept)
     assert _are_float32(before, after, kept)
-    _call(
+    call(
         "lstm_forward",
         4 * rows * hidden,
         (rows, hidden, narrow),
@@ -196,11 +210,11 @@ def lstm_backward(
         dbefore = torch.empty_like(dc, memory_format=torch.contiguous_format)
     assert _has_rows(dbefore)
     rows, hidden = dc.shape
-    gates, before, after = _rows(gates), _rows(before), _rows(after)
-    incoming, dh, dc = _rows(incoming), _rows(dh), _rows(dc)
+    gates, before, after = rows_of(gates), rows_of(before), rows_of(after)
+    incoming, dh, dc = rows_of(incoming), rows_of(dh), rows_of(dc)
     assert _has_rows(dgates)
     assert _are_float32(before, after, dc, None if sums else gates)
-    _call(
+    call(
         "lstm_backward",
         4 * rows * hidden,
         (rows, hidden, narrow, sums),
@@ -225,11 +239,11 @@ def attention_forward(query: Tensor, keys: Tensor, score: Tensor, padding: Tenso
     """
     rows, positions, size = keys.shape
     weights = torch.empty(rows, positions, dtype=torch.float32, device="cpu")
-    query, score = _rows(query), score.contiguous()
+    query, score = rows_of(query), score.contiguous()
     padding = None if padding is None else padding.contiguous()
     assert keys.is_contiguous()
     assert _are_float32(score)
-    _call(
+    call(
         "attention_forward",
         rows * positions * size,
         (rows, positions, size, _narrow(query, keys)),
@@ -249,10 +263,10 @@ def combine_forward(share: Tensor, attention: Tensor, projected: Tensor, output:
         share: (B, H). attention: (B, S). projected: (B, S, H), contiguous. All of one type.
     """
     rows, positions, size = projected.shape
-    share, attention = _rows(share), _rows(attention)
+    share, attention = rows_of(share), rows_of(attention)
     assert projected.is_contiguous()
     assert _has_rows(output)
-    _call(
+    call(
         "combine_forward",
         rows * positions * size,
         (rows, positions, size, _narrow(share, attention, projected, output)),
@@ -284,14 +298,14 @@ def attention_backward(
         dquery: (B, A), is written, of the type of ``query``.
     """
     rows, positions, size = keys.shape
-    query, score, weights, dweights = _rows(query), *(x.contiguous() for x in (score, weights, dweights))
+    query, score, weights, dweights = rows_of(query), *(x.contiguous() for x in (score, weights, dweights))
     padding = None if padding is None else padding.contiguous()
     assert keys.is_contiguous()
     assert dkeys.is_contiguous()
     assert dscore.is_contiguous()
     assert _are_float32(score, weights, dweights, dkeys, dscore)
     assert _has_rows(dquery)
-    _call(
+    call(
         "attention_backward",
         rows * positions * size,
         (rows, positions, size, _narrow(query, keys, dquery)),
@@ -318,9 +332,13 @@ def weight_gradient(
     """
     rows, positions, size = values.shape
     dweights = torch.empty(rows, positions, dtype=torch.float32, device="cpu")
-    values, dcontext, incoming = _rows(values), _rows(dcontext), None if incoming is None else _rows(incoming)
+    values, dcontext, incoming = (
+        rows_of(values),
+        rows_of(dcontext),
+        None if incoming is None else rows_of(incoming),
+    )
     padding = None if padding is None else padding.contiguous()
-    _call(
+    call(
         "weight_gradient",
         rows * positions * size,
         (rows, positions, size, _narrow(values, dcontext, *(() if incoming is None else (incoming,)))),
@@ -361,7 +379,7 @@ def losses(
     assert _has_rows(logits)
     assert dbias is None or dbias.is_contiguous()
     assert _are_float32(factors, dbias)
-    _call(
+    call(
         "losses",
         rows * vocabulary,
         (rows, vocabulary, _narrow(logits)),
@@ -384,11 +402,11 @@ def add_rows(total: Tensor, values: Tensor, places: Tensor | None = None) -> Non
         values: (R, N).
         places: (R,) int64, from 0 to M - 1.
     """
-    values, places = _rows(values), None if places is None else places.contiguous()
+    values, places = rows_of(values), None if places is None else places.contiguous()
     rows, size = values.shape
     assert _has_rows(total)
     assert _are_float32(total)
-    _call(
+    call(
         "add_rows",
         rows * size,
         (rows, size, _narrow(values)),

@@ -77,7 +77,7 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 
 /* Goes up when a function does something else or a field gets another meaning, here and in __init__.py, so that a library
  * that was built before is not called. */
-EXPORT int econmt_version(void) { return 1; }
+EXPORT int econmt_version(void) { return 2; }
 
 /* The bytes of a structure, 0 if there is none of that name. */
 EXPORT int64_t econmt_size(const char *name) {
@@ -91,6 +91,9 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(weight_gradient);
   SIZE(losses);
   SIZE(add_rows);
+  SIZE(recurrence_forward);
+  SIZE(recurrence_backward);
+  SIZE(recurrence_summary);
 #undef SIZE
   return 0;
 }
@@ -170,4 +173,22 @@ EXPORT int econmt_losses(const struct losses *a, int64_t threads) {
 
 EXPORT int econmt_add_rows(const struct add_rows *a, int64_t threads) {
   return spread(PICK(add_rows), a, a->size, threads, 0, 0, NULL);
+}
+
+/* A task is some columns of a row. */
+static int64_t tasks_of(int64_t rows, int64_t hidden, int64_t width) { return rows * ((hidden + width - 1) / width); }
+
+EXPORT int econmt_recurrence_forward(const struct recurrence_forward *a, int64_t threads) {
+  int64_t tasks = tasks_of(a->rows, a->hidden, a->width);
+  return spread(PICK(recurrence_forward), a, tasks, threads, 0, a->width, NULL);
+}
+
+EXPORT int econmt_recurrence_backward(const struct recurrence_backward *a, int64_t threads) {
+  int64_t tasks = tasks_of(a->rows, a->hidden, a->width), states = a->carries ? a->block : 0;
+  return spread(PICK(recurrence_backward), a, tasks, threads, 0, (2 + states) * a->width, NULL);
+}
+
+EXPORT int econmt_recurrence_summary(const struct recurrence_summary *a, int64_t threads) {
+  int64_t tasks = tasks_of(a->rows, a->hidden, a->width);
+  return spread(PICK(recurrence_summary), a, tasks, threads, 0, 2 * a->width, NULL);
 }

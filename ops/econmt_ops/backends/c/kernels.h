@@ -120,4 +120,51 @@ struct add_rows {
   int64_t total_stride;
 };
 
+/* h = decay h + inputs, step by step; all steps of a row one after the other. A task is some columns of a row. */
+struct recurrence_forward {
+  int64_t rows, positions, hidden, narrow;
+  int64_t width, backwards;  /* columns of a task; 1: from a row's last position to its first */
+  const void *decay;         /* any (B, T, H) */
+  int64_t decay_batch, decay_step;
+  const void *inputs;        /* any (B, T, H) */
+  int64_t inputs_batch, inputs_step;
+  const float *initial;      /* (B, H); or NULL: zeros */
+  const int64_t *lengths;    /* (B), from 0 to T; or NULL */
+  void *outputs;             /* any (B, T, H), is written; zero at and past a row's length */
+  int64_t outputs_batch, outputs_step;
+  int64_t block;
+  float *carries;            /* (B, N, H), gets the state before every block of a row's own steps; or NULL */
+  float *last;               /* (B, H), gets the state after the last step; or NULL */
+};
+
+/* Its backward pass, which walks the other way. */
+struct recurrence_backward {
+  int64_t rows, positions, hidden, narrow;
+  int64_t width, backwards; /* as of the forward pass */
+  const void *decay;        /* any (B, T, H) */
+  int64_t decay_batch, decay_step;
+  const void *kept;         /* any (B, T, H), the outputs; with carries, the inputs */
+  int64_t kept_batch, kept_step;
+  const void *doutputs;     /* any (B, T, H) */
+  int64_t doutputs_batch, doutputs_step;
+  const float *initial;     /* (B, H); or NULL: zeros */
+  const int64_t *lengths;   /* (B); or NULL */
+  int64_t block;
+  const float *carries;     /* (B, N, H); or NULL */
+  const float *after;       /* (B, H), the gradient of the state after the last step; or NULL: zeros */
+  void *ddecay, *dinputs;   /* any (B, T, H), contiguous but for the batch, are written */
+  int64_t gradients_batch, gradients_step;
+  float *dinitial;          /* (B, H), is written */
+};
+
+/* What a row's steps make of a state: h -> product h + end. */
+struct recurrence_summary {
+  int64_t rows, positions, hidden, narrow;
+  int64_t width, backwards;
+  int64_t gradient; /* 1: of the steps h = decay (h + inputs), which the backward pass takes */
+  const void *decay, *inputs; /* any (B, T, H) */
+  int64_t decay_batch, decay_step, inputs_batch, inputs_step;
+  float *products, *ends; /* (B, H), are written */
+};
+
 #endif

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_VERSION = 1
+_VERSION = 2
 """That of econmt_version in kernels.c."""
 
 _SIZE, _PLACE = ctypes.c_int64, ctypes.c_void_p
@@ -47,6 +47,22 @@ WeightGradient = _structure(
     "rows positions size narrow *values batch_stride position_stride *dcontext dcontext_stride *incoming "
     "incoming_stride *padding *dweights",
 )
+RecurrenceForward = _structure(
+    "recurrence_forward",
+    "rows positions hidden narrow width backwards *decay decay_batch decay_step *inputs inputs_batch inputs_step "
+    "*initial *lengths *outputs outputs_batch outputs_step block *carries *last",
+)
+RecurrenceBackward = _structure(
+    "recurrence_backward",
+    "rows positions hidden narrow width backwards *decay decay_batch decay_step *kept kept_batch kept_step *doutputs "
+    "doutputs_batch doutputs_step *initial *lengths block *carries *after *ddecay *dinputs gradients_batch "
+    "gradients_step *dinitial",
+)
+RecurrenceSummary = _structure(
+    "recurrence_summary",
+    "rows positions hidden narrow width backwards gradient *decay *inputs decay_batch decay_step inputs_batch "
+    "inputs_step *products *ends",
+)
 AddRows = _structure("add_rows", "rows size narrow *values values_stride *places *total total_stride")
 
 
@@ -77,6 +93,9 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "weight_gradient": WeightGradient,
     "losses": Losses,
     "add_rows": AddRows,
+    "recurrence_forward": RecurrenceForward,
+    "recurrence_backward": RecurrenceBackward,
+    "recurrence_summary": RecurrenceSummary,
 }
 
 

@@ -314,3 +314,186 @@ static void NAME(add_rows)(const void *given, int64_t begin, int64_t end, float 
     }
   }
 }
+
+/* A value of one of the two types. */
+static INLINE float NAME(value)(const void *from, int64_t at, int64_t narrow) {
+  return narrow ? NAME(widen)(((const uint16_t *)from)[at]) : ((const float *)from)[at];
+}
+
+static INLINE void NAME(zero)(void *to, int64_t at, int64_t count, int64_t narrow) {
+  size_t size = narrow ? sizeof(uint16_t) : sizeof(float);
+  memset((char *)to + (size_t)at * size, 0, (size_t)count * size);
+}
+
+/* ``narrow`` is a constant in each of two calls, so that each has loops of its own. */
+static INLINE void NAME(recurrence_forward_as)(const struct recurrence_forward *a, int64_t begin, int64_t end,
+                                               float *restrict h, const int64_t narrow) {
+  int64_t tasks = (a->hidden + a->width - 1) / a->width, blocks = (a->positions + a->block - 1) / a->block;
+  for (int64_t task = begin; task < end; task++) {
+    int64_t row = task / tasks, at = task % tasks * a->width;
+    int64_t count = a->hidden - at < a->width ? a->hidden - at : a->width;
+    int64_t length = a->lengths ? a->lengths[row] : a->positions;
+    size_t bytes = (size_t)count * sizeof *h;
+    if (a->initial)
+      memcpy(h, a->initial + row * a->hidden + at, bytes);
+    else
+      memset(h, 0, bytes);
+    for (int64_t i = 0; i < length; i++) {
+      int64_t t = a->backwards ? length - 1 - i : i;
+      if (a->carries && i % a->block == 0)
+        memcpy(a->carries + (row * blocks + i / a->block) * a->hidden + at, h, bytes);
+      int64_t from = row * a->decay_batch + t * a->decay_step + at;
+      int64_t other = row * a->inputs_batch + t * a->inputs_step + at;
+      int64_t to = row * a->outputs_batch + t * a->outputs_step + at;
+      if (narrow) {
+        const uint16_t *decay = (const uint16_t *)a->decay + from, *inputs = (const uint16_t *)a->inputs + other;
+        uint16_t *restrict outputs = (uint16_t *)a->outputs + to;
+        SIMD for (int64_t k = 0; k < count; k++) {
+          h[k] = NAME(widen)(decay[k]) * h[k] + NAME(widen)(inputs[k]);
+          outputs[k] = NAME(narrow)(h[k]);
+        }
+      } else {
+        const float *decay = (const float *)a->decay + from, *inputs = (const float *)a->inputs + other;
+        float *restrict outputs = (float *)a->outputs + to;
+        SIMD for (int64_t k = 0; k < count; k++) {
+          h[k] = decay[k] * h[k] + inputs[k];
+          outputs[k] = h[k];
+        }
+      }
+    }
+    for (int64_t t = length; t < a->positions; t++)
+      NAME(zero)(a->outputs, row * a->outputs_batch + t * a->outputs_step + at, count, narrow);
+    if (a->last) memcpy(a->last + row * a->hidden + at, h, bytes);
+  }
+}
+
+static void NAME(recurrence_forward)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct recurrence_forward *a = given;
+  if (a->narrow)
+    NAME(recurrence_forward_as)(a, begin, end, scratch, 1);
+  else
+    NAME(recurrence_forward_as)(a, begin, end, scratch, 0);
+}
+
+/* The states before the steps ``first`` and on, as outputs would be read back, rounded. */
+static INLINE void NAME(states_again)(const struct recurrence_backward *a, int64_t row, int64_t at, int64_t count,
+                                      int64_t length, int64_t first, float *restrict h, float *restrict states,
+                                      const int64_t narrow) {
+  int64_t blocks = (a->positions + a->block - 1) / a->block, end = first + a->block < length ? first + a->block : length;
+  memcpy(h, a->carries + (row * blocks + first / a->block) * a->hidden + at, (size_t)count * sizeof *h);
+  for (int64_t i = first; i < end; i++) {
+    int64_t t = a->backwards ? length - 1 - i : i;
+    int64_t from = row * a->decay_batch + t * a->decay_step + at, other = row * a->kept_batch + t * a->kept_step + at;
+    float *restrict state = states + (i - first) * a->width;
+    SIMD for (int64_t k = 0; k < count; k++) {
+      state[k] = narrow ? NAME(widen)(NAME(narrow)(h[k])) : h[k];
+      h[k] = NAME(value)(a->decay, from + k, narrow) * h[k] + NAME(value)(a->kept, other + k, narrow);
+    }
+  }
+}
+
+static INLINE void NAME(recurrence_backward_as)(const struct recurrence_backward *a, int64_t begin, int64_t end,
+                                                float *restrict scratch, const int64_t narrow) {
+  int64_t tasks = (a->hidden + a->width - 1) / a->width;
+  float *restrict carry = scratch, *restrict before = scratch + a->width, *restrict states = scratch + 2 * a->width;
+  for (int64_t task = begin; task < end; task++) {
+    int64_t row = task / tasks, at = task % tasks * a->width;
+    int64_t count = a->hidden - at < a->width ? a->hidden - at : a->width;
+    int64_t length = a->lengths ? a->lengths[row] : a->positions;
+    size_t bytes = (size_t)count * sizeof *carry;
+    if (a->after)
+      memcpy(carry, a->after + row * a->hidden + at, bytes);
+    else
+      memset(carry, 0, bytes);
+    for (int64_t i = length - 1; i >= 0; i--) {
+      int64_t t = a->backwards ? length - 1 - i : i;
+      if (a->carries && (i == length - 1 || i % a->block == a->block - 1))
+        NAME(states_again)(a, row, at, count, length, i - i % a->block, before, states, narrow);
+      int64_t from = row * a->decay_batch + t * a->decay_step + at;
+      int64_t other = row * a->doutputs_batch + t * a->doutputs_step + at;
+      int64_t to = row * a->gradients_batch + t * a->gradients_step + at;
+      int64_t previous = row * a->kept_batch + (a->backwards ? t + 1 : t - 1) * a->kept_step + at;
+      const float *known = a->carries ? states + i % a->block * a->width : NULL;
+      if (!known && i == 0) {
+        if (a->initial)
+          memcpy(before, a->initial + row * a->hidden + at, bytes);
+        else
+          memset(before, 0, bytes);
+        if (narrow) SIMD for (int64_t k = 0; k < count; k++) before[k] = NAME(widen)(NAME(narrow)(before[k]));
+        known = before;
+      }
+      if (!known && narrow) {
+        NAME(load)(before, a->kept, previous, count, 1);
+        known = before;
+      }
+      if (narrow) {
+        const uint16_t *decay = (const uint16_t *)a->decay + from, *incoming = (const uint16_t *)a->doutputs + other;
+        uint16_t *restrict ddecay = (uint16_t *)a->ddecay + to, *restrict dinputs = (uint16_t *)a->dinputs + to;
+        SIMD for (int64_t k = 0; k < count; k++) {
+          float delta = NAME(widen)(incoming[k]) + carry[k];
+          dinputs[k] = NAME(narrow)(delta);
+          ddecay[k] = NAME(narrow)(delta * known[k]);
+          carry[k] = NAME(widen)(decay[k]) * delta;
+        }
+      } else {
+        const float *decay = (const float *)a->decay + from, *incoming = (const float *)a->doutputs + other;
+        float *restrict ddecay = (float *)a->ddecay + to, *restrict dinputs = (float *)a->dinputs + to;
+        if (!known) known = (const float *)a->kept + previous;
+        SIMD for (int64_t k = 0; k < count; k++) {
+          float delta = incoming[k] + carry[k];
+          dinputs[k] = delta;
+          ddecay[k] = delta * known[k];
+          carry[k] = decay[k] * delta;
+        }
+      }
+    }
+    for (int64_t t = length; t < a->positions; t++) {
+      int64_t to = row * a->gradients_batch + t * a->gradients_step + at;
+      NAME(zero)(a->ddecay, to, count, narrow);
+      NAME(zero)(a->dinputs, to, count, narrow);
+    }
+    memcpy(a->dinitial + row * a->hidden + at, carry, bytes);
+  }
+}
+
+static void NAME(recurrence_backward)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct recurrence_backward *a = given;
+  if (a->narrow)
+    NAME(recurrence_backward_as)(a, begin, end, scratch, 1);
+  else
+    NAME(recurrence_backward_as)(a, begin, end, scratch, 0);
+}
+
+static INLINE void NAME(recurrence_summary_as)(const struct recurrence_summary *a, int64_t begin, int64_t end,
+                                               float *scratch, const int64_t narrow) {
+  int64_t tasks = (a->hidden + a->width - 1) / a->width;
+  float *restrict product = scratch, *restrict h = scratch + a->width;
+  for (int64_t task = begin; task < end; task++) {
+    int64_t row = task / tasks, at = task % tasks * a->width;
+    int64_t count = a->hidden - at < a->width ? a->hidden - at : a->width;
+    for (int64_t k = 0; k < count; k++) {
+      product[k] = 1.0f;
+      h[k] = 0.0f;
+    }
+    for (int64_t i = 0; i < a->positions; i++) {
+      int64_t t = a->backwards ? a->positions - 1 - i : i;
+      int64_t from = row * a->decay_batch + t * a->decay_step + at;
+      int64_t other = row * a->inputs_batch + t * a->inputs_step + at;
+      SIMD for (int64_t k = 0; k < count; k++) {
+        float decay = NAME(value)(a->decay, from + k, narrow), input = NAME(value)(a->inputs, other + k, narrow);
+        h[k] = a->gradient ? decay * (h[k] + input) : decay * h[k] + input;
+        product[k] *= decay;
+      }
+    }
+    memcpy(a->products + row * a->hidden + at, product, (size_t)count * sizeof *h);
+    memcpy(a->ends + row * a->hidden + at, h, (size_t)count * sizeof *h);
+  }
+}
+
+static void NAME(recurrence_summary)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct recurrence_summary *a = given;
+  if (a->narrow)
+    NAME(recurrence_summary_as)(a, begin, end, scratch, 1);
+  else
+    NAME(recurrence_summary_as)(a, begin, end, scratch, 0);
+}

@@ -1,0 +1,169 @@
+"""What the implementations that scan share: one operator, forward and backward, over one of three backends.
+
+The backward pass is the recurrence walked the other way. It needs the decay and, for the decay's gradient, the state
+before every step: the outputs, or with ``stash`` "carries" the inputs, from which and from one state a block of steps
+the outputs are made again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from econmt_ops.backends import c as native
+from econmt_ops.backends import triton
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+
+STASHES = ("outputs", "carries")
+"""What is kept for the backward pass beside the decay: the outputs, or the inputs and a state a block of steps."""
+
+_BLOCK = {"c": 64, "triton": 128}
+"""Steps of a block by backend; of "chunk" about sqrt(T)."""
+
+
+class Backend(Protocol):
+    """The module of a backend: `chunk`, or that of its kernels.
+
+    decay, inputs, outputs and their gradients are (B, T, H), of one type and any strides; initial, carries and
+    dinitial in the accumulate type, (B, H) and (B, T / block rounded up, H); lengths (B,) int64. ``block`` is as
+    many steps as `block_of` says. What carries are is the backend's own affair.
+    """
+
+    def forward(
+        self,
+        decay: Tensor,
+        inputs: Tensor,
+        initial: Tensor | None,
+        lengths: Tensor | None,
+        reverse: bool,
+        block: int,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The outputs, zero at and past a row's length, contiguous; and the carries, if they are to be kept."""
+
+    def backward(
+        self,
+        decay: Tensor,
+        kept: Tensor,
+        carries: Tensor | None,
+        initial: Tensor | None,
+        lengths: Tensor | None,
+        reverse: bool,
+        block: int,
+        doutputs: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of decay, inputs and initial; ``kept`` are the outputs, or with ``carries`` the inputs."""
+
+
+class Arguments(NamedTuple):
+    """Of the operator.
+
+    Attributes:
+        decay, inputs: (B, T, H), of one type. initial: (B, H), in the accumulate type, or None.
+        lengths: (B,) int64, on the same device, or None.
+        reverse: see `econmt_ops.linear_recurrence`.
+        stash: one of `STASHES`.
+        backend: "chunk", "c" or "triton"; where its kernels cannot run, it is "chunk" that does.
+    """
+
+    decay: Tensor
+    inputs: Tensor
+    initial: Tensor | None
+    lengths: Tensor | None
+    reverse: bool
+    stash: str
+    backend: str
+
+
+class Results(NamedTuple):
+    """The outputs (B, T, H), and the carries, which are empty unless they are kept."""
+
+    outputs: Tensor
+    carries: Tensor
+
+
+def block_of(steps: int, backend: str) -> int:
+    """The steps of a block: the walk's state is kept once a block."""
+    return _BLOCK[backend] if backend in _BLOCK else max(16, math.isqrt(steps))
+
+
+def _backend(call: Arguments) -> Backend:
+    name = "econmt_ops.linear_recurrence.chunk"
+    if call.backend == "c" and native.serves(call.decay):
+        name = "econmt_ops.backends.c.recurrence"
+    elif call.backend == "triton" and triton.runs_on(call.decay.device):
+        name = "econmt_ops.backends.triton.recurrence"
+    return cast(Backend, cast(Any, importlib.import_module(name)))
+
+
+def _keeps_carries(call: Arguments, keep: bool) -> bool:
+    return keep and call.stash == "carries"
+
+
+def _forward(call: Arguments, keep: bool) -> Results:
+    block, keeps = block_of(call.inputs.shape[1], call.backend), _keeps_carries(call, keep)
+    given = call.decay, call.inputs, call.initial, call.lengths, call.reverse
+    outputs, carries = _backend(call).forward(*given, block, keeps)
+    if carries is None or not keeps:
+        carries = outputs.new_empty(0, dtype=accumulate_dtype(outputs.dtype))
+    return Results(outputs, carries)
+
+
+def _empty(call: Arguments, keep: bool) -> Results:
+    batch, steps, hidden = call.inputs.shape
+    blocks = -(-steps // block_of(steps, call.backend))
+    shape = (batch, blocks, hidden) if _keeps_carries(call, keep) else (0,)
+    carries = call.inputs.new_empty(shape, dtype=accumulate_dtype(call.inputs.dtype))
+    return Results(torch.empty_like(call.inputs, memory_format=torch.contiguous_format), carries)
+
+
+def _saves(call: Arguments) -> tuple[str, ...]:
+    kept = ("inputs", "carries") if call.stash == "carries" else ("outputs",)
+    return ("decay", *kept, "initial", "lengths")
+
+
+def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradients:
+    doutputs = incoming["outputs"]
+    assert doutputs is not None
+    ddecay, dinputs, dinitial = _backend(call).backward(
+        call.decay,
+        call.inputs,  # or the outputs in their place
+        results.carries if call.stash == "carries" else None,
+        call.initial,
+        call.lengths,
+        call.reverse,
+        block_of(call.decay.shape[1], call.backend),
+        doutputs,
+    )
+    return {"decay": ddecay, "inputs": dinputs, "initial": dinitial}
+
+
+_operator = Operator(
+    "econmt_ops::linear_recurrence",
+    Arguments,
+    Results,
+    forward=_forward,
+    fake=_empty,
+    backward=_backward,
+    saves=_saves,
+    stand_ins={"inputs": "outputs"},
+)
+
+
+def linear_recurrence(
+    decay: Tensor,
+    inputs: Tensor,
+    *,
+    initial: Tensor | None,
+    lengths: Tensor | None,
+    reverse: bool,
+    stash: str,
+    backend: str,
+) -> Tensor:
+    """See `econmt_ops.linear_recurrence`; all arguments are given, checked and cast."""
+    return _operator(Arguments(decay, inputs, initial, lengths, reverse, stash, backend)).outputs

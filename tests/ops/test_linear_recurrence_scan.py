@@ -1,0 +1,74 @@
+"""The implementations of the linear recurrence that scan, where a loop over the steps would take too long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt_ops import linear_recurrence
+from econmt_ops.backends import c as library
+from econmt_ops.backends.c import recurrence as native
+from econmt_ops.dispatch.rule import rule
+from tests.ops.helpers import Make, assert_close, assert_same_function, values_and_gradients
+
+SCANS = pytest.mark.parametrize("implementation", ["chunk", "c"] if library.is_built() else ["chunk"])
+
+
+@SCANS
+def test_long_sequence(implementation: str, device: str) -> None:
+    """A hundred thousand steps in float32 against float64."""
+    make = Make(device, torch.float32)
+    decay, inputs = 1 - 0.01 * make(1, 100_000, 2).abs(), make(1, 100_000, 2)
+    tensors = {"decay": decay, "inputs": inputs}
+    exact = {name: tensor.double() for name, tensor in tensors.items()}
+    found = values_and_gradients(
+        lambda **given: linear_recurrence(**given, implementation=implementation), tensors
+    )
+    wanted = values_and_gradients(
+        lambda **given: linear_recurrence(**given, implementation="chunk"), exact, found[0]
+    )
+    for actual, expected in zip(found, wanted, strict=True):
+        assert_close(actual, expected, 2e-5)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("stash", ["outputs", "carries"])
+@pytest.mark.parametrize("initial", [False, True], ids=["zeros", "initial"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("steps", [256, 1000, 5000])
+def test_parts_of_time_side_by_side(
+    steps: int,
+    initial: bool,
+    dtype: torch.dtype,
+    stash: str,
+    reverse: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fewer columns than threads, on however few: the C library walks through parts of a row at a time."""
+    monkeypatch.setattr(native, "_PART_VALUES", 128)
+    monkeypatch.setattr(native.torch, "get_num_threads", lambda: 4)
+    lengths = torch.tensor([steps, 0, steps - 7])
+
+    def function(**tensors: Any) -> Tensor:
+        return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, stash=stash, implementation="c")
+
+    def definition(**tensors: Any) -> Tensor:
+        return linear_recurrence(**tensors, lengths=lengths, reverse=reverse, implementation="chunk")
+
+    make = Make("cpu")
+    tensors = {
+        "decay": make(3, steps, 2).sigmoid(),
+        "inputs": make(3, steps, 2),
+        "initial": make(3, 2) if initial else None,
+    }
+    assert_same_function(function, definition, tensors, dtype)
+
+
+def test_a_loop_of_python_is_the_last_resort() -> None:
+    """Whether a gradient will be asked for or not."""
+    for gradients in False, True:
+        assert rule("linear_recurrence", "cpu", torch.float64, gradients=gradients) == "chunk"
+        assert rule("linear_recurrence", "cpu", torch.float32, gradients=gradients) in ("c", "chunk")
