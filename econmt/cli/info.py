@@ -48,12 +48,12 @@ def describe(found: dict[str, Any]) -> list[str]:
         ("state", _state(found)),
         (
             "encoder",
-            f"{encoder['layers']} x LSTM {encoder['size']}{_rank(encoder)}, both directions: "
+            f"{encoder['layers']} x {_cell(encoder)} {encoder['size']}{_rank(encoder)}, both directions: "
             f"{encoder['bidirectional']}",
         ),
         (
             "decoder",
-            f"{decoder['layers']} x LSTM {decoder['size']}{_rank(decoder)}, "
+            f"{decoder['layers']} x {_cell(decoder)} {decoder['size']}{_rank(decoder)}, "
             f"{'input feeding' if decoder['input_feeding'] else 'no input feeding'}",
         ),
         ("attention", f"{attention['type']} {attention['size']}"),
@@ -77,6 +77,11 @@ def describe(found: dict[str, Any]) -> list[str]:
     ]
     width = max(len(name) for name, _ in parts)
     return [f"{name:<{width}}  {text}" for name, text in parts] + _checkpoints(found)
+
+
+def _cell(stack: dict[str, Any]) -> str:
+    """The name of a stack's cell as people write it."""
+    return str(stack["cell"]).upper().replace("_", "-")
 
 
 def _rank(part: dict[str, Any]) -> str:

@@ -6,8 +6,8 @@ it, another view of the input:
     c_t = a_t c_{t-1} + b_t         a, b from u, f, i        the *recurrence*, one of those below
     h_t = output(c_t, o_t, x_t)                              the *output*, one of those below
 
-    coupled     a = f           b = (1 - f) u       du = d (1 - f)      df = d (c_{t-1} - u) f (1 - f)
-    gated       a = f           b = i u             du = d i            df = d c_{t-1} f (1 - f)    di = d u i (1 - i)
+    coupled     a = f           b = (1 - f) u       du = d (1 - f)      df = (e - d u) f (1 - f)
+    gated       a = f           b = i u             du = d i            df = e f (1 - f)        di = d u i (1 - i)
     shared      a = f / (f+i)   b = i / (f+i) u     as coupled with f / (f+i) in the place of f
 
     plain       h = c                               dc = dh
@@ -16,7 +16,8 @@ it, another view of the input:
     highway     h = o tanh c + (1 - o) x            dc = dh o (1 - tanh^2 c)    do = dh (tanh c - x) o (1 - o)
                                                     dx = dh (1 - o)
 
-d is the gradient of c_t with all that flows back through the steps after t: d_t = dc_t + a_{t+1} d_{t+1}.
+d is the gradient of b_t, which is that of c_t with all that flows back through the steps after t:
+d_t = dc_t + a_{t+1} d_{t+1}; and e = d_t c_{t-1} that of a_t.
 
 Shapes: (..., H) a part, in the accumulate type.
 """
@@ -34,6 +35,12 @@ from econmt_ops.core.weights import GateWeights, GILRLSTMWeights
 Parts = Sequence[Tensor]
 
 
+def through_sigmoid(dgate: Tensor, gate: Tensor) -> Tensor:
+    """The gradient of a sum, from that of the gate that is its sigmoid: dgate gate (1 - gate)."""
+    made: Tensor = torch.ops.aten.sigmoid_backward(dgate, gate)
+    return made
+
+
 class Recurrence(NamedTuple):
     """How a and b come from the parts u and gates."""
 
@@ -49,17 +56,18 @@ class Recurrence(NamedTuple):
             f = f / (f + parts[2])
         return f, torch.addcmul(u, f, u, value=-1.0)
 
-    def backward(self, parts: Parts, before: Tensor, delta: Tensor) -> list[Tensor]:
-        """The gradients of u and of the sums under the gates, from c before and the gradient of c after."""
+    def backward(self, parts: Parts, ddecay: Tensor, delta: Tensor) -> list[Tensor]:
+        """The gradients of u and of the sums under the gates, from those of a and b, which may be overwritten."""
         u, f = parts[:2]
         if self.name == "gated":
             i = parts[2]
-            return [delta * i, delta * before * f * (1.0 - f), delta * u * i * (1.0 - i)]
+            return [delta * i, through_sigmoid(ddecay, f), through_sigmoid(delta * u, i)]
+        of_share = ddecay.addcmul_(delta, u, value=-1.0)
         if self.name == "coupled":
-            return [delta * (1.0 - f), delta * (before - u) * f * (1.0 - f)]
+            return [torch.addcmul(delta, delta, f, value=-1.0), through_sigmoid(of_share, f)]
         i = parts[2]
         total = f + i
-        of_share = delta * (before - u) * f * i / (total * total)
+        of_share *= f * i / (total * total)
         return [delta * i / total, of_share * (1.0 - f), of_share * (i - 1.0)]
 
 
@@ -84,10 +92,10 @@ class Output(NamedTuple):
         if o is None:
             return (dh * (c > 0) if self.name == "relu" else dh), None, None
         if x is None:
-            return dh * o, dh * c * o * (1.0 - o), None
+            return dh * o, through_sigmoid(dh * c, o), None
         squashed, through = torch.tanh(c), dh * o
-        rest = 1.0 - o
-        return through * (1.0 - squashed * squashed), through * (squashed - x) * rest, dh * rest
+        dc: Tensor = torch.ops.aten.tanh_backward(through, squashed)
+        return dc, through_sigmoid(dh * (squashed - x), o), dh - through
 
 
 COUPLED, GATED, SHARED = Recurrence("coupled", 1), Recurrence("gated", 2), Recurrence("shared", 2)
@@ -143,18 +151,18 @@ class ScanCell(NamedTuple):
         return self.output.backward(c, *self.around(parts, read), dh)
 
     def start_back(
-        self, parts: Parts, before: Tensor, delta: Tensor, rest: Sequence[Tensor], products: Tensor
+        self, parts: Parts, ddecay: Tensor, delta: Tensor, rest: Sequence[Tensor], products: Tensor
     ) -> Tensor:
         """Writes the gradients of the products over ``products`` (..., K H).
 
         Args:
-            parts: activated. before: c before each step. delta: the gradients of c.
+            parts: activated. ddecay, delta: the gradients of a and b, which may be overwritten.
             rest: what `finish_back` has given of the parts behind the recurrence's, in their order.
             products: is overwritten.
         """
-        made = self.recurrence.backward(parts, before, delta)
+        made = self.recurrence.backward(parts, ddecay, delta)
         if self.squashes:
-            made[0] = made[0] * (1.0 - parts[0] * parts[0])
+            made[0] = torch.ops.aten.tanh_backward(made[0], parts[0])
         for place, gradient in zip(
             torch.split(products, parts[0].shape[-1], -1), [*made, *rest], strict=True
         ):

@@ -5,7 +5,7 @@
 
     products (B, T, K H) = sum of x W^T + b      u, f, ... (`econmt_ops.cells.scan`)      c = scan(a, b)      h = output
 
-    dh -> dc, do          delta = scan of dc with a, backwards          delta -> dproducts          dW, db, dx: products
+    dh -> dc, do        da, db = the scan's gradients        da, db -> dproducts        dW, db, dx: products
 
 It does so block by block: some rows over all steps, or of a row too long for that some steps after the others, so that
 what a block makes stays in a CPU's cache and is not held for the others.
@@ -38,15 +38,24 @@ REFERENCE = Traits()
 RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)
 
 _BLOCK_BYTES = 8 << 20
-"""The products of a block."""
+"""The products of a block: on a CPU what its caches hold."""
+
+_LARGE_BLOCK_BYTES = 128 << 20
+"""The same on a GPU, where a small kernel takes as long to launch as to run."""
 
 
-def scan(decay: Tensor, inputs: Tensor, initial: Tensor, reverse: bool = False) -> Tensor:
+def scan(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
     """`linear_recurrence` by the rule, which nothing measures: it is a part of an op that is measured."""
-    sizes = dict(zip("BTH", inputs.shape, strict=True))
     gradients = torch.is_grad_enabled() and (inputs.requires_grad or decay.requires_grad)
-    name = rule("linear_recurrence", device_of(inputs), inputs.dtype, gradients=gradients, sizes=sizes)
-    return linear_recurrence(decay, inputs, initial=initial, reverse=reverse, implementation=name)
+    name = _scan_by(inputs, gradients)
+    return linear_recurrence(decay, inputs, initial=initial, implementation=name)
+
+
+def _scan_by(like: Tensor, gradients: bool) -> str:
+    """The implementation of a scan of (B, T, H); one of those that share an operator."""
+    sizes = dict(zip("BTH", like.shape, strict=True))
+    name = rule("linear_recurrence", device_of(like), like.dtype, gradients=gradients, sizes=sizes)
+    return "chunk" if name == "reference" else name
 
 
 def _late(source: Tensor, before: Tensor) -> Tensor:
@@ -154,9 +163,10 @@ class _Blocks:
         if call.lengths is not None:
             self.padding = padding_mask(call.lengths, self.steps, call.first.device)
             self.ends = call.lengths.to(call.first.device, non_blocking=True).unsqueeze(1) - 1
+        space = _BLOCK_BYTES if device_of(call.first) == "cpu" else _LARGE_BLOCK_BYTES
         row = self.steps * call.bias.shape[0] * call.first.element_size()
-        rows = max(1, _BLOCK_BYTES // max(1, row))
-        size = self.steps if row <= _BLOCK_BYTES else max(1, self.steps * _BLOCK_BYTES // row)
+        rows = max(1, space // max(1, row))
+        size = self.steps if row <= space else max(1, self.steps * space // row)
         self.places = [
             (slice(begin, begin + rows), slice(start, min(self.steps, start + size)))
             for begin in range(0, self.batch, rows)
@@ -218,14 +228,15 @@ class _Blocks:
 
 
 def _forward(call: Arguments, keep: bool) -> Results:
-    blocks, results = _Blocks(call), _empty_results(call, keep)
+    blocks, results = _Blocks(call), _empty_results(call._replace(stash="outputs"), keep)
+    if keep and reaches(call.stash, "gates"):
+        whole = slice(0, blocks.batch), slice(0, blocks.steps)
+        results = results._replace(products=blocks.products(blocks.read(*whole)))
     carried = call.first
     results.last.copy_(call.first)
     for rows, steps in blocks.places:
         read = blocks.read(rows, steps)
-        products = blocks.products(read)
-        if len(results.products):
-            results.products[rows, steps] = products
+        products = results.products[rows, steps] if len(results.products) else blocks.products(read)
         parts, decay, inputs = blocks.cell.start(products.to(call.first.dtype), blocks.hidden)
         initial = call.first[rows] if steps.start == 0 else carried
         c = blocks.mask(scan(decay, inputs, initial), rows, steps)
@@ -276,10 +287,12 @@ class _Sums:
         self._fresh = False
 
 
-def _delta(decay: Tensor, dc: Tensor) -> Tensor:
-    """d_t = dc_t + decay_{t+1} d_{t+1}, all (n, t, H)."""
-    later = functional.pad(decay[:, 1:], (0, 0, 0, 1))
-    return scan(later, dc, torch.zeros_like(dc[:, 0]), reverse=True)
+def _scan_back(decay: Tensor, c: Tensor, initial: Tensor, dc: Tensor) -> list[Tensor]:
+    """The gradients of decay, inputs (n, t, H) and initial (n, H) of :func:`scan`, which gave ``c``."""
+    found: list[Tensor] = torch.ops.econmt_ops.linear_recurrence_backward(
+        dc, None, c, None, decay, c, initial, None, False, "outputs", _scan_by(c, False)
+    )
+    return found
 
 
 def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradients:
@@ -304,17 +317,16 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
             blocks.add_last(dc, dlast, rows, steps)
         if carried is not None and steps.stop < blocks.steps:
             dc[:, -1] += carried
-        delta = _delta(decay, dc)
-        carried = decay[:, 0] * delta[:, 0]
+        initial = call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1]
+        ddecay, delta, carried = _scan_back(decay, c, initial, dc)
         if steps.start == 0:
             sums.first[rows] = carried
-        initial = call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1]
         rest = [part for part in (dgate,) if part is not None]
         if dread is not None and len(parts) > cell.gates:
             rest.append(dread)
             dread = None
         target = products.to(exact) if kept is None else torch.empty_like(kept, dtype=exact)
-        dproducts = cell.start_back(parts, _late(c, initial), delta, rest, target)
+        dproducts = cell.start_back(parts, ddecay, delta, rest, target)
         sums.add(dproducts.to(blocks.dtype), dread, read, rows, steps)
     if dlast is not None and blocks.padding is not None:
         # A row without steps gives back the c that it was given.

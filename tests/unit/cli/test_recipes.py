@@ -8,7 +8,7 @@ import pytest
 from econmt.recipe import load_recipe, parse_recipe, shipped_recipes
 from tests.conftest import RunEconmt
 
-NAMES = {"quickstart", "iwslt", "multi30k", "tatoeba", "groundhog", "best", "gnmt"}
+NAMES = {"quickstart", "iwslt", "multi30k", "tatoeba", "groundhog", "best", "gnmt", "student"}
 
 
 def test_list_has_a_row_for_each_recipe(run_econmt: RunEconmt) -> None:

@@ -82,7 +82,7 @@ CASES = [
     Case("quickstart", ("model.attention.type=scaled_dot", "training.precision=bfloat16"), (64, 6, 4)),
     Case("quickstart", ("model.decoder.input_feeding=false", *RECOMPUTE), (64, 12, 10)),
     Case("quickstart", ("model.encoder.cell=sru", *UNFED, *RECOMPUTE, "ops.stash=outputs"), (64, 12, 10)),
-    Case("quickstart", ("model.encoder.cell=gru", *UNFED), (48, 9, 7)),
+    Case("student", (), (48, 9, 7)),
     Case("quickstart", ("model.attention.layer_norm=true", "training.update_interval=4"), (1, 1, 1)),
 ]
 
