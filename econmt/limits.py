@@ -19,6 +19,8 @@ SUBWORDS = 1_000_000
 WORDS = 10_000_000
 POSITIONS = 10_000
 """Tokens on a side of a training pair, and of a bucket."""
+STEPS = 2**24
+"""Of a sequence that is only measured."""
 INPUT_LENGTH = 1_000_000
 """Tokens of a line that is translated whole."""
 BUCKETS = 100

@@ -22,6 +22,7 @@ from econmt.cli.options import (
     bytes_of,
     within,
 )
+from econmt.cli.recurrences import memory_task_command, scan_command
 from econmt.cli.workload import find_workload
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
@@ -30,11 +31,13 @@ from econmt.tasks.protocol import Shape
 from econmt.training.choice import expected_updates
 
 app = typer.Typer(
-    help="Measure on this machine: layouts of matrix products, what auto chooses, training steps, LSTM schedules.",
+    help="Measure on this machine: layouts of matrix products, what auto chooses, steps, schedules, scans.",
     epilog="\b\nExample:\n  econmt bench layout --paper\n  econmt bench lstm --ablation --csv lstm.csv --plot lstm.png",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.command("scan")(scan_command)
+app.command("memory-task")(memory_task_command)
 LAYERS, STEPS, HIDDEN, BATCH = lstm_schedules.PUBLISHED
 BOTH_TYPES = ["float32", "bfloat16"]
 FOR_SECONDS = within(0.0, limits.SECONDS)

@@ -16,6 +16,7 @@ TRAITS = Traits(
     recomputes=True,
     has_kernels=True,
     is_available=native.is_installed,
+    costs=scan.COSTS,
 )
 
 linear_recurrence = functools.partial(scan.linear_recurrence, backend="c")

@@ -19,7 +19,7 @@ from econmt_ops.dispatch.traits import Traits
 from econmt_ops.linear_recurrence import scan
 from econmt_ops.linear_recurrence.reference import standing_still
 
-TRAITS = Traits(recomputes=True)
+TRAITS = Traits(recomputes=True, costs=scan.COSTS)
 
 linear_recurrence = functools.partial(scan.linear_recurrence, backend="chunk")
 

@@ -18,6 +18,7 @@ from econmt_ops.backends import c as native
 from econmt_ops.backends import triton
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.traits import Cost
 
 STASHES = ("outputs", "carries")
 """What is kept for the backward pass beside the decay: the outputs, or the inputs and a state a block of steps."""
@@ -142,6 +143,27 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
     )
     return {"decay": ddecay, "inputs": dinputs, "initial": dinitial}
 
+
+def _cost(call: Arguments, tensors: int, products: int) -> Cost:
+    """What a pass takes: "chunk" some tensors (B, T, H) in the accumulate type, more with lengths, kernels nothing."""
+    values = call.decay.numel()
+    copies = tensors + (2 if call.lengths is not None else 0) if call.backend == "chunk" else 0
+    return Cost(copies * values * accumulate_dtype(call.decay.dtype).itemsize, 2 * products * values)
+
+
+def _cost_forward(*given: Any) -> Cost:
+    return _cost(Arguments(*given[:-1]), 0, 1)
+
+
+def _cost_backward(*given: Any) -> Cost:
+    return _cost(Arguments(*given[2 * len(Results._fields) :]), 2, 2)
+
+
+COSTS = {
+    "econmt_ops::linear_recurrence": _cost_forward,
+    "econmt_ops::linear_recurrence_backward": _cost_backward,
+}
+"""For the traits of those that go by the operator."""
 
 _operator = Operator(
     "econmt_ops::linear_recurrence",

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from econmt.memory.estimate.fake import REPLACEMENTS, CuDNN, onednn_workspace
+import econmt_ops
+from econmt.memory.estimate.fake import REPLACEMENTS, CuDNN, onednn_workspace, standing_in
 from econmt.memory.measure.tracker import Tracker
 
 
@@ -81,3 +82,16 @@ def test_cudnn_lstm_has_the_results_and_gradients_of_an_lstm(bidirectional: bool
     assert 21 * directions * 6 * 5 * 4 in sizes
     steps, batch = (3, 7) if batch_first else (7, 3)
     assert tracker.flops.total() == 3 * 2 * directions * steps * batch * (6 + 5) * 20
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("stash", ["outputs", "carries"])
+def test_a_scan_costs_what_it_declares(device: str, stash: str) -> None:
+    """Whatever its length, none of its steps is followed: two operations a value forward, four backward."""
+    tracker = Tracker(torch.device("cpu"), replacements=REPLACEMENTS)
+    with standing_in(device), tracker:
+        given = [torch.zeros(2, 1000, 8, requires_grad=True) for _ in range(2)]
+        lengths = torch.zeros(2, dtype=torch.int64)
+        outputs = econmt_ops.linear_recurrence(*given, lengths=lengths, stash=stash)
+        torch.autograd.grad(outputs.sum(), given)
+    assert dict(tracker.flops) == {torch.float32: 6 * outputs.numel()}

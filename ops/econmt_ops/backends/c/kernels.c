@@ -5,12 +5,18 @@
  * second pool of threads would take the processors from the first.
  */
 
+#define _DEFAULT_SOURCE /* madvise */
+
 #include "kernels.h"
 
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #if defined(_WIN32)
 #define EXPORT __declspec(dllexport)
@@ -19,6 +25,7 @@
 #endif
 
 #define CHUNK 256
+#define AHEAD 1024 /* values of a tensor between those that are worked on and those that are asked for */
 #define INLINE inline __attribute__((always_inline))
 #define PRAGMA(x) _Pragma(#x)
 #define SIMD PRAGMA(omp simd)
@@ -175,16 +182,32 @@ EXPORT int econmt_add_rows(const struct add_rows *a, int64_t threads) {
   return spread(PICK(add_rows), a, a->size, threads, 0, 0, NULL);
 }
 
+/* Says of memory that is about to be written whole that it may come in pages of 2 MB: of 4 KB each would cost as much time
+ * as writing it. Memory that is not there in pages of its own is left as it is. */
+static void in_large_pages(void *memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  const uintptr_t page = (uintptr_t)1 << 21;
+  uintptr_t begin = ((uintptr_t)memory + page - 1) & ~(page - 1), end = ((uintptr_t)memory + (uintptr_t)bytes) & ~(page - 1);
+  if (end > begin) madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* it is no more than advice */
+#else
+  (void)memory, (void)bytes;
+#endif
+}
+
 /* A task is some columns of a row. */
 static int64_t tasks_of(int64_t rows, int64_t hidden, int64_t width) { return rows * ((hidden + width - 1) / width); }
 
 EXPORT int econmt_recurrence_forward(const struct recurrence_forward *a, int64_t threads) {
   int64_t tasks = tasks_of(a->rows, a->hidden, a->width);
+  in_large_pages(a->outputs, a->rows * a->positions * a->hidden * (a->narrow ? 2 : 4));
   return spread(PICK(recurrence_forward), a, tasks, threads, 0, a->width, NULL);
 }
 
 EXPORT int econmt_recurrence_backward(const struct recurrence_backward *a, int64_t threads) {
   int64_t tasks = tasks_of(a->rows, a->hidden, a->width), states = a->carries ? a->block : 0;
+  int64_t bytes = a->rows * a->positions * a->hidden * (a->narrow ? 2 : 4);
+  in_large_pages(a->ddecay, bytes);
+  in_large_pages(a->dinputs, bytes);
   return spread(PICK(recurrence_backward), a, tasks, threads, 0, (2 + states) * a->width, NULL);
 }
 

@@ -325,6 +325,12 @@ static INLINE void NAME(zero)(void *to, int64_t at, int64_t count, int64_t narro
   memset((char *)to + (size_t)at * size, 0, (size_t)count * size);
 }
 
+/* Asks for the cache lines of values that will be read or written some steps later. */
+static INLINE void NAME(expect)(const void *values, int64_t at, int64_t count, int64_t narrow) {
+  const char *first = (const char *)values + at * (narrow ? 2 : 4);
+  for (int64_t byte = 0; byte < count * (narrow ? 2 : 4); byte += 64) __builtin_prefetch(first + byte);
+}
+
 /* ``narrow`` is a constant in each of two calls, so that each has loops of its own. */
 static INLINE void NAME(recurrence_forward_as)(const struct recurrence_forward *a, int64_t begin, int64_t end,
                                                float *restrict h, const int64_t narrow) {
@@ -334,6 +340,7 @@ static INLINE void NAME(recurrence_forward_as)(const struct recurrence_forward *
     int64_t count = a->hidden - at < a->width ? a->hidden - at : a->width;
     int64_t length = a->lengths ? a->lengths[row] : a->positions;
     size_t bytes = (size_t)count * sizeof *h;
+    int64_t ahead = AHEAD / count + 1;
     if (a->initial)
       memcpy(h, a->initial + row * a->hidden + at, bytes);
     else
@@ -345,6 +352,12 @@ static INLINE void NAME(recurrence_forward_as)(const struct recurrence_forward *
       int64_t from = row * a->decay_batch + t * a->decay_step + at;
       int64_t other = row * a->inputs_batch + t * a->inputs_step + at;
       int64_t to = row * a->outputs_batch + t * a->outputs_step + at;
+      if (i + ahead < length) {
+        int64_t later = a->backwards ? -ahead : ahead;
+        NAME(expect)(a->decay, from + later * a->decay_step, count, narrow);
+        NAME(expect)(a->inputs, other + later * a->inputs_step, count, narrow);
+        NAME(expect)(a->outputs, to + later * a->outputs_step, count, narrow);
+      }
       if (narrow) {
         const uint16_t *decay = (const uint16_t *)a->decay + from, *inputs = (const uint16_t *)a->inputs + other;
         uint16_t *restrict outputs = (uint16_t *)a->outputs + to;
@@ -401,6 +414,7 @@ static INLINE void NAME(recurrence_backward_as)(const struct recurrence_backward
     int64_t count = a->hidden - at < a->width ? a->hidden - at : a->width;
     int64_t length = a->lengths ? a->lengths[row] : a->positions;
     size_t bytes = (size_t)count * sizeof *carry;
+    int64_t ahead = AHEAD / count + 1;
     if (a->after)
       memcpy(carry, a->after + row * a->hidden + at, bytes);
     else
@@ -413,6 +427,14 @@ static INLINE void NAME(recurrence_backward_as)(const struct recurrence_backward
       int64_t other = row * a->doutputs_batch + t * a->doutputs_step + at;
       int64_t to = row * a->gradients_batch + t * a->gradients_step + at;
       int64_t previous = row * a->kept_batch + (a->backwards ? t + 1 : t - 1) * a->kept_step + at;
+      if (i > ahead) {
+        int64_t later = a->backwards ? ahead : -ahead;
+        NAME(expect)(a->decay, from + later * a->decay_step, count, narrow);
+        NAME(expect)(a->doutputs, other + later * a->doutputs_step, count, narrow);
+        if (!a->carries) NAME(expect)(a->kept, previous + later * a->kept_step, count, narrow);
+        NAME(expect)(a->ddecay, to + later * a->gradients_step, count, narrow);
+        NAME(expect)(a->dinputs, to + later * a->gradients_step, count, narrow);
+      }
       const float *known = a->carries ? states + i % a->block * a->width : NULL;
       if (!known && i == 0) {
         if (a->initial)

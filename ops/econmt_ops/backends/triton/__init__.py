@@ -67,12 +67,5 @@ def serves(tensor: torch.Tensor) -> bool:
 
 def with_kernels(traits: Traits, **others: Any) -> Traits:
     """The traits of an implementation that is another one with kernels of this package; ``others`` differ too."""
-    return replace(
-        traits,
-        devices=frozenset({"cuda"}),
-        dtypes=_TYPES,
-        has_kernels=True,
-        needs="triton",
-        is_available=is_available,
-        **others,
-    )
+    own: dict[str, Any] = {"devices": frozenset({"cuda"}), "dtypes": _TYPES, "has_kernels": True}
+    return replace(traits, **(own | {"needs": "triton", "is_available": is_available} | others))

@@ -1,0 +1,252 @@
+"""The memory task: remember the first element of a long sequence.
+
+As in Martin and Cundy (2018), after Hochreiter and Schmidhuber (1997): every element is a random one-hot vector but the
+first, which is (1, 0, ..., 0) or (-1, 0, ..., 0); who has read the whole sequence says which it was. The gradient has
+one way to the first element, through all steps. Sequences are drawn anew for each update, so that each is new to the
+model; the task is learnt when `SURE` of them in a row were right, each before
+it was trained on. One layer, a logit from its last output, Adam, no state carried over.
+
+The gates that keep begin as Tallec and Ollivier (2018) have them, so that a unit forgets over a time between 1 and T
+steps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import econmt_ops
+from econmt.bench.rows import Row, Say, save_figure
+from econmt_ops.dispatch.capture import Capturer
+
+PUBLISHED = (128, 512)
+"""Symbols and units."""
+
+SURE = 1000
+"""Sequences in a row that are answered right when the task is learnt."""
+
+SERIAL = "lstm"
+"""The cell that has to walk through the steps one by one, with which the others are compared."""
+
+_LOOK = 10
+"""Updates from one look at the device to the next."""
+
+
+class GILR(nn.Module):
+    """The gated impulse linear recurrence: g = sigmoid(U x + b), h_t = g h_{t-1} + (1 - g) tanh(V x + c).
+
+    (Martin and Cundy 2018.)
+    """
+
+    def __init__(self, inputs: int, hidden: int) -> None:
+        """``inputs``: width of x. ``hidden``: of h."""
+        super().__init__()
+        self.both = nn.Linear(inputs, 2 * hidden)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs (B, T, H) for inputs (B, T, I), and the last one."""
+        gate, impulse = self.both(inputs).chunk(2, -1)
+        gate = gate.sigmoid()
+        outputs = econmt_ops.linear_recurrence(gate, (1 - gate) * impulse.tanh())
+        return outputs, outputs[:, -1]
+
+
+class Cell(NamedTuple):
+    """A layer by its sizes, and where the bias of the gate that keeps stands in it."""
+
+    make: Callable[[int, int], nn.Module]
+    keeps: Callable[[nn.Module, int], Tensor]
+
+
+def _part(name: str, part: int) -> Callable[[nn.Module, int], Tensor]:
+    """The values of a module's bias at ``part`` H, for H units."""
+
+    def keeps(module: nn.Module, hidden: int) -> Tensor:
+        return module.get_parameter(name).detach()[part * hidden : (part + 1) * hidden]
+
+    return keeps
+
+
+CELLS: dict[str, Cell] = {
+    "lstm": Cell(econmt_ops.LSTM, _part("bias_ih_l0", 1)),
+    "gilr": Cell(GILR, _part("both.bias", 0)),
+}
+"""By name."""
+
+
+class Setting(NamedTuple):
+    """Of a run: the cell's name, steps, units, sequences of an update, symbols, learning rate and seed."""
+
+    cell: str
+    steps: int
+    hidden: int
+    batch: int
+    symbols: int = PUBLISHED[0]
+    rate: float = 1e-3
+    seed: int = 1
+
+
+class Trial:
+    """A model that learns the task, an update at a time; on a GPU the update is a CUDA graph."""
+
+    def __init__(self, setting: Setting, device: torch.device) -> None:
+        """``setting``: of the run. ``device``: where it runs."""
+        torch.manual_seed(setting.seed)
+        self.setting = setting
+        cell = CELLS[setting.cell]
+        layer = cell.make(setting.symbols, setting.hidden)
+        # A unit forgets to 1/e in about as many steps as exp(bias) says.
+        times = torch.empty(setting.hidden).uniform_(1.0, max(2.0, setting.steps - 1.0))
+        cell.keeps(layer, setting.hidden).copy_(times.log())
+        self.layer, self.readout = layer.to(device), nn.Linear(setting.hidden, 1).to(device)
+        parameters = [*self.layer.parameters(), *self.readout.parameters()]
+        self._optimizer = torch.optim.Adam(parameters, setting.rate, capturable=device.type == "cuda")
+        self._parameters = parameters
+        self._inputs = torch.zeros(setting.batch, setting.steps, setting.symbols, device=device)
+        self._labels = torch.zeros(setting.batch, device=device)
+        self._streak = torch.zeros((), dtype=torch.int64, device=device)
+        self._draw = torch.Generator(device).manual_seed(setting.seed)
+        self._update: Callable[[], object] = self._learn
+        self.fill()
+        if device.type == "cuda":
+            self._capture(device)
+
+    def _capture(self, device: torch.device) -> None:
+        """The update as a graph; the first two are made outside of it."""
+        capturer = Capturer(device)
+        with capturer.warming_up():
+            self._learn()
+            self._learn()
+        graph, _ = capturer.capture(self._learn)
+        self._update = graph.replay
+
+    def fill(self) -> None:
+        """Draws sequences and their first elements."""
+        ids = torch.randint(
+            self.setting.symbols, self._inputs.shape[:2], generator=self._draw, device=self._inputs.device
+        )
+        self._inputs.zero_().scatter_(2, ids.unsqueeze(2), 1.0)
+        labels = torch.randint(2, self._labels.shape, generator=self._draw, device=self._labels.device)
+        self._labels.copy_(labels)
+        self._inputs[:, 0] = 0.0
+        self._inputs[:, 0, 0] = 2.0 * self._labels - 1.0
+
+    def _learn(self) -> None:
+        outputs, _ = self.layer(self._inputs)
+        logits = self.readout(outputs[:, -1]).squeeze(1)
+        right = ((logits > 0) == (self._labels > 0.5)).all()
+        self._streak.copy_(torch.where(right, self._streak + len(self._labels), 0))
+        loss = functional.binary_cross_entropy_with_logits(logits, self._labels)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        self._optimizer.step()
+
+    def update(self) -> None:
+        """Draws sequences, answers and learns from them."""
+        self.fill()
+        self._update()
+
+    @property
+    def streak(self) -> int:
+        """Sequences in a row that were answered right; the device is waited for."""
+        return int(self._streak)
+
+
+def run(setting: Setting, device: torch.device, say: Say, *, limit: float, updates: int) -> Row:
+    """One run to the end.
+
+    Args:
+        setting: of the run. device: where. say: told how far it is.
+        limit: seconds after which it is given up. updates: after which it is, too.
+
+    Returns:
+        Updates and seconds until the task was learnt (or the run given up), milliseconds an update, and "learnt" yes or
+        no; or the failure.
+    """
+    row: Row = {"bench": "memory-task", **setting._asdict()}
+    try:
+        began = time.perf_counter()
+        trial = Trial(setting, device)
+        _ = trial.streak  # all is set up
+        start, done, streak = time.perf_counter(), 0, 0
+        while streak < SURE and done < updates and time.perf_counter() - start < limit:
+            for _ in range(min(_LOOK, updates - done)):
+                trial.update()
+                done += 1
+            streak = trial.streak
+            say(f"memory-task: {setting.cell}, {setting.steps} steps, update {done}, {streak} right in a row")
+    except torch.OutOfMemoryError:
+        return row | {"failure": "memory"}
+    seconds = time.perf_counter() - start
+    figures: Row = {"learnt": "yes" if streak >= SURE else "no", "updates": done, "seconds": seconds}
+    return row | figures | {"milliseconds": 1e3 * seconds / done, "set up, s": start - began}
+
+
+def rows(
+    settings: Sequence[Setting], device: torch.device, say: Say, *, limit: float, updates: int
+) -> Iterator[Row]:
+    """A row a run, see :func:`run`; where an LSTM ran at the same sizes before, with how much faster an update is."""
+    serial: dict[tuple[int, ...], float] = {}
+    for setting in settings:
+        row = run(setting, device, say, limit=limit, updates=updates)
+        sizes = (setting.steps, setting.hidden, setting.batch)
+        if "milliseconds" in row:
+            if setting.cell == SERIAL:
+                serial[sizes] = float(row["milliseconds"])
+            elif sizes in serial:
+                row["speed-up"] = serial[sizes] / float(row["milliseconds"])
+        yield row
+
+
+def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
+    """Draws how much faster an update is than the LSTM's, by length; a line a cell and hidden size.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.add_subplot()
+    lines: dict[tuple[str, int], dict[int, float]] = {}
+    for row in rows:
+        if row.get("speed-up", "") != "":
+            line = lines.setdefault((str(row["cell"]), int(row["hidden"])), {})
+            line[int(row["steps"])] = float(row["speed-up"])
+    for (cell, hidden), points in sorted(lines.items()):
+        lengths = sorted(points)
+        axes.plot(lengths, [points[steps] for steps in lengths], marker="o", label=f"{cell}, {hidden} units")
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("steps")
+    axes.set_ylabel(f"speed-up over {SERIAL}")
+    if lines:
+        axes.legend()
+    save_figure(figure, path)
+
+
+def lengths_of(text: str) -> list[int]:
+    """The lengths that "1024", "1024,8192" or "1024..65536" names; of a range each is four times the one before.
+
+    Raises:
+        ValueError: the text is none of these.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.partition("..")
+        begin, end = int(first), int(last if dots else first)
+        if not 1 <= begin <= end:
+            raise ValueError(part)
+        found += [begin * 4**power for power in range(int(math.log(end / begin, 4) + 1e-9) + 1)]
+        if found[-1] != end:
+            found.append(end)
+    return found

@@ -1,0 +1,48 @@
+"""As `compiling`, the kernels of the linear recurrence: ``python -m tests.ops.triton.compiling_recurrence CAPABILITY``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from econmt_ops.backends.triton import recurrence
+from econmt_ops.linear_recurrence.scan import block_of
+from tests.ops.triton.compiling import compile_only, resources
+
+
+def calls() -> dict[str, tuple[torch.dtype, bool, bool, bool]]:
+    """By name: type, a program a tile, outputs made again, and all options of a call."""
+    return {
+        "together float32": (torch.float32, True, False, False),
+        "walk float32": (torch.float32, False, False, True),
+        "together bfloat16 again": (torch.bfloat16, True, True, True),
+        "walk bfloat16": (torch.bfloat16, False, False, False),
+        "together float64 again": (torch.float64, True, True, False),
+    }
+
+
+def call(dtype: torch.dtype, together: bool, again: bool, options: bool) -> None:
+    """Forward and backward of 2 rows of 300 steps of 64 units."""
+    values = torch.zeros(2, 300, 64, dtype=dtype)
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    initial = torch.zeros(2, 64, dtype=exact) if options else None
+    lengths = torch.zeros(2, dtype=torch.int64) if options else None
+    block = block_of(300, "triton")
+    _, carries = recurrence.forward(values, values, initial, lengths, options, block, again, together)
+    recurrence.backward(values, values, carries, initial, lengths, options, block, values, together)
+
+
+def main() -> None:
+    compiled = compile_only(int(sys.argv[1]))
+    found = {}
+    for name, each in calls().items():
+        compiled.clear()
+        call(*each)
+        found[name] = [resources(kernel) for kernel in compiled]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

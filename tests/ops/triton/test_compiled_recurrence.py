@@ -1,0 +1,46 @@
+"""The kernels of the linear recurrence as they are compiled for GPUs: what they take is held to a table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT, econmt_environment
+
+# By call, forward and backward: registers of a thread and bytes of shared memory, at most.
+MOST = {
+    "together float32": [(128, 8192), (160, 8192)],
+    "walk float32": [(136, 8192), (160, 8192)],
+    "together bfloat16 again": [(128, 16384), (128, 16384)],
+    "walk bfloat16": [(128, 16384), (128, 16384)],
+    "together float64 again": [(192, 8192), (255, 8192)],
+}
+SPILLED = 64
+"""Bytes of a thread's registers that may be kept in memory: ptxas does so, now and then, where it need not."""
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_compiled_for_a_gpu(capability: int) -> None:
+    environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ops.triton.compiling_recurrence", str(capability)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == MOST.keys()
+    for name, kernels in found.items():
+        assert len(kernels) == len(MOST[name])
+        for kernel, (registers, shared) in zip(kernels, MOST[name], strict=True):
+            assert kernel["registers"] <= registers, (name, kernels)
+            assert kernel["shared"] <= shared, (name, kernels)
+            assert kernel["stack"] <= SPILLED, (name, kernels)

@@ -1,0 +1,168 @@
+"""The kernels of the linear recurrence against the definition, walked through tile by tile and with a program a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt_ops import linear_recurrence
+from econmt_ops.backends.triton import recurrence
+from econmt_ops.linear_recurrence import scan
+from tests.ops.helpers import (
+    Make,
+    assert_same_function,
+    padded_part,
+    poisoned,
+    scatter_strides,
+    values_and_gradients,
+)
+
+TOGETHER = pytest.mark.parametrize("together", [False, True], ids=["one-program", "together"])
+REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+STASH = pytest.mark.parametrize("stash", ["outputs", "carries"])
+STEPS, RADIX = 8, 4
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
+    """Many tiles in few steps, and both ways to go through them."""
+    monkeypatch.setitem(scan._BLOCK, "triton", STEPS)
+    monkeypatch.setattr(recurrence, "_LINE", 32)
+    monkeypatch.setattr(recurrence, "RADIX", RADIX)
+    monkeypatch.setattr(recurrence.Tiles, "_fills_better_together", lambda *_: together)
+
+
+def tensors(make: Make, steps: int, initial: bool, rows: int = 2, hidden: int = 3) -> dict[str, Any]:
+    return {
+        "decay": make(rows, steps, hidden).sigmoid(),
+        "inputs": make(rows, steps, hidden),
+        "initial": make(rows, hidden) if initial else None,
+    }
+
+
+def function(**options: Any) -> Callable[..., Tensor]:
+    return lambda **given: linear_recurrence(**given, **options)
+
+
+@TOGETHER
+@pytest.mark.parametrize(
+    ("steps", "hidden", "initial", "dtype", "stash", "reverse"),
+    [
+        (1, 1, True, torch.float64, "carries", False),
+        (1, 2, False, torch.float64, "outputs", True),
+        (STEPS, 5, False, torch.float64, "outputs", False),
+        (STEPS + 1, 3, True, torch.float64, "outputs", True),
+        (STEPS + 1, 3, True, torch.float32, "carries", True),
+        (3 * STEPS - 1, 9, True, torch.bfloat16, "outputs", False),
+        (20, 17, True, torch.float16, "carries", False),
+    ],
+    ids=str,
+)
+def test_equals_the_definition(
+    steps: int, hidden: int, initial: bool, dtype: torch.dtype, stash: str, reverse: bool, device: str
+) -> None:
+    given = tensors(Make(device), steps, initial, hidden=hidden)
+    kernels = function(reverse=reverse, stash=stash, implementation="triton")
+    assert_same_function(kernels, function(reverse=reverse, implementation="reference"), given, dtype)
+
+
+@TOGETHER
+@REVERSE
+@STASH
+def test_lengths(reverse: bool, stash: str, device: str) -> None:
+    """Rows that are full, empty, or end at, before and behind the end of a tile; poison in the padding."""
+    lengths = torch.tensor([20, 0, STEPS, STEPS - 1, STEPS + 1])
+
+    def kernels(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
+        outputs = linear_recurrence(
+            poisoned(decay, lengths), poisoned(inputs, lengths), initial=initial, lengths=lengths.to(device),
+            reverse=reverse, stash=stash, implementation="triton",
+        )  # fmt: skip
+        assert not padded_part(outputs, lengths).any()
+        outputs.register_hook(lambda gradient: poisoned(gradient, lengths))
+        return outputs
+
+    definition = function(lengths=lengths.to(device), reverse=reverse, implementation="reference")
+    assert_same_function(kernels, definition, tensors(Make(device), 20, True, rows=5, hidden=2))
+
+
+@TOGETHER
+@pytest.mark.parametrize(("reverse", "stash"), [(False, "carries"), (True, "outputs")], ids=str)
+def test_more_tiles_than_a_group_has(reverse: bool, stash: str, device: str) -> None:
+    steps = STEPS * (2 * RADIX + 3) - 1
+    kernels = function(reverse=reverse, stash=stash, implementation="triton")
+    definition = function(reverse=reverse, implementation="chunk")
+    assert_same_function(kernels, definition, tensors(Make(device), steps, True, rows=1, hidden=5))
+
+
+@TOGETHER
+@pytest.mark.parametrize(("dtype", "reverse"), [(torch.float32, False), (torch.bfloat16, True)], ids=str)
+def test_the_stash_changes_nothing(reverse: bool, dtype: torch.dtype, device: str) -> None:
+    given = tensors(Make(device, dtype), 45, True, rows=1)
+    found = [
+        values_and_gradients(function(reverse=reverse, stash=stash, implementation="triton"), given)
+        for stash in ("outputs", "carries")
+    ]
+    for left, right in zip(*found, strict=True):
+        assert all(one.equal(other) for one, other in zip(left, right, strict=True))
+
+
+@TOGETHER
+def test_memory_layout_and_one_decay_for_all(device: str) -> None:
+    given = tensors(Make(device), 20, True)
+    kernels, definition = function(implementation="triton"), function(implementation="reference")
+    assert_same_function(lambda **each: kernels(**scatter_strides(each)), definition, given)
+    slices = Make(device)(20, 2, 7)
+    views = {"inputs": slices.transpose(0, 1)[:, :, 2:6], "decay": Make(device)(4)}
+    assert_same_function(kernels, definition, views)
+
+
+@TOGETHER
+@pytest.mark.parametrize("decay", [0.0, -1.0, 1.0001, 4.0])
+def test_extreme_decays(decay: float, device: str) -> None:
+    inputs = Make(device, torch.float32)(1, 100, 2)
+    if decay == 4.0:
+        inputs[:, :70] = 0
+    given = torch.full_like(inputs, decay)
+    found = linear_recurrence(given, inputs, implementation="triton")
+    expected = linear_recurrence(given.double(), inputs.double(), implementation="reference")
+    assert found.isfinite().all()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@TOGETHER
+def test_offsets_beyond_32_bits(device: str) -> None:
+    """Rows that lie 2^33 bytes apart, of which no memory but these rows is touched."""
+    if device == "cuda":
+        memory = torch.empty(2**31 + 64, dtype=torch.float32, device=device)
+    else:
+        memory = torch.empty(2**31 + 64, dtype=torch.float32)  # never written, so that it takes no memory
+    views = [torch.as_strided(memory, (2, 2, 3), (2**31, 3, 1), 16 * number) for number in range(2)]
+    values = Make(device, torch.float32)(2, 2, 2, 3)
+    for view, value in zip(views, values, strict=True):
+        view.copy_(value)
+    found = linear_recurrence(views[0], views[1], implementation="triton")
+    torch.testing.assert_close(found, linear_recurrence(values[0], values[1], implementation="reference"))
+
+
+@TOGETHER
+@pytest.mark.cuda
+def test_captured(together: bool) -> None:
+    """In a CUDA graph, replayed with other values; at every replay the same."""
+    make = Make("cuda", torch.float32)
+    decay, inputs = make(1, 5000, 40).sigmoid(), make(1, 5000, 40)
+    linear_recurrence(decay, inputs, implementation="triton")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = linear_recurrence(decay, inputs, implementation="triton")
+    inputs.copy_(make(1, 5000, 40))
+    graph.replay()
+    first = outputs.clone()
+    torch.testing.assert_close(first, linear_recurrence(decay, inputs, implementation="chunk"))
+    for _ in range(20):
+        graph.replay()
+        assert outputs.equal(first), together

@@ -1,0 +1,74 @@
+"""What `econmt bench scan` times is held to float64, and its rows tell what a copy of the same bytes takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt.bench import rows as rows_module
+from econmt.bench import scan
+from econmt.errors import EconmtError
+from econmt_ops import linear_recurrence
+from econmt_ops.dispatch.timing import Timing
+
+CPU = torch.device("cpu")
+SHAPE = scan.ScanShape(2, 30, 5)
+
+
+def test_every_implementation_that_runs_here() -> None:
+    found = scan.scans(SHAPE, torch.float32, CPU)
+    assert list(found)[:3] == ["reference", "chunk", "chunk, carries"]
+    assert not {"serial kernel", "torch.associative_scan"} & set(found)
+    assert list(scan.scans(SHAPE, torch.float64, CPU)) == ["reference", "chunk", "chunk, carries"]
+
+
+@pytest.mark.parametrize("wrong", ["forward", "backward"])
+def test_held_to_float64(wrong: str) -> None:
+    def broken(decay: Tensor, inputs: Tensor) -> Tensor:
+        factor = 1.01 if wrong == "forward" else 1.0
+        outputs = factor * linear_recurrence(decay, inputs)
+        if wrong == "backward":
+            outputs = outputs + 0.1 * (inputs - inputs.detach())
+        return outputs
+
+    assert scan.check("right", linear_recurrence, SHAPE, torch.float32, CPU) < 2e-6
+    with pytest.raises(EconmtError, match=r"bench scan: broken lies 0\.\d+ from float64"):
+        scan.check("broken", broken, SHAPE, torch.float32, CPU)
+
+
+def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of our own: a copy takes one second, all else two; the loop is timed on fewer steps."""
+    asked: list[list[Callable[[], object]]] = []
+
+    def alternate(functions: dict[str, Callable[[], object]], *_: object, **__: object) -> dict[str, Timing]:
+        asked.append(list(functions.values()))
+        for function in functions.values():
+            function()
+        times = (1.0, 2.0)
+        pairs = zip(functions, times, strict=True)
+        return {name: Timing(time, time, time, (time,), time) for name, time in pairs}
+
+    monkeypatch.setattr(rows_module, "alternate", alternate)
+    monkeypatch.setattr(scan, "LOOP_STEPS", 10)
+    said: list[str] = []
+    rows = list(scan.rows([SHAPE], [torch.bfloat16], CPU, said.append, seconds=1.0))
+    assert said[0] == "scan: 2x30x5, bfloat16, reference"
+    labels = list(scan.scans(SHAPE, torch.bfloat16, CPU))
+    assert [(row["pass"], row["implementation"]) for row in rows] == [
+        (what, label) for what in ("forward", "backward") for label in labels
+    ]
+    for row in rows:
+        seconds = 6.0 if row["implementation"] == "reference" else 2.0
+        count = {"forward": 3, "backward": 5}[str(row["pass"])]
+        assert row["bytes"] == count * 2 * 30 * 5 * 2
+        assert row["milliseconds"] == 1000 * seconds
+        assert row["share of a copy"] == 1 / seconds
+        assert row["GB/s"] == pytest.approx(float(row["bytes"]) / seconds / 1e9)
+
+
+def test_a_copy_moves_the_bytes() -> None:
+    copied = scan.copy_of(3, SHAPE, torch.bfloat16, CPU)()
+    assert 2 * copied.nbytes == 3 * SHAPE.values * 2
