@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Union
@@ -73,7 +73,11 @@ def train(
         TrainingError: if training had to stop.
         Interrupted: after SIGTERM or Ctrl-C, with everything saved.
     """
-    if isinstance(overrides, str):
+    if not isinstance(recipe, (str, Path)):
+        raise InputError(f"recipe {recipe!r}: give a file or the name of a shipped recipe")
+    if data_dir is not None and not isinstance(data_dir, (str, Path)):
+        raise InputError(f"data_dir {data_dir!r}: give a folder")
+    if not isinstance(overrides, Mapping) and not _is_list_of(overrides, str):
         raise InputError(f"overrides {overrides!r}: give a list of key=value, or a dictionary")
     if isinstance(overrides, Mapping):
         # The value of an override is read as YAML, and JSON is YAML.
@@ -109,6 +113,11 @@ def load(
     Raises:
         InputError: naming the folder, if a model cannot be loaded, or if its vocabularies are not the first one's.
     """
+    if not _is_list_of([model] if isinstance(model, (str, Path)) else model, (str, Path)):
+        raise InputError(f"model {model!r}: give a model folder, or a list of them")
+    given = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else checkpoint
+    if isinstance(checkpoint, bool) or not _is_list_of(given, (str, int, Path)):
+        raise InputError(f"checkpoint {checkpoint!r}: give best, last, the number of an update, or a file")
     folders = [Path(model)] if isinstance(model, (str, Path)) else [Path(folder) for folder in model]
     chosen = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else list(checkpoint)
     if not folders:
@@ -136,6 +145,12 @@ def load(
         wanted = None if threads == "auto" else threads
         torch.set_num_threads(threads_for(wanted, place, widest).number)
     return TrainedModel(loaded, place, precision)
+
+
+def _is_list_of(given: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether a value is a sequence, not a text, of such values."""
+    whole = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+    return whole and all(isinstance(each, kinds) for each in given)
 
 
 class TrainedModel:
@@ -186,12 +201,15 @@ class TrainedModel:
         Raises:
             InputError: if the lines are not a list of text, an option is out of range, or there is no such device.
         """
-        if isinstance(lines, str) or not all(isinstance(line, str) for line in lines):
+        texts: list[Any] = (
+            list(lines) if isinstance(lines, Iterable) and not isinstance(lines, str) else [None]
+        )
+        if not _is_list_of(texts, str):
             raise InputError("translate takes a list of lines of text, for example translate(['A dog.'])")
         if device is not None and resolve_device(str(device)) != self.device:
             self.to(device)
         given = {"beam_size": beam_size, "nbest_size": nbest_size, **search}
-        return list(self.translator(given, batch_size=batch_size, warn=warnings.warn).translate(lines))
+        return list(self.translator(given, batch_size=batch_size, warn=warnings.warn).translate(texts))
 
     def translator(
         self,
@@ -213,6 +231,8 @@ class TrainedModel:
         limits.check_whole("batch_size", batch_size, limits.TRANSLATED)
         limits.check_whole("chunk_size", chunk_size, limits.LINES)
         limits.check_whole("max_input_length", max_input_length, limits.INPUT_LENGTH)
+        if long_lines not in ("cut", "skip"):
+            raise InputError(f"long_lines {long_lines!r}: give cut or skip")
         options = self.search_options(search)
         self._incremental = self._incremental or [
             IncrementalModel(each, self.precision) for each in self.models
@@ -234,7 +254,7 @@ class TrainedModel:
                 self.device,
                 batch_size=batch_size,
                 chunk_size=chunk_size,
-                max_length=self.recipe.data.max_length,
+                max_length=self.recipe.pairs.max_length,
                 max_input_length=max_input_length,
                 long_lines=long_lines,
                 warn=warn,
@@ -250,6 +270,8 @@ class TrainedModel:
         Raises:
             InputError: if a name is unknown or a value is out of range.
         """
+        if not isinstance(given, Mapping):
+            raise InputError(f"search {given!r}: give options by name, as {{'beam_size': 5}}")
         changes = {name: value for name, value in given.items() if value is not None}
         try:
             return replace(SearchOptions.from_recipe(self.recipe.decoding), **changes)

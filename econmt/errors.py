@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import textwrap
 
 _UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -17,6 +20,22 @@ def printable(text: object) -> str:
     Python writes them: ``\n``, ``\x1b``, ``\u202e``.
     """
     return _UNPRINTABLE.sub(_escaped, str(text))
+
+
+def talk(line: str) -> None:
+    """Prints a line that is :func:`printable` on standard error.
+
+    On a terminal it is broken between words; elsewhere one message stays one line.
+    """
+    if sys.stderr.isatty():
+        try:
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+        except (OSError, ValueError):  # something that only stands for a terminal
+            width = 0
+        line = textwrap.fill(
+            line, width or 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    print(line, file=sys.stderr, flush=True)
 
 
 def _escaped(found: re.Match[str]) -> str:

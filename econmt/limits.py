@@ -34,6 +34,10 @@ SECONDS = 10**9
 """Some thirty years."""
 CHECKPOINTS = 1_000_000
 SENTENCES = 10**9
+LINE_BYTES = 1 << 26
+"""Of a line of text."""
+JUDGED = 100_000
+"""Characters of a line that metrics compare: TER takes minutes for longer ones."""
 LINES = 10_000_000
 """Lines that are read before any is translated."""
 THREADS = 1024

@@ -9,16 +9,15 @@ the list of every key is generated from them.
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
 from pydantic_core import PydanticKnownError
 
 from econmt import limits
-from econmt.errors import InputError, printable
+from econmt.errors import InputError, printable, talk
 from econmt.recipe_data import Data as Data
 from econmt.recipe_data import Positions
 from econmt.recipe_data import SentencePieceSubwords as SentencePieceSubwords
@@ -30,11 +29,17 @@ from econmt.recipe_model import EncoderSection as EncoderSection
 from econmt.recipe_model import Initialization as Initialization
 from econmt.recipe_model import Model as Model
 from econmt.recipe_model import Probability, Section
+from econmt.recipe_optimizer import Averaging as Averaging
+from econmt.recipe_optimizer import Checkpoints, Updates
+from econmt.recipe_optimizer import GradientClipping as GradientClipping
+from econmt.recipe_optimizer import OptimizerSection as OptimizerSection
+from econmt.recipe_optimizer import ScheduleSection as ScheduleSection
+from econmt.recipe_text import LanguageModelSection as LanguageModelSection
+from econmt.recipe_text import TextData as TextData
+from econmt.recipe_text import TextSubwords as TextSubwords
+from econmt.recipe_text import TextWords as TextWords
+from econmt.recipe_text import check_task, data_kind, model_kind
 from econmt.typed_yaml import SizeOrAuto, changed_values, dump_yaml, leaves, load_section, parse_size
-
-Updates = Annotated[int, Field(ge=1, le=limits.UPDATES)]
-Checkpoints = Annotated[int, Field(ge=1, le=limits.CHECKPOINTS)]
-
 
 OPS = {
     "encoder": ("lstm", "bidirectional_lstm"),
@@ -70,7 +75,7 @@ class Ops(Section):
     compiled: the same with its inner steps compiled, which needs a C++ compiler. triton: kernels for a GPU.
     """
 
-    encoder: Implementation = Field("auto", description="LSTM layers of the encoder")
+    encoder: Implementation = Field("auto", description="LSTM layers of the encoder, or of a language model")
     decoder: Implementation = Field(
         "auto",
         description="the decoder: with input feeding its whole loop, attention included; without, its LSTM layers",
@@ -89,61 +94,12 @@ class BatchSize(Section):
     type: Literal["sentence", "word"] = Field(
         "sentence", description="count sentences, or padded target tokens"
     )
-    size: int = Field(64, ge=1, le=limits.BATCH, description="sentences, or target tokens, a batch")
-
-
-class OptimizerSection(Section):
-    """The optimizer."""
-
-    name: Literal["adam", "adamw", "sgd"] = Field("adam", description="algorithm")
-    learning_rate: float = Field(3.0e-4, gt=0.0, le=limits.RATE, description="learning rate after warm-up")
-    betas: tuple[float, float] = Field(
-        (0.9, 0.999), description="decay of Adam's first and second moment", strict=False
+    size: int = Field(
+        64,
+        ge=1,
+        le=limits.BATCH,
+        description="sentences, or target tokens, a batch; of a language model the rows into which its text is cut",
     )
-    eps: float = Field(1.0e-8, gt=0.0, le=1.0, description="Adam's epsilon")
-    weight_decay: float = Field(
-        0.0, ge=0.0, le=limits.RATE, description="L2 penalty (adam, sgd) or decoupled weight decay (adamw)"
-    )
-    momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd only)")
-
-    @model_validator(mode="after")
-    def _betas_in_range(self) -> OptimizerSection:
-        if not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ValueError(f"betas {list(self.betas)} must be at least 0 and less than 1")
-        return self
-
-
-class ScheduleSection(Section):
-    """How the learning rate changes."""
-
-    name: Literal["constant", "inverse-sqrt", "plateau-reduce"] = Field(
-        "constant",
-        description="constant; inverse-sqrt: falls with the square root of updates after warm-up; plateau-reduce: "
-        "multiplied by reduce_factor when the early-stopping metric stalls, going back to the best parameters and "
-        "optimizer state",
-    )
-    warmup: int = Field(
-        0, ge=0, le=limits.UPDATES, description="updates over which the rate rises linearly from zero"
-    )
-    reduce_factor: float = Field(0.7, gt=0.0, lt=1.0, description="factor of one reduction (plateau-reduce)")
-    reduce_num_not_improved: Checkpoints = Field(
-        3, description="checkpoints without improvement before a reduction (plateau-reduce)"
-    )
-
-    @model_validator(mode="after")
-    def _inverse_sqrt_needs_warmup(self) -> ScheduleSection:
-        if self.name == "inverse-sqrt" and self.warmup == 0:
-            raise ValueError("name: inverse-sqrt needs warmup of at least 1 update")
-        return self
-
-
-class GradientClipping(Section):
-    """Bound on the gradient."""
-
-    type: Literal["norm", "value", "none"] = Field(
-        "norm", description="global norm, each value, or no clipping"
-    )
-    threshold: float = Field(1.0, gt=0.0, le=limits.GRADIENT, description="largest norm or value")
 
 
 class EarlyStopping(Section):
@@ -161,6 +117,22 @@ class Training(Section):
     """How the parameters are learnt."""
 
     batch: BatchSize = Field(BatchSize(), description="how many sentences go into one update")
+    bptt: Positions = Field(
+        35,
+        description="tokens of each row that a batch of a language model has; its state goes on to the next",
+    )
+    bptt_jitter: bool = Field(
+        False,
+        description="draw bptt anew for each batch, in steps of 5, the learning rate in proportion (Merity et al., "
+        "2018)",
+    )
+    valid_rows: int = Field(
+        1,
+        ge=1,
+        le=limits.TRANSLATED,
+        description="rows into which a language model's validation text is cut at checkpoints; more are faster, and "
+        "each begins without what stands before it; the figures at the end are of one row",
+    )
     max_buckets: int = Field(
         12,
         ge=1,
@@ -188,6 +160,7 @@ class Training(Section):
         description="batches whose gradients are added up before one update",
     )
     optimizer: OptimizerSection = Field(OptimizerSection(), description="the optimizer")
+    averaging: Averaging = Field(Averaging(), description="the mean of the parameters over the updates")
     schedule: ScheduleSection = Field(ScheduleSection(), description="how the learning rate changes")
     gradient_clipping: GradientClipping = Field(GradientClipping(), description="bound on the gradient")
     label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
@@ -257,6 +230,10 @@ class Training(Section):
             raise ValueError(
                 f"memory_budget {self.memory_budget}: these are bytes, too few for any model; give a unit, as 4GiB"
             )
+        if self.averaging.start != "never" and self.schedule.name == "plateau-reduce":
+            raise ValueError(
+                "averaging keeps one learning rate, and schedule plateau-reduce goes back: give one of them"
+            )
         if self.early_stopping.metric == "bleu" and self.decode_and_evaluate == 0:
             raise ValueError("early_stopping.metric bleu needs decode_and_evaluate other than 0")
         return self
@@ -287,16 +264,40 @@ class Recipe(Section):
     """One training run, whole."""
 
     name: str = Field(description="name of the run", min_length=1)
-    task: Literal["translation"] = Field("translation", description="what is learnt")
+    task: Literal["translation", "language_model"] = Field("translation", description="what is learnt")
     output: str = Field(description="model folder; the same command again resumes from it", min_length=1)
-    data: Data = Field(description="where the text is and how it becomes token ids")
-    model: Model = Field(Model(), description="the translation model")
+    data: Annotated[
+        Union[Annotated[Data, Tag("pairs")], Annotated[TextData, Tag("text")]], Discriminator(data_kind)
+    ] = Field(description="where the text is and how it becomes token ids")
+    model: Annotated[
+        Union[Annotated[Model, Tag("pairs")], Annotated[LanguageModelSection, Tag("text")]],
+        Discriminator(model_kind),
+    ] = Field(Model(), description="the translation model, or the language model")
     ops: Ops = Field(Ops(), description="how the large operations keep their feature maps")
     training: Training = Field(description="how the parameters are learnt")
     decoding: Decoding = Field(Decoding(), description="how translations are searched for")
 
+    @property
+    def pairs(self) -> Data:
+        """The data section of a translation recipe."""
+        assert isinstance(self.data, Data)
+        return self.data
+
+    @property
+    def translation_model(self) -> Model:
+        """The model section of a translation recipe."""
+        assert isinstance(self.model, Model)
+        return self.model
+
+    @model_validator(mode="after")
+    def _task_fits(self) -> Recipe:
+        check_task(self)
+        return self
+
     @model_validator(mode="after")
     def _tying_fits(self) -> Recipe:
+        if not (isinstance(self.data, Data) and isinstance(self.model, Model)):
+            return self
         words = self.data.subwords
         shared = self.model.weight_tying in ("src_trg", "src_trg_softmax")
         if shared and (isinstance(words, WordSubwords) or not words.joint):
@@ -329,7 +330,8 @@ def rename_ops(ops: dict[str, Any], input_feeding: bool) -> list[tuple[str, list
             ops["stash"] = "gates"
         moved.append(("lstm", keys))
     value = ops.get("attention", "auto")
-    if input_feeding and value != "auto" and ops.get("decoder", "auto") == "auto":
+    named = isinstance(value, str) and value.isidentifier() and value != "auto"
+    if input_feeding and named and ops.get("decoder", "auto") == "auto":
         ops["decoder"] = value
         moved.append(("attention", ["decoder"]))
     return moved
@@ -427,7 +429,7 @@ def _text_of(file: Path) -> str:
 
 
 def _note(text: str) -> None:
-    print(printable(text), file=sys.stderr)
+    talk(printable(text))
 
 
 def recipe_text(recipe: Recipe, *, changed_only: bool = False) -> str:

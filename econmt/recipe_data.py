@@ -77,7 +77,8 @@ class WordSubwords(Section):
     )
 
 
-def _subword_type(value: Any) -> str:
+def subword_type(value: Any) -> str:
+    """The type that a section of subwords names."""
     return str(value.get("type", "bpe") if isinstance(value, dict) else getattr(value, "type", "bpe"))
 
 
@@ -87,7 +88,7 @@ Subwords = Annotated[
         Annotated[SentencePieceSubwords, Tag("unigram")],
         Annotated[WordSubwords, Tag("words")],
     ],
-    Discriminator(_subword_type),
+    Discriminator(subword_type),
 ]
 
 

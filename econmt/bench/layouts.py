@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -61,12 +62,12 @@ def products(
     Yields:
         One row a layout, library and product.
     """
-    for dtype in dtypes:
-        for shape in shapes:
-            rows, inputs, outputs = shape
-            say(f"layout: {rows} x {inputs}, {outputs} x {inputs}, {dtype_name(dtype)}")
-            for functions in _groups(rows, inputs, outputs, dtype, device):
-                yield from _rows(functions, shape, dtype, device, seconds, graph=graph)
+    wanted = list(product(dtypes, shapes))
+    for number, (dtype, shape) in enumerate(wanted, 1):
+        rows, inputs, outputs = shape
+        say(f"layout {number} of {len(wanted)}: {rows} x {inputs}, {outputs} x {inputs}, {dtype_name(dtype)}")
+        for functions in _groups(rows, inputs, outputs, dtype, device):
+            yield from _rows(functions, shape, dtype, device, seconds, graph=graph)
 
 
 def _rows(
@@ -185,13 +186,14 @@ def recurrence(
     Yields:
         One row a loop; times are those of one step.
     """
-    for dtype in dtypes:
-        for batch, hidden in shapes:
-            say(f"layout: {STEPS} steps, batch {batch}, hidden {hidden}, {dtype_name(dtype)}")
-            for functions in _loops(batch, hidden, dtype, device):
-                yield from _rows(
-                    functions, (batch, hidden, 4 * hidden), dtype, device, seconds, STEPS, graph=graph
-                )
+    wanted = list(product(dtypes, shapes))
+    for number, (dtype, (batch, hidden)) in enumerate(wanted, 1):
+        name = dtype_name(dtype)
+        say(f"layout {number} of {len(wanted)}: {STEPS} steps, batch {batch}, hidden {hidden}, {name}")
+        for functions in _loops(batch, hidden, dtype, device):
+            yield from _rows(
+                functions, (batch, hidden, 4 * hidden), dtype, device, seconds, STEPS, graph=graph
+            )
 
 
 def _loops(batch: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Iterator[_Functions]:

@@ -7,6 +7,7 @@ take turns in one run. Before it is timed, each is held to the definition in flo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -148,15 +149,18 @@ def rows(
         whole layer.
     """
     hidden, steps = shape
+    numbers = count(1)
     for dtype in dtypes:
         for batch in batches:
             name = dtype_name(dtype)
+            place = f"low-rank {next(numbers)} of {len(dtypes) * len(batches)}: batch {batch}, {name}"
             inputs = torch.randn(batch, steps, hidden, device=device).to(dtype).requires_grad_()
             found = ways(hidden, ranks, dtype, device)
             differences = {}
-            for way in found:
-                say(f"low-rank: batch {batch}, {name}, {way.name}")
+            for number, way in enumerate(found, 1):
+                say(f"{place}, {way.name} ({number} of {len(found)})")
                 differences[way.name] = check(way, inputs)
+            say(f"{place}, timing in turns")
             timings = {
                 what: time_in_turns({way.name: passes(way, inputs)[what] for way in found}, seconds, device)
                 for what in PASSES

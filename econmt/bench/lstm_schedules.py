@@ -334,11 +334,12 @@ def ablation(
     if not found:
         names = "; ".join(stage.name for stage in known)
         raise InputError(f"--schedule '{', '.join(only)}': in no name of {names}")
+    numbers = itertools.count(1)
     for dtype in dtypes:
         inputs, layers = arguments(shape, dtype, device)
         slowest: dict[str, float] = {}
         for stage in found:
-            say(f"lstm: {stage.name}, {dtype_name(dtype)}")
+            say(f"lstm {next(numbers)} of {len(dtypes) * len(found)}: {stage.name}, {dtype_name(dtype)}")
             forward, both = passes(stage.run, inputs, layers)
             row: Row = {"bench": "lstm", "schedule": stage.name, "dtype": dtype_name(dtype), **_sizes(shape)}
             row |= _timed(forward, both, shape, device, samples)
@@ -377,14 +378,14 @@ def rates(
     for dtype in dtypes:
         left = [batch for batch in batches or BATCHES if (dtype_name(dtype), batch) not in done]
         peak = _peak_rate(shape.hidden, dtype, device) if left else 0.0
-        for batch in left:
+        for number, batch in enumerate(left, 1):
             if time.monotonic() > end:
                 return
             sized = shape._replace(batch=batch)
             inputs, layers = arguments(sized, dtype, device)
             rows: list[Row] = []
             for name, stack in ways.items():
-                say(f"lstm: batch {batch}, {name}, {dtype_name(dtype)}")
+                say(f"lstm {number} of {len(left)}: batch {batch}, {name}, {dtype_name(dtype)}")
                 row: Row = {
                     "bench": "lstm-rates",
                     "schedule": name,

@@ -154,7 +154,7 @@ def save_figure(figure: Figure, path: Path) -> None:
         InputError: the file cannot be written.
     """
     try:
-        figure.savefig(path, dpi=110)
+        figure.savefig(path, dpi=110, format=path.suffix.lower().removeprefix("."))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
 

@@ -180,8 +180,12 @@ def captured(function: Callable[[], Any], device: torch.device) -> Callable[[], 
     with capturer.warming_up():
         function()
         function()
-    graph, _ = capturer.capture(function)
-    return graph.replay
+    graph, kept = capturer.capture(function)
+
+    def replay(_: object = (function, kept)) -> None:  # whose tensors the graph reads and writes
+        graph.replay()
+
+    return replay
 
 
 def rows(

@@ -18,7 +18,7 @@ from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.recipe import Recipe
 from econmt.tasks.protocol import Shape
-from econmt.tasks.translation import TranslationTask
+from econmt.tasks.registry import task_of_sizes
 from econmt.training.choice import POSITIONS, choose_implementations, measure
 from econmt_ops import AttentionalLSTMWeights, LSTMWeights
 from econmt_ops.dispatch.measurements import MARGIN, Measurement
@@ -42,7 +42,7 @@ class Chosen(NamedTuple):
 
 def choose(
     recipe: Recipe,
-    sizes: tuple[int, int],
+    sizes: Sequence[int],
     shape: Shape,
     device: torch.device,
     precision: Precision,
@@ -56,7 +56,7 @@ def choose(
 
     Args:
         recipe: the run.
-        sizes: of source and target vocabulary.
+        sizes: of its vocabularies.
         shape: of its batches.
         device, precision: where and how products are computed.
         seconds: that measuring may take.
@@ -64,7 +64,7 @@ def choose(
         byte_limit: what an op may keep.
         updates: of the run, in which compiling must pay.
     """
-    task = TranslationTask(recipe, *sizes)
+    task = task_of_sizes(recipe, sizes)
     model = task.build_model().to(device).train()
     session = measure(
         task, model, shape, device, precision, seconds=seconds, compiled=compiled, byte_limit=byte_limit

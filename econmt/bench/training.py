@@ -15,9 +15,9 @@ from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep
 from econmt.errors import EconmtError
 from econmt.memory.measure.ledger import measure_step
-from econmt.recipe import Recipe, WordSubwords
+from econmt.recipe import Recipe, TextSubwords, TextWords, WordSubwords
 from econmt.tasks.protocol import Shape
-from econmt.tasks.translation import TranslationTask
+from econmt.tasks.registry import task_of_sizes
 from econmt_ops.dispatch.timing import quantile, synchronizer
 
 WARM_UP = 3
@@ -27,9 +27,11 @@ LEAST = 3
 """Updates that are timed however long they take."""
 
 
-def vocabulary_sizes(recipe: Recipe) -> tuple[int, int]:
-    """Source and target entries that the recipe's vocabularies are meant to have."""
+def vocabulary_sizes(recipe: Recipe) -> tuple[int, ...]:
+    """Source and target entries that the recipe's vocabularies are meant to have; a language model has one."""
     words = recipe.data.subwords
+    if isinstance(words, (TextWords, TextSubwords)):
+        return (words.size,)
     return (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
 
 
@@ -59,7 +61,7 @@ def measure(recipe: Recipe, precision: str, length: int, device: torch.device, s
         torch.OutOfMemoryError: memory does not suffice.
     """
     torch.manual_seed(recipe.training.seed)
-    task = TranslationTask(recipe, *vocabulary_sizes(recipe))
+    task = task_of_sizes(recipe, vocabulary_sizes(recipe))
     model = task.build_model().to(device).train()
     step = TrainingStep(task, model, precision_of(precision, device, [recipe]))
     batch = task.example(Shape(recipe.training.batch.size, length, length)).to(device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Annotated
 
@@ -14,9 +14,10 @@ from econmt.cli.computing import use_threads
 from econmt.cli.inspection import checkpoint_scores, read_metrics, read_recipe
 from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption
 from econmt.data.files import notice
+from econmt.data.progress_bars import status_line
 from econmt.data.subwords import fingerprint
 from econmt.decoding.averaging import average_tensors, choose_checkpoints
-from econmt.errors import InputError
+from econmt.errors import InputError, printable
 from econmt.training.checkpoints import check_vocabulary
 from econmt.training.export import check_new, write_model
 from econmt.training.folder import ModelFolder
@@ -51,6 +52,7 @@ def average(
     use_threads(threads)
     folder = ModelFolder(model)
     recipe = read_recipe(folder)
+    check_new(output)
     files = folder.numbered_parameters()
     metrics = read_metrics(folder.metrics)
     scores = checkpoint_scores(recipe, metrics) if strategy == Strategy.best else None
@@ -62,18 +64,20 @@ def average(
             f"averaging {len(chosen)} checkpoints, no more of them are in {model}; train with a higher "
             f"training.keep_last_params (now {recipe.training.keep_last_params}) to keep more"
         )
-    check_new(output)
     metadata: dict[str, str] = {}
 
-    def parts() -> Iterator[tuple[str, dict[str, Tensor]]]:
-        for update in chosen:
+    def parts(say: Callable[[str], None]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        for number, update in enumerate(chosen, 1):
+            say(f"checkpoint {number} of {len(chosen)}: {files[update]}")
             tensors, found = read_tensors(files[update])
             check_vocabulary(found, fingerprint(folder.path), files[update])
             metadata.update(found)
             yield str(files[update]), tensors
 
-    averaged = average_tensors(parts())
-    metadata["averaged"] = " ".join(map(str, chosen))
-    write_model(folder, output, averaged, metadata)
+    with status_line() as say:
+        averaged = average_tensors(parts(say))
+        metadata["averaged"] = " ".join(map(str, chosen))
+        say(f"writing {output}")
+        write_model(folder, output, averaged, metadata)
     notice(f"averaged the checkpoints of updates {', '.join(map(str, chosen))}")
-    print(output)
+    print(printable(output))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import torch
@@ -12,6 +14,7 @@ import typer
 from econmt import limits
 from econmt.bench import layouts, low_rank_lstm, lstm_schedules, selection, training
 from econmt.bench.rows import Row, Say, append_csv, read_csv
+from econmt.cli.bench_language_model import language_model_command
 from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import (
     BenchThreadsOption,
@@ -20,10 +23,12 @@ from econmt.cli.options import (
     OverridesArgument,
     PairsOption,
     bytes_of,
+    refuse_idle,
     within,
 )
 from econmt.cli.recurrences import memory_task_command, scan_command
 from econmt.cli.workload import find_workload
+from econmt.data.tables import WIDTH
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.recipe import load_recipe
@@ -38,6 +43,7 @@ app = typer.Typer(
 )
 app.command("scan")(scan_command)
 app.command("memory-task")(memory_task_command)
+app.command("language-model")(language_model_command)
 LAYERS, STEPS, HIDDEN, BATCH = lstm_schedules.PUBLISHED
 BOTH_TYPES = ["float32", "bfloat16"]
 FOR_SECONDS = within(0.0, limits.SECONDS)
@@ -45,6 +51,7 @@ FOR_SECONDS = within(0.0, limits.SECONDS)
 
 @app.command("layout")
 def layout_command(
+    context: typer.Context,
     recurrent: Annotated[
         bool, typer.Option("--recurrent", help="Loops of products, as in an LSTM, instead of single ones.")
     ] = False,
@@ -72,6 +79,8 @@ def layout_command(
       econmt bench layout --recurrent --dtype float32 --threads 1
       econmt bench layout --device cuda --graph
     """
+    if recurrent:
+        refuse_idle(context, "is of single products; leave out that or --recurrent", "paper")
     place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
     if graph and place.device.type != "cuda":
         raise InputError("--graph needs a GPU; give --device cuda, or leave it out")
@@ -91,6 +100,7 @@ def layout_command(
 
 @app.command("select")
 def select_command(
+    context: typer.Context,
     recipe: Annotated[
         str | None, typer.Argument(help="Recipe: a YAML file or a shipped name; none with --grid.")
     ] = None,
@@ -132,13 +142,19 @@ def select_command(
       econmt bench select multi30k
       econmt bench select iwslt --bucket 50x50 --compiled
       econmt bench select --grid --csv choices.csv
-      econmt bench select --grid --part 3/8 --threads 2 --limit 3600 --csv part3.csv
-      econmt bench select --summary part*.csv
+      econmt bench select --grid --part 3/8 --threads 2 --limit 3600 --csv 3.csv
+      econmt bench select --summary [1-8].csv
     """
     if [grid, summary, recipe is not None and not summary].count(True) != 1 or (summary and recipe is None):
         raise InputError("econmt bench select: give a recipe, --grid, or --summary and CSV files")
+    if not grid:
+        refuse_idle(context, "is for --grid; give that, or leave it out", "part", "limit")
+    if recipe is None or summary:
+        why = f"is of a recipe; leave it out with {'--summary' if summary else '--grid'}"
+        refuse_idle(context, why, "bucket", "batch", "compiled", "byte_limit")
     place = Place(device, threads, csv, plot)
     if summary:
+        refuse_idle(context, "is of what is measured; leave it out with --summary", "seconds", "plot")
         print(_sum_up([Path(name) for name in (recipe or "", *(overrides or []))], csv))
         return
     with place.measuring() as say:
@@ -147,6 +163,7 @@ def select_command(
             label: tuple[str, ...] = selection.Entry._fields
         else:
             most = bytes_of("--byte-limit", byte_limit)
+            say(f"measuring the ops of {recipe}")
             rows = _select(place, recipe, overrides or [], bucket, batch, seconds, compiled, most)
             label = ("problem", "candidate")
     place.draw(rows, label=label, value="regret", title="regret")
@@ -188,7 +205,8 @@ def _select(
     )
     place.print(rows, (*columns, "chosen", "regret"), f"{recipe.name}: what auto chooses")
     parts = ", ".join(f"{key} {value}" for key, value in chosen.implementations._asdict().items())
-    print(f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)")
+    line = f"a run uses: {parts} (measured in {chosen.seconds:.1f} s)"
+    print("\n".join(wrap(line, WIDTH, subsequent_indent="  ")))
     return place.kept(rows)
 
 
@@ -253,17 +271,17 @@ def training_command(
     \b
     Example:
       econmt bench training multi30k --length 16
-      econmt bench training iwslt --length 50 --precision float32 --set ops.decoder=reference --csv training.csv
+      econmt bench training iwslt --precision float32 --csv training.csv
+      econmt bench training iwslt --length 50 --set ops.decoder=reference
     """
     place = Place(device, threads, csv, plot)
     loaded = {name: load_recipe(name, changes or []) for name in recipes}
 
     def measured(say: Say) -> Iterator[Row]:
-        for name, recipe in loaded.items():
-            for precision in precisions:
-                for length in lengths:
-                    say(f"training: {name}, {precision}, {length} positions")
-                    yield training.row_of(name, recipe, precision, length, place.device, seconds)
+        lines = list(product(loaded, precisions, lengths))
+        for number, (name, precision, length) in enumerate(lines, 1):
+            say(f"training {number} of {len(lines)}: {name}, {precision}, {length} positions")
+            yield training.row_of(name, loaded[name], precision, length, place.device, seconds)
 
     with place.measuring() as say:
         rows = place.kept(measured(say))
@@ -279,6 +297,7 @@ def training_command(
 
 @app.command("lstm")
 def lstm_command(
+    context: typer.Context,
     ablation: Annotated[
         bool, typer.Option("--ablation", help="Each decision of the schedule; else batches up to the peak.")
     ] = False,
@@ -328,14 +347,19 @@ def lstm_command(
     \b
     Example:
       econmt bench lstm --ablation
-      econmt bench lstm --ablation --compile-loop --schedule torch. --dtype float32
+      econmt bench lstm --ablation --compile-loop --schedule torch.
       econmt bench lstm --ablation --dtype bfloat16 --csv lstm.csv --plot lstm.png
       econmt bench lstm --csv rates.csv --limit 60 --plot rates.png
     """
     if ablation and len(batches or [1]) != 1:
         raise InputError("--batch: give one with --ablation")
-    if bidirectional and not ablation:
-        raise InputError("--bidirectional: give it with --ablation")
+    if not ablation:
+        why = "is for --ablation; give that, or leave it out"
+        refuse_idle(context, why, "bidirectional", "compile_loop", "schedules")
+    else:
+        refuse_idle(context, "is for batches up to the peak, without --ablation; leave it out", "limit")
+    if bidirectional:
+        refuse_idle(context, "is of a stack; --bidirectional measures one layer", "layers")
     place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
     batch = (batches or [BATCH])[0]
     shape = lstm_schedules.StackShape(2 if bidirectional else layers, steps, hidden, batch)
@@ -430,7 +454,7 @@ def low_rank_command(
     \b
     Example:
       econmt bench low-rank
-      econmt bench low-rank --batch 16 --dtype float32 --csv low-rank.csv --plot low-rank.png
+      econmt bench low-rank --batch 16 --csv low-rank.csv --plot low-rank.png
     """
     place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
     with place.measuring() as say:

@@ -14,11 +14,12 @@ from econmt import limits
 from econmt.cli.computing import use_threads
 from econmt.cli.consoles import table_console
 from econmt.cli.inspection import read_recipe
-from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption
+from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption, refuse_idle
 from econmt.data.files import notice
+from econmt.data.progress_bars import status_line
 from econmt.data.subwords import fingerprint
 from econmt.data.tables import print_table
-from econmt.errors import InputError
+from econmt.errors import InputError, printable
 from econmt.memory.report.tables import format_bytes
 from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
 from econmt.recipe import Model, recipe_text
@@ -30,6 +31,7 @@ from econmt.training.tensor_files import read_tensors
 
 
 def compress(
+    context: typer.Context,
     model: ModelOption,
     output: NewModelOption,
     rank: Annotated[int | None, typer.Option(min=1, max=limits.WIDTH, help="Of encoder and decoder.")] = None,
@@ -54,14 +56,21 @@ def compress(
 
     \b
     Example:
-      econmt compress -m runs/multi30k --rank 64 -o runs/multi30k-64
-      econmt train runs/multi30k-64/recipe.yaml training.initialize_from=runs/multi30k-64 output=runs/multi30k-64-tuned
+      econmt compress -m runs/multi30k --rank 64 -o runs/r64
+      econmt train runs/r64/recipe.yaml training.initialize_from=runs/r64 \\
+        output=runs/r64-tuned
     """
     folder = ModelFolder(model)
     recipe = read_recipe(folder)
+    if not isinstance(recipe.model, Model):
+        raise InputError(f"{model}: holds a language model; econmt compress takes a translation model")
     given = {"encoder": encoder_rank or rank, "decoder": decoder_rank or rank}
     if energy is not None and not 0.0 < energy <= 1.0:
         raise InputError(f"--energy {energy}: give a share above 0 and at most 1")
+    if encoder_rank and decoder_rank:
+        refuse_idle(context, "is what --encoder-rank and --decoder-rank say; leave one out", "rank")
+    if all(given.values()):
+        refuse_idle(context, "finds ranks that are not given, and all are; leave one out", "energy")
     if energy is None and not any(given.values()):
         raise InputError("econmt compress: give --rank, --encoder-rank, --decoder-rank or --energy")
     check_new(output)
@@ -70,8 +79,11 @@ def compress(
     tensors, metadata = read_tensors(path)
     check_vocabulary(metadata, fingerprint(folder.path), path)
     check_model(metadata, recipe.model, path)
-    ranks = _ranks(recipe.model, tensors, given, energy, folder)
-    made, report = compress_tensors(tensors, ranks)
+    with status_line() as say:
+        say("choosing ranks" if energy is not None else "checking ranks")
+        ranks = _ranks(recipe.model, tensors, given, energy, folder)
+        say(f"factorising {' and '.join(ranks)}")
+        made, report = compress_tensors(tensors, ranks)
     smaller = with_ranks(recipe.model, ranks)
     description = json.loads(metadata["model"]) | smaller.model_dump(mode="json")
     metadata |= {
@@ -83,7 +95,7 @@ def compress(
     notice(
         f"compressed {path}; training further makes up for what is lost: training.initialize_from={output}"
     )
-    print(output)
+    print(printable(output))
 
 
 def _ranks(

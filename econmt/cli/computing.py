@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from econmt.api import TrainedModel, load
 from econmt.cli.options import ProductPrecision
+from econmt.data.corpus import count_lines
 from econmt.data.files import notice
+from econmt.data.progress_bars import counting, seen, status_line
+from econmt.decoding.streams import LineOutput
 from econmt.engine.devices import give_back_library_pages
 from econmt.engine.threads import crowded
 
@@ -22,17 +27,34 @@ def load_models(
     threads: int | None,
 ) -> TrainedModel:
     """The models that options name, as :func:`econmt.api.load` loads them, with as many threads as are fastest."""
-    loaded = load(
-        list(models),
-        checkpoints or "best",
-        device=device,
-        precision=precision.value,
-        threads=threads or "auto",
-    )
+    with status_line() as say:
+        say(f"loading {', '.join(map(str, models))}")
+        loaded = load(
+            list(models),
+            checkpoints or "best",
+            device=device,
+            precision=precision.value,
+            threads=threads or "auto",
+        )
     if loaded.device.type == "cpu":
         warn_of_crowd()
         give_back_library_pages()
     return loaded
+
+
+@contextmanager
+def counting_lines(
+    title: str, path: Path | None, unit: str, output: LineOutput
+) -> Iterator[Callable[[int], None]]:
+    """A function that is told how many more lines of a file, or of standard input, are done.
+
+    A bar on a terminal, but where the lines go to one themselves or somebody types them there.
+    """
+    typed = path is None and sys.stdin is not None and sys.stdin.isatty()
+    show = seen() and not typed and not output.is_seen
+    total = count_lines(path) if show and path is not None else None
+    with counting(title, total, unit, show=show) as done:
+        yield done
 
 
 def use_threads(threads: int | None) -> None:

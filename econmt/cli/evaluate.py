@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from sacrebleu.metrics.base import Metric
 
 from econmt import limits
+from econmt.cli.options import refuse_idle
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
+from econmt.data.progress_bars import status_line
 from econmt.decoding.streams import STANDARD_INPUT, read_chunks, standard_input
 from econmt.errors import InputError, printable
 from econmt.evaluation.metrics import (
     METRICS,
+    Score,
     Significance,
     corpus_score,
     make_metric,
@@ -25,6 +30,7 @@ from econmt.typed_json import json_text
 
 
 def evaluate(
+    context: typer.Context,
     references: Annotated[
         list[Path],
         typer.Option("--references", "-r", help="Reference translations; several sets are allowed."),
@@ -76,6 +82,7 @@ def evaluate(
       econmt evaluate -r test.de -i baseline.de -i new.de --metrics bleu
     """
     names = _metric_names(metrics)
+    _check_options(context, names, len(hypotheses or ()))
     reference_lines = [_lines(path) for path in references]
     systems = (
         {str(path): _lines(path) for path in hypotheses} if hypotheses else {STANDARD_INPUT: _lines(None)}
@@ -95,16 +102,47 @@ def evaluate(
         name: make_metric(name, reference_lines, tokenize=tokenize, lowercase=lowercase) for name in names
     }
     if len(systems) > 1:
-        outcome = paired_bootstrap(systems, judges, samples)
+        with status_line() as say:
+            say(f"comparing {len(systems)} systems on {samples:,} resampled test sets: {', '.join(judges)}")
+            outcome = paired_bootstrap(systems, judges, samples)
         tables = [{**each._asdict(), "systems": [row._asdict() for row in each.systems]} for each in outcome]
         print(_as_json(tables) if as_json else _comparison_text(outcome, width))
         return
     (lines,) = systems.values()
-    scores = [corpus_score(judge, lines, width=width) for judge in judges.values()]
+    scores = _scores(judges, lines, width)
     if as_json:
         print(_as_json([score._asdict() for score in scores]))
     else:
         print("\n".join(score.text for score in scores))
+
+
+def _check_options(context: typer.Context, names: Sequence[str], systems: int) -> None:
+    """Refuse options that would change nothing, and a language that is none."""
+    given = context.params
+    if "bleu" not in names:
+        refuse_idle(context, "is of BLEU, which --metrics does not name", "tokenize", "language")
+    if given["tokenize"] is not None:
+        refuse_idle(context, "chooses a tokenizer, and --tokenize names one; give one of them", "language")
+    if names == ["ter"]:
+        refuse_idle(context, "is of BLEU and chrF, which --metrics does not name", "lowercase")
+    if given["as_json"]:
+        refuse_idle(context, "is of text; figures of --json are not rounded", "width")
+    if systems < 2:
+        refuse_idle(context, "is for the comparison of systems; give --hypotheses several times", "samples")
+    language = given["language"]
+    if language is not None and not re.fullmatch("[A-Za-z]{2,8}([._-][A-Za-z0-9]{1,8})*", language):
+        raise InputError(
+            f"--language '{language[:40]}': give the code of a language, such as de, zh or pt_BR"
+        )
+
+
+def _scores(judges: Mapping[str, Metric], lines: Sequence[str], width: int) -> list[Score]:
+    scores = []
+    with status_line() as say:
+        for number, (name, judge) in enumerate(judges.items(), 1):
+            say(f"metric {number} of {len(judges)}: {name}, {len(lines):,} lines")
+            scores.append(corpus_score(judge, lines, width=width))
+    return scores
 
 
 def _as_json(tables: Sequence[dict[str, Any]]) -> str:
@@ -113,17 +151,27 @@ def _as_json(tables: Sequence[dict[str, Any]]) -> str:
 
 def _metric_names(given: Sequence[str] | None) -> list[str]:
     names = [name for text in given or () for name in text.replace(",", " ").split()]
+    if given and not names:
+        raise InputError(
+            f"--metrics '{given[0]}': names no metric; give {', '.join(METRICS)}, or leave it out"
+        )
     return list(dict.fromkeys(name.lower() for name in names)) or list(METRICS)
 
 
 def _lines(path: Path | None) -> list[str]:
     if path is not None:
-        return list(read_lines(path))
-    lines = [line for chunk in read_chunks(standard_input(), 1 << 16) for line in chunk]
+        lines = list(read_lines(path))
+    else:
+        lines = [line for chunk in read_chunks(standard_input(), 1 << 16) for line in chunk]
+    where = STANDARD_INPUT if path is None else path
     if not lines:
-        raise InputError(
-            f"{STANDARD_INPUT}: no translations to judge; give --hypotheses FILE or pipe them in"
-        )
+        raise InputError(f"{where}: no translations to judge; give --hypotheses FILE or pipe them in")
+    for number, line in enumerate(lines, 1):
+        if len(line) > limits.JUDGED:
+            raise InputError(
+                f"{where}:{number}: {len(line):,} characters, and at most {limits.JUDGED:,} are compared; give a "
+                "sentence a line"
+            )
     return lines
 
 

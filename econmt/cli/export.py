@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from econmt.data.progress_bars import status_line
+from econmt.errors import printable
 from econmt.training.export import export_model
 
 
@@ -20,4 +22,7 @@ def export(
     Example:
       econmt export runs/multi30k multi30k-en-de
     """
-    print(export_model(folder, destination))
+    with status_line() as say:
+        say(f"checking {folder} and copying it")
+        made = export_model(folder, destination)
+    print(printable(made))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
 
 from econmt.cli.inspection import inspect_folder
+from econmt.data.tables import WIDTH
 from econmt.errors import printable
 from econmt.memory.report.tables import format_bytes
 from econmt.typed_json import json_text
 
 METRIC_COLUMNS = (
     ("update", "update", "{:.0f}"),
-    ("target_tokens", "target tokens", "{:,.0f}"),
+    ("target_tokens", "tokens", "{:,.0f}"),
     ("seconds", "seconds", "{:,.0f}"),
     ("train_loss", "train loss", "{:.4f}"),
     ("valid_perplexity", "perplexity", "{:.3f}"),
@@ -42,26 +44,16 @@ def info(
 def describe(found: dict[str, Any]) -> list[str]:
     """The lines for a person."""
     model, vocabulary, size = found["model"], found["vocabulary"], found["bytes"]
-    encoder, decoder, attention = model["encoder"], model["decoder"], model["attention"]
     parts = [
-        ("name", f"{found['name']} ({found['source']} to {found['target']})"),
+        ("name", found["name"] + (f" ({found['source']} to {found['target']})" if "source" in found else "")),
         ("state", _state(found)),
-        (
-            "encoder",
-            f"{encoder['layers']} x {_cell(encoder)} {encoder['size']}{_rank(encoder)}, both directions: "
-            f"{encoder['bidirectional']}",
-        ),
-        (
-            "decoder",
-            f"{decoder['layers']} x {_cell(decoder)} {decoder['size']}{_rank(decoder)}, "
-            f"{'input feeding' if decoder['input_feeding'] else 'no input feeding'}",
-        ),
-        ("attention", f"{attention['type']} {attention['size']}"),
+        *(_translation_model(model) if "encoder" in model else _language_model(model)),
         ("embedding", f"{model['embedding']}, tied: {model['weight_tying']}"),
         (
             "vocabulary",
-            f"{vocabulary['source_size']} source, {vocabulary['target_size']} target entries, "
-            f"{', '.join(vocabulary['files'])}",
+            (f"{vocabulary['source_size']} source, " if "source" in found else "")
+            + f"{vocabulary['target_size']} {'target ' if 'source' in found else ''}entries, "
+            + ", ".join(vocabulary["files"]),
         ),
         ("parameters", f"{found['parameters']['total']:,}"),
         *((f"  {layer}", f"{count:,}") for layer, count in found["parameters"]["layers"].items()),
@@ -76,7 +68,30 @@ def describe(found: dict[str, Any]) -> list[str]:
         ),
     ]
     width = max(len(name) for name, _ in parts)
-    return [f"{name:<{width}}  {text}" for name, text in parts] + _checkpoints(found)
+    lines = [f"{name:<{width}}  {text}" for name, text in parts]
+    folded = [part for line in lines for part in wrap(line, WIDTH, subsequent_indent=" " * (width + 2))]
+    return folded + _checkpoints(found)
+
+
+def _translation_model(model: dict[str, Any]) -> list[tuple[str, str]]:
+    encoder, decoder, attention = model["encoder"], model["decoder"], model["attention"]
+    return [
+        (
+            "encoder",
+            f"{encoder['layers']} x {_cell(encoder)} {encoder['size']}{_rank(encoder)}, both directions: "
+            f"{encoder['bidirectional']}",
+        ),
+        (
+            "decoder",
+            f"{decoder['layers']} x {_cell(decoder)} {decoder['size']}{_rank(decoder)}, "
+            f"{'input feeding' if decoder['input_feeding'] else 'no input feeding'}",
+        ),
+        ("attention", f"{attention['type']} {attention['size']}"),
+    ]
+
+
+def _language_model(model: dict[str, Any]) -> list[tuple[str, str]]:
+    return [("layers", f"{model['layers']} x {_cell(model)} {model['size']}")]
 
 
 def _cell(stack: dict[str, Any]) -> str:
@@ -109,7 +124,7 @@ def _checkpoints(found: dict[str, Any]) -> list[str]:
             "-" if metrics.get(key) is None else form.format(metrics[key]) for key, _, form in METRIC_COLUMNS
         ]
         best = " *" if checkpoint["update"] == found["best"] else ""
-        rows.append([*cells, (checkpoint["file"] or "removed") + best])
+        rows.append([*cells, ("removed" if checkpoint["file"] is None else "kept") + best])
     if len(rows) == 1:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(METRIC_COLUMNS))]

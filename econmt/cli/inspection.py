@@ -17,9 +17,9 @@ import econmt
 from econmt import limits
 from econmt.data.subwords import fingerprint, load_vocabularies, vocabulary_files
 from econmt.errors import InputError
-from econmt.model.translation import TranslationModel
-from econmt.recipe import Model, Recipe
+from econmt.recipe import LanguageModelSection, Model, Recipe, TextData
 from econmt.recipe import read_recipe as recipe_of_folder
+from econmt.tasks.registry import task_of_sizes
 from econmt.training.folder import ModelFolder
 from econmt.training.results import read_results
 from econmt.training.tensor_files import model_description, read_metadata
@@ -67,20 +67,24 @@ def checkpoint_scores(recipe: Recipe, metrics: list[dict[str, float]]) -> dict[i
     return {int(row["update"]): -row["valid_perplexity"] for row in metrics}
 
 
-def parameters_by_layer(path: Path) -> dict[str, int]:
-    """Number of parameters in each of the ledger's layers, from the head of a parameter file.
+def parameters_by_layer(path: Path, recipe: Recipe) -> dict[str, int]:
+    """Number of parameters in each of the ledger's layers, from the head of a parameter file of a recipe's model.
 
     Raises:
         InputError: if the file is not one of econmt.
     """
     description = model_description(read_metadata(path), path)
-    sizes = [description.pop(f"{side}_size", None) for side in ("source", "target")]
+    sides = ("source", "target") if isinstance(recipe.model, Model) else ("vocabulary",)
+    sizes = [description.pop(f"{side}_size", None) for side in sides]
+    description.pop("task", None)
     if not all(type(size) is int and 4 <= size <= limits.WORDS for size in sizes):
         raise InputError(f"{path}: does not describe its model; {FOREIGN}")
-    config = check_section(Model, description, str(path), FOREIGN)
+    kind: type[Model | LanguageModelSection] = type(recipe.model)
+    config = check_section(kind, description, str(path), FOREIGN)
     # On the meta device a model has names and shapes but no memory.
     with torch.device("meta"):
-        layers = TranslationModel(config, *sizes).parameter_layers()
+        task = task_of_sizes(recipe.model_copy(update={"model": config}), sizes)
+        layers = task.layers(task.build_model())
     counts = Counter(dict.fromkeys(layers.values(), 0))
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118  not a dictionary
@@ -112,7 +116,7 @@ def inspect_folder(path: Path) -> dict[str, Any]:
     best_metadata = read_metadata(folder.best) if folder.best.is_file() else {}
     best_update = int(best_metadata["update"]) if "update" in best_metadata else None
     newest = folder.best if folder.best.is_file() else numbered[max(numbered)] if numbered else None
-    layers = parameters_by_layer(newest) if newest else {}
+    layers = parameters_by_layer(newest, recipe) if newest else {}
     saved = read_metadata(newest).get("vocabulary") if newest else None
     if saved is not None and saved != fingerprint(path):
         raise InputError(
@@ -122,8 +126,8 @@ def inspect_folder(path: Path) -> dict[str, Any]:
     return {
         "folder": str(path),
         "name": recipe.name,
-        "source": recipe.data.source,
-        "target": recipe.data.target,
+        "task": recipe.task,
+        **_languages(recipe),
         "model": recipe.model.model_dump(mode="json"),
         "parameters": {"total": sum(layers.values()), "layers": layers},
         "vocabulary": {
@@ -161,6 +165,12 @@ def inspect_folder(path: Path) -> dict[str, Any]:
             "torch": str(torch.__version__),
         },
     }
+
+
+def _languages(recipe: Recipe) -> dict[str, str]:
+    if isinstance(recipe.data, TextData):
+        return {"text": recipe.data.text}
+    return {"source": recipe.data.source, "target": recipe.data.target}
 
 
 def _finished(folder: ModelFolder, rows: dict[int, dict[str, float]]) -> bool | None:

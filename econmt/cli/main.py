@@ -20,12 +20,13 @@ import typer
 
 import econmt
 from econmt.cli.standard_streams import open_standard_streams
-from econmt.errors import EconmtError, InputError, printable
+from econmt.errors import EconmtError, InputError, printable, talk
 
 VERBS = {
     "train": "Train a model from a recipe, or go on where it stopped.",
     "translate": "Translate text with one or several trained models.",
-    "score": "Print the log-probability of given translations.",
+    "score": "Print the log-probability of given translations or text.",
+    "generate": "Write text with a trained language model.",
     "evaluate": "BLEU, chrF and TER of translations, and their significance.",
     "profile": "Say where the bytes and milliseconds of a training step go.",
     "bench": "Measure layouts, what auto chooses, and training steps.",
@@ -132,7 +133,10 @@ def _tell(error: Exception) -> int:
     """Tells of an error on standard error; returns the exit code."""
     lines, code = _explain(error)
     for line in lines:
-        print(f"econmt: error: {line}" if code != EXIT_HELP else line, file=sys.stderr)
+        if code == EXIT_HELP:
+            print(line, file=sys.stderr)
+        else:
+            talk(f"econmt: error: {line}")
     return abs(code)
 
 

@@ -13,8 +13,9 @@ import typer
 
 from econmt.bench.rows import Row, Say, append_csv, circumstances, draw, read_csv, table
 from econmt.cli.computing import warn_of_crowd
-from econmt.cli.consoles import status_line, table_console
+from econmt.cli.consoles import table_console
 from econmt.cli.options import check_picture, check_writable
+from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.errors import InputError

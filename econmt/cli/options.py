@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, TypeVar, Union
@@ -40,6 +41,43 @@ def within(least: float, most: float, *, above: bool = False) -> Callable[[Numbe
         return given
 
     return check
+
+
+def refuse_idle(context: typer.Context, why: str, *names: str) -> None:
+    """Refuse options that were given and would change nothing.
+
+    Args:
+        context: of the command.
+        why: what follows the option's name in the message.
+        names: of the parameters of the command's function.
+
+    Raises:
+        InputError: naming the first of them.
+    """
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"{max(parameter.opts, key=len)} {why}")
+
+
+def as_overrides(overrides: Sequence[str] | None, said: Mapping[str, str | int | None]) -> list[str]:
+    """Overrides of a recipe, and what options say of its keys, as it stands: no text is read as YAML.
+
+    Args:
+        overrides: as they were given.
+        said: by key; None: that option is not given.
+
+    Raises:
+        InputError: a key is given both ways.
+    """
+    found = list(overrides or ())
+    for key, value in said.items():
+        twice = next((each for each in overrides or () if each.partition("=")[0] == key), None)
+        if value is not None and twice is not None:
+            raise InputError(f"{key} is given twice, as an option ({value}) and as {twice}; give it once")
+        if value is not None:
+            found.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+    return found
 
 
 class AveragingMode(str, Enum):
@@ -192,7 +230,8 @@ def check_picture(path: Path | None) -> None:
 
 
 _WRITTEN_BY_ECONMT = re.compile(
-    r"recipe\.yaml|metrics\.tsv|results\.json|meta\.json|log|.*\.safetensors|subwords\..*model|vocab\..*\.txt"
+    r"recipe\.yaml|metrics\.tsv|results\.json|meta\.json|state\.json|SHA256SUMS|log|\.lock|.*\.safetensors"
+    r"|hypotheses\.([0-9]+|test)|subwords\..*model|vocab\..*\.txt|events\.out\..*|(train|valid|test)\.(tokens|index|lines)"
 )
 
 

@@ -21,11 +21,13 @@ from econmt.data.padding import (
     real_work,
 )
 from econmt.data.pair_flops import PairFlops, pair_flops
-from econmt.data.store import PreparedData, length_quantiles, store_folder
+from econmt.data.progress_bars import status_line
+from econmt.data.store import PreparedData, store_folder
 from econmt.data.store import prepare as prepare_data
-from econmt.errors import printable
+from econmt.data.token_store import length_quantiles
+from econmt.errors import InputError, printable
 from econmt.memory.report.tables import format_bytes
-from econmt.recipe import Recipe, find_recipe, load_recipe
+from econmt.recipe import Recipe, TextData, find_recipe, load_recipe
 
 COMPARED_WIDTHS = (2, 4, 8, 10)
 """Of fixed buckets, whose padding is told beside that of the recipe's."""
@@ -50,10 +52,15 @@ def prepare(
       econmt prepare multi30k data.subwords.size=6000 --data-dir corpora
     """
     resolved = load_recipe(recipe, overrides or ())
+    if output is not None and any(each.partition("=")[0] == "data.prepared" for each in overrides or ()):
+        raise InputError("data.prepared is given twice, as --output too; give it once")
     folder = output if output is not None else store_folder(resolved)
     search = search_path(find_recipe(recipe).parent, data_dir)
     prepared = prepare_data(resolved, folder, search, show_progress=True, verify=verify)
-    for line in report(resolved, prepared):
+    with status_line() as say:
+        say("counting what padding costs")
+        lines = report(resolved, prepared)
+    for line in lines:
         print(printable(line))
 
 
@@ -61,12 +68,15 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
     """Lines that say what a store holds."""
     statistics = prepared.statistics
     size = sum(path.stat().st_size for path in prepared.folder.iterdir() if path.is_file())
+    if isinstance(recipe.data, TextData):
+        return _text_report(prepared, size)
     lines = [
         f"store       {prepared.folder} ({format_bytes(size)}, made in {statistics['seconds']} s)",
         f"vocabulary  source {statistics['source_vocabulary']:,}, target {statistics['target_vocabulary']:,}"
         + (" (joint)" if prepared.vocabularies.source is prepared.vocabularies.target else ""),
         "",
-        _row("text", 8, ("pairs", "source tokens", "target tokens", "unknown", "too long", "empty")),
+        _row("", 8, ("", "source", "target", "", "too", ""), 12),
+        _row("text", 8, ("pairs", "tokens", "tokens", "unknown", "long", "empty"), 12),
     ]
     lines += [
         _split_line(split, statistics[split]) for split in ("train", "valid", "test") if split in statistics
@@ -80,32 +90,50 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
     return [*lines, "", *_bucket_lines(recipe, prepared)]
 
 
-def _row(title: str, width: int, cells: Sequence[str], cell_width: int = 15) -> str:
+def _text_report(prepared: PreparedData, size: int) -> list[str]:
+    """The same of a language model's text."""
+    statistics = prepared.statistics
+    lines = [
+        f"store       {prepared.folder} ({format_bytes(size)}, made in {statistics['seconds']} s)",
+        f"vocabulary  {statistics['target_vocabulary']:,}",
+        "",
+        _row("text", 8, ("lines", "words", "tokens", "unknown"), 15),
+    ]
+    for split in ("train", "valid", "test"):
+        if split in statistics:
+            counts = statistics[split]
+            # The end of a line is a token and a word.
+            values = counts["lines"], counts["words"], counts["target_tokens"], counts["target_unknown"]
+            lines.append(_row(split, 8, [f"{value:,}" for value in values], 15))
+    return lines
+
+
+def _row(title: str, width: int, cells: Sequence[str], cell_width: int) -> str:
     return f"{title:<{width}}" + "".join(f"{cell:>{cell_width}}" for cell in cells)
 
 
 def _split_line(split: str, counts: dict[str, int]) -> str:
     unknown = counts["source_unknown"] + counts["target_unknown"]
     values = (counts["pairs"], counts["source_tokens"], counts["target_tokens"], unknown)
-    return _row(split, 8, [f"{value:,}" for value in (*values, counts["too_long"], counts["empty"])])
+    return _row(split, 8, [f"{value:,}" for value in (*values, counts["too_long"], counts["empty"])], 12)
 
 
 def _bucket_lines(recipe: Recipe, prepared: PreparedData) -> list[str]:
     target_vocabulary = prepared.vocabularies.target.size
     rule = bucket_rule(recipe, target_vocabulary)
-    work = pair_flops(recipe.model, target_vocabulary)
+    work = pair_flops(recipe.translation_model, target_vocabulary)
     store = prepared.train
     counts = count_lengths(store.source_lengths, store.target_lengths, None, store.release)
     table = bucket_table(counts, rule)
     pairs, tokens, padded = (sum(values) for values in list(zip(*table, strict=True))[3:])
     titles = ("pairs", "share", "tokens", "padded", "real")
     kind = "derived from these lengths" if isinstance(rule, Derived) else f"of width {rule}"
-    lines = [f"buckets {kind}, </s> counted", _row("source x target", 20, titles, 14)]
+    lines = [f"buckets {kind}, </s> counted", _row("source x target", 20, titles, 12)]
     for row in table:
         least, most = row.smallest_source, row.largest_source
         shape = f"{most} x {row.target}" if least == most else f"{least}-{most} x {row.target}"
-        lines.append(_row(shape, 20, _bucket_cells(row.pairs, pairs, row.tokens, row.padded), 14))
-    lines.append(_row("all", 20, _bucket_cells(pairs, pairs, tokens, padded), 14))
+        lines.append(_row(shape, 20, _bucket_cells(row.pairs, pairs, row.tokens, row.padded), 12))
+    lines.append(_row("all", 20, _bucket_cells(pairs, pairs, tokens, padded), 12))
     return [*lines, "", *_work_lines(recipe, prepared, counts, rule, work)]
 
 
@@ -116,9 +144,9 @@ def _work_lines(
     batch, store = recipe.training.batch, prepared.train
     real = real_work(counts, work)
     lines = [
-        f"work of an epoch's forward passes: {real / 1e12:,.2f} TFLOP without padding; batches of {batch.size:,} "
-        + ("sentences" if batch.type == "sentence" else "target tokens"),
-        _row("", 34, ("shapes", "padded", "trimmed")),
+        f"work of an epoch's forward passes: {real / 1e12:,.2f} TFLOP without padding;",
+        f"batches of {batch.size:,} {'sentences' if batch.type == 'sentence' else 'target tokens'}",
+        _row("", 38, ("shapes", "padded", "trimmed"), 14),
     ]
     found = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch), work)
     lines.append(_padding_line("no buckets, random batches", found.shapes, found.padded, None))
@@ -140,7 +168,7 @@ def _padding_line(name: str, shapes: int, padded: float, trimmed: float | None) 
         f"{shapes:,}",
         *("" if cost is None else f"+{100 * (cost - 1):.1f} %" for cost in (padded, trimmed)),
     ]
-    return _row(name, 34, cells).rstrip()
+    return _row(name, 38, cells, 14).rstrip()
 
 
 def _bucket_cells(pairs: int, all_pairs: int, tokens: int, padded: int) -> list[str]:

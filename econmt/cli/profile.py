@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ import torch
 import typer
 
 from econmt.cli.computing import warn_of_crowd
-from econmt.cli.consoles import status_line, table_console
+from econmt.cli.consoles import table_console
 from econmt.cli.options import (
     BucketOption,
     DataDirOption,
@@ -22,19 +22,23 @@ from econmt.cli.options import (
     RecipeArgument,
     RecipeDeviceOption,
     RecipeThreadsOption,
+    as_overrides,
     bytes_of,
     check_writable,
+    refuse_idle,
 )
 from econmt.cli.workload import Found, find_workload
+from econmt.data.files import writing
+from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
-from econmt.engine.devices import reproducible, resolve_device
+from econmt.engine.devices import check_device_name, reproducible, resolve_device
 from econmt.engine.precision import precision_of_run
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.memory.estimate.techniques import Say, Technique, estimates, techniques
 from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.machine import describe_machine
-from econmt.memory.plan.fit import Fit, fit
+from econmt.memory.plan.fit import Fit, fit_all
 from econmt.memory.profiling import Profile, Step, kernels
 from econmt.memory.profiling import profile as measure_profile
 from econmt.memory.report.page import page
@@ -87,8 +91,9 @@ def profile(
       econmt profile iwslt --device cuda --estimate
       econmt profile iwslt --fit 8GiB --device cuda
     """
-    size = _check(estimated, measured, budget, trace, html)
-    loaded = load_recipe(recipe, [*(overrides or []), *_changes(device=device, threads=threads)])
+    size = _check(context, estimated, measured, budget, trace, html)
+    said = {"training.device": device, "training.threads": threads}
+    loaded = load_recipe(recipe, as_overrides(overrides, said))
     predicted = estimated or size is not None
     where = _device(loaded.training.device, predicted)
     found = find_workload(recipe, loaded, bucket, batch, data_dir)
@@ -97,18 +102,13 @@ def profile(
     if compare:
         with rules_only(where.type) if predicted else nullcontext():
             rows = techniques(loaded.ops.stash, where.type, has_compiler() and not predicted)
+        if not found.task.translates:  # whose layers are run as an encoder's
+            rows = [each for each in rows if each.name != "+ decoder"]
     command = shlex.join(["econmt", *context.obj])
-    console = table_console()
     if size is not None:
         fits = _fit(found, [each for each in rows if not compare or each.name in FITTED], where, size)
-        if as_json:
-            record: dict[str, Any] = {"recipe": loaded.name, "command": command, "device": str(where)}
-            record |= {"machine": describe_machine(str(where)), "fit": fit_data(fits, size)}
-            print(json.dumps(record, indent=1))
-            return
         name = "" if compare else f", {str(precision).removeprefix('torch.')}"
-        print(f"{loaded.name}, {where}{name}; bytes are estimated, every row is full")
-        print_table(console, fit_table(fits, size))
+        _print_fits(fits, size, loaded.name, f"{where}{name}", command if as_json else None)
         return
     with status_line() as say, reproducible(where, count):
         profiles = _profiles(found, rows, where, predicted, measured, say)
@@ -128,19 +128,28 @@ def profile(
         seen,
     )
     if html is not None:
-        write_text(html, page(report))
+        with writing(html):
+            write_text(html, page(report))
     if as_json:
         print(json.dumps(report_data(report), indent=1))
         return
-    print_report(report, console)
+    print_report(report, table_console())
     for name, path in (("page", html), ("trace", trace)):
         if path is not None:
             print(f"{name}: {path}")
 
 
-def _changes(**options: object) -> list[str]:
-    """What options say in place of the recipe's ``training``."""
-    return [f"training.{key}={value}" for key, value in options.items() if value is not None]
+def _print_fits(
+    fits: Mapping[str, Sequence[Fit]], size: int, recipe: str, where: str, json_of: str | None
+) -> None:
+    """The largest batches as a table, or as JSON that names the command ``json_of``."""
+    if json_of is None:
+        print(f"{recipe}, {where}; bytes are estimated, every row is full")
+        print_table(table_console(), fit_table(fits, size))
+        return
+    device = where.split(",")[0]
+    record: dict[str, Any] = {"recipe": recipe, "command": json_of, "device": device}
+    print(json.dumps(record | {"machine": describe_machine(device), "fit": fit_data(fits, size)}, indent=1))
 
 
 def _settled(recipe: Recipe, where: torch.device, predicted: bool) -> tuple[int | None, torch.dtype]:
@@ -192,20 +201,29 @@ def _kernels(
 
 def _fit(found: Found, rows: Sequence[Technique], where: torch.device, budget: int) -> dict[str, list[Fit]]:
     """The largest batch of each bucket by each technique."""
-    fits: dict[str, list[Fit]] = {technique.name: [] for technique in rows}
+    fits: dict[str, list[Fit]] = {}
+    buckets = found.buckets[::-1]
     start = found.shape.rows
     with status_line() as say:
         for technique in rows:
-            for bucket in reversed(found.buckets):
-                say(f"fitting {bucket[0]} x {bucket[1]}: {technique.name}")
-                largest = fit(found.task, technique, bucket, budget, where.type, start)
-                fits[technique.name].insert(0, largest)
-                start = max(1, largest.rows)
+            done = len(fits) * len(buckets)
+            looks = fit_all(found.task, technique, buckets, budget, where.type, start)
+            largest: list[Fit] = []
+            fits[technique.name] = largest
+            for number, (source, target) in enumerate(buckets, done + 1):
+                say(f"bucket {number} of {len(rows) * len(buckets)}: {source} x {target}, {technique.name}")
+                largest.insert(0, next(looks))
+            start = max(1, largest[-1].rows)
     return fits
 
 
 def _check(
-    estimated: bool, measured: bool, budget: str | None, trace: Path | None, html: Path | None
+    context: typer.Context,
+    estimated: bool,
+    measured: bool,
+    budget: str | None,
+    trace: Path | None,
+    html: Path | None,
 ) -> int | None:
     """Refuse options that do not go together, and files that cannot be written; the bytes of the budget.
 
@@ -218,11 +236,16 @@ def _check(
         raise InputError("--trace needs a real step; leave out --estimate and --fit")
     if budget is not None and (html is not None or measured):
         raise InputError("--fit prints a table of estimates; leave out --html and --measure")
+    if budget is not None:
+        refuse_idle(context, "is what --fit finds; leave one of them out", "batch")
     check_writable(trace, html)
+    if trace is not None and html is not None and trace.resolve() == html.resolve():
+        raise InputError(f"{html}: --trace and --html cannot be one file; give two names")
     return bytes_of("--fit", budget)
 
 
 def _device(name: str, predicted: bool) -> torch.device:
+    check_device_name(name)
     if name.partition(":")[0] == "cuda":
         if predicted:
             return torch.device("cuda")

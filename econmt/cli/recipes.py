@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated
 
 import typer
 
 from econmt.cli.options import OverridesArgument, RecipeArgument
 from econmt.data.files import whole_file, writing
-from econmt.errors import InputError
-from econmt.recipe import Recipe, find_recipe, load_recipe, recipe_text, shipped_recipes
+from econmt.data.tables import WIDTH
+from econmt.errors import InputError, printable, talk
+from econmt.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
 
 app = typer.Typer(help="List, copy, show and validate recipes.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command("list")
 def list_recipes() -> None:
-    """List the recipes that come with econmt: name, what it trains, languages and training text.
+    """List the recipes that come with econmt: name, languages and training text, what it trains.
 
     \b
     Example:
       econmt recipes list
     """
-    rows = [("name", "what", "data")]
-    for name, file in shipped_recipes().items():
+    shipped = shipped_recipes()
+    width = max(map(len, shipped)) + 2
+    for name, file in shipped.items():
         data = load_recipe(file).data
-        rows.append((name, summary(file), f"{data.source}-{data.target} {' '.join(data.train)}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    for name, what, text in rows:
-        print(f"{name:<{widths[0]}}  {what:<{widths[1]}}  {text}")
+        languages = data.text if isinstance(data, TextData) else f"{data.source}-{data.target}"
+        print(f"{name:<{width}}{languages} {' '.join(data.train)}")
+        print(
+            "\n".join(wrap(summary(file), WIDTH, initial_indent=" " * width, subsequent_indent=" " * width))
+        )
 
 
 def summary(file: Path) -> str:
@@ -55,6 +58,7 @@ def copy(
       econmt recipes copy multi30k mine.yaml
     """
     source = find_recipe(name)
+    load_recipe(source)  # what is no recipe is not copied for one
     target = destination or Path(source.name)
     if target.is_dir():
         target = target / source.name
@@ -65,7 +69,7 @@ def copy(
     content = source.read_bytes()
     with writing(target), whole_file(target) as file:
         file.write(content)
-    print(target)
+    print(printable(target))
 
 
 @app.command("show")
@@ -102,7 +106,7 @@ def validate(
         except InputError as error:
             failed = True
             for line in error.lines:
-                print(f"econmt: error: {line}", file=sys.stderr)
+                talk(f"econmt: error: {line}")
         else:
             print(f"{name}: ok ({checked.name})")
     if failed:

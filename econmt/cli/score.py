@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from econmt.cli import options
-from econmt.cli.computing import load_models
+from econmt.cli.computing import counting_lines, load_models
 from econmt.cli.options import AveragingMode, ProductPrecision
+from econmt.cli.text_models import holds_language_model, load_reader, score_text
 from econmt.data.corpus import Corpus, read_pairs, split_pair
 from econmt.decoding.search import SearchOptions, length_penalty
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
@@ -34,6 +35,7 @@ class ScoreType(str, Enum):
 
 
 def score(
+    context: typer.Context,
     models: options.ModelsOption,
     source: Annotated[
         Path | None,
@@ -57,6 +59,9 @@ def score(
             help="The target is vocabulary tokens between spaces, as in translate's json, not raw text.",
         ),
     ] = False,
+    total: Annotated[
+        bool, typer.Option("--total", help="Of a language model: one result for the whole text.")
+    ] = False,
     length_penalty_alpha: options.AlphaOption = None,
     length_penalty_beta: options.BetaOption = None,
     batch_size: options.BatchSizeOption = None,
@@ -67,23 +72,45 @@ def score(
     threads: options.ThreadsOption = None,
     precision: options.PrecisionOption = ProductPrecision.auto,
 ) -> None:
-    """Print the log-probability (natural logarithm) that a model gives to each translation, one a line.
+    """Print the log-probability (natural logarithm) that a model gives to each translation or line of text.
 
     Pairs come from --source and --target, or from standard input with a tab between source and target. The text of
     a translation is cut into tokens anew, not always as the search did that made it; --target-tokens scores the
     tokens that translate --output-type json prints.
 
+    A language model scores the lines of --target or standard input, each given all before it, and perplexity is per
+    word.
+
     \b
     Example:
+      econmt score -m runs/wikitext2 -t wikitext-2/test.txt --score-type perplexity --total
       econmt score -m runs/multi30k -s test.en -t test.de
-      paste test.en test.de | econmt score -m runs/multi30k --score-type perplexity
+      paste dev.en dev.de | econmt score -m runs/multi30k --score-type perplexity
     """
+    options.check_writable(output)
+    options.check_not_of_model(output, models)
+    if holds_language_model(models):
+        unfit = {
+            "--source": source,
+            "--target-tokens": target_tokens or None,
+            "--score-type normalized": score_type == ScoreType.normalized or None,
+            "--length-penalty-alpha": length_penalty_alpha,
+            "--length-penalty-beta": length_penalty_beta,
+            "--batch-size": batch_size,
+            "--max-input-length": max_input_length,
+        }
+        for option in (name for name, given in unfit.items() if given is not None):
+            raise InputError(f"{option}: means nothing with a language model; leave it out")
+        reader = load_reader(models[0], (checkpoint or ["best"])[0], device, precision, threads)
+        score_text(reader, target, LineOutput(output, [target]), score_type.value, total=total)
+        return
+    if total:
+        raise InputError("--total: is for language models; leave it out")
     if (source is None) != (target is None):
         raise InputError(
             "give both --source and --target, or neither and tab-separated pairs on standard input"
         )
-    options.check_writable(output)
-    options.check_not_of_model(output, models)
+    _check_options(context, score_type)
     lines_out = LineOutput(output, [source, target] if source is not None else [None])
     loaded = load_models(models, checkpoint, device, precision, threads)
     given = {"length_penalty_alpha": length_penalty_alpha, "length_penalty_beta": length_penalty_beta}
@@ -96,33 +123,63 @@ def score(
         batch_size=batch_size or loaded.recipe.decoding.batch_size,
         mode=ensemble_mode.value,
     )
-    show = _formatter(score_type, search)
-    if target_tokens:
-        encode = token_ids(loaded.vocabularies.target)
-    else:
-        encode = loaded.vocabularies.target.encode
-    where = STANDARD_INPUT if target is None else str(target)
     most = max_input_length or loaded.recipe.decoding.max_input_length
+    where = STANDARD_INPUT if target is None else str(target)
+    show = _formatter(score_type, search)
+    with counting_lines("scoring", target, "pairs", lines_out) as done, lines_out as write:
+        for chunk in _score(scorer, _pairs(source, target), where, most, target_tokens, done):
+            write(map(show, chunk))
+
+
+def _score(
+    scorer: Scorer,
+    chunks: Iterator[list[tuple[str, str]]],
+    where: str,
+    most: int,
+    target_tokens: bool,
+    done: Callable[[int], None],
+) -> Iterator[list[ScoredPair]]:
+    """Scores chunks of pairs.
+
+    Args:
+        scorer: of the models.
+        chunks: of the text.
+        where: what its target side is called.
+        most: tokens that a side may have.
+        target_tokens: the targets are tokens, not text.
+        done: told how many more are scored.
+
+    Raises:
+        InputError: a side is too long, or a token is none.
+    """
+    source_side, target_side = scorer.vocabularies
+    encode = token_ids(target_side) if target_tokens else target_side.encode
     lines = 0
-    with lines_out as write:
-        for chunk in _pairs(source, target):
-            targets = []
-            for number, (text_of_source, text) in enumerate(chunk, lines + 1):
-                try:
-                    targets.append(encode(text))
-                except KeyError as error:
-                    raise InputError(
-                        f"{where}:{number}: '{error.args[0]}' is not a token of the target vocabulary; --target-tokens "
-                        "takes the tokens that translate --output-type json prints"
-                    ) from None
-                longest = max(len(loaded.vocabularies.source.encode(text_of_source)), len(targets[-1]))
-                if longest > most:
-                    raise InputError(
-                        f"{where}:{number}: {longest:,} tokens on a side, more than a pair of {most:,} may have; "
-                        "leave the pair out, or raise --max-input-length"
-                    )
-            write(show(pair) for pair in scorer.score_ids([text for text, _ in chunk], targets))
-            lines += len(chunk)
+    for chunk in chunks:
+        targets = []
+        for number, (text_of_source, text) in enumerate(chunk, lines + 1):
+            try:
+                targets.append(encode(text))
+            except KeyError as error:
+                raise InputError(
+                    f"{where}:{number}: '{error.args[0]}' is not a token of the target vocabulary; --target-tokens "
+                    "takes the tokens that translate --output-type json prints"
+                ) from None
+            longest = max(len(source_side.encode(text_of_source)), len(targets[-1]))
+            if longest > most:
+                raise InputError(
+                    f"{where}:{number}: {longest:,} tokens on a side, more than a pair of {most:,} may have; "
+                    "leave the pair out, or raise --max-input-length"
+                )
+        yield scorer.score_ids([text for text, _ in chunk], targets, done)
+        lines += len(chunk)
+
+
+def _check_options(context: typer.Context, score_type: ScoreType) -> None:
+    """Refuse options that would change nothing."""
+    if score_type not in (ScoreType.normalized, ScoreType.json):
+        why = f"does not change --score-type {score_type.value}; it is of normalized and json"
+        options.refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")
 
 
 def _pairs(source: Path | None, target: Path | None) -> Iterator[list[tuple[str, str]]]:

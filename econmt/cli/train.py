@@ -17,6 +17,7 @@ from econmt.cli.options import (
     RecipeDeviceOption,
     RecipeThreadsOption,
     VerifyOption,
+    as_overrides,
 )
 from econmt.data.batches import bucket_rule, training_batches
 from econmt.data.buckets import assign_buckets
@@ -25,11 +26,11 @@ from econmt.data.store import PreparedData, left_out, prepare, store_folder
 from econmt.data.tables import print_table
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of_run
-from econmt.errors import printable
+from econmt.errors import InputError, printable
 from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
-from econmt.recipe import Recipe, find_recipe, load_recipe
-from econmt.tasks.translation import TranslationTask
+from econmt.recipe import Recipe, TextData, find_recipe, load_recipe
+from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
 from econmt.training.checkpoints import load_state
 from econmt.training.folder import ModelFolder
@@ -66,16 +67,17 @@ def train(
     Example:
       econmt train multi30k training.batch.size=128 --output runs/m1
     """
-    changes = list(overrides or [])
-    changes += [f"output={output}"] if output is not None else []
-    changes += [f"training.device={device}"] if device is not None else []
-    changes += [f"training.threads={threads}"] if threads is not None else []
-    loaded = load_recipe(recipe, changes)
+    if overwrite_output and resume_with_changes:
+        raise InputError("--overwrite-output starts anew and --resume-with-changes goes on; give one of them")
+    said = {"output": output, "training.device": device, "training.threads": threads}
+    loaded = load_recipe(recipe, as_overrides(overrides, said))
     search = search_path(find_recipe(recipe).parent, data_dir)
     talk = Console(stderr=True, highlight=False)
     results = table_console()
     if dry_run:
-        ModelFolder(loaded.output).check(overwrite=overwrite_output)
+        folder = ModelFolder(loaded.output)
+        folder.check(overwrite=overwrite_output, last=loaded.training.max_updates)
+        folder.check_writable()
         prepared = prepare(
             loaded, store_folder(loaded), search, show_progress=talk.is_terminal, verify=verify
         )
@@ -112,6 +114,8 @@ def _print_results(found: Results, console: Console) -> None:
     print_table(console, ledger_table(found.ledger))
     for picture in found.pictures:
         print(f"picture: {printable(picture)}")
+    for split, value in found.perplexities.items():
+        print(f"{split} perplexity {value:.2f} of checkpoint {found.best_update}, a word, in one row")
     if not math.isnan(found.bleu):
         print(f"{found.corpus} BLEU {found.bleu:.2f} of checkpoint {found.best_update} ({found.signature})")
 
@@ -136,9 +140,10 @@ def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
     if patience is not None:
         ends.append(f"{patience} checkpoints without a better {METRICS[training.early_stopping.metric]}")
     files = ", ".join(recipe.data.train)
+    what = "lines" if isinstance(recipe.data, TextData) else "pairs"
     return [
         f"{recipe.name}: {begin} in {folder.path}, on {resolve_device(training.device)}",
-        f"learns from {len(prepared.train):,} pairs of {files}",
+        f"learns from {len(prepared.train):,} {what} of {files}",
         *filter(None, [left_out(recipe, prepared)]),
         f"saves and validates every {training.checkpoint_interval:,} updates",
         f"ends at {' or '.join(ends)}" if ends else "ends when it is told to: no limit is set",
@@ -152,20 +157,36 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
     for line in _intention(recipe, prepared):
         print(line)
     seed_everything(recipe.training.seed)
-    model = TranslationTask.of(recipe, prepared).build_model()
+    task = make_task(recipe, prepared)
+    model = task.build_model()
     print(model)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     table = Table(title=f"parameters: {sum(sizes.values()):,}")
     table.add_column("layer")
     table.add_column("parameters", justify="right")
-    layers = model.parameter_layers()
+    layers = task.layers(model)
     for layer in dict.fromkeys(layers.values()):
         table.add_row(layer, f"{sum(sizes[name] for name, its in layers.items() if its == layer):,}")
     print_table(console, table)
+    if task.translates:
+        _describe_pairs(recipe, prepared, console)
+    else:
+        print(f"vocabulary: {task.sizes[0]:,}")
+        tokens, batches = prepared.train.total_tokens, task.batches(prepared)
+        print(
+            f"{tokens:,} tokens in {batches.batches_per_epoch:,} batches an epoch, {batches.worst_batch().size_text}"
+        )
+    device = resolve_device(recipe.training.device)
+    plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device).dtype)
+    if plan is not None:
+        print_table(console, plan_table(plan))
+
+
+def _describe_pairs(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
+    """The vocabularies of a translation recipe, and its batches by shape."""
     source, target = prepared.vocabularies
     shared = " (one for both)" if source is target else ""
     print(f"vocabulary: {source.size:,} source, {target.size:,} target{shared}")
-    training = recipe.training
     batches = training_batches(recipe, prepared)
     print(f"{len(prepared.train):,} pairs in {batches.batches_per_epoch:,} batches an epoch")
     buckets = Table(title="buckets")
@@ -176,7 +197,3 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
     for (source_width, target_width), pairs in zip(found.shapes.tolist(), found.counts.tolist(), strict=True):
         buckets.add_row(str(source_width), str(target_width), f"{pairs:,}")
     print_table(console, buckets)
-    device = resolve_device(training.device)
-    plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device).dtype)
-    if plan is not None:
-        print_table(console, plan_table(plan))

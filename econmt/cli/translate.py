@@ -14,7 +14,7 @@ import typer
 
 from econmt import limits
 from econmt.cli import options
-from econmt.cli.computing import load_models
+from econmt.cli.computing import counting_lines, load_models
 from econmt.cli.options import AveragingMode, ProductPrecision, within
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
@@ -78,6 +78,7 @@ OutputFactorOption = Annotated[
 
 
 def translate(
+    context: typer.Context,
     models: options.ModelsOption,
     input_file: Annotated[
         Path | None,
@@ -130,6 +131,11 @@ def translate(
       echo "A dog runs." | econmt translate -m runs/multi30k
       econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
     """
+    if not sample:
+        why = "is for --sample; give that too, or leave it out"
+        options.refuse_idle(context, why, "top_k", "temperature", "seed")
+    else:
+        options.refuse_idle(context, "is for searching; leave out that or --sample", "beam_size")
     options.check_writable(output)
     options.check_picture(attention_picture)
     options.check_not_of_model(output, models)
@@ -185,9 +191,9 @@ def _run(
     where = STANDARD_INPUT if input_file is None else str(input_file)
     start, lines, tokens = time.monotonic(), 0, 0
     several = translator.options.nbest_size > 1
-    with output as write:
+    with counting_lines("translating", input_file, "lines", output) as done, output as write:
         for chunk in _chunks(input_file, translator.chunk_size):
-            translations = translator.translate_chunk(chunk, lines + 1, where)
+            translations = translator.translate_chunk(chunk, lines + 1, where, done)
             if several and output_type in (OutputType.translation, OutputType.score):
                 numbered = enumerate(translations, lines)
                 write(row for number, each in numbered for row in format_nbest(each, number))

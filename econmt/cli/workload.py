@@ -10,13 +10,14 @@ from typing import NamedTuple
 import numpy as np
 
 from econmt import limits
+from econmt.bench.training import vocabulary_sizes
 from econmt.data.batches import rows_of_batch, training_batches
 from econmt.data.corpus import search_path
 from econmt.data.store import PreparedData, holds_text_of, open_prepared, prepare, store_folder
 from econmt.errors import InputError
-from econmt.recipe import Recipe, WordSubwords, find_recipe
-from econmt.tasks.protocol import Shape
-from econmt.tasks.translation import TranslationTask
+from econmt.recipe import Recipe, TextData, WordSubwords, find_recipe
+from econmt.tasks.protocol import Shape, Task
+from econmt.tasks.registry import make_task, task_of_sizes
 
 MOST_BUCKETS = 12
 """How many buckets are shown of a recipe that has more."""
@@ -25,7 +26,7 @@ MOST_BUCKETS = 12
 class Found(NamedTuple):
     """What to profile, the buckets of the recipe as (source, target) positions, and what to say of it."""
 
-    task: TranslationTask
+    task: Task
     shape: Shape
     buckets: list[tuple[int, int]]
     notes: list[str]
@@ -46,6 +47,8 @@ def find_workload(
     Raises:
         InputError: the bucket is none, or the text in ``data_dir`` cannot be used.
     """
+    if isinstance(recipe.data, TextData):
+        return _text_workload(recipe, _prepared(name, recipe, data_dir), bucket, rows)
     wanted = None if bucket is None else parse_bucket(bucket)
     prepared = _prepared(name, recipe, data_dir)
     if prepared is None:
@@ -57,7 +60,26 @@ def find_workload(
         buckets, notes = [wanted], notes[1:]
     if rows is not None:
         shape = shape._replace(rows=rows)
-    return Found(TranslationTask(recipe, *sizes), shape, buckets, notes)
+    return Found(task_of_sizes(recipe, sizes), shape, buckets, notes)
+
+
+def _text_workload(
+    recipe: Recipe, prepared: PreparedData | None, bucket: str | None, rows: int | None
+) -> Found:
+    """The windows of a language model: the longest ones, and nothing else to choose from."""
+    if bucket is not None:
+        raise InputError(f"--bucket '{bucket}': a language model has no buckets; give training.bptt=NUMBER")
+    training = recipe.training
+    shape = Shape(rows or training.batch.size, 1, training.bptt)
+    if prepared is not None:
+        task = make_task(recipe, prepared)
+        shape = shape._replace(target=task.batches(prepared).worst_batch().positions[1])
+        return Found(task, shape, [shape[1:]], [f"Shape: a window of the text in {prepared.folder}."])
+    note = (
+        f"The recipe's text is not prepared in {store_folder(recipe)}, so the size of the vocabulary is the recipe's; "
+        "econmt prepare, or --data-dir, for that of the text."
+    )
+    return Found(task_of_sizes(recipe, vocabulary_sizes(recipe)), shape, [shape[1:]], [note])
 
 
 def parse_bucket(text: str) -> tuple[int, int]:
@@ -102,7 +124,7 @@ def _from_text(
 def _from_recipe(recipe: Recipe) -> tuple[tuple[int, int], Shape, list[tuple[int, int]], list[str]]:
     words = recipe.data.subwords
     sizes = (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
-    longest, width = recipe.data.max_length, recipe.training.bucket_width
+    longest, width = recipe.pairs.max_length, recipe.training.bucket_width
     step = width or -(-longest // recipe.training.max_buckets)
     most = -(-(longest + 1) // width) * width if width else longest + 1
     shape = Shape(rows_of_batch(recipe.training.batch, longest), longest, longest)

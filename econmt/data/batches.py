@@ -24,13 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from econmt.data.batch import AnyBatch
+from econmt.data.batch import BatchShape as BatchShape
 from econmt.data.bpe_dropout import BpeDropout, dropout_capacity
 from econmt.data.bucket_shapes import Derived
 from econmt.data.buckets import assign_buckets, round_up
@@ -43,7 +43,7 @@ from econmt.recipe import BatchSize, Recipe
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(AnyBatch):
     """Padded sentence pairs; B rows, S source positions, T target positions, all tensors int64."""
 
     source: torch.Tensor
@@ -56,35 +56,19 @@ class Batch:
     """(B, T): tokens, ``</s>``, padding."""
     target_lengths: torch.Tensor
     """(B,): ``</s>`` counted; 0 in the row that stands in where a rank has no pair of a batch."""
-    indices: torch.Tensor
-    """(B,): index of each pair in its store; -1 in a row that stands in."""
     source_tokens: int
     """Sum of ``source_lengths`` over real pairs: tokens that are not padding."""
-    target_tokens: int
-    """Sum of ``target_lengths``: target tokens that are not padding."""
 
-    def to(self, device: torch.device | str) -> Batch:
-        """The same batch with all tensors on ``device``; what a GPU has to do before is not waited for."""
-        pinned = torch.device(device).type == "cuda"
+    @property
+    def positions(self) -> tuple[int, int]:
+        """S and T."""
+        return self.source.shape[1], self.target_output.shape[1]
 
-        def there(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            # A copy of what may be paged out, once it is large, begins when the GPU has done all else.
-            if pinned and not value.is_cuda:
-                value = value.pin_memory()
-            return value.to(device, non_blocking=True)
-
-        return Batch(**{name: there(value) for name, value in vars(self).items()})
-
-    def split(self, rows: int) -> list[Batch]:
-        """The same pairs in the fewest parts of at most ``rows`` rows, as even as can be, padded as before."""
-        count = -(-len(self.indices) // rows)
-        return [self] if count == 1 else [self._part(part) for part in _even_parts(len(self.indices), count)]
-
-    def first(self, rows: int) -> Batch:
-        """The first ``rows`` rows, or all if there are fewer, padded as before."""
-        return self if rows >= len(self.indices) else self._part(slice(0, rows))
+    @property
+    def size_text(self) -> str:
+        """As "64 pairs, 20 source and 25 target positions"."""
+        source, target = self.positions
+        return f"{len(self.indices)} pairs, {source} source and {target} target positions"
 
     def trimmed(self) -> Batch:
         """The same pairs without the columns in which all have padding."""
@@ -97,20 +81,15 @@ class Batch:
             target_output=self.target_output[:, :target].contiguous(),
         )
 
-    def _part(self, rows: slice) -> Batch:
-        tensors = {name: value[rows] for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+    def part(self, rows: slice) -> Batch:
+        """Some pairs, padded as before."""
+        tensors = self._tensors(rows)
         real = tensors["indices"] >= 0
         return Batch(
             **tensors,
             source_tokens=int(tensors["source_lengths"][real].sum()),
             target_tokens=int(tensors["target_lengths"].sum()),
         )
-
-
-def _even_parts(rows: int, count: int) -> list[slice]:
-    """``count`` neighbouring slices of ``rows`` rows, the first ones a row longer where it does not go evenly."""
-    ends = [-(-rows * number // count) for number in range(count + 1)]
-    return [slice(begin, end) for begin, end in pairwise(ends)]
 
 
 def pad_batch(
@@ -164,15 +143,6 @@ def _stand_in(shape: tuple[int, int]) -> Batch:
     batch.target_output.fill_(PAD)
     batch.target_lengths.zero_()
     return replace(batch, source_tokens=0, target_tokens=0)
-
-
-class BatchShape(NamedTuple):
-    """A padded shape of batches: source and target positions, the most rows of any of them, how many there are."""
-
-    source: int
-    target: int
-    rows: int
-    batches: int
 
 
 def rows_of_batch(batch: BatchSize, target_positions: int) -> int:
@@ -369,7 +339,7 @@ def bucket_rule(recipe: Recipe, target_vocabulary: int) -> int | Derived:
     training = recipe.training
     if training.bucket_width is not None:
         return training.bucket_width
-    return Derived(training.max_buckets, pair_flops(recipe.model, target_vocabulary))
+    return Derived(training.max_buckets, pair_flops(recipe.translation_model, target_vocabulary))
 
 
 def training_batches(
@@ -382,7 +352,7 @@ def training_batches(
         training.batch,
         bucket_rule(recipe, prepared.vocabularies.target.size),
         training.seed,
-        max_length=recipe.data.max_length,
+        max_length=recipe.pairs.max_length,
         rank=rank,
         world_size=world_size,
     )

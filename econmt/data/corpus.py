@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from econmt import limits
 from econmt.data import catalog
 from econmt.data.files import data_cache, refuse_pipe
 from econmt.errors import InputError
@@ -84,7 +85,7 @@ def find_corpus(
     )
 
 
-def find_text(name: str, search: Sequence[Path], progress: bool) -> Path:
+def find_text(name: str, search: Sequence[Path], progress: bool, *, fetch: bool = True) -> Path:
     """Find one monolingual file such as ``wikitext-2/train.txt``, plain or ``.gz``; as :func:`find_corpus`.
 
     Raises:
@@ -96,7 +97,7 @@ def find_text(name: str, search: Sequence[Path], progress: bool) -> Path:
         for candidate in (base, base.with_name(base.name + ".gz")):
             if candidate.is_file():
                 return candidate
-    fetched = catalog.fetch_file(name, progress)
+    fetched = catalog.fetch_file(name, progress) if fetch else None
     if fetched is not None:
         return fetched
     raise InputError(_not_found(name, f"{name}(.gz)", bases, []))
@@ -131,7 +132,8 @@ def read_lines(path: Path) -> Iterator[str]:
     refuse_pipe(path)
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
-            for number, raw in enumerate(stream, start=1):
+            while raw := stream.readline(limits.LINE_BYTES):
+                number += 1
                 yield decode_line(raw, path, number)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
@@ -149,12 +151,38 @@ def read_lines(path: Path) -> Iterator[str]:
         raise InputError(f"{path}: the file is empty")
 
 
+def count_lines(path: Path) -> int | None:
+    """How many lines a text file has, as :func:`read_lines` would read them; None where that cannot be told before."""
+    if not path.is_file():
+        return None
+    count, last = 0, b"\n"
+    try:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                count, last = count + block.count(b"\n"), block[-1:]
+    except (EOFError, zlib.error, OSError):  # reading tells what is wrong, and where
+        return None
+    return count + (last != b"\n")
+
+
+def check_line_end(raw: bytes, where: Path | str, number: int) -> None:
+    """Refuses the beginning of a line that does not end, as devices and files that are no text have it.
+
+    Raises:
+        InputError: naming the line ``number`` of ``where``.
+    """
+    if len(raw) >= limits.LINE_BYTES:
+        kind = "NUL bytes" if b"\0" in raw else "a line"
+        raise InputError(f"{where}:{number}: {kind} of {len(raw):,} bytes and more; is this a text file?")
+
+
 def decode_line(raw: bytes, where: Path | str, number: int) -> str:
     """A line without its end (\\n or \\r\\n) as text; the first line loses a byte order mark.
 
     Raises:
         InputError: naming the line ``number`` of ``where``, if it is not UTF-8 or holds a NUL byte.
     """
+    check_line_end(raw, where, number)
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     try:
         line = raw.decode("utf-8")

@@ -7,17 +7,16 @@ import errno
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from econmt.errors import InputError, printable
+from econmt.errors import InputError, printable, talk
 
 
 def notice(text: str) -> None:
     """Print one line of talk on stderr, see :func:`~econmt.errors.printable`; stdout belongs to results."""
-    print(f"econmt: {printable(text)}", file=sys.stderr, flush=True)
+    talk(f"econmt: {printable(text)}")
 
 
 def cache_folder() -> Path:
@@ -138,7 +137,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     A folder that was there goes away then, with all in it: the caller has seen to it that it may. What processes that
     were killed left of theirs is removed first.
     """
-    folder = folder.resolve()  # the folder that a link leads to is written anew, beside itself
+    folder = Path(os.path.realpath(folder))  # the folder that a link leads to is written anew, beside itself
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(folder)
     partial, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{kind}") for kind in ("partial", "old"))

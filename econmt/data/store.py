@@ -13,24 +13,24 @@ from itertools import compress, islice
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
-from econmt.data.corpus import Corpus, find_corpus, read_pairs
+from econmt.data.corpus import Corpus, find_corpus, find_text, read_lines, read_pairs
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
 from econmt.data.fingerprints import describe, is_as_described
-from econmt.data.progress_bars import counted
+from econmt.data.progress_bars import counted, counting, told
 from econmt.data.store_schema import StoreDescription
 from econmt.data.subwords import (
+    EOS,
     UNK,
     Vocabularies,
     fingerprint,
     load_vocabularies,
+    split_words,
     train_vocabularies,
     vocabulary_files,
 )
 from econmt.data.token_store import TokenStore, TokenStoreWriter
 from econmt.errors import InputError
-from econmt.recipe import Data, Recipe, WordSubwords, model_folder
+from econmt.recipe import Data, Recipe, SentencePieceSubwords, TextData, model_folder
 from econmt.typed_json import parse_json
 from econmt.typed_yaml import check_section
 
@@ -62,7 +62,8 @@ class PreparedData:
     subword_dropout: float
     """Probability of BPE-dropout; 0: none."""
     statistics: dict[str, Any]
-    """Counts of pairs, tokens, unknown tokens and pairs left out, by split; see ``econmt prepare``."""
+    """Counts of pairs, tokens, unknown tokens and pairs left out, by split, and of a language model's text its words,
+    ends of lines counted; see ``econmt prepare``."""
     checksums: dict[str, str]
     """SHA-256 of each file of the store, by name."""
 
@@ -184,7 +185,8 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
     path = folder / META_FILE
     advice = f"it describes no prepared data, or is damaged: choose another folder or remove {folder}"
     for each in folder.iterdir() if folder.is_dir() else ():
-        refuse_pipe(each)
+        if _OWN.fullmatch(each.name):
+            refuse_pipe(each)
     try:
         meta = parse_json(path.read_bytes(), str(path), advice)
     except (FileNotFoundError, NotADirectoryError):
@@ -197,7 +199,7 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
     return meta
 
 
-def _data_settings(data: Data) -> dict[str, Any]:
+def _data_settings(data: Data | TextData) -> dict[str, Any]:
     """What the store depends on: all of the section but its own place and BPE-dropout, drawn while training."""
     settings = data.model_dump(mode="json")
     del settings["prepared"]
@@ -205,13 +207,20 @@ def _data_settings(data: Data) -> dict[str, Any]:
     return settings
 
 
-def _subword_dropout(data: Data) -> float:
-    return 0.0 if isinstance(data.subwords, WordSubwords) else data.subwords.dropout
+def _subword_dropout(data: Data | TextData) -> float:
+    return data.subwords.dropout if isinstance(data.subwords, SentencePieceSubwords) else 0.0
 
 
-def _find_inputs(data: Data, search: Sequence[Path], progress: bool, *, fetch: bool) -> list[_Input]:
+def _find_inputs(
+    data: Data | TextData, search: Sequence[Path], progress: bool, *, fetch: bool
+) -> list[_Input]:
     wanted = [*(("train", prefix) for prefix in data.train), ("valid", data.valid)]
     wanted += [] if data.test is None else [("test", data.test)]
+    if isinstance(data, TextData):
+        return [
+            (split, Corpus(find_text(f"{prefix}.{data.text}", search, progress, fetch=fetch), None))
+            for split, prefix in wanted
+        ]
     return [
         (split, find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch))
         for split, prefix in wanted
@@ -234,7 +243,7 @@ def _describe_inputs(
     return described
 
 
-def _why_outdated(meta: dict[str, Any], data: Data, files: Sequence[dict[str, Any]]) -> str | None:
+def _why_outdated(meta: dict[str, Any], data: Data | TextData, files: Sequence[dict[str, Any]]) -> str | None:
     settings = _data_settings(data)
     for key, value in settings.items():
         if meta["data"].get(key) != value:
@@ -248,7 +257,11 @@ def _why_outdated(meta: dict[str, Any], data: Data, files: Sequence[dict[str, An
 
 
 def _build(
-    data: Data, folder: Path, inputs: Sequence[_Input], files: list[dict[str, Any]], progress: bool
+    data: Data | TextData,
+    folder: Path,
+    inputs: Sequence[_Input],
+    files: list[dict[str, Any]],
+    progress: bool,
 ) -> None:
     began = time.monotonic()
     if folder.exists() and not folder.is_dir():
@@ -271,14 +284,24 @@ def _build(
         )
 
 
-def _write_store(data: Data, folder: Path, inputs: Sequence[_Input], progress: bool) -> dict[str, Any]:
+def _read(data: Data | TextData, corpus: Corpus) -> Iterator[tuple[str, str]]:
+    """The pairs of a corpus; a language model's lines are pairs without a source."""
+    if isinstance(data, TextData):
+        return (("", line) for line in read_lines(corpus.source))
+    return read_pairs(corpus)
+
+
+def _write_store(
+    data: Data | TextData, folder: Path, inputs: Sequence[_Input], progress: bool
+) -> dict[str, Any]:
     train = [corpus for split, corpus in inputs if split == "train"]
 
-    def train_pairs() -> Iterator[tuple[str, str]]:
-        pairs = (pair for corpus in train for pair in read_pairs(corpus))
-        return counted("reading the training text", pairs, show=progress)
+    with counting("learning the vocabulary", None, "pairs read", show=progress) as more:
 
-    vocabularies = train_vocabularies(data, train_pairs, folder)
+        def train_pairs() -> Iterator[tuple[str, str]]:
+            return told((pair for corpus in train for pair in _read(data, corpus)), more)
+
+        vocabularies = train_vocabularies(data, train_pairs, folder)
     splits: dict[str, Any] = {}
     statistics: dict[str, Any] = {
         "source_vocabulary": vocabularies.source.size,
@@ -300,7 +323,10 @@ def _write_store(data: Data, folder: Path, inputs: Sequence[_Input], progress: b
 
 
 class _SplitWriter:
-    """Encodes and writes one split: training pairs are filtered, valid and test keep all, and their raw lines."""
+    """Encodes and writes one split: training pairs are filtered, valid and test keep all, and their raw lines.
+
+    Of a language model's text all lines are kept, and each one's end is a token of it.
+    """
 
     COUNTS = (
         "lines",
@@ -310,9 +336,10 @@ class _SplitWriter:
         "target_tokens",
         "source_unknown",
         "target_unknown",
+        "words",
     )
 
-    def __init__(self, data: Data, vocabularies: Vocabularies, folder: Path, split: str) -> None:
+    def __init__(self, data: Data | TextData, vocabularies: Vocabularies, folder: Path, split: str) -> None:
         self._data, self._vocabularies, self._split = data, vocabularies, split
         size = max(vocabularies.source.size, vocabularies.target.size)
         self._opened = contextlib.ExitStack()
@@ -332,7 +359,7 @@ class _SplitWriter:
         """Append all pairs of a corpus."""
         self._store.begin_file(corpus.source, corpus.target)
         self._files.append(str(corpus.source))
-        pairs = counted(f"writing {self._split}", read_pairs(corpus), show=progress)
+        pairs = counted(f"writing {self._split}", _read(self._data, corpus), show=progress)
         first_line = 1
         while chunk := list(islice(pairs, _CHUNK_PAIRS)):
             self._write_chunk(corpus, chunk, first_line)
@@ -342,11 +369,14 @@ class _SplitWriter:
         sources = self._vocabularies.source.encode_many([source for source, _ in chunk])
         targets = self._vocabularies.target.encode_many([target for _, target in chunk])
         lines = list(range(first_line, first_line + len(chunk)))
+        if isinstance(self._data, TextData):
+            targets = [[*ids, EOS] for ids in targets]
+            self._counts["words"] += sum(len(split_words(line)) + 1 for _, line in chunk)
         self._counts["lines"] += len(chunk)
         for column, stream in enumerate(self._raw):
             stream.write("".join(pair[column] + "\n" for pair in chunk).encode())
-        if self._split == "train":
-            keep = [self._keep(corpus, *row) for row in zip(sources, targets, lines, strict=True)]
+        if self._split == "train" and isinstance(self._data, Data):
+            keep = [self._keep(self._data, corpus, *row) for row in zip(sources, targets, lines, strict=True)]
             sources, targets = list(compress(sources, keep)), list(compress(targets, keep))
             lines = list(compress(lines, keep))
         for side, sentences in (("source", sources), ("target", targets)):
@@ -354,9 +384,11 @@ class _SplitWriter:
             self._counts[f"{side}_unknown"] += sum(ids.count(UNK) for ids in sentences)
         self._store.add(sources, targets, lines)
 
-    def _keep(self, corpus: Corpus, source: Sequence[int], target: Sequence[int], line: int) -> bool:
+    def _keep(
+        self, data: Data, corpus: Corpus, source: Sequence[int], target: Sequence[int], line: int
+    ) -> bool:
         if not source or not target:
-            if self._data.empty_lines == "error":
+            if data.empty_lines == "error":
                 side = "target" if source else "source"
                 path = corpus.files[-1] if source else corpus.source
                 raise InputError(
@@ -365,7 +397,7 @@ class _SplitWriter:
                 )
             self._counts["empty"] += 1
             return False
-        if max(len(source), len(target)) > self._data.max_length:
+        if max(len(source), len(target)) > data.max_length:
             self._counts["too_long"] += 1
             return False
         return True
@@ -382,6 +414,7 @@ class _SplitWriter:
         description = self._store.finish()
         counts = self._counts
         if self._split == "train" and not description["pairs"]:
+            assert isinstance(self._data, Data)  # a text without lines is refused when it is read
             left_out = f"{counts['too_long']} longer than data.max_length {self._data.max_length} tokens"
             if counts["empty"]:
                 left_out += f", {counts['empty']} with an empty side"
@@ -394,6 +427,8 @@ class _SplitWriter:
 
 def left_out(recipe: Recipe, prepared: PreparedData) -> str:
     """How many training pairs are not learnt from, and why; in words, empty if all are."""
+    if isinstance(recipe.data, TextData):
+        return ""
     counts = prepared.statistics["train"]
     reasons = {
         f"longer than data.max_length {recipe.data.max_length} tokens on a side": counts["too_long"],
@@ -413,10 +448,3 @@ def _read_raw(folder: Path, split: str) -> tuple[list[str], list[str]]:
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: the prepared data is damaged ({error}); remove {folder}") from error
     return sides[0], sides[1]
-
-
-def length_quantiles(lengths: np.ndarray[Any, Any]) -> list[int]:
-    """Smallest, 25 %, 50 %, 75 %, 95 %, 99 % and largest length."""
-    return [
-        int(value) for value in np.quantile(lengths, [0, 0.25, 0.5, 0.75, 0.95, 0.99, 1], method="higher")
-    ]

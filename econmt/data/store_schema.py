@@ -32,6 +32,7 @@ class SplitCounts(Record):
     target_tokens: Count
     source_unknown: Count
     target_unknown: Count
+    words: Count = 0
 
 
 class SplitDescription(Record):

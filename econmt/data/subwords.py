@@ -24,7 +24,7 @@ import sentencepiece
 
 from econmt.data.files import notice, write_atomically
 from econmt.errors import InputError
-from econmt.recipe import Data, SentencePieceSubwords, WordSubwords
+from econmt.recipe import Data, SentencePieceSubwords, TextData, TextSubwords, TextWords, WordSubwords
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
@@ -32,6 +32,7 @@ SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 JOINT_FILE = "subwords.model"
 SUBWORD_FILES = ("subwords.source.model", "subwords.target.model")
 WORD_FILES = ("vocab.source.txt", "vocab.target.txt")
+TEXT_WORD_FILES = ("vocab.txt",)
 
 SAMPLE_PAIRS = 1_000_000
 """Subwords are learnt from at most this many pairs, drawn evenly from the whole text."""
@@ -65,6 +66,9 @@ class Vocabulary(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Raw text of ids; padding and sentence marks are left out, unknown ids read ``<unk>``."""
 
+    def decode_many(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """:meth:`decode` for many lines at once."""
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The token of each id as it is written in the vocabulary (subwords mark a space before them by U+2581)."""
 
@@ -91,6 +95,7 @@ class SentencePieceVocabulary:
                 f"{where}: not a subword model made by econmt (its first ids are {list(special)})"
             )
         self._size = int(self.processor.GetPieceSize())
+        self._pieces = _Pieces(self.processor)
 
     @property
     def size(self) -> int:
@@ -99,7 +104,7 @@ class SentencePieceVocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a line of raw text."""
-        return self.encode_many([text])[0]
+        return list(self.processor.EncodeAsIds(normalized(text)))
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """:meth:`encode` for many lines at once, on several threads."""
@@ -110,9 +115,26 @@ class SentencePieceVocabulary:
         """Raw text of ids."""
         return str(self.processor.DecodeIds([int(i) for i in ids]))
 
+    def decode_many(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """:meth:`decode` for many lines at once, on several threads."""
+        return list(self.processor.DecodeIds([[int(i) for i in ids] for ids in rows])) if rows else []
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The piece of each id."""
-        return [str(self.processor.IdToPiece(int(i))) for i in ids]
+        pieces = self._pieces
+        return [pieces[int(i)] for i in ids]
+
+
+class _Pieces(dict[int, str]):
+    """The pieces that were asked for, by id: SentencePiece takes ten times as long to tell one."""
+
+    def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
+        super().__init__()
+        self._processor = processor
+
+    def __missing__(self, index: int) -> str:
+        piece = self[index] = str(self._processor.IdToPiece(index))
+        return piece
 
 
 class WordVocabulary:
@@ -143,6 +165,10 @@ class WordVocabulary:
         """The words, joined by spaces."""
         return " ".join(self._words[i] for i in ids if i not in (PAD, BOS, EOS))
 
+    def decode_many(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """:meth:`decode` for many lines."""
+        return [self.decode(ids) for ids in rows]
+
     def tokens(self, ids: Sequence[int]) -> list[str]:
         """The word of each id."""
         return [self._words[i] for i in ids]
@@ -166,12 +192,13 @@ def split_words(text: str) -> list[str]:
 
 
 def train_vocabularies(
-    data: Data, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
+    data: Data | TextData, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
 ) -> Vocabularies:
     """Learn the vocabularies of a recipe from its training text and write them into ``folder``.
 
     The same text and settings give the same files, byte for byte. Writes ``subwords.model`` (joint),
-    ``subwords.source.model`` and ``subwords.target.model``, or ``vocab.source.txt`` and ``vocab.target.txt``.
+    ``subwords.source.model`` and ``subwords.target.model``, or ``vocab.source.txt`` and ``vocab.target.txt``; of a
+    language model's text, whose pairs have no source, ``subwords.model`` or ``vocab.txt``.
 
     Args:
         data: the recipe's data section. folder: where the files go; made if need be.
@@ -180,21 +207,25 @@ def train_vocabularies(
     Raises:
         InputError: the text is unusable, or ``data.subwords.size`` is smaller than its alphabet.
     """
-    if isinstance(data.subwords, WordSubwords):
-        _train_words(data.subwords, pairs_factory, folder)
+    subwords = data.subwords
+    if isinstance(subwords, (WordSubwords, TextWords)):
+        _train_words(subwords, pairs_factory, folder)
     else:
-        _train_subwords(data.subwords, pairs_factory, folder)
+        _train_subwords(subwords, pairs_factory, folder)
     return load_vocabularies(folder)
 
 
 def _train_words(
-    settings: WordSubwords, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
+    settings: WordSubwords | TextWords, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
 ) -> None:
     counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     for pair in pairs_factory():
         for counter, text in zip(counts, pair, strict=True):
             counter.update(split_words(text))
-    for name, counter, limit in zip(WORD_FILES, counts, (settings.source, settings.target), strict=True):
+    sides = [(TEXT_WORD_FILES[0], counts[1], settings.size)] if isinstance(settings, TextWords) else []
+    if isinstance(settings, WordSubwords):
+        sides = list(zip(WORD_FILES, counts, (settings.source, settings.target), strict=True))
+    for name, counter, limit in sides:
         for word in SPECIAL_TOKENS:
             del counter[word]
         ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
@@ -203,12 +234,15 @@ def _train_words(
 
 
 def _train_subwords(
-    settings: SentencePieceSubwords, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
+    settings: SentencePieceSubwords | TextSubwords,
+    pairs_factory: Callable[[], Iterator[tuple[str, str]]],
+    folder: Path,
 ) -> None:
     # The first pass also shows every fault of the text, before SentencePiece hides it in an error of its own.
     count = sum(1 for _ in pairs_factory())
+    joint = isinstance(settings, TextSubwords) or settings.joint
     sides: list[tuple[str, tuple[int, ...]]]
-    sides = [(JOINT_FILE, (0, 1))] if settings.joint else [(SUBWORD_FILES[0], (0,)), (SUBWORD_FILES[1], (1,))]
+    sides = [(JOINT_FILE, (0, 1))] if joint else [(SUBWORD_FILES[0], (0,)), (SUBWORD_FILES[1], (1,))]
     for name, columns in sides:
         sentences = (
             _MARKS.sub("< ", normalized(pair[column]))
@@ -236,7 +270,7 @@ def sample_pairs(pairs: Iterator[tuple[str, str]], count: int, limit: int) -> It
             wanted -= 1
 
 
-def _train_model(settings: SentencePieceSubwords, sentences: Iterator[str]) -> bytes:
+def _train_model(settings: SentencePieceSubwords | TextSubwords, sentences: Iterator[str]) -> bytes:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.Train(
@@ -279,7 +313,7 @@ def _train_model(settings: SentencePieceSubwords, sentences: Iterator[str]) -> b
 
 def vocabulary_files(folder: Path) -> list[Path]:
     """The vocabulary files in ``folder``: one, two, or none."""
-    for names in ((JOINT_FILE,), SUBWORD_FILES, WORD_FILES):
+    for names in ((JOINT_FILE,), SUBWORD_FILES, WORD_FILES, TEXT_WORD_FILES):
         paths = [folder / name for name in names]
         if all(path.is_file() for path in paths):
             return paths
@@ -295,7 +329,8 @@ def load_vocabularies(folder: Path) -> Vocabularies:
     files = vocabulary_files(folder)
     if not files:
         raise InputError(
-            f"{folder}: no vocabulary ({JOINT_FILE}, {' and '.join(SUBWORD_FILES)}, or {' and '.join(WORD_FILES)})"
+            f"{folder}: no vocabulary ({JOINT_FILE}, {' and '.join(SUBWORD_FILES)}, {' and '.join(WORD_FILES)}, "
+            f"or {TEXT_WORD_FILES[0]})"
         )
     loaded = [_load(path) for path in files]
     return Vocabularies(loaded[0], loaded[-1])

@@ -62,6 +62,13 @@ def token_type(vocabulary_size: int) -> np.dtype[Any]:
     return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
 
 
+def length_quantiles(lengths: IntArray) -> list[int]:
+    """Smallest, 25 %, 50 %, 75 %, 95 %, 99 % and largest of the lengths (N,) of a split's sentences."""
+    return [
+        int(value) for value in np.quantile(lengths, [0, 0.25, 0.5, 0.75, 0.95, 0.99, 1], method="higher")
+    ]
+
+
 class _PositionalFile:
     """A file of ``count`` values of one type, read by position; threads and forked processes may share it."""
 
@@ -152,6 +159,15 @@ class TokenStore:
         rows[inside] = flat
         longest_source, longest_target = lengths.max(axis=0, initial=0).tolist()
         return PairIds(rows[:, 0, :longest_source], lengths[:, 0], rows[:, 1, :longest_target], lengths[:, 1])
+
+    def tokens(self, first: int, count: int) -> IntArray:
+        """Ids ``first`` to ``first + count`` of the whole split, (count,) int64: the pairs one after the other."""
+        return np.frombuffer(self._tokens.read(first, count), self._tokens.dtype).astype(np.int64)
+
+    def pairs_at(self, places: IntArray) -> IntArray:
+        """The pairs in which tokens of the whole split lie, by their places (N,)."""
+        found: IntArray = np.searchsorted(self._mapped["start"], places, side="right") - 1
+        return found
 
     def location(self, index: int) -> str:
         """Where a pair comes from, as ``file:line``."""

@@ -14,9 +14,14 @@ SENTENCEPIECE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 VISIBLE_SPACE = "\N{OPEN BOX}"
 
 
+LONGEST = 40
+"""Characters of a token that are drawn: a label of a million takes minutes."""
+
+
 def token_label(token: str) -> str:
-    """A token as a person reads it: SentencePiece's sign for a space becomes an open box."""
-    return printable(token.replace(SENTENCEPIECE_SPACE, VISIBLE_SPACE))
+    """A token as a person reads it: SentencePiece's sign for a space becomes an open box, a long one is cut."""
+    shown = token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
+    return printable(shown.replace(SENTENCEPIECE_SPACE, VISIBLE_SPACE))
 
 
 def draw_attention(
@@ -69,7 +74,9 @@ def draw_attention(
     with warnings.catch_warnings():
         # A letter that none of the fonts has is drawn as a box; the picture is no worse for a warning of each.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(path, dpi=120)
+        # Nor is one whose long labels leave it little room.
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
+        figure.savefig(path, dpi=120, format=path.suffix.lower().removeprefix("."))
     return missing
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from econmt import limits
 from econmt.data.corpus import decode_line
 from econmt.data.files import notice, writing
 from econmt.errors import InputError, printable
@@ -49,14 +50,19 @@ def read_chunks(descriptor: int, size: int, where: str = STANDARD_INPUT) -> Iter
         InputError: naming the line, if it is not UTF-8 or holds a NUL byte.
     """
     bounded = _may_pause(descriptor)
-    rest, number, pending = b"", 0, list[str]()
+    held: list[bytes] = []
+    length, number, pending = 0, 0, list[str]()
     ended = False
     while not ended:
         block = os.read(descriptor, BLOCK_BYTES)
         ended = not block
-        *complete, rest = (rest + block).split(b"\n")
-        if ended and rest:
-            complete.append(rest)
+        head, newline, tail = block.rpartition(b"\n")
+        complete = b"".join([*held, head]).split(b"\n") if newline else []
+        held, length = ([], 0) if newline else (held, length)
+        held.append(tail)
+        length += len(tail)
+        if length >= limits.LINE_BYTES or (ended and length):  # the first is refused below
+            complete.append(b"".join(held))
         for raw in complete:
             number += 1
             try:
@@ -97,6 +103,11 @@ class LineOutput:
             if _is_same(path, place):
                 name = STANDARD_INPUT if place is None else place
                 raise InputError(f"{path}: is what is read ({name}); give another file to write")
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the lines themselves show somebody how far they are."""
+        return self._path is None and sys.stdout.isatty()
 
     def __enter__(self) -> Callable[[Iterable[str]], None]:
         return self._write

@@ -199,9 +199,18 @@ class Translator:
             first += len(chunk)
 
     def translate_chunk(
-        self, lines: Sequence[str], first: int = 1, where: str = "input"
+        self,
+        lines: Sequence[str],
+        first: int = 1,
+        where: str = "input",
+        done: Callable[[int], object] = lambda _: None,
     ) -> list[Translation]:
-        """Translate a few lines; ``first`` is the number of the first of them, on which the draws of sampling depend.
+        """Translate a few lines.
+
+        Args:
+            lines: the lines. where: what to call them in messages.
+            first: the number of the first of them, on which the draws of sampling depend.
+            done: told how many more of them are done.
 
         Raises:
             EconmtError: if the model's probabilities are not finite.
@@ -210,6 +219,7 @@ class Translator:
         results = [EMPTY] * len(lines)
         # A line of nothing but blanks has no tokens either way, but word vocabularies need not agree on what is blank.
         filled = [index for index, line in enumerate(lines) if line.strip() and sources[index]]
+        done(len(lines) - len(filled))
         with evaluation_mode(self.models):
             numbers = [first + index for index in filled]
             for position, hypotheses in self._search_all([sources[index] for index in filled], numbers):
@@ -220,6 +230,7 @@ class Translator:
                         "its parameters are broken: take another checkpoint"
                     )
                 results[index] = self._translation(sources[index], hypotheses)
+                done(1)
         return results
 
     def _encode(self, lines: Sequence[str], first: int, where: str) -> list[list[int]]:

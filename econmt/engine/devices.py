@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,16 @@ import torch
 from econmt.errors import InputError
 
 
+def check_device_name(name: str) -> None:
+    """Makes sure that a text names a device, whether it is there or not.
+
+    Raises:
+        InputError: it names none.
+    """
+    if re.fullmatch("auto|cpu|cuda(:[0-9]{1,2})?", name) is None:
+        raise InputError(f"device '{name[:40]}': unknown; give auto, cpu, cuda or cuda:N")
+
+
 def resolve_device(name: str) -> torch.device:
     """The device that a recipe or an option names: auto, cpu, cuda or cuda:N.
 
@@ -22,12 +33,8 @@ def resolve_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(f"device '{name}': unknown; give auto, cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device '{name}': not supported; give auto, cpu, cuda or cuda:N")
+    check_device_name(name)
+    device = torch.device(name)
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.batches import Batch
+from econmt.data.batch import AnyBatch
 from econmt.data.subwords import PAD
 from econmt.engine.devices import is_out_of_memory, release_workspaces
 from econmt.engine.step import StepResult, TrainingStep
@@ -40,7 +40,7 @@ class _Inputs:
         device: a CUDA device.
     """
 
-    def __init__(self, batch: Batch, rows: int, device: torch.device) -> None:
+    def __init__(self, batch: AnyBatch, rows: int, device: torch.device) -> None:
         fields = _tensors(batch)
         self._shapes = [torch.Size((rows, *tensor.shape[1:])) for tensor in fields.values()]
         self._sizes = [*(shape.numel() for shape in self._shapes), 1]
@@ -59,7 +59,7 @@ class _Inputs:
         self.tokens = tokens[0]
         self.rows = rows
 
-    def fill(self, batch: Batch, tokens: int) -> None:
+    def fill(self, batch: AnyBatch, tokens: int) -> None:
         """Enqueues the copy of a batch that lies on the CPU; rows that it lacks are padding, which has no gradient.
 
         They have one source position, since an attention cannot attend to none.
@@ -85,7 +85,7 @@ class _Captured(NamedTuple):
     result: StepResult | None
 
 
-def _tensors(batch: Batch) -> dict[str, Tensor]:
+def _tensors(batch: AnyBatch) -> dict[str, Tensor]:
     """The tensors of a batch that the device gets; a row's index in the store stays on the CPU."""
     return {
         field.name: value
@@ -124,15 +124,15 @@ class GraphedStep:
         *,
         several: bool = False,
         note: Callable[[str], object] | None = None,
-        most_rows: Callable[[Batch], int] | None = None,
+        most_rows: Callable[[AnyBatch], int] | None = None,
     ) -> None:
         self.step = step
         self._several = several
         self._note = note
         self._most_rows = most_rows
         self._capturer = Capturer(step.device)
-        self._graphs: dict[tuple[Implementations, torch.Size, torch.Size], list[_Captured]] = {}
-        self._refused: set[tuple[Implementations, torch.Size, torch.Size]] = set()
+        self._graphs: dict[tuple[Implementations, tuple[int, int]], list[_Captured]] = {}
+        self._refused: set[tuple[Implementations, tuple[int, int]]] = set()
         self._update: tuple[torch.cuda.CUDAGraph, StepResult] | None = None
         self._total = torch.zeros((), device=step.device)
         step.prepare(gradients=several)
@@ -144,7 +144,7 @@ class GraphedStep:
         return sum(map(len, self._graphs.values())) + (self._update is not None)
 
     def __call__(
-        self, batches: Sequence[Batch], implementations: Sequence[Implementations] | None = None
+        self, batches: Sequence[AnyBatch], implementations: Sequence[Implementations] | None = None
     ) -> StepResult:
         """One update of the parameters; see :meth:`econmt.engine.step.TrainingStep.run`.
 
@@ -177,7 +177,7 @@ class GraphedStep:
         graph.replay()
         return result
 
-    def capture(self, batch: Batch, implementations: Implementations | None = None) -> None:
+    def capture(self, batch: AnyBatch, implementations: Implementations | None = None) -> None:
         """Captures the graph for batches of this shape, if there is none yet; the largest shape should come first.
 
         Raises:
@@ -192,9 +192,9 @@ class GraphedStep:
         torch.cuda.synchronize(self.step.device)
         torch.cuda.empty_cache()
 
-    def _find(self, batch: Batch, implementations: Implementations) -> _Captured | None:
+    def _find(self, batch: AnyBatch, implementations: Implementations) -> _Captured | None:
         """The graph for a batch, captured if need be: one of as many rows or more; None if there can be none."""
-        key = implementations, batch.source.shape[1:], batch.target_input.shape[1:]
+        key = implementations, batch.positions
         if key in self._refused:
             return None
         rows = self._capacity(batch)
@@ -209,21 +209,20 @@ class GraphedStep:
                 raise first from None
             self._refused.add(key)
             if self._note is not None:
-                size = " x ".join(map(str, (*batch.source.shape, *batch.target_input.shape[1:])))
                 reason = str(first).strip().splitlines()[0]
                 self._note(
-                    f"no CUDA graph for batches of {size}, which are launched kernel by kernel: {reason}"
+                    f"no CUDA graph for batches of {batch.size_text}, which are launched kernel by kernel: {reason}"
                 )
             return None
         self._graphs.setdefault(key, []).append(made)
         return made
 
-    def _capacity(self, batch: Batch) -> int:
+    def _capacity(self, batch: AnyBatch) -> int:
         """Rows of the graph that a batch runs in."""
         rows = len(batch.indices)
         return rows if self._most_rows is None else max(rows, self._most_rows(batch))
 
-    def _capture(self, batch: Batch, implementations: Implementations) -> _Captured:
+    def _capture(self, batch: AnyBatch, implementations: Implementations) -> _Captured:
         step = self.step
         inputs = _Inputs(batch, self._capacity(batch), step.device)
         inputs.fill(batch, batch.target_tokens)
@@ -258,11 +257,12 @@ class GraphedStep:
     def _warm_up(self, inputs: _Inputs, implementations: Implementations) -> None:
         """Runs forward and backward pass once, see `Capturer.warming_up`.
 
-        It leaves no trace: gradients and seeds are as before, and parameters are not touched.
+        It leaves no trace: gradients, seeds and what is carried are as before, and parameters are not touched.
         """
         step = self.step
         parameters = list(step.model.parameters())
         kept, gradients = step.random_state(), [part.grad for part in parameters]
+        carried = step.carried()
         for part in parameters:
             part.grad = None
         try:
@@ -272,6 +272,7 @@ class GraphedStep:
             for part, gradient in zip(parameters, gradients, strict=True):
                 part.grad = gradient
             step.set_random_state(kept)
+            step.set_carried(carried)
         torch.cuda.synchronize(step.device)
         # What the warm-up took would lie beside the pool as long as the run lasts.
         torch.cuda.empty_cache()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batches import Batch
+from econmt.data.batch import AnyBatch
+from econmt.engine.averaging import ParameterAverage
 from econmt.engine.optimizers import make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.world import World
@@ -94,11 +95,11 @@ class TrainingStep:
         if (stands_for or self.device.type) == "cpu":
             give_sparse_gradients(model)
 
-    def __call__(self, batches: Sequence[Batch]) -> StepResult:
+    def __call__(self, batches: Sequence[AnyBatch]) -> StepResult:
         """An update from batches that may still lie on the CPU; see :meth:`run`."""
         return self.run([batch.to(self.device) for batch in batches], self.tokens(batches))
 
-    def tokens(self, batches: Sequence[Batch]) -> Tensor:
+    def tokens(self, batches: Sequence[AnyBatch]) -> Tensor:
         """The target tokens of batches, those of other ranks included: an int64 scalar on the device."""
         tokens = torch.tensor(sum(batch.target_tokens for batch in batches))
         if self.device.type == "cuda":
@@ -108,7 +109,7 @@ class TrainingStep:
 
     def run(
         self,
-        batches: Sequence[Batch],
+        batches: Sequence[AnyBatch],
         tokens: Tensor,
         implementations: Sequence[Implementations] | None = None,
         watch: Watch | None = None,
@@ -127,7 +128,7 @@ class TrainingStep:
 
     def gradient(
         self,
-        batches: Sequence[Batch],
+        batches: Sequence[AnyBatch],
         tokens: Tensor,
         implementations: Sequence[Implementations] | None = None,
         watch: Watch | None = None,
@@ -167,6 +168,8 @@ class TrainingStep:
     def prepare(self, *, gradients: bool = False) -> None:
         """Makes what a first step would make: the optimizer's state and, if wanted, gradients filled with zeros."""
         self.optimizer.prepare()
+        if self.task.recipe.training.averaging.start != "never":
+            ParameterAverage(self.optimizer)
         for parameter in self.model.parameters() if gradients else ():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -180,9 +183,23 @@ class TrainingStep:
         if self.seeds is not None and len(state) == len(self.seeds.seeds):
             self.seeds.seeds.copy_(state)
 
+    def carried(self) -> dict[str, Tensor]:
+        """Copies of what a step hands to the next one beside parameters: the model's buffers, by name."""
+        return {name: value.clone() for name, value in self.model.named_buffers()}
+
+    def set_carried(self, values: Mapping[str, Tensor]) -> bool:
+        """Puts back what :meth:`carried` gave; False, and nothing is done, if the buffers have other shapes by now."""
+        buffers = dict(self.model.named_buffers())
+        fits = {name: value.shape for name, value in buffers.items()} == {
+            name: value.shape for name, value in values.items()
+        }
+        for name, value in values.items() if fits else ():
+            buffers[name].copy_(value)
+        return fits
+
     def accumulate(
         self,
-        batch: Batch,
+        batch: AnyBatch,
         tokens: Tensor,
         implementations: Implementations | None = None,
         watch: Watch | None = None,

@@ -5,6 +5,7 @@ Every figure is sacreBLEU's own: the same text on its command line gives the sam
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import sys
@@ -19,6 +20,9 @@ from sacrebleu.significance import PairedTest, Result
 
 from econmt.errors import EconmtError, InputError
 from econmt.recipe import Recipe
+
+# Its advice about names of tokenizers is no line of ours.
+logging.getLogger("sacrebleu").setLevel(logging.ERROR)
 
 METRICS = ("bleu", "chrf", "ter")
 _BY_LANGUAGE = {
@@ -113,7 +117,7 @@ def recipe_tokenizer(recipe: Recipe, signature: str = "") -> Tokenizer:
     wanted = recipe.training.bleu_tokenizer
     began = re.search(r"\btok:([^|]+)", signature)
     if wanted == "auto" and began is None:
-        return tokenizer_of(recipe.data.target)
+        return tokenizer_of(recipe.pairs.target)
     name = began[1] if began is not None and wanted == "auto" else wanted
     make_metric("bleu", [[""]], tokenize=name)
     return Tokenizer(name)

@@ -110,8 +110,13 @@ class Scorer:
             targets = self.vocabularies.target.encode_many([target for _, target in chunk])
             yield from self.score_ids([source for source, _ in chunk], targets)
 
-    def score_ids(self, sources: Sequence[str], targets: Sequence[Sequence[int]]) -> list[ScoredPair]:
-        """Score target ids, without BOS and EOS, given raw source lines.
+    def score_ids(
+        self,
+        sources: Sequence[str],
+        targets: Sequence[Sequence[int]],
+        done: Callable[[int], object] = lambda _: None,
+    ) -> list[ScoredPair]:
+        """Score target ids, without BOS and EOS, given raw source lines; ``done`` is told how many more pairs are done.
 
         A blank source line has one translation, the empty one, with probability 1, as in translating.
         """
@@ -121,6 +126,7 @@ class Scorer:
             tokens = self.vocabularies.target.tokens(target)
             results.append(ScoredPair(-math.inf if tokens else 0.0, tokens, []))
         filled = [index for index, line in enumerate(sources) if line.strip() and source_ids[index]]
+        done(len(sources) - len(filled))
         # Attention and output layer both grow with the longer side.
         lengths = [max(len(source_ids[index]), len(targets[index])) + 1 for index in filled]
         with torch.inference_mode(), evaluation_mode(self.models):
@@ -129,6 +135,7 @@ class Scorer:
                 scores = self._batch([source_ids[i] for i in chosen], [targets[i] for i in chosen])
                 for index, token_scores in zip(chosen, scores, strict=True):
                     results[index] = ScoredPair(math.fsum(token_scores), results[index].tokens, token_scores)
+                done(len(chosen))
         return results
 
     def _batch(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -170,13 +170,13 @@ def profile(
     """
     if device.type == "cuda":
         return _profile_gpu(task, rows, shape, device, say)
-    say(f"predicting {shape}: {rows[0].name}")
+    say(f"predicting {rows[0].name}, {shape}")
     first = estimate(task, rows[0], shape, "cpu")
     count = min(shape.rows, rows_that_fit(first, shape, budget_bytes("auto", device, 0)))
     if not patient and count:
 
         def round_time(trial: int) -> float:
-            say(f"timing {trial} rows")
+            say(f"timing {trial} of {shape.rows} rows, to see what can be measured")
             step = Step(task, shape._replace(rows=trial), device)
             return sum(_seconds(step, technique) for technique in rows)
 
@@ -204,8 +204,8 @@ def _seconds(step: Step, technique: Technique) -> float:
 def measure(step: Step, rows: Sequence[Technique], say: Say) -> list[Ledger]:
     """The ledgers of real steps, their seconds the quickest of some that took turns."""
     ledgers = []
-    for technique in rows:
-        say(f"measuring {technique.name}")
+    for number, technique in enumerate(rows, 1):
+        say(f"measuring {number} of {len(rows)}: {technique.name}")
         step.use(technique)
         ledgers.append(step.measure())
     _take_turns(step, list(zip(rows, ledgers, strict=True)), say)
@@ -215,8 +215,8 @@ def measure(step: Step, rows: Sequence[Technique], say: Say) -> list[Ledger]:
 
 def _take_turns(step: Step, measured: Sequence[tuple[Technique, Ledger]], say: Say) -> None:
     for turn in range(1, ROUNDS):
-        for technique, ledger in measured:
-            say(f"timing {technique.name}, turn {turn + 1} of {ROUNDS}")
+        for number, (technique, ledger) in enumerate(measured, 1):
+            say(f"timing {number} of {len(measured)}: {technique.name}, turn {turn + 1} of {ROUNDS}")
             step.use(technique)
             ledger.take(min(ledger.seconds, step.seconds()))
 
@@ -231,8 +231,8 @@ def _profile_gpu(
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
     else:
-        for technique in rows:
-            say(f"measuring {technique.name}")
+        for number, technique in enumerate(rows, 1):
+            say(f"measuring {number} of {len(rows)}: {technique.name}")
             step.use(technique)
             with suppress(torch.cuda.OutOfMemoryError), captured(in_graphs):
                 ledgers[technique] = step.measure()

@@ -251,5 +251,5 @@ def build_model(config: recipe.Recipe, source_size: int, target_size: int) -> Tr
         target_size: target vocabulary.
     """
     return TranslationModel(
-        config.model, source_size, target_size, implementations=Implementations.of(config.ops)
+        config.translation_model, source_size, target_size, implementations=Implementations.of(config.ops)
     )

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batches import Batch, BatchIterator
+from econmt.data.batch import AnyBatch, Batches
 from econmt.data.store import PreparedData
 from econmt.model import Implementations
+from econmt.model.translation import most_distinct
 from econmt.recipe import Recipe
+
+FIRST_ID = 4
+"""Ids below are special symbols."""
+
+Split = Literal["valid", "test"]
 
 
 class Shape(NamedTuple):
-    """Of a batch: rows, source positions, target positions."""
+    """Of a batch: rows, source positions, target positions; 1 source position where there is no source."""
 
     rows: int
     source: int
@@ -24,12 +31,31 @@ class Shape(NamedTuple):
         return f"{self.rows} x {self.source} x {self.target}"
 
 
+class Evaluation(NamedTuple):
+    """What a perplexity is measured with.
+
+    Attributes:
+        batches: in order, for a model in evaluation mode: :meth:`Task.loss` of each is added up.
+        words: of all of them, by which the sum is divided; None: their target tokens.
+    """
+
+    batches: Iterator[AnyBatch]
+    words: int | None = None
+
+
 class Task(Protocol):
-    """Something that a model learns from batches."""
+    """Something that a model learns from batches.
+
+    What a model's buffers hold is carried from one training step to the next: checkpoints have it.
+    """
 
     @property
     def name(self) -> str:
         """As the key ``task`` of a recipe has it."""
+
+    @property
+    def translates(self) -> bool:
+        """Whether its model is searched for translations, in validation and afterwards."""
 
     @property
     def recipe(self) -> Recipe:
@@ -42,14 +68,21 @@ class Task(Protocol):
     def build_model(self) -> nn.Module:
         """A model with first parameters, drawn from torch's default generator, on the default device."""
 
-    def batches(self, prepared: PreparedData, rank: int = 0, ranks: int = 1) -> BatchIterator:
+    def batches(self, prepared: PreparedData, rank: int = 0, ranks: int = 1) -> Batches:
         """The endless stream of training batches, of which this rank gets its share; its state can be saved."""
 
-    def example(self, shape: Shape) -> Batch:
+    def evaluation(self, prepared: PreparedData, split: Split, *, exact: bool = False) -> Evaluation:
+        """What the perplexity of a split is measured with; ``exact``: for a final figure, however long it takes."""
+
+    def example(self, shape: Shape) -> AnyBatch:
         """A batch of full rows of random ids: what a step takes does not depend on the text."""
 
     def loss(
-        self, model: nn.Module, batch: Batch, implementations: Implementations, label_smoothing: float = 0.0
+        self,
+        model: nn.Module,
+        batch: AnyBatch,
+        implementations: Implementations,
+        label_smoothing: float = 0.0,
     ) -> Tensor:
         """The loss summed over a batch's target tokens, padding not counted.
 
@@ -71,6 +104,12 @@ class Task(Protocol):
 
     def layers(self, model: nn.Module) -> dict[str, str]:
         """The ledger's layer (embedding, encoder, attention, decoder, output) of every parameter name of a model."""
+
+
+def random_ids(vocabulary: int, rows: int, positions: int) -> torch.Tensor:
+    """Ids (rows, positions) of no more different words than text has."""
+    words = min(vocabulary - FIRST_ID, most_distinct(rows * positions) or vocabulary)
+    return torch.randint(FIRST_ID, FIRST_ID + max(1, words), (rows, positions))
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -8,15 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batches import Batch, BatchIterator, training_batches
+from econmt.data.batch import AnyBatch
+from econmt.data.batches import Batch, BatchIterator, training_batches, valid_batches
 from econmt.data.store import PreparedData
+from econmt.data.subwords import Vocabularies
 from econmt.model import Implementations, TranslationModel, build_model
-from econmt.model.translation import most_distinct
 from econmt.recipe import Recipe
-from econmt.tasks.protocol import Shape
-
-_FIRST_ID = 4
-"""Ids below are special symbols."""
+from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids
 
 
 @dataclass(frozen=True)
@@ -33,11 +31,12 @@ class TranslationTask:
     source_size: int
     target_size: int
     name = "translation"
+    translates = True
 
     @classmethod
-    def of(cls, recipe: Recipe, prepared: PreparedData) -> TranslationTask:
-        """The task of a recipe over its prepared text."""
-        source, target = prepared.vocabularies
+    def of(cls, recipe: Recipe, vocabularies: Vocabularies) -> TranslationTask:
+        """The task of a recipe with its vocabularies."""
+        source, target = vocabularies
         return cls(recipe, source.size, target.size)
 
     @property
@@ -53,14 +52,27 @@ class TranslationTask:
         """See :meth:`econmt.tasks.protocol.Task.batches`."""
         return training_batches(self.recipe, prepared, rank=rank, world_size=ranks)
 
+    def evaluation(
+        self,
+        prepared: PreparedData,
+        split: Split,
+        *,
+        exact: bool = False,  # noqa: ARG002  it always is
+    ) -> Evaluation:
+        """See :meth:`econmt.tasks.protocol.Task.evaluation`; pairs that are too long are left out."""
+        store = prepared.valid if split == "valid" else prepared.test
+        assert store is not None
+        decoding = self.recipe.decoding
+        return Evaluation(valid_batches(store, decoding.batch_size, decoding.max_input_length))
+
     def example(self, shape: Shape) -> Batch:
         """See :meth:`econmt.tasks.protocol.Task.example`."""
         rows, source, target = shape
         return Batch(
-            source=_random_ids(self.source_size, rows, source),
+            source=random_ids(self.source_size, rows, source),
             source_lengths=torch.full((rows,), source),
-            target_input=_random_ids(self.target_size, rows, target),
-            target_output=_random_ids(self.target_size, rows, target),
+            target_input=random_ids(self.target_size, rows, target),
+            target_output=random_ids(self.target_size, rows, target),
             target_lengths=torch.full((rows,), target),
             indices=torch.arange(rows),
             source_tokens=rows * source,
@@ -68,10 +80,15 @@ class TranslationTask:
         )
 
     def loss(
-        self, model: nn.Module, batch: Batch, implementations: Implementations, label_smoothing: float = 0.0
+        self,
+        model: nn.Module,
+        batch: AnyBatch,
+        implementations: Implementations,
+        label_smoothing: float = 0.0,
     ) -> Tensor:
         """See :meth:`econmt.tasks.protocol.Task.loss`; the end of a sentence is a target token too."""
         assert isinstance(model, TranslationModel)
+        assert isinstance(batch, Batch)
         return model.loss(
             batch.source,
             batch.source_lengths,
@@ -90,9 +107,3 @@ class TranslationTask:
         """See :meth:`econmt.tasks.protocol.Task.layers`."""
         assert isinstance(model, TranslationModel)
         return model.parameter_layers()
-
-
-def _random_ids(vocabulary: int, rows: int, positions: int) -> Tensor:
-    """Ids (rows, positions) of no more different words than text has."""
-    words = min(vocabulary - _FIRST_ID, most_distinct(rows * positions) or vocabulary)
-    return torch.randint(_FIRST_ID, _FIRST_ID + max(1, words), (rows, positions))

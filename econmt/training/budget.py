@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from econmt.data.batches import Batch, BatchIterator
+from econmt.data.batch import AnyBatch, Batches
 from econmt.data.store import PreparedData
 from econmt.decoding.search import MAX_OUTPUT_EXTRA
 from econmt.errors import InputError, TrainingError
@@ -18,7 +18,7 @@ from econmt.memory.measure.byte_budget import budget_bytes, size_text, total_mem
 from econmt.memory.plan.planner import Plan, Planner, estimator, sufficient_budget, usable
 from econmt.memory.plan.prices import settings
 from econmt.model import Implementations
-from econmt.recipe import Recipe
+from econmt.recipe import Data, Recipe
 from econmt.tasks.protocol import Task
 from econmt.tasks.registry import make_task
 from econmt.training.state import TrainingState
@@ -27,8 +27,8 @@ from econmt_ops.optimizer import FusedOptimizer
 
 
 def divide(
-    batch: Batch, plan: Plan | None, implementations: Implementations
-) -> list[tuple[Batch, Implementations]]:
+    batch: AnyBatch, plan: Plan | None, implementations: Implementations
+) -> list[tuple[AnyBatch, Implementations]]:
     """The micro-batches of a batch and how their ops are run as planned.
 
     Without a plan it is the batch itself, with the given ``implementations``.
@@ -84,7 +84,7 @@ class Budget:
         self,
         task: Task,
         prepared: PreparedData,
-        batches: BatchIterator,
+        batches: Batches,
         device: torch.device,
         precision: torch.dtype,
         parameters: Iterable[torch.Tensor],
@@ -144,7 +144,7 @@ class Budget:
         if self.plan is not None:
             state.plan = {"made_for": self._made_for(state.text), **self.plan.state_dict()}
 
-    def largest_batches(self) -> list[Batch]:
+    def largest_batches(self) -> list[AnyBatch]:
         """Batches whose gradient needs as much memory as any: one, or two alike where gradients are added up."""
         if self.plan is None:
             return [self._batches.worst_batch()]
@@ -166,7 +166,7 @@ class Budget:
                 f"no memory left on {self._device} for the state of the optimizer; take a smaller model or another GPU"
             ) from error
 
-    def shrink(self, batch: Batch, rows: int) -> None:
+    def shrink(self, batch: AnyBatch, rows: int) -> None:
         """Learn that micro-batches of ``rows`` rows, at least 2, were too large for such a batch."""
         assert self.plan is not None
         smaller = self.plan.halve(self.plan.find(batch), rows)
@@ -182,6 +182,7 @@ class Budget:
         """Bytes of the optimizer's state, the few of its counters left aside."""
         optimizer = self._recipe.training.optimizer
         copies = 2 if optimizer.name in ("adam", "adamw") else int(optimizer.momentum > 0.0)
+        copies += int(self._recipe.training.averaging.start != "never")
         return copies * self._weights
 
     def _made_for(self, text: str) -> str:
@@ -209,9 +210,11 @@ class Budget:
                 training.update_interval,
                 training.label_smoothing,
                 training.decode_and_evaluate,
-                recipe.data.max_length,
+                recipe.data.max_length if isinstance(recipe.data, Data) else training.bptt,
             ],
         }
+        if training.averaging.start != "never":
+            parts["averaging"] = True
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -233,12 +236,14 @@ class Budget:
         return Plan(budget, planner.allot(), self._decoding_rows(budget))
 
     def _decoding_rows(self, budget: int) -> int:
-        """Sentences that validation, and the test text in the end, translate together."""
+        """Sentences that validation, and the test text in the end, translate together; 1 if none is translated."""
+        if not self._task.translates:
+            return 1
         recipe, decoding = self._recipe, self._recipe.decoding
         texts = [self._prepared.test] if recipe.training.decode_and_evaluate == 0 else [self._prepared.valid]
         longest = max((int(text.source_lengths.max()) for text in texts if text is not None), default=0)
         # Batches of longer sentences have fewer of them in turn.
-        source = min(longest, recipe.data.max_length) + 1
+        source = min(longest, recipe.pairs.max_length) + 1
         target = int(decoding.max_output_factor * longest) + MAX_OUTPUT_EXTRA + 1
 
         def needed(sentences: int) -> int:

@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +34,9 @@ from econmt.data.files import sync_folder
 from econmt.data.subwords import Vocabularies, fingerprint, load_vocabularies
 from econmt.errors import InputError, TrainingError
 from econmt.model import TranslationModel
-from econmt.recipe import Model, Recipe, read_recipe
-from econmt.tasks.translation import TranslationTask
+from econmt.recipe import LanguageModelSection, Model, Recipe, read_recipe
+from econmt.tasks.protocol import Task
+from econmt.tasks.registry import TASKS
 from econmt.training.folder import Commit, ModelFolder, pending, remove
 from econmt.training.state import TrainingState
 from econmt.training.tensor_files import (
@@ -46,12 +48,23 @@ from econmt.training.tensor_files import (
     write_text,
 )
 
+_CARRIED = "carried/"
+"""How the names of carried tensors begin in the file of the optimizer's."""
+
 _SUMS = "SHA256SUMS"
 """The file with the checksum of a state.json, in the form that sha256sum reads; older states have none."""
 
 
+class LoadedTask(NamedTuple):
+    """A trained model of any task, in evaluation mode, and what turns text into its ids and back."""
+
+    model: torch.nn.Module
+    vocabularies: Vocabularies
+    task: Task
+
+
 class LoadedModel(NamedTuple):
-    """A trained model, in evaluation mode, and what turns text into its ids and back."""
+    """A trained translation model, in evaluation mode, and what turns text into its ids and back."""
 
     model: TranslationModel
     vocabularies: Vocabularies
@@ -59,12 +72,16 @@ class LoadedModel(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """A run as it is saved: parameters and optimizer tensors by name, the optimizer's name, and the rest."""
+    """A run as it is saved: parameters and optimizer tensors by name, the optimizer's name, and the rest.
+
+    ``carried`` is what a step hands to the next one, see :meth:`econmt.engine.step.TrainingStep.carried`.
+    """
 
     state: TrainingState
     parameters: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
     optimizer_name: str
+    carried: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def parameters_metadata(model: Mapping[str, Any], update: int, vocabulary: str) -> dict[str, str]:
@@ -114,7 +131,8 @@ def _commit(folder: ModelFolder, commit: Commit, saved: Saved, metadata: dict[st
     remove(temporary)
     temporary.mkdir(parents=True)
     own = {**metadata, "optimizer": saved.optimizer_name}
-    write_tensors(temporary / "optimizer.safetensors", saved.optimizer, own)
+    carried = {f"{_CARRIED}{name}": value for name, value in saved.carried.items()}
+    write_tensors(temporary / "optimizer.safetensors", {**saved.optimizer, **carried}, own)
     if not commit.is_checkpoint:
         write_tensors(temporary / "params.safetensors", saved.parameters, metadata)
     text = saved.state.to_json()
@@ -189,7 +207,12 @@ def load_saved(folder: ModelFolder, commit: Commit) -> Saved:
     optimizer, optimizer_metadata = read_tensors(optimizer_path)
     for found, path in ((metadata, parameters_path), (optimizer_metadata, optimizer_path)):
         check_vocabulary(found, state.vocabulary, path)
-    return Saved(state, parameters, optimizer, optimizer_metadata.get("optimizer", ""))
+    carried = {
+        name.removeprefix(_CARRIED): optimizer.pop(name)
+        for name in list(optimizer)
+        if name.startswith(_CARRIED)
+    }
+    return Saved(state, parameters, optimizer, optimizer_metadata.get("optimizer", ""), carried)
 
 
 def check_vocabulary(metadata: Mapping[str, str], expected: str, path: Path) -> None:
@@ -232,7 +255,25 @@ def load_parameters(model: torch.nn.Module, tensors: Mapping[str, Tensor], where
 def load_model(
     folder: Path | str, which: str | int | Path = "best", device: torch.device | str = "cpu"
 ) -> LoadedModel:
-    """A trained model from its folder.
+    """A trained translation model from its folder.
+
+    Args: as for :func:`load_task`.
+
+    Raises:
+        InputError: as :func:`load_task`, or the folder holds a language model.
+    """
+    model, vocabularies, task = load_task(folder, which, device)
+    if not isinstance(model, TranslationModel):
+        raise InputError(
+            f"{folder}: holds a language model, which does not translate; give it to econmt score or econmt generate"
+        )
+    return LoadedModel(model, vocabularies, task.recipe)
+
+
+def load_task(
+    folder: Path | str, which: str | int | Path = "best", device: torch.device | str = "cpu"
+) -> LoadedTask:
+    """A trained model of any task from its folder.
 
     Args:
         folder: a model folder, or a lean export of one.
@@ -254,9 +295,10 @@ def load_model(
     check_model(metadata, recipe.model, path)
     vocabularies = load_vocabularies(home.path)
     with _Undrawn():
-        model = TranslationTask(recipe, vocabularies.source.size, vocabularies.target.size).build_model()
+        task = TASKS[recipe.task](recipe, vocabularies)
+        model = task.build_model()
     load_parameters(model, tensors, path)
-    return LoadedModel(model.to(device).eval(), vocabularies, recipe)
+    return LoadedTask(model.to(device).eval(), vocabularies, task)
 
 
 class _Undrawn(TorchFunctionMode):
@@ -301,12 +343,12 @@ def parameter_file(folder: ModelFolder, which: str | int | Path) -> Path:
 
 def check_model(
     metadata: Mapping[str, str],
-    model: Model,
+    model: Model | LanguageModelSection,
     path: Path,
     advice: str = "put back the recipe.yaml that it was trained with",
 ) -> None:
     """Raises InputError if a file's parameters belong to another kind of model; dropout and first values may differ."""
-    theirs = _description(metadata, path)
+    theirs = _description(type(model), metadata, path)
     ours = model.model_dump(mode="json")
     for key in sorted(set(ours) & set(theirs) - {"dropout", "initialization"}):
         if ours[key] != theirs[key]:
@@ -316,12 +358,14 @@ def check_model(
             )
 
 
-def _description(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
+def _description(
+    kind: type[Model | LanguageModelSection], metadata: Mapping[str, str], path: Path
+) -> dict[str, Any]:
     """The model that a file describes; what recipes did not know yet when it was written has its default."""
     found = model_description(metadata, path)
-    known = {key: value for key, value in found.items() if key in Model.model_fields}
+    known = {key: value for key, value in found.items() if key in kind.model_fields}
     try:
-        whole = Model.model_validate(known).model_dump(mode="json")
+        whole = kind.model_validate(known).model_dump(mode="json")
     except ValidationError:  # of a model that this version does not know: compared as it is
         return found
     return {key: whole[key] for key in known}

@@ -210,7 +210,7 @@ def saved_choice(recipe: Recipe, saved: Mapping[str, str], device: torch.device)
     names = dict(saved)
     if "lstm" in names:  # of a run that an older version began
         names.setdefault("decoder", names.get("attention", "auto"))
-        rename_ops(names, recipe.model.decoder.input_feeding)
+        rename_ops(names, recipe.translation_model.decoder.input_feeding)
     if names.pop("device", None) != device.type or names.keys() != set(Implementations._fields):
         return None
     return given._replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +12,15 @@ from torch import Tensor
 from econmt.data.files import whole_folder, writing
 from econmt.data.subwords import vocabulary_files
 from econmt.errors import InputError
-from econmt.training.checkpoints import load_model
+from econmt.training.checkpoints import load_task
 from econmt.training.folder import ModelFolder
 from econmt.training.tensor_files import read_tensors, write_tensors, write_text
 
 
 def check_new(output: Path) -> None:
     """Raises InputError if a folder to be made is there already and not empty."""
+    if Path(os.path.realpath(output)).is_symlink():
+        raise InputError(f"{output}: a link that leads to itself; give a new folder")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"{output}: exists already; give a new folder")
 
@@ -58,7 +61,7 @@ def export_model(folder: Path | str, destination: Path | str) -> Path:
         InputError: if the folder holds no model or the destination cannot be written or is no new folder.
     """
     home, target = ModelFolder(folder), Path(destination)
-    load_model(home.path)
+    load_task(home.path)
     check_new(target)
     write_model(home, target, *read_tensors(home.best))
     return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -21,7 +22,7 @@ _HYPOTHESES = re.compile(r"hypotheses\.([0-9]{1,15})")
 _COMMITTED = re.compile(r"([0-9]{1,15})(\.interrupted)?")
 _OWN_NAME = (
     r"(params\.([0-9]{1,15}|best)\.safetensors(\.new)?|hypotheses\.([0-9]{1,15}(\.new)?|test)|recipe\.yaml|metrics\.tsv|results\.json"
-    r"|(subwords|vocab)[a-z.]*)"
+    r"|(subwords|vocab)(\.source|\.target)?\.(model|txt))"
 )
 _UNFINISHED = re.compile(rf"\.{_OWN_NAME}\.\d+\.partial|params\.best\.safetensors\.tmp")
 _UNFINISHED_STATE = re.compile(r"\d+(\.interrupted)?\.tmp")
@@ -56,7 +57,8 @@ class ModelFolder:
         self.prepared = self.path / "prepared"
         for folder in (self.path, *_children(self.states), self.states):
             for path in _children(folder):
-                refuse_pipe(path)
+                if _is_own_name(path.name):
+                    refuse_pipe(path)
 
     def parameters(self, update: int) -> Path:
         """The parameters of a checkpoint."""
@@ -106,20 +108,30 @@ class ModelFolder:
         """What an unfinished write of econmt's left behind; what else has such a suffix is not ours."""
         return [
             *(path for path in _children(self.path) if _UNFINISHED.fullmatch(path.name)),
-            *(path for path in _children(self.states) if _UNFINISHED_STATE.fullmatch(path.name)),
+            *(path for path in _children(self.states) if _is_unfinished_state(path)),
         ]
 
-    def check(self, *, overwrite: bool) -> None:
+    def check(self, *, overwrite: bool, last: int | None = None) -> None:
         """Refuses a folder in which training would overwrite or delete what is not a run's to go on with.
 
         A folder may be trained in if it is absent, or empty but for prepared data; if it holds a training state; if a
         run that had not come to its first checkpoint left it; or, with ``overwrite``, if it holds parameters of econmt.
+        ``last`` is the update at which the run ends: what is named like a later checkpoint is not written over.
 
         Raises:
             InputError: naming the folder and what it holds.
         """
-        if not self.path.is_dir() or self.commits():
+        if not self.path.is_dir():
             return
+        commits = self.commits()
+        if not commits:
+            self._check_origin(overwrite=overwrite)
+        self._check_kinds()
+        if commits or overwrite:
+            self._check_strangers(-1 if overwrite else commits[-1].update, last)
+
+    def _check_origin(self, *, overwrite: bool) -> None:
+        """Refuses a folder without a training state that is none of econmt's, or has parameters; see :meth:`check`."""
         parameters = [self.best, *self.numbered_parameters().values()]
         if not any(map(_is_of_econmt, parameters)) and not self._is_begun():
             foreign = [path.name for path in _children(self.path) if not self._is_spare(path)]
@@ -137,6 +149,62 @@ class ModelFolder:
                 f"output=DIR (there training.initialize_from={self.path} begins with these parameters), or start anew "
                 "with --overwrite-output, which deletes them"
             )
+
+    def _check_kinds(self) -> None:
+        """Refuses folders in place of files, files in place of folders, and links to files of other places."""
+        for path in (self.states, self.pictures, self.tensorboard, self.prepared):
+            if os.path.lexists(path) and not path.is_dir():
+                raise InputError(f"{path}: training needs a folder of this name; move what is there")
+        for path in _children(self.states):
+            if _COMMITTED.fullmatch(path.name) and not _is_state(path):
+                raise InputError(f"{path}: has the name of a training state and is none; move it")
+        for path in _children(self.path):
+            if path.is_dir() and _is_own_name(path.name):
+                raise InputError(f"{path}: training needs a file of this name; move the folder")
+            if path.is_symlink() and not path.is_dir() and _is_own_name(path.name):
+                raise InputError(
+                    f"{path}: a link to {path.readlink()}, which training would write over; remove the link, or give "
+                    "another output=DIR"
+                )
+
+    def _check_strangers(self, newest: int, last: int | None) -> None:
+        """Refuses files named like a checkpoint to come, after the update ``newest``, that no run here wrote."""
+        own = self._written() | set(self.damaged().values())
+        known = [self.numbered_parameters()]
+        known += [self.numbered_hypotheses()] if self.metrics.exists() else []  # it tells whose they are
+        for files in known:
+            for update, path in files.items():
+                if update > newest and update not in own and (last is None or update <= last):
+                    raise InputError(
+                        f"{path}: not written by the run in this folder, which would write over it; move it, or give "
+                        "another output=DIR"
+                    )
+
+    def _written(self) -> set[int]:
+        """Updates whose checkpoints a run wrote: metrics.tsv has them, or the parameters are of econmt."""
+        written = _updates(self.metrics)
+        if not self.commits():
+            written |= {u for u, path in self.numbered_parameters().items() if _is_of_econmt(path)}
+        return written
+
+    def check_writable(self) -> None:
+        """Refuses a folder that could not be made or written to, and makes nothing.
+
+        Raises:
+            InputError: naming it and why.
+        """
+        place = self.path
+        while not os.path.lexists(place) and place != place.parent:
+            place = place.parent
+        try:
+            tempfile.TemporaryFile(dir=place).close()
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> InputError:
+        return InputError(
+            f"{self.path}: the model folder cannot be written ({error.strerror}); give another output=DIR"
+        )
 
     def _is_begun(self) -> bool:
         """Whether a run has begun here: it makes a folder for its states, and writes its recipe without comments."""
@@ -162,9 +230,7 @@ class ModelFolder:
             self.states.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.path).close()
         except OSError as error:
-            raise InputError(
-                f"{self.path}: the model folder cannot be written ({error.strerror}); give another output=DIR"
-            ) from error
+            raise self._unwritable(error) from error
 
     def clear(self) -> None:
         """Removes what training wrote, the prepared data aside; other files in the folder stay.
@@ -174,10 +240,8 @@ class ModelFolder:
         commits = [self.state(commit) for commit in self.commits()]
         for state in (*self.damaged(), *commits, *self.temporaries()):
             remove(state)
-        written = _updates(self.metrics)
-        parameters = self.numbered_parameters()
-        written |= {update for update, path in parameters.items() if _is_of_econmt(path)}
-        for files in (parameters, self.numbered_hypotheses()):
+        written = self._written()
+        for files in (self.numbered_parameters(), self.numbered_hypotheses()):
             for update, path in files.items():
                 if update in written:
                     path.unlink()
@@ -232,6 +296,11 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _is_own_name(name: str) -> bool:
+    """Whether a run writes, or reads, a file of this name in its folder."""
+    return re.fullmatch(_OWN_NAME, name) is not None or name in (*_STATE_FILES, "log", ".lock")
+
+
 def _children(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
@@ -245,6 +314,13 @@ def _is_state(path: Path) -> bool:
     """Whether a folder holds a file of a training state, or nothing any more; not one that others named like that."""
     names = {child.name for child in _children(path)}
     return path.is_dir() and (not names or not names.isdisjoint(_STATE_FILES))
+
+
+def _is_unfinished_state(path: Path) -> bool:
+    """Whether a folder holds nothing but files of a state, whole or not, and has the name of an unfinished one."""
+    names = {child.name for child in _children(path)}
+    ours = all(name in _STATE_FILES or name.endswith(".partial") for name in names)
+    return ours and _UNFINISHED_STATE.fullmatch(path.name) is not None
 
 
 def _is_of_econmt(path: Path) -> bool:

@@ -158,7 +158,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """One line for the person and the log file."""
-        self._console.print(Text(printable(text)), soft_wrap=True)
+        self._console.print(Text(printable(text)), soft_wrap=not self._console.is_terminal)
         self.record(text)
 
     def show(self, table: Table) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
+from pydantic import Field
 
 from econmt.data.files import notice
+from econmt.data.progress_bars import counted
 from econmt.data.store import PreparedData
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.translator import Translation, Translator
@@ -22,14 +26,22 @@ from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.memory.plan.planner import Plan
 from econmt.model import IncrementalModel
 from econmt.recipe import Recipe
+from econmt.tasks.protocol import Split
 from econmt.tasks.registry import make_task
-from econmt.training.checkpoints import load_model, load_saved, load_state, named_parameters
+from econmt.training.checkpoints import (
+    load_model,
+    load_saved,
+    load_state,
+    load_task,
+    named_parameters,
+)
 from econmt.training.choice import saved_choice
 from econmt.training.folder import ModelFolder
 from econmt.training.pictures import draw_learning_curve
+from econmt.training.state import TrainingState
 from econmt.training.state_schema import Update
 from econmt.training.tensor_files import write_text
-from econmt.training.validation import make_translator
+from econmt.training.validation import make_translator, perplexity
 from econmt.typed_json import Record, read_json
 
 SAMPLES = 3
@@ -46,15 +58,20 @@ class Sample(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Of the best checkpoint. ``corpus`` is "test" if the recipe has a test text, else "validation"."""
+    """Of the best checkpoint. ``corpus`` is "test" if the recipe has a test text, else "validation".
+
+    ``perplexities`` are those of a language model's texts, each read in one row, by "valid" and "test"; without
+    translations BLEU is not a number.
+    """
 
     best_update: int
-    corpus: str
+    corpus: Literal["test", "validation"]
     bleu: float
     signature: str
     samples: list[Sample]
     pictures: list[Path]
     ledger: Ledger
+    perplexities: Mapping[str, float]
 
 
 class ResultsFile(Record):
@@ -67,6 +84,7 @@ class ResultsFile(Record):
     bleu: float
     signature: str
     pictures: list[str]
+    perplexities: dict[str, float] = Field(default_factory=dict)
 
 
 def read_results(folder: ModelFolder) -> ResultsFile | None:
@@ -94,7 +112,7 @@ def are_complete(folder: ModelFolder, recipe: Recipe, update: int) -> bool:
 def make_results(
     recipe: Recipe, folder: ModelFolder, prepared: PreparedData, device: torch.device, precision: Precision
 ) -> Results:
-    """Translates with the best parameters, draws, measures, and notes in results.json that it is done.
+    """Evaluates the best parameters, draws, measures, and notes in results.json that it is done.
 
     Raises:
         InputError: if the folder holds no checkpoint, or one that cannot be read.
@@ -103,6 +121,67 @@ def make_results(
     commit = folder.commits()[-1]
     state = load_state(folder, commit)
     plan = Plan.from_state_dict(state.plan) if state.plan else None
+    task = make_task(recipe, prepared)
+    evaluate = _translate if task.translates else _read
+    result = evaluate(recipe, folder, prepared, device, precision, plan, state)
+    record = ResultsFile(
+        update=state.update,
+        best_update=state.best_update,
+        test=recipe.data.test,
+        corpus=result.corpus,
+        bleu=result.bleu,
+        signature=result.signature,
+        pictures=[str(path.relative_to(folder.path)) for path in result.pictures],
+        perplexities=dict(result.perplexities),
+    )
+    write_text(folder.results, json.dumps(record.model_dump(), indent=1) + "\n")
+    return result
+
+
+def _read(
+    recipe: Recipe,
+    folder: ModelFolder,
+    prepared: PreparedData,
+    device: torch.device,
+    precision: Precision,
+    plan: Plan | None,
+    state: TrainingState,
+) -> Results:
+    """Perplexities of a language model: validation and test text, each from its beginning to its end in one row."""
+    step = TrainingStep(make_task(recipe, prepared), load_task(folder.path, "best", device).model, precision)
+    splits: list[Split] = ["valid"] if prepared.test is None else ["valid", "test"]
+    perplexities: dict[str, float] = {}
+    for split in splits:
+        found = step.task.evaluation(prepared, split, exact=True)
+        batches = counted(
+            f"reading the {split} text", found.batches, show=sys.stderr.isatty(), unit="windows", step=10
+        )
+        perplexities[split] = perplexity(step, found._replace(batches=batches), plan=plan)
+    curve = folder.pictures / "learning_curve.png"
+    title = f"learning curve of {folder.path.resolve().name}"
+    draw_learning_curve(state.metrics, state.best_update, curve, title)
+    return Results(
+        best_update=state.best_update,
+        corpus="validation" if prepared.test is None else "test",
+        bleu=float("nan"),
+        signature="",
+        samples=[],
+        pictures=[curve],
+        ledger=_measure(recipe, folder, prepared, device, precision, plan),
+        perplexities=perplexities,
+    )
+
+
+def _translate(
+    recipe: Recipe,
+    folder: ModelFolder,
+    prepared: PreparedData,
+    device: torch.device,
+    precision: Precision,
+    plan: Plan | None,
+    state: TrainingState,
+) -> Results:
+    """Translations of the test text, or of some of the validation text, with their BLEU."""
     loaded = load_model(folder.path, "best", device)
     searched = IncrementalModel(loaded.model)
     translator = make_translator(searched, loaded.vocabularies, recipe, device, plan)
@@ -123,7 +202,7 @@ def make_results(
     samples = [
         Sample(*three) for three in zip(sources, (t.text for t in translations), references, strict=True)
     ]
-    result = Results(
+    return Results(
         best_update=state.best_update,
         corpus=corpus,
         bleu=score,
@@ -131,18 +210,8 @@ def make_results(
         samples=samples[:SAMPLES],
         pictures=_draw(folder, state.metrics, state.best_update, translations, sources, translator),
         ledger=_measure(recipe, folder, prepared, device, precision, plan),
+        perplexities={},
     )
-    record = ResultsFile(
-        update=state.update,
-        best_update=state.best_update,
-        test=recipe.data.test,
-        corpus=corpus,
-        bleu=score,
-        signature=signature,
-        pictures=[str(path.relative_to(folder.path)) for path in result.pictures],
-    )
-    write_text(folder.results, json.dumps(record.model_dump(), indent=1) + "\n")
-    return result
 
 
 def _draw(
@@ -188,7 +257,7 @@ def _measure(
     """The bytes of a training step on the largest batch, or with a plan on the largest micro-batch."""
     training = recipe.training
     task = make_task(recipe, prepared)
-    step = TrainingStep(task, load_model(folder.path, "best", device).model.train(), precision)
+    step = TrainingStep(task, load_task(folder.path, "best", device).model.train(), precision)
     saved = load_saved(folder, folder.commits()[-1])
     if saved.optimizer_name == training.optimizer.name:
         parameters = named_parameters(step.model)

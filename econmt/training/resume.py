@@ -56,7 +56,7 @@ def find_start(recipe: Recipe, folder: ModelFolder, *, resume_with_changes: bool
         InputError: if the folder's run has another recipe and ``resume_with_changes`` does not say to go on, if none of
             its states can be read, or if it holds what is no run's to go on with (:meth:`ModelFolder.check`).
     """
-    folder.check(overwrite=False)
+    folder.check(overwrite=False, last=recipe.training.max_updates)
     changes = _changes(recipe, folder) if folder.commits() else []
     if changes and not resume_with_changes:
         raise InputError(

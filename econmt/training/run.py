@@ -85,7 +85,7 @@ def run_recipe(
     """
     device = resolve_device(recipe.training.device)
     folder = ModelFolder(recipe.output)
-    folder.check(overwrite=overwrite_output)
+    folder.check(overwrite=overwrite_output, last=recipe.training.max_updates)
     folder.create()
     with folder.locked():
         start = Start()
@@ -164,9 +164,10 @@ def train(
             progress.note(f"training ended: {result.reason}; best checkpoint {result.best_update}")
             return result
     except OSError as error:
+        place = error.filename or folder.path
         raise TrainingError(
-            f"{folder.path}: cannot be written ({error.strerror or error}); the last checkpoint is whole: free some "
-            "space and run the same command again to go on"
+            f"{place}: cannot be written ({error.strerror or error}); the last checkpoint is whole: look to the disk "
+            "and the permissions, and run the same command again to go on"
         ) from error
 
 
@@ -191,8 +192,8 @@ def make_trainer(
     trainer = Trainer(task, folder, prepared, model.to(device), state, precision)
     count = sum(parameter.numel() for parameter in model.parameters())
     notes = [
-        f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} pairs, {trainer.batches.batches_per_epoch:,} "
-        f"batches an epoch, {device}, folder {folder.path}",
+        f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} {'pairs' if task.translates else 'lines'}, "
+        f"{trainer.batches.batches_per_epoch:,} batches an epoch, {device}, folder {folder.path}",
         *filter(None, [left_out(recipe, prepared)]),
         f"precision: {precision.name} ({precision.why})",
         *beginnings,
@@ -211,8 +212,9 @@ def make_trainer(
             notes.append("going on with changed text")
         trainer.state.text = state.text
         notes.append(f"going on from update {trainer.state.update}")
-    tokenizer = recipe_tokenizer(recipe, trainer.state.signature)
-    notes += [tokenizer.note] if tokenizer.note else []
+    if task.translates:
+        tokenizer = recipe_tokenizer(recipe, trainer.state.signature)
+        notes += [tokenizer.note] if tokenizer.note else []
     notes += check_lengths(prepared, recipe)
     trainer.state.precision = precision.name
     trainer.make_plan()
@@ -245,6 +247,7 @@ def _choose(trainer: Trainer) -> str:
         frequent = max(trainer.batches.shapes(), key=lambda shape: shape.batches * shape.rows)
         shape = Shape(frequent.rows, frequent.source, frequent.target)
         found, why = [], "by the rule: too small to measure"
+        carried = trainer.step.carried()
         in_graphs = trainer.device.type == "cuda" and recipe.training.cuda_graphs == "auto"
         if "auto" not in given:
             why = "as the recipe says"
@@ -253,6 +256,7 @@ def _choose(trainer: Trainer) -> str:
         elif is_worth_measuring(model, shape):
             session = measure(trainer.task, model.train(), shape, trainer.device, trainer.step.precision)
             found, why = list(session.measurements.values()), f"measured in {session.seconds:.1f} s"
+        trainer.step.set_carried(carried)
         positions = max(frequent.source, frequent.target)
         tokens = int(trainer.prepared.train.target_lengths.sum()) + len(trainer.prepared.train)
         updates = expected_updates(recipe.training, trainer.batches.batches_per_epoch, tokens)

@@ -77,6 +77,7 @@ class TrainingState:
     best one, of score ``best_score``; ``gradient_norm`` is that of the last update; ``text`` and ``vocabulary`` are
     fingerprints; ``plan`` is that of a byte budget, empty without one; ``choices`` names the implementations
     that the run began with, empty with a budget; ``precision`` is what it began with, by its name in a recipe;
+    ``average_from`` is the update after which the mean of the parameters began, none before;
     ``environment`` is what it was saved with, see :mod:`econmt.training.environment`.
     """
 
@@ -104,6 +105,7 @@ class TrainingState:
     plan: Annotated[dict[str, Any], shaped_like(PlanState, may_be_empty=True)] = field(default_factory=dict)
     choices: Choices = field(default_factory=dict)
     precision: PrecisionName = "float32"
+    average_from: Update | None = None
     environment: dict[str, str] = field(default_factory=dict)
     metrics: list[Annotated[dict[str, Any], shaped_like(MetricsRow)]] = field(default_factory=list)
 
@@ -125,7 +127,7 @@ class TrainingState:
         # States of runs that began before there were budgets and choices have none, and auto was float32.
         missing = (
             {entry.name for entry in fields(cls)}
-            - {"plan", "choices", "precision", "environment"}
+            - {"plan", "choices", "precision", "average_from", "environment"}
             - set(values)
         )
         wrong = [f"{name}: missing" for name in sorted(missing)]

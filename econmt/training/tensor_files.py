@@ -14,7 +14,7 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from econmt.data.files import whole_file
+from econmt.data.files import refuse_pipe, whole_file
 from econmt.errors import InputError
 from econmt.typed_json import Record, parse_json
 from econmt.typed_yaml import check_section
@@ -173,6 +173,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _check_beginning(path: Path) -> None:
+    refuse_pipe(path)
     try:
         with path.open("rb") as file:
             head = file.read(9)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batches import Batch
+from econmt.data.batch import AnyBatch
 from econmt.data.store import PreparedData
 from econmt.engine.devices import (
     give_back_library_pages,
@@ -40,10 +40,12 @@ from econmt.training.checkpoints import (
     saving,
 )
 from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_done
+from econmt.training.failures import not_finite, out_of_memory
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Figures, Progress
 from econmt.training.recovery import finish_commit
+from econmt.training.run_average import RunAverage
 from econmt.training.schedules import Schedule
 from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
 from econmt.training.tensor_files import read_tensors
@@ -102,6 +104,8 @@ class Trainer:
         self.budget = Budget(task, prepared, self.batches, device, precision.dtype, self.parameters.values())
         self._trims = trims_batches(training.trim_batches, device)
         self._graphed: GraphedStep | None = None
+        self._average = RunAverage(training.averaging, self.optimizer)
+        self._average.begin(state)
         self._metrics = MetricsQueue(device)
         self._saved = state.update
         self._pace = Pace()
@@ -121,6 +125,9 @@ class Trainer:
             load_optimizer_tensors(self.optimizer, self.parameters, saved.optimizer, where)
         else:
             notes.append(f"the optimizer was {saved.optimizer_name}: its state is left aside")
+        notes += self._average.go_on(self.state)
+        if not self.step.set_carried(saved.carried):
+            notes.append("another batch size: each row begins without the state of the text before it")
         self.schedule.load_state_dict(saved.state.schedule)
         self.batches.load_state_dict(saved.state.data)
         restore_random_states(saved.state.random)
@@ -158,10 +165,10 @@ class Trainer:
             several = interval > 1 or (plan is not None and plan.worst.parts > 1)
             shapes = {(shape.source, shape.target): shape.rows for shape in self.batches.shapes()}
 
-            def most_rows(batch: Batch) -> int:
+            def most_rows(batch: AnyBatch) -> int:
                 if self.budget.plan is not None:
                     return self.budget.plan.find(batch).rows
-                return shapes.get((batch.source.shape[1], batch.target_output.shape[1]), 0)
+                return shapes.get(batch.positions, 0)
 
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
         if self.device.type == "cuda" or self.budget.plan is not None:
@@ -191,7 +198,7 @@ class Trainer:
         Raises:
             TrainingError: if memory does not suffice.
         """
-        with self._random_states_kept():
+        with self._streams_kept():
             room = self.budget.room_for_optimizer(self.optimizer)
             largest = self.budget.largest_batches()
             if self._graphed is None:
@@ -202,7 +209,7 @@ class Trainer:
             del room
         self.step.clear()
 
-    def _capture(self, graphed: GraphedStep, batch: Batch, how: Implementations) -> None:
+    def _capture(self, graphed: GraphedStep, batch: AnyBatch, how: Implementations) -> None:
         try:
             graphed.capture(batch, how)
         except RuntimeError as error:
@@ -222,7 +229,8 @@ class Trainer:
         update = self.state.update + 1
         batches = [next(self.batches) for _ in range(training.update_interval)]
         tokens = sum(batch.target_tokens for batch in batches)
-        self.step.set_learning_rate(self.schedule.learning_rate(update))
+        rate = self.schedule.learning_rate(update) * sum(batch.rate for batch in batches) / len(batches)
+        self.step.set_learning_rate(rate)
         loss, norm = self.gradient(batches, trim=self._trims)
         self._tell_of_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
@@ -231,6 +239,7 @@ class Trainer:
         if self._graphed is None:
             self.step.update()
         self.state.update = update
+        self._average.updated(self.state)
         self.state.target_tokens += tokens
         for meter in (self.state.since_log, self.state.since_checkpoint):
             meter.tokens += tokens
@@ -245,7 +254,7 @@ class Trainer:
         elif progress.is_live:
             progress.live(self._figures(update))
 
-    def gradient(self, batches: Sequence[Batch], *, trim: bool = False) -> StepResult:
+    def gradient(self, batches: Sequence[AnyBatch], *, trim: bool = False) -> StepResult:
         """Leaves the gradient of the loss a token in the parameters, to be clipped by the step's update.
 
         Graphs have updated the parameters, too. If memory is full and the budget's plan can divide batches further,
@@ -258,7 +267,9 @@ class Trainer:
         Raises:
             TrainingError: if memory was full and there is no plan, or nothing left to divide.
         """
-        before = None if self.budget.plan is None else (random_states(), self.step.random_state())
+        before = None
+        if self.budget.plan is not None:
+            before = random_states(), self.step.random_state(), self.step.carried()
         while True:
             found = [
                 (batch, part.trimmed() if trim else part, how)
@@ -282,10 +293,11 @@ class Trainer:
             self.budget.shrink(origins[failed], len(parts[failed].indices))
             restore_random_states(before[0])
             self.step.set_random_state(before[1])
+            self.step.set_carried(before[2])
 
     def _count(self, metrics: UpdateMetrics) -> None:
         if not metrics.finite:
-            raise TrainingError(self._not_finite(metrics))
+            raise TrainingError(not_finite(metrics, self.prepared.train, self._last_good()))
         self.state.gradient_norm = metrics.gradient_norm
         self.state.since_log.loss += metrics.loss
         self.state.since_checkpoint.loss += metrics.loss
@@ -306,7 +318,7 @@ class Trainer:
         self._flush()
         self.step.clear()
         try:
-            with self._random_states_kept():
+            with self._streams_kept(), self._average.in_place(self.state):
                 result = validate(
                     self.step,
                     self.prepared,
@@ -331,6 +343,7 @@ class Trainer:
         state.parameters_from = state.update
         state.since_checkpoint = Meter()
         goes_back = self.schedule.checkpoint(improved)
+        notes = self._average.checkpoint(state)
         tensors = optimizer_tensors(self.optimizer, self.parameters)
         best = self._best(tensors, progress) if goes_back else None
         if best is not None:
@@ -339,6 +352,8 @@ class Trainer:
         if best is not None:
             load_parameters(self.model, best.parameters, self.folder.path)
             load_optimizer_tensors(self.optimizer, self.parameters, best.optimizer, str(self.folder.path))
+        for note in notes:
+            progress.note(note)
         if new_signature:
             progress.note(f"BLEU signature {result.signature}")
         self._tell(progress, result, improved, goes_back)
@@ -389,8 +404,8 @@ class Trainer:
         state, training = self.state, self.recipe.training
         self._remember()
         if self.step.world.writes:
-            saved = Saved(state, self.parameters, optimizer, training.optimizer.name)
-            with saving(self.folder, state.update, self._saved):
+            saved = Saved(state, self.parameters, optimizer, training.optimizer.name, self.step.carried())
+            with saving(self.folder, state.update, self._saved), self._average.in_place(self.state):
                 if result is None:
                     save_interrupted(self.folder, saved, self.task.description())
                 else:
@@ -441,13 +456,15 @@ class Trainer:
         )
 
     @contextmanager
-    def _random_states_kept(self) -> Iterator[None]:
-        states, dropout = random_states(), self.step.random_state()
+    def _streams_kept(self) -> Iterator[None]:
+        """Afterwards random states, and what a step hands to the next one, are as before."""
+        states, dropout, carried = random_states(), self.step.random_state(), self.step.carried()
         try:
             yield
         finally:
             restore_random_states(states)
             self.step.set_random_state(dropout)
+            self.step.set_carried(carried)
 
     # ------------------------------------------------------------------ words
 
@@ -469,15 +486,6 @@ class Trainer:
             device=self.device.type,
         )
 
-    def _not_finite(self, metrics: UpdateMetrics) -> str:
-        what = "loss" if metrics.loss != metrics.loss or abs(metrics.loss) == float("inf") else "gradient"
-        lines = [self.prepared.train.location(int(i)) for indices in metrics.indices for i in indices]
-        shown = ", ".join(lines[:8]) + (f" and {len(lines) - 8} more" if len(lines) > 8 else "")
-        return (
-            f"the {what} is not finite at update {metrics.update}, pairs {shown}; {self._last_good()}: lower "
-            "training.optimizer.learning_rate or training.gradient_clipping.threshold"
-        )
-
     def _last_good(self) -> str:
         return (
             f"the last good checkpoint is update {self._saved}"
@@ -485,12 +493,5 @@ class Trainer:
             else "there is no checkpoint yet"
         )
 
-    def _out_of_memory(self, batch: Batch) -> str:
-        size, target = batch.target_output.shape
-        advice = "give training.memory_budget=auto, or lower training.batch.size and raise training.update_interval"
-        if self.budget.plan is not None:
-            advice = "no budget can divide it further: lower data.max_length or the model's sizes"
-        return (
-            f"no memory left on {self.device} for a batch of {size} pairs, {batch.source.size(1)} source and {target} "
-            f"target positions; {self._last_good()}: {advice}"
-        )
+    def _out_of_memory(self, batch: AnyBatch) -> str:
+        return out_of_memory(batch, self.device, self._last_good(), planned=self.budget.plan is not None)

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from econmt.data.batches import longer_than, valid_batches
+from econmt.data.batches import longer_than
 from econmt.data.store import PreparedData
 from econmt.data.subwords import Vocabularies
-from econmt.data.token_store import TokenStore
 from econmt.decoding.search import SearchOptions
 from econmt.decoding.search_model import SearchModel
 from econmt.decoding.translator import Translator
@@ -21,6 +20,7 @@ from econmt.evaluation.metrics import bleu, recipe_tokenizer
 from econmt.memory.plan.planner import Plan
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt.recipe import Recipe
+from econmt.tasks.protocol import Evaluation
 from econmt.training.budget import divide
 from econmt.training.progress import perplexity as perplexity_of
 
@@ -60,8 +60,8 @@ def validate(
     model, count = step.model, step.task.recipe.training.decode_and_evaluate
     model.eval()
     try:
-        value = perplexity(step, prepared.valid, stop, plan)
-        if count == 0 or not isinstance(model, TranslationModel):
+        value = perplexity(step, step.task.evaluation(prepared, "valid"), stop, plan)
+        if count == 0 or not (step.task.translates and isinstance(model, TranslationModel)):
             return Validation(value, float("nan"), "", None)
         count = len(prepared.valid_source) if count < 0 else count
         translator = make_translator(
@@ -76,22 +76,30 @@ def validate(
 
 
 def perplexity(
-    step: TrainingStep, store: TokenStore, stop: Callable[[], bool], plan: Plan | None = None
+    step: TrainingStep,
+    evaluation: Evaluation,
+    stop: Callable[[], bool] = lambda: False,
+    plan: Plan | None = None,
 ) -> float:
-    """Perplexity of a store's targets, end of sentence counted, without label smoothing."""
+    """Perplexity of a text, ends of sentences or lines counted, without label smoothing.
+
+    Args:
+        step: whose model is in evaluation mode.
+        evaluation: of the text.
+        stop, plan: see :func:`validate`.
+    """
     task, precision, device = step.task, step.precision, step.device
     given = Implementations.of(task.recipe.ops)
     total = torch.zeros((), dtype=torch.float64, device=device)
     tokens = 0
     with torch.no_grad(), precision.products(device), precision.autocast(device):
-        decoding = task.recipe.decoding
-        for whole in valid_batches(store, decoding.batch_size, decoding.max_input_length):
+        for whole in evaluation.batches:
             for batch, how in divide(whole, plan, given):
                 if stop():
                     raise Abandoned
                 total += task.loss(step.model, batch.to(device), how)
                 tokens += batch.target_tokens
-    return perplexity_of(total.item() / tokens)
+    return perplexity_of(total.item() / (evaluation.words or tokens))
 
 
 def check_lengths(prepared: PreparedData, recipe: Recipe) -> list[str]:
@@ -100,6 +108,8 @@ def check_lengths(prepared: PreparedData, recipe: Recipe) -> list[str]:
     Raises:
         InputError: if all of them are.
     """
+    if recipe.task != "translation":
+        return []
     most = recipe.decoding.max_input_length
     count, pairs = int(longer_than(prepared.valid, most).sum()), len(prepared.valid)
     if count == 0:
@@ -136,7 +146,7 @@ def make_translator(
         replace(SearchOptions.from_recipe(recipe.decoding), attention=False),
         device,
         batch_size=recipe.decoding.batch_size if plan is None else plan.decoding_rows,
-        max_length=recipe.data.max_length,
+        max_length=recipe.pairs.max_length,
         max_input_length=recipe.decoding.max_input_length,
         watch=watch,
         continuous=None if plan is None else False,  # the plan does not count on graphs

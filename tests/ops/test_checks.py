@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -90,3 +92,79 @@ def test_what_is_no_weights_or_state_is_told() -> None:
         econmt_ops.attentional_lstm(X, X, X, weights, lengths=None)
     with pytest.raises(ValueError, match="lengths must be a tensor, got a value of type list"):
         econmt_ops.lstm(X, (LAYER,), lengths=[4])  # type: ignore[arg-type]
+
+
+LENGTHS = torch.tensor([4])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: econmt_ops.bidirectional_lstm(X, LAYER, LAYER, lengths=LENGTHS + 1),
+            "lengths must be from 0 to 4, got 5",
+        ),
+        (
+            lambda: econmt_ops.additive_attention(X, X, X, torch.ones(3), lengths=LENGTHS - 5),
+            "lengths must be from 0 to 4, got -1",
+        ),
+        (
+            lambda: econmt_ops.lstm(X, (LAYER,), lengths=torch.ones(1, device="meta").long()),
+            "lengths is on meta, the other arguments on cpu",
+        ),
+        (
+            lambda: econmt_ops.lstm(econmt_ops.Repeated(X[0], LENGTHS.view(1, 1)), (LAYER,)),
+            "inputs.places must be from 0 to 3, got 4",
+        ),
+        (
+            lambda: econmt_ops.bidirectional_lstm(
+                econmt_ops.Repeated(X[0], LENGTHS.view(1, 1) - 5), LAYER, LAYER
+            ),
+            "inputs.places must be from 0 to 3, got -1",
+        ),
+        (
+            lambda: econmt_ops.lstm(X.to_sparse(), (LAYER,)),
+            "inputs must be a dense tensor, got torch.sparse_coo",
+        ),
+        (lambda: econmt_ops.lstm(X.to(torch.float8_e4m3fn), (LAYER,)), "inputs must be float64, float32"),
+        (
+            lambda: econmt_ops.lstm(X, (LAYER._replace(hidden=5),)),
+            "hidden must be a tensor, got a value of type int",
+        ),
+        (
+            lambda: econmt_ops.lstm(X, (LAYER,), dropout="x"),
+            "dropout must be at least 0 and less than 1, got x",
+        ),
+        (
+            lambda: econmt_ops.lstm(X, (LAYER,), dropout=0.5, dropout_seed="x"),
+            "dropout_seed must be an int of 64 bits",
+        ),
+        (
+            lambda: econmt_ops.lstm(X, (LAYER,), dropout=0.5, dropout_seed=2**64),
+            "dropout_seed must be an int of 64",
+        ),
+        (
+            lambda: econmt_ops.linear([[1.0]], torch.ones(2, 3)),
+            "inputs must be a tensor, got a value of type list",
+        ),
+        (
+            lambda: econmt_ops.additive_attention(X, X, X, torch.ones(3), lengths=LENGTHS, layer_norm=(X,)),
+            r"layer_norm must be \(gain, bias\), got a value of type tuple",
+        ),
+        (
+            lambda: econmt_ops.linear_cross_entropy(
+                X[0], torch.ones(5, 3), torch.zeros(4).long(), label_smoothing="x"
+            ),
+            "label_smoothing must be a finite number, got 'x'",
+        ),
+    ],
+)
+def test_values_and_kinds_that_fit_nothing(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_values_on_a_device_are_not_looked_at() -> None:
+    check = Shapes("some_op", B=1, T=4)
+    check.bounded("lengths", torch.ones(1, device="meta").long(), 0, 0)
+    check.bounded("lengths", torch.ones(0).long(), 0, 0)

@@ -275,11 +275,11 @@ def test_memory_layout_does_not_matter(implementation: str, device: str) -> None
     assert_close(gradients, expected_gradients, 1e-13)
 
 
-def test_lengths_beyond_the_end_count_as_the_end(implementation: str, device: str) -> None:
+@pytest.mark.parametrize("wrong", [4, -1, 2**62])
+def test_lengths_outside_of_the_positions_are_refused(implementation: str, device: str, wrong: int) -> None:
     tensors = arguments(SimpleNamespace(B=2, T=3, I=2, H=4, L=1), Make(device))
-    expected, _ = lstm(**tensors, implementation=implementation)
-    outputs, _ = lstm(**tensors, lengths=torch.tensor([3, 9]), implementation=implementation)
-    assert_close([outputs], [expected], 1e-13)
+    with pytest.raises(ValueError, match=rf"lstm: lengths must be from 0 to 3, got {wrong}$"):
+        lstm(**tensors, lengths=torch.tensor([3, wrong]), implementation=implementation)
 
 
 def shaped(*shape: int) -> Tensor:

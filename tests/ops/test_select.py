@@ -14,6 +14,7 @@ from econmt_ops.dispatch import traits
 from econmt_ops.dispatch.rule import captured, leanest, rule, rules_only
 from econmt_ops.dispatch.select import Problem, implementations, run
 from econmt_ops.dispatch.traits import Implementation, Traits
+from econmt_ops.lstm import reference
 from econmt_ops.lstm.reference import is_light
 
 OPS = (
@@ -178,15 +179,34 @@ def test_the_rule_of_a_recurrent_op(op: str) -> None:
     assert leanest(op, "cuda") != "reference"
 
 
+def test_on_a_gpu_ieee_float32_is_cudnns(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(reference, "_has_cudnn", lambda: True)
+    assert is_light(128, 100, 512, torch.float32, cuda)
+    assert not is_light(128, 100, 512, torch.bfloat16, cuda)
+    # With TF32 allowed a launch of ours serves float32.
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert not is_light(128, 100, 512, torch.float32, cuda)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    monkeypatch.setattr(reference, "_has_cudnn", lambda: False)
+    assert not is_light(128, 100, 512, torch.float32, cuda)
+    # What is light goes before kernels.
+    available = made(triton=replace(LOOPS, has_kernels=True))
+    assert resolved("auto", available, VARIABLE, is_light=True) == "reference"
+    with rules_only():
+        assert resolved("auto", available, VARIABLE, is_light=True) == "triton/gates"
+
+
 def test_a_light_lstm_is_the_reference() -> None:
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    cpu = torch.device("cpu")
     assert is_light(64, 25, 256, torch.float32, cpu)
     # Gates of more than 16 MiB, wide layers, many steps of a 16-bit type.
     assert not is_light(64, 100, 512, torch.float32, cpu)
     assert not is_light(1, 5, 1024, torch.float32, cpu)
     assert is_light(16, 15, 1024, torch.bfloat16, cpu)
     assert not is_light(16, 25, 256, torch.bfloat16, cpu)
-    assert not is_light(1, 1, 1, torch.float32, cuda)
 
     def runs(implementation: str = "auto", stash: str = "auto") -> str:
         return resolved(implementation, made(recompute=LOOPS), VARIABLE, stash, is_light=True)

@@ -47,6 +47,8 @@ BASE = {
     "econmt.recipe",
     "econmt.recipe_data",
     "econmt.recipe_model",
+    "econmt.recipe_optimizer",
+    "econmt.recipe_text",
     "econmt.typed_json",
     "econmt.typed_yaml",
 }

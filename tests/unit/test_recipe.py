@@ -288,7 +288,7 @@ def test_text_of_a_recipe_reads_back(name: str) -> None:
     for changed_only in (False, True):
         text = recipe_text(recipe, changed_only=changed_only)
         assert parse_recipe(text, "again") == recipe
-    assert "state_init" in recipe_text(recipe)
+    assert "max_updates" in recipe_text(recipe)
 
 
 def test_changed_only_leaves_out_the_defaults(tmp_path: Path) -> None:

@@ -52,6 +52,14 @@ def _unique(values: Tensor, many: int, inverse: bool, counts: bool) -> tuple[Ten
     return found, places, found.new_empty(many if counts else 0)
 
 
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    """What PyTorch would find out by making both anew, filled with zeros."""
+    own, others = tensor.untyped_storage(), other.untyped_storage()
+    return own._cdata == others._cdata and all(
+        getattr(tensor, name)() == getattr(other, name)() for name in ("storage_offset", "size", "stride")
+    )
+
+
 def _consecutive(
     values: Tensor, inverse: bool = False, counts: bool = False, _dim: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,7 +80,14 @@ def _parts(tensor: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
 
 
 def _add(left: Tensor, right: Tensor | float, **_: Any) -> Any:
-    """A gradient of some rows is added in place to one of all rows, which fake tensors cannot do."""
+    """The sum of a gradient of all rows and one of some rows, of which fake tensors know nothing."""
+    if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
+        return torch.empty_like(left)
+    return NotImplemented
+
+
+def _add_in_place(left: Tensor, right: Tensor | float, **_: Any) -> Any:
+    """The same in the place of the first."""
     if isinstance(right, Tensor) and right.is_sparse and not left.is_sparse:
         return left
     return NotImplemented
@@ -187,10 +202,11 @@ def _cudnn_lstm_backward(
 
 REPLACEMENTS: dict[OpOverload[..., Any], Callable[..., Any]] = {
     aten._local_scalar_dense.default: _scalar,
+    aten.is_set_to.default: _is_same,
     aten.nonzero.default: _every_index,
     aten._unique2.default: _distinct_words,
     aten.add.Tensor: _add,
-    aten.add_.Tensor: _add,
+    aten.add_.Tensor: _add_in_place,
     aten.unique_consecutive.default: _consecutive,
     aten.bincount.default: _counts,
     aten.split_with_sizes.default: _parts,

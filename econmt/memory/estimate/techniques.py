@@ -79,10 +79,10 @@ def estimate(task: Task, technique: Technique, shape: Shape, device: str) -> Led
 def estimates(task: Task, rows: Sequence[Technique], shape: Shape, device: str, say: Say) -> list[Ledger]:
     """The ledgers of several techniques; those that keep the same are estimated once."""
     found: dict[Technique, Ledger] = {}
-    for technique in rows:
+    for number, technique in enumerate(rows, 1):
         key = _followed(technique)
         if key not in found:
-            say(f"predicting {shape}: {technique.name}")
+            say(f"predicting {number} of {len(rows)}: {technique.name}, {shape}")
             found[key] = estimate(task, technique, shape, device)
     return [found[_followed(technique)] for technique in rows]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt.data.batches import Batch
+from econmt.data.batch import AnyBatch
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.tracker import NodeLayers
 from econmt_ops.core import scopes as accounting
@@ -69,7 +69,7 @@ def _nodes(value: Tensor) -> Iterator[Any]:
 
 
 def time_step(
-    step: TrainingStep, batch: Batch, layers: Mapping[Tensor, str], repeats: int
+    step: TrainingStep, batch: AnyBatch, layers: Mapping[Tensor, str], repeats: int
 ) -> tuple[dict[tuple[str, str], float], float]:
     """Run training steps and time them.
 
@@ -97,7 +97,7 @@ def time_step(
 
 
 def _time_layers(
-    step: TrainingStep, batch: Batch, tokens: Tensor, layers: Mapping[Tensor, str]
+    step: TrainingStep, batch: AnyBatch, tokens: Tensor, layers: Mapping[Tensor, str]
 ) -> dict[tuple[str, str], float]:
     clock, nodes = _Clock(step.device), NodeLayers()
     nodes.add_parameters(layers)

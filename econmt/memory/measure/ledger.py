@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.batches import Batch
+from econmt.data.batch import AnyBatch
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.layer_times import peak_flops, time_step
 from econmt.memory.measure.tracker import BLOCK, PHASES, Beginning, Storage, Tracker
@@ -146,7 +146,7 @@ class Ledger:
 
 
 def measure_step(
-    step: TrainingStep, batch: Batch, *, accumulating: bool = False, timed: bool = True, repeats: int = 1
+    step: TrainingStep, batch: AnyBatch, *, accumulating: bool = False, timed: bool = True, repeats: int = 1
 ) -> Ledger:
     """Run a training step of a run that is under way, several times, and account for what it takes.
 
@@ -183,7 +183,9 @@ def measure_step(
     return ledger
 
 
-def track_step(tracker: Tracker, step: TrainingStep, batch: Batch, *, accumulating: bool = False) -> Ledger:
+def track_step(
+    tracker: Tracker, step: TrainingStep, batch: AnyBatch, *, accumulating: bool = False
+) -> Ledger:
     """Run one training step, on real or fake tensors, and account for its bytes; it changes what it changes.
 
     Args:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -66,14 +67,52 @@ def fit(
     return Fit(*bucket, rows, needed(max(1, rows)))
 
 
+def fit_all(
+    task: Task,
+    technique: Technique,
+    buckets: Sequence[tuple[int, int]],
+    budget: int,
+    device: str,
+    start: int,
+) -> Iterator[Fit]:
+    """The largest batch of each bucket in turn; see :func:`fit`.
+
+    Bytes a row are a sum of products of S and T, each a factor at most once, so along a line of shapes they are a
+    parabola: that of the buckets which were done tells where to look first.
+
+    Args:
+        task, technique, budget, device: as for :func:`fit`.
+        buckets: (S, T) each, in order of their sizes.
+        start: rows to try first in the first bucket.
+    """
+    done: dict[int, float] = {}
+    for number, bucket in enumerate(buckets):
+        if number:
+            start = min(max(1, _rows_by_parabola(done, sum(bucket), start)), _LEAP * start)
+        found = fit(task, technique, bucket, budget, device, start)
+        yield found
+        start = max(1, found.rows)
+        done[sum(bucket)] = found.bytes / budget / start
+
+
+def _rows_by_parabola(done: Mapping[int, float], size: int, otherwise: int) -> int:
+    """Rows of which each takes its share of a budget, from the shares of up to three other sizes."""
+    known = list(done.items())[-3:]
+    share = sum(
+        value * math.prod((size - other) / (place - other) for other, _ in known if other != place)
+        for place, value in known
+    )
+    return round(1.0 / share) if share > 1.0 / MOST_ROWS and len(known) > 1 else otherwise
+
+
 def largest_batch(
     needed: Callable[[int], int], budget: int, start: int, fixed: Callable[[], int] = lambda: 0
 ) -> int:
     """The largest number of rows whose bytes stay within a budget, at most :data:`MOST_ROWS`; 0: none does.
 
     Bytes grow nearly linearly with rows, so the line through what is known tells where to look next. Where they grow in
-    steps, as an allocator's segments do, every look that falls on the same side again goes twice as far to the other,
-    and after a dozen looks what is left is halved.
+    steps, as an allocator's segments do, every look from the fourth on that falls on the same side again goes twice as
+    far to the other, and after a dozen looks what is left is halved.
 
     Args:
         needed: bytes by rows, never falling.
@@ -91,7 +130,7 @@ def largest_batch(
         fits, fails = (rows, fails) if good else (fits, rows)
         if fails - fits == 1:
             return fits
-        stride = 2 * stride if good == before and len(known) > 2 else 1
+        stride = 2 * stride if good == before and len(known) > 4 else 1
         before = good
         guess = _where_the_line_meets(known, fits, fails, budget)
         if len(known) > _PATIENCE:

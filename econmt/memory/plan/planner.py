@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.table import Table
 
-from econmt.data.batches import Batch, BatchShape
+from econmt.data.batch import AnyBatch, BatchShape
 from econmt.errors import InputError
 from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.measure.byte_budget import nearest_budget, size_text
@@ -92,10 +92,9 @@ class Plan:
         trained = [entry for entry in self if entry.batches]
         return max(trained, key=lambda entry: (entry.peak, entry.rows * entry.source * entry.target))
 
-    def find(self, batch: Batch) -> Allotment:
+    def find(self, batch: AnyBatch) -> Allotment:
         """What a batch gets: the allotment of its shape or, if there is none, what one of the others makes of it."""
-        rows, source = batch.source.shape
-        target = batch.target_output.shape[1]
+        rows, (source, target) = len(batch.indices), batch.positions
         exact = self._by_shape.get((source, target))
         if exact is not None:
             return exact
@@ -305,7 +304,7 @@ def estimator(task: Task, device: str, precision: torch.dtype) -> PeakOf:
         precision: of products and feature maps.
     """
     training = task.recipe.training
-    sections = [task.recipe.model, training.optimizer, training.gradient_clipping]
+    sections = [task.recipe.model, training.optimizer, training.gradient_clipping, training.averaging]
     dumped = [section.model_dump(mode="json") for section in sections]
     key = json.dumps([task.name, *task.sizes, *dumped, training.label_smoothing], sort_keys=True)
     return partial(_peak, _Run(task, key, device, precision))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
+from econmt.errors import printable
 from econmt.memory.measure.ledger import Moment
 from econmt.memory.measure.tracker import PHASES
 from econmt.memory.report.tables import format_bytes
@@ -25,6 +26,11 @@ PLOT_WIDTH = WIDTH - PLOT_LEFT - 14
 
 _PLOT_TOP, _PLOT_HEIGHT = 54, 400
 _PLOT_BOTTOM = _PLOT_TOP + _PLOT_HEIGHT
+
+
+def escape(text: object) -> str:
+    """Text of unknown origin in HTML: neither marks of HTML nor control characters are left in it."""
+    return html.escape(printable(text))
 
 
 class Part(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
-from html import escape
 from pathlib import Path
 from string import Template
 
@@ -14,7 +13,7 @@ from econmt.memory.measure.ledger import CATEGORIES, LAYERS, Ledger, Moment
 from econmt.memory.measure.tracker import PHASES
 from econmt.memory.profiling import Profile
 from econmt.memory.report import charts
-from econmt.memory.report.charts import Bar, Part
+from econmt.memory.report.charts import Bar, Part, escape
 from econmt.memory.report.kernel_tables import LAUNCHES, class_cells, class_columns, launch_cells
 from econmt.memory.report.tables import (
     LEAST,
@@ -29,6 +28,7 @@ from econmt.memory.report.tables import (
     peak_moment,
     process_sentence,
     shape_text,
+    size_of,
     thin,
 )
 
@@ -81,15 +81,13 @@ def best_of(profiles: Sequence[Profile]) -> Profile:
 
 
 def _subtitle(report: Report) -> str:
-    source, target = report.vocabulary
-    rows, source_length, target_length = report.shape
     where = report.machine.get("GPU") or (
         "GPU" if report.device.startswith("cuda") else report.machine["processor"]
     )
     parts = [
         f"<strong>{escape(report.recipe)}</strong>",
-        f"{rows:,} sentence pairs, {source_length} source x {target_length} target positions",
-        f"vocabulary {source:,} and {target:,}",
+        size_of(report),
+        f"vocabulary {' and '.join(f'{size:,}' for size in report.vocabulary)}",
         escape(where),
     ]
     if len(report.profiles) == 1:

@@ -35,7 +35,7 @@ class Report:
         recipe: the run's name.
         command: that made the report.
         shape: of the batch.
-        vocabulary: source and target entries.
+        vocabulary: source and target entries, or those of the only one.
         device: "cpu", "cuda" or "cuda:N".
         how: where the figures come from, in a sentence.
         notes: what else a reader must know, a sentence each.
@@ -47,7 +47,7 @@ class Report:
     recipe: str
     command: str
     shape: Shape
-    vocabulary: tuple[int, int]
+    vocabulary: tuple[int, ...]
     device: str
     how: str
     notes: list[str]
@@ -326,12 +326,22 @@ def print_report(report: Report, console: Console) -> None:
         console.print(line, highlight=False, markup=False)
 
 
+def size_of(report: Report) -> str:
+    """The rows and positions of the batch; a language model has one vocabulary, and no source."""
+    rows, source, target = report.shape
+    if len(report.vocabulary) > 1:
+        return f"{rows:,} sentence pairs, {source} source x {target} target positions"
+    return f"{rows:,} rows of {target} tokens"
+
+
 def heading(report: Report) -> list[str]:
     """What was profiled, and what must be known to read the figures."""
-    source, target = report.vocabulary
     where = report.machine.get("GPU", report.device)
-    text = f"{report.recipe}: {report.shape} (sentence pairs x source x target positions), "
-    text += f"vocabulary {source:,} and {target:,}, {where}"
+    shape = size_of(report)
+    if len(report.vocabulary) > 1:
+        shape = f"{report.shape} (sentence pairs x source x target positions)"
+    vocabulary = " and ".join(f"{size:,}" for size in report.vocabulary)
+    text = f"{report.recipe}: {shape}, vocabulary {vocabulary}, {where}"
     if len(report.profiles) == 1:
         text += f", {format_precision(report.profiles[0])}"
     return [text, *report.notes, report.how]
@@ -426,7 +436,13 @@ def report_data(report: Report) -> dict[str, Any]:
         "recipe": report.recipe,
         "command": report.command,
         "shape": report.shape._asdict(),
-        "vocabulary": {"source": report.vocabulary[0], "target": report.vocabulary[1]},
+        "vocabulary": dict(
+            zip(
+                ("source", "target") if len(report.vocabulary) > 1 else ("text",),
+                report.vocabulary,
+                strict=True,
+            )
+        ),
         "device": report.device,
         "machine": report.machine,
         "how": report.how,

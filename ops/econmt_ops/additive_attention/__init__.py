@@ -50,10 +50,9 @@ def additive_attention(
     check.not_empty("keys", keys)
     check("score_weight", score_weight, "A")
     if layer_norm is not None:
-        check("layer_norm gain", layer_norm[0], "A")
-        check("layer_norm bias", layer_norm[1], "A")
+        check.norm(layer_norm)
     if lengths is not None:
-        check.indices("lengths", lengths, "B")
+        check.lengths(lengths, "S")
     dtype = compute_dtype(query)
 
     def call(

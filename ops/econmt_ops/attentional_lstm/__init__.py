@@ -58,10 +58,9 @@ def _check(
                 f"attentional_lstm: scale is for dot attention, with weights.score it must be 1, got {scale}"
             )
     if layer_norm is not None:
-        check("layer_norm gain", layer_norm[0], "A")
-        check("layer_norm bias", layer_norm[1], "A")
+        check.norm(layer_norm)
     if lengths is not None:
-        check.indices("lengths", lengths, "B")
+        check.lengths(lengths, "S")
     return check
 
 

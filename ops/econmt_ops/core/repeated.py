@@ -70,6 +70,7 @@ def check_inputs(check: Shapes, inputs: Inputs) -> None:
         raise ValueError(
             f"{check.op}: inputs.places is on {inputs.places.device}, inputs.rows on {inputs.rows.device}"
         )
+    check.bounded("inputs.places", inputs.places, 0, check.sizes["N"] - 1)
     # Another batch holds another number of rows: that is no other problem.
     del check.sizes["N"]
 

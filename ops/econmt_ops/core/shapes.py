@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from torch import Tensor, device, int64
+import torch
+from torch import Tensor, device, int64, strided
+from torch._subclasses.fake_tensor import FakeTensor
+
+_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Shapes:
@@ -45,6 +50,10 @@ class Shapes:
         check_tensor(self.op, name, tensor)
         if not tensor.is_floating_point():
             raise ValueError(f"{self.op}: {name} must be a floating point tensor, got {tensor.dtype}")
+        if tensor.dtype not in _TYPES:
+            raise ValueError(
+                f"{self.op}: {name} must be float64, float32, bfloat16 or float16, got {tensor.dtype}"
+            )
 
     def exactly(self, name: str, tensor: Tensor, sizes: tuple[int, ...], letters: Sequence[str]) -> None:
         """Checks one floating point tensor whose sizes are numbers; ``letters`` are those of which they are made.
@@ -100,6 +109,46 @@ class Shapes:
             raise ValueError(f"{self.op}: {name} must be an int64 tensor, got {tensor.dtype}")
         self.check_size(name, tensor, shape)
 
+    def norm(self, given: object) -> None:
+        """Checks the gain and the bias of a layer normalisation, each (A,).
+
+        Raises:
+            ValueError: it is no pair of tensors, or one does not fit.
+        """
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise ValueError(f"{self.op}: layer_norm must be (gain, bias), got {kind_of(given)}")
+        self("layer_norm gain", given[0], "A")
+        self("layer_norm bias", given[1], "A")
+
+    def lengths(self, tensor: Tensor, positions: str) -> None:
+        """Checks the lengths of a batch's rows, (B,), and if they lie on the CPU that they are within the positions.
+
+        Raises:
+            ValueError: the type, the size or the device does not fit, or a length is negative or too long.
+        """
+        self.indices("lengths", tensor, "B")
+        if tensor.device.type not in ("cpu", self._device.type if self._device is not None else "cpu"):
+            raise ValueError(
+                f"{self.op}: lengths is on {tensor.device}, the other arguments on {self._device}"
+            )
+        self.bounded("lengths", tensor, 0, self.sizes[positions])
+
+    def bounded(self, name: str, tensor: Tensor, least: int, most: int) -> None:
+        """Checks the values of an int64 tensor on the CPU; elsewhere looking at them would wait for the device.
+
+        Raises:
+            ValueError: a value is less than ``least`` or more than ``most``.
+        """
+        if torch.compiler.is_compiling() or isinstance(tensor, FakeTensor) or tensor.device.type != "cpu":
+            return
+        if not tensor.numel():
+            return
+        lowest, highest = (int(value) for value in torch.aminmax(tensor.detach()))
+        if lowest < least or highest > most:
+            raise ValueError(
+                f"{self.op}: {name} must be from {least} to {most}, got {lowest if lowest < least else highest}"
+            )
+
     def _expected(self, letter: str) -> int | None:
         """Returns the size that a letter stands for, None if it is not known yet."""
         if letter in self.sizes:
@@ -124,6 +173,9 @@ def check_tensor(op: str, name: str, given: object) -> None:
     """
     if not isinstance(given, Tensor):
         raise ValueError(f"{op}: {name} must be a tensor, got {kind_of(given)}")  # noqa: TRY004  as all of its errors
+    if given.layout != strided or given.is_quantized:
+        kind = "quantized" if given.is_quantized else given.layout
+        raise ValueError(f"{op}: {name} must be a dense tensor, got {kind}")
 
 
 def kind_of(given: object) -> str:
@@ -133,13 +185,29 @@ def kind_of(given: object) -> str:
     return "None" if given is None else f"a value of type {type(given).__name__}"
 
 
+def check_number(op: str, name: str, given: object) -> None:
+    """Checks that an argument is a number.
+
+    Raises:
+        ValueError: it is something else, or not finite.
+    """
+    if not isinstance(given, (int, float)) or not math.isfinite(given):
+        raise ValueError(f"{op}: {name} must be a finite number, got {given!r}")
+
+
 def check_dropout(op: str, dropout: float, seed: object) -> None:
     """Checks a dropout probability and its seed.
 
     Raises:
-        ValueError: the probability is not in [0, 1), or it is not zero and there is no seed.
+        ValueError: the probability is not in [0, 1), or it is not zero and there is no seed that is one.
     """
-    if not 0.0 <= dropout < 1.0:
+    if not isinstance(dropout, (int, float)) or not 0.0 <= dropout < 1.0:
         raise ValueError(f"{op}: dropout must be at least 0 and less than 1, got {dropout}")
     if dropout > 0.0 and seed is None:
         raise ValueError(f"{op}: dropout {dropout} needs dropout_seed, an int")
+    whole = isinstance(seed, int) and -(2**63) <= seed < 2**63
+    scalar = isinstance(seed, Tensor) and seed.dtype == int64 and seed.numel() == 1
+    if seed is not None and not whole and not scalar:
+        raise ValueError(
+            f"{op}: dropout_seed must be an int of 64 bits or an int64 scalar tensor, got {kind_of(seed)}"
+        )

@@ -49,7 +49,7 @@ class Problem(NamedTuple):
         dtype: the compute type.
         sizes: by letter, as `Shapes` learns them.
         detail: what else changes the work: the number of layers, the kind of attention.
-        is_light: whether the reference keeps little and is known to be faster.
+        is_light: whether the reference is known to be faster, and keeps little where memory is short.
     """
 
     op: str
@@ -194,14 +194,18 @@ def ruled(
     if name == "auto":
         # What follows rules alone, a model's run or its estimate, has one implementation for all of its shapes.
         light = problem.is_light and stash == "auto" and not MODE.rules_only
-        name = rule(
-            problem.op,
-            problem.device_type,
-            problem.dtype,
-            gradients=problem.keeps_gradients and not light,
-            among=available,
-            sizes=problem.sizes,
-            detail=problem.detail,
+        name = (
+            next(iter(available))
+            if light
+            else rule(
+                problem.op,
+                problem.device_type,
+                problem.dtype,
+                gradients=problem.keeps_gradients,
+                among=available,
+                sizes=problem.sizes,
+                detail=problem.detail,
+            )
         )
     return with_stash(
         available[name], implementation, stash, options[0] if options else {}, problem.keeps_gradients

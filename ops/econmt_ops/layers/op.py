@@ -98,7 +98,7 @@ def layer_op(package: str, summary: str, *cells: Cell, rounded: tuple[str, ...] 
         layers = _as_layers(name, layers, cells)
         cell = _check_layers(check, layers, cells)
         if lengths is not None:
-            check.indices("lengths", lengths, "B")
+            check.lengths(lengths, "T")
         check_dropout(name, dropout, dropout_seed)
         like = values_of(inputs)
         dtype = compute_dtype(like)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from econmt_ops.core.precision import compute_dtype, explicit_casts
-from econmt_ops.core.shapes import Shapes
+from econmt_ops.core.shapes import Shapes, check_tensor
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
 
 LAYOUTS = ("row", "column", "transposed", "packed")
@@ -44,6 +44,7 @@ def linear(
         raise ValueError(f"linear: unknown layout {layout!r}; available: {', '.join(('auto', *LAYOUTS))}")
     check = Shapes("linear")
     check("weight", weight, "O I")
+    check_tensor("linear", "inputs", inputs)
     if inputs.dim() == 0 or inputs.shape[-1] != check.sizes["I"]:
         raise ValueError(
             f"linear: inputs must be (..., I) with I={check.sizes['I']}, got {tuple(inputs.shape)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from econmt_ops.core.precision import compute_dtype, explicit_casts
-from econmt_ops.core.shapes import Shapes
+from econmt_ops.core.shapes import Shapes, check_number
 from econmt_ops.dispatch.select import Candidate, Problem, implementations, run
 
 _IMPLEMENTATIONS = implementations(__name__, "linear_cross_entropy")
@@ -50,6 +50,7 @@ def linear_cross_entropy(
         raise ValueError(
             f"linear_cross_entropy: unknown reduction {reduction!r}; available: {', '.join(_REDUCTIONS)}"
         )
+    check_number("linear_cross_entropy", "label_smoothing", label_smoothing)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"linear_cross_entropy: label_smoothing must be from 0 to 1, got {label_smoothing}")
     check = Shapes("linear_cross_entropy")

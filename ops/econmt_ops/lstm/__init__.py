@@ -29,7 +29,7 @@ _BIDIRECTIONAL = implementations(__name__, "bidirectional_lstm")
 def hidden_size(layer: AnyLSTMWeights) -> int | None:
     """H of a layer whose shapes nobody has checked; None if its recurrent matrix is none."""
     matrix = layer.hidden.right if isinstance(layer.hidden, LowRank) else layer.hidden
-    return matrix.shape[1] if matrix.dim() == 2 else None
+    return matrix.shape[1] if isinstance(matrix, Tensor) and matrix.dim() == 2 else None
 
 
 def as_layers(op: str, layers: object) -> tuple[AnyLSTMWeights, ...]:
@@ -234,7 +234,7 @@ def lstm(
     check_inputs(check, inputs)
     check_layers(check, layers, "I")
     if lengths is not None:
-        check.indices("lengths", lengths, "B")
+        check.lengths(lengths, "T")
     check_dropout("lstm", dropout, dropout_seed)
     like = values_of(inputs)
     dtype = compute_dtype(like)
@@ -305,7 +305,7 @@ def bidirectional_lstm(
     _check_layer(check, "forward", forward, "I")
     _check_layer(check, "backward", backward, "I")
     if lengths is not None:
-        check.indices("lengths", lengths, "B")
+        check.lengths(lengths, "T")
     like = values_of(inputs)
     dtype = compute_dtype(like)
 

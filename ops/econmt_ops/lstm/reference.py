@@ -57,15 +57,27 @@ def last_outputs(outputs: Tensor, h: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(lengths > 0, outputs.gather(1, index).squeeze(1), h)
 
 
+def _has_cudnn() -> bool:
+    return bool(torch.backends.cudnn.is_available())  # type: ignore[no-untyped-call]
+
+
 def is_light(batch: int, steps: int, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a layer keeps little and is faster by the reference than by recomputing.
+    """Whether the reference is faster than recomputing, and on a CPU keeps little.
+
+    On a GPU in IEEE float32 it is cuDNN's layer, which holds its weights in registers for all steps; no launch of ours
+    has room for them in that type.
 
     Args:
         batch, steps, hidden: B, T and H.
         dtype: the compute type.
         device: where.
     """
-    if device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return False
+    if device.type == "cuda":
+        exact_products = dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+        return exact_products and torch.backends.cudnn.enabled and _has_cudnn()
+    if device.type != "cpu":
         return False
     exact = accumulate_dtype(dtype)
     if batch * steps * 4 * hidden * exact.itemsize > _LITTLE:

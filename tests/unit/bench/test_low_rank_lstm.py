@@ -58,4 +58,7 @@ def test_rows_hold_times_and_gains() -> None:
         whole = min(float(row[f"{what}, ms"]) for row in rows[:2])
         assert float(rows[2][f"{what}, gain"]) == pytest.approx(whole / float(rows[2][f"{what}, ms"]))
         assert 0.0 < float(rows[2][f"{what}, ms"]) <= float(rows[2][f"{what}, median ms"])
-    assert said[-1] == "low-rank: batch 2, float32, rank 2, recompute"
+    assert said[-2:] == [
+        "low-rank 2 of 2: batch 2, float32, rank 2, recompute (3 of 3)",
+        "low-rank 2 of 2: batch 2, float32, timing in turns",
+    ]

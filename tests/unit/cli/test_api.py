@@ -55,6 +55,18 @@ def test_translations_are_those_of_the_command_line(
     assert [len(translation.hypotheses) for translation in found] == [3, 0, 3, 3]
 
 
+def test_who_asks_the_same_again_gets_the_translator_with_its_graphs(word_model: Path) -> None:
+    model = econmt.load(word_model, device="cpu")
+    first = model.translator({"beam_size": 2})
+    assert model.translator({"beam_size": 2}) is first
+    assert model.translator({"beam_size": 2}, batch_size=model.recipe.decoding.batch_size) is first
+    for changed in (model.translator({"beam_size": 3}), model.translator({"beam_size": 2}, batch_size=1)):
+        assert changed is not first
+    again = model.translator({"beam_size": 2})
+    model.to("cpu")
+    assert model.translator({"beam_size": 2}) is not again
+
+
 def test_attention_is_a_distribution_over_the_source(model: econmt.TrainedModel) -> None:
     for line, translation in zip(LINES, model.translate(LINES), strict=True):
         if not line:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ from typing import Any
 import pytest
 
 import econmt
+from econmt.cli.options import as_overrides
+from econmt.data import progress_bars
 from econmt.errors import EconmtError, InputError, printable
+from econmt.recipe import load_recipe
 from econmt.typed_json import json_text
 from tests.conftest import ROOT, econmt_environment
 from tests.unit.cli.conftest import Call, Ended
@@ -241,3 +245,125 @@ def test_control_characters_are_never_printed_raw(call: Call, word_model: Path, 
     assert "\x1b" not in ended.out
     os.truncate(copy / "params.best.safetensors", 100)
     refused(call("translate", "-m", copy, text="a\n"), "evil\\x1b")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("translate", "-m", "M", "--top-k", "5"), "--top-k is for --sample"),
+        (("translate", "-m", "M", "--temperature", "0.5"), "--temperature is for --sample"),
+        (("translate", "-m", "M", "--seed", "1"), "--seed is for --sample"),
+        (("translate", "-m", "M", "--sample", "-b", "2"), "--beam-size is for searching"),
+        (("score", "-m", "M", "--length-penalty-beta", "2"), "does not change --score-type logprob"),
+        (("evaluate", "-r", "T", "-i", "T", "--metrics", ","), "--metrics ',': names no metric"),
+        (
+            ("evaluate", "-r", "T", "-i", "T", "--metrics", "ter", "--tokenize", "13a"),
+            "--tokenize is of BLEU",
+        ),
+        (("evaluate", "-r", "T", "-i", "T", "--tokenize", "13a", "--language", "de"), "--language chooses"),
+        (("evaluate", "-r", "T", "-i", "T", "--language", "../etc"), "--language '../etc': give the code"),
+        (("evaluate", "-r", "T", "-i", "T", "--metrics", "ter", "--lowercase"), "--lowercase is of BLEU"),
+        (("evaluate", "-r", "T", "-i", "T", "--samples", "9"), "--samples is for the comparison"),
+        (("evaluate", "-r", "T", "-i", "T", "--json", "--width", "3"), "--width is of text"),
+        (("profile", "quickstart", "--fit", "1GiB", "--batch", "3"), "--batch is what --fit finds"),
+        (("profile", "quickstart", "--estimate", "--device", "cuda:x"), "device 'cuda:x': unknown"),
+        (("profile", "quickstart", "--device", "null"), "device 'null': unknown"),
+        (("translate", "-m", "M", "--device", "cpu:1"), "device 'cpu:1': unknown"),
+        (("train", "quickstart", "-o", "a", "output=b"), "output is given twice"),
+        (("train", "quickstart", "--fresh", "--resume-with-changes"), "give one of them"),
+        (("prepare", "quickstart", "-o", "a", "data.prepared=b"), "data.prepared is given twice"),
+        (("compress", "-m", "M", "-o", "N", "--rank", "1", "--energy", "0.5"), "--energy finds ranks"),
+        (("bench", "layout", "--recurrent", "--paper"), "--paper is of single products"),
+        (("bench", "select", "quickstart", "--part", "1/2"), "--part is for --grid"),
+        (("bench", "select", "--grid", "--bucket", "5x5"), "--bucket is of a recipe"),
+        (("bench", "lstm", "--compile-loop"), "--compile-loop is for --ablation"),
+        (("bench", "lstm", "--ablation", "--limit", "5"), "--limit is for batches up to the peak"),
+        (("recipes", "copy", "T", "new.yaml"), "expected keys and values"),
+        (("average", "-m", "M", "-o", "L"), "loop: a link that leads to itself"),
+        (("export", "M", "L"), "loop: a link that leads to itself"),
+    ],
+)
+def test_an_option_that_would_change_nothing(
+    call: Call, word_model: Path, text: Path, tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    places = {"M": word_model, "T": text / "test.trg", "N": tmp_path / "new", "L": tmp_path / "loop"}
+    ended = call(*(places.get(word, word) for word in words), text="a\n")
+    refused(ended, message)
+
+
+@pytest.mark.parametrize("name", ["a #b", "2024", "true", "[x]", "~", "a: b", "é"])
+def test_the_name_of_an_output_is_no_yaml(name: str) -> None:
+    assert load_recipe("quickstart", as_overrides([], {"output": name})).output == name
+
+
+def test_a_pipe_is_no_parameter_file(call: Call, word_model: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    refused(
+        call("translate", "-m", word_model, "-c", tmp_path / "pipe.safetensors", text="a\n"), "a named pipe"
+    )
+
+
+def test_a_pipe_of_others_in_a_folder_is_let_be(call: Call, word_model: Path, tmp_path: Path) -> None:
+    copy = damaged(word_model, tmp_path)
+    os.mkfifo(copy / "mine")
+    assert call("info", copy).code == 0
+
+
+@pytest.mark.parametrize("name", ["training_state/00008/SHA256SUMS", "hypotheses.00008", ".lock"])
+def test_no_file_of_a_model_is_overwritten(call: Call, word_model: Path, tmp_path: Path, name: str) -> None:
+    copy = damaged(word_model, tmp_path)
+    refused(call("translate", "-m", copy, "-o", copy / name, text="a\n"), "belongs to the model")
+
+
+def test_a_line_of_a_megabyte_is_not_judged(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "long").write_text("a " * 60_000 + "\n")
+    refused(call("evaluate", "-r", tmp_path / "long", "-i", tmp_path / "long"), "long:1: 120,000 characters")
+
+
+def test_in_a_pipe_it_is_said_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_bars, "QUIET_SECONDS", 0.001)
+    said, told = threading.Event(), list[str]()
+
+    def hear(text: str) -> None:
+        told.append(text)
+        if text == "fitting":
+            said.set()
+
+    monkeypatch.setattr(progress_bars, "notice", hear)
+    with progress_bars.status_line() as say:
+        say("fitting")
+        assert said.wait(60)
+    assert set(told) <= {"at work", "fitting"}
+    assert threading.active_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("call_python", "words"),
+    [
+        (lambda model: econmt.load(5), "model 5"),
+        (lambda model: econmt.load([None]), "model"),
+        (lambda model: econmt.load("x", 1.5), "checkpoint 1.5"),
+        (lambda model: econmt.load("x", True), "checkpoint True"),
+        (lambda model: econmt.train(5), "recipe 5"),
+        (lambda model: econmt.train("quickstart", 5), "overrides 5"),
+        (lambda model: econmt.train("quickstart", [5]), "overrides"),
+        (lambda model: econmt.train("quickstart", data_dir=5), "data_dir 5"),
+        (lambda model: econmt.load(model).translate(5), "a list of lines"),
+        (lambda model: econmt.load(model).translate([b"a"]), "a list of lines"),
+        (lambda model: econmt.load(model).translator(5), "search 5"),
+        (lambda model: econmt.load(model).translator({}, long_lines="x"), "long_lines 'x'"),
+    ],
+)
+def test_python_is_told_of_wrong_kinds(
+    word_model: Path, call_python: Callable[[Any], object], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        call_python(word_model)
+
+
+def test_the_name_of_what_was_made_is_printed_without_control_characters(
+    call: Call, word_model: Path, tmp_path: Path
+) -> None:
+    ended = call("export", word_model, tmp_path / "new\x1b[2J")
+    assert (ended.code, ended.out) == (0, f"{tmp_path}/new\\x1b[2J\n")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -348,3 +349,21 @@ def test_a_named_pipe_in_a_model_folder_is_refused(
     ended = call("translate", "-m", folder, text="a\n")
     assert (ended.code, ended.out) == (2, "")
     assert f"{folder / name}: a named pipe, not a file" in ended.err
+
+
+def test_a_terminal_is_told_how_many_lines_are_done(
+    call: Call, word_model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    given = ("-m", word_model, "-o", tmp_path / "made")
+    source = text / "test.src"
+    assert "lines" not in call("translate", *given, "-i", source).err.replace("12 lines,", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "12 of 12 lines" in without_colours(call("translate", *given, "-i", source).err)
+    assert "12 lines" in without_colours(call("translate", *given, text=source.read_bytes()).err)
+    scored = call("score", *given, "-s", source, "-t", text / "test.trg")
+    assert "12 of 12 pairs" in without_colours(scored.err)
+
+
+def without_colours(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from econmt.data.corpus import Corpus, find_corpus, find_text, read_lines, read_pairs, search_path
+from econmt.data.corpus import (
+    Corpus,
+    count_lines,
+    find_corpus,
+    find_text,
+    read_lines,
+    read_pairs,
+    search_path,
+)
 from econmt.errors import InputError
 
 
@@ -175,3 +183,14 @@ def test_pairs_are_streamed(tmp_path: Path) -> None:
     assert next(pairs) == ("a", "c")
     with pytest.raises(InputError, match=r"t\.en:2"):
         next(pairs)
+
+
+def test_lines_are_counted_as_they_are_read(tmp_path: Path) -> None:
+    plain, packed = tmp_path / "a.en", tmp_path / "a.en.gz"
+    for content in (b"one\ntwo\n", b"one\ntwo", b"\n", b"one\r\n\xe2\x80\xa8two\n"):
+        plain.write_bytes(content)
+        packed.write_bytes(gzip.compress(content))
+        assert count_lines(plain) == count_lines(packed) == len(list(read_lines(plain)))
+    packed.write_bytes(packed.read_bytes()[:-9])
+    assert count_lines(packed) is None
+    assert count_lines(tmp_path) is None

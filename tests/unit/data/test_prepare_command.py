@@ -63,7 +63,7 @@ def test_report_of_derived_buckets(econmt: Command) -> None:
     shapes = [line for line in buckets.splitlines() if " x " in line and line[0].isdigit()]
     assert len(shapes) == 5
     assert "batches of 8 sentences" in work
-    costs = {line[:34].strip(): line[34:].split() for line in work.splitlines()[2:]}
+    costs = {line[:38].strip(): line[38:].split() for line in work.splitlines()[3:]}
     assert costs["derived buckets (this recipe)"][0] == "5"
     padded = {name: float(cells[1].lstrip("+")) for name, cells in costs.items()}
     trimmed = float(costs["derived buckets (this recipe)"][3].lstrip("+"))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
-from econmt.data.progress_bars import counted, download_bar
+from econmt.data.progress_bars import counted, counting, download_bar, status_line
 
 
 @pytest.mark.parametrize("show", [True, False])
@@ -37,3 +38,28 @@ def test_what_is_raised_in_the_text_comes_through(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(ValueError, match="line 2"):
         list(counted("reading", broken(), show=True))
+
+
+def test_counts_of_a_total_with_the_rate(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    with counting("translating", 29_000, "lines") as done:
+        done(29_000)
+    with status_line() as say:
+        say("bucket 3 of 12: [2 x 3]\x1b[2J")
+    told = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capfd.readouterr().err)
+    assert "29,000 of 29,000 lines" in told
+    assert "bucket 3 of 12: [2 x 3]\\x1b[2J" in told
+    assert max(map(len, re.split("[\r\n]", told))) <= 80
+
+
+def test_results_that_are_printed_meanwhile_go_where_they_belong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with counting("translating", None, "lines") as done:
+        print("ein Hund")
+        done(1)
+    assert capsys.readouterr().out == "ein Hund\n"

@@ -15,8 +15,9 @@ from typing import cast
 import numpy as np
 import pytest
 
-from econmt.data.store import PreparedData, left_out, length_quantiles, open_prepared, prepare, store_folder
+from econmt.data.store import PreparedData, left_out, open_prepared, prepare, store_folder
 from econmt.data.subwords import UNK
+from econmt.data.token_store import length_quantiles
 from econmt.errors import InputError
 from econmt.recipe import Recipe, load_recipe
 

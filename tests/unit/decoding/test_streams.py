@@ -6,10 +6,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
+from econmt import limits
+from econmt.data.corpus import read_lines
 from econmt.decoding.streams import BLOCK_BYTES, LineOutput, decode_line, read_chunks, shown_on_terminal
 from econmt.errors import InputError
 
@@ -212,3 +215,21 @@ def test_standard_output_is_flushed_at_once(capsys: pytest.CaptureFixture[str]) 
         assert capsys.readouterr().out == "a\nb\n"
     print("still open", file=sys.stdout)
     assert capsys.readouterr().out == "still open\n"
+
+
+def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(limits, "LINE_BYTES", 100_000)
+    path = tmp_path / "text"
+    path.write_bytes(b"a\n" + b"x" * 99_000 + b"\n" + b"\0" * 200_000)
+    for lines in (read_lines(path), chain.from_iterable(read_chunks(os.open(path, os.O_RDONLY), 5))):
+        found = []
+        with pytest.raises(InputError, match=r":3: NUL bytes of [0-9,]+ bytes and more; is this a text file"):
+            found += lines
+        assert len(found) in (0, 2)
+    path.write_bytes(b"x" * 70_000 + b"\ny\n" + b"z" * 70_000)
+    with path.open("rb") as stream:
+        assert [line for chunk in read_chunks(stream.fileno(), 5) for line in chunk] == [
+            "x" * 70_000,
+            "y",
+            "z" * 70_000,
+        ]

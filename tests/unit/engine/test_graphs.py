@@ -395,7 +395,7 @@ def test_the_reason_is_the_first_error_and_told_once_a_shape(several: bool) -> N
     updates = [[first, five], [five, first]] if several else [[five], [five]]
     assert_close(train(step, graphed, updates), train(eager, eager, updates))
     assert notes == [
-        "no CUDA graph for batches of 8 x 5 x 6, which are launched kernel by kernel: "
+        "no CUDA graph for batches of 8 pairs, 5 source and 6 target positions, which are launched kernel by kernel: "
         "CUDA error: operation not permitted when stream is capturing"
     ]
 

@@ -84,6 +84,16 @@ def test_cudnn_lstm_has_the_results_and_gradients_of_an_lstm(bidirectional: bool
     assert tracker.flops.total() == 3 * 2 * directions * steps * batch * (6 + 5) * 20
 
 
+def test_tensors_are_compared_without_making_them() -> None:
+    """By itself PyTorch would make both, filled with zeros: as much memory as the step that is only predicted."""
+    with standing_in("cpu"), Tracker(torch.device("cpu"), replacements=REPLACEMENTS):
+        large = torch.empty(1 << 50)
+        assert large.is_set_to(large.detach())
+        assert not large.is_set_to(torch.empty(1 << 50))
+        assert not large.is_set_to(large[1:])
+        assert not large.is_set_to(large.view(2, -1))
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("stash", ["outputs", "carries"])
 def test_a_scan_costs_what_it_declares(device: str, stash: str) -> None:

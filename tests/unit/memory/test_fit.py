@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from econmt.memory.estimate.techniques import Technique, estimate
 from econmt.memory.measure.ledger import Ledger
-from econmt.memory.plan.fit import MOST_ROWS, demand, fit, largest_batch
+from econmt.memory.plan.fit import MOST_ROWS, demand, fit, fit_all, largest_batch
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
@@ -70,6 +70,37 @@ def test_few_calls_where_bytes_grow_in_steps() -> None:
 
     assert needed(largest_batch(needed, 2 << 30, 128, lambda: 400_000_000) + 1) > 2 << 30
     assert len(calls) <= 20
+
+
+def test_buckets_tell_where_to_look_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Shape] = []
+
+    def fake(task: TranslationTask, technique: Technique, shape: Shape, device: str) -> Ledger:
+        looks.append(shape)
+        each = 900 + 700 * shape.source + 2100 * shape.target + 30 * shape.source * shape.target
+        return Ledger(peak=10**6 + each * shape.rows)
+
+    monkeypatch.setattr("econmt.memory.plan.fit.estimate", fake)
+    task = TranslationTask(load_recipe("quickstart", SMALL), 40, 50)
+    technique = Technique("reference", Implementations(), torch.float32)
+    buckets = [(size, size) for size in range(100, 0, -10)]
+    found = list(fit_all(task, technique, buckets, 2 << 30, "cpu", 128))
+    assert [fit[:2] for fit in found] == buckets
+    for each in found:
+        more = fake(task, technique, Shape(each.rows + 1, *each[:2]), "").peak
+        assert each.bytes <= 2 << 30 < more
+    assert len(looks) - len(found) <= 28
+
+
+def test_buckets_of_one_size_and_none_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(task: TranslationTask, technique: Technique, shape: Shape, device: str) -> Ledger:
+        return Ledger(peak=100 * shape.rows * shape.source)
+
+    monkeypatch.setattr("econmt.memory.plan.fit.estimate", fake)
+    task = TranslationTask(load_recipe("quickstart", SMALL), 40, 50)
+    technique = Technique("reference", Implementations(), torch.float32)
+    buckets = [(9, 9), (4, 14), (14, 4), (2, 2)]
+    assert [fit.rows for fit in fit_all(task, technique, buckets, 1000, "cpu", 64)] == [1, 2, 0, 5]
 
 
 def test_ends_of_the_range() -> None:

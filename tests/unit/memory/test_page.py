@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -325,3 +326,24 @@ def test_charts_scroll_on_a_phone_instead_of_shrinking() -> None:
     narrow = html[html.index("@media (max-width: 700px)") :]
     assert ".chart { overflow-x: auto;" in narrow
     assert int(re.search(r"\.chart svg \{ width: (\d+)px", narrow)[1]) > 700  # type: ignore[index]
+
+
+@pytest.mark.parametrize("theme", [0, 1])
+def test_no_two_things_have_one_colour(theme: int) -> None:
+    style = page(make_report(make_profile("reference", 4))).split("</style>")[0]
+    block = re.findall(r":root[^{]*{([^}]*)}", style)[theme]
+    colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block))
+    wanted = {css_class(kind)[2:] for kind in (*CATEGORIES, *LAYERS, *PHASES, "speed")}
+    assert wanted <= set(colours)
+    words = {colours[name] for name in ("ink", "quiet", "accent")}
+    assert len({colours[name] for name in wanted} | words) == len(wanted) + len(words)
+
+
+def test_names_and_commands_are_text_without_control_characters() -> None:
+    evil = "<script>alert(1)</script>\x1b]0;x\x07\u202e&amp;'\""
+    report = make_report(make_profile(evil, 2), make_profile("all", 1))
+    machine = {**report.machine, "processor": evil}
+    html = page(replace(report, recipe=evil, command=evil, notes=[evil], how=evil, machine=machine))
+    assert "<script>alert" not in html
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", html)
+    assert "\\x1b]0;x\\x07\\u202e" in html

@@ -35,6 +35,8 @@ class LettersTask:
     recipe: Recipe
     sizes: tuple[int, int]
     name = "letters"
+    translates = False
+    evaluation = TranslationTask.evaluation
 
     @classmethod
     def of(cls, recipe: Recipe, prepared: PreparedData) -> LettersTask:

@@ -11,6 +11,7 @@ import pytest
 from econmt.cli.main import main
 from econmt.errors import InputError
 from econmt.training.export import export_model
+from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.run import run_recipe
 from tests.unit.training.tiny import Run, snapshot, write_recipe
@@ -148,3 +149,83 @@ def test_an_export_is_not_trained_over(make_run: MakeRun, tmp_path: Path) -> Non
     ):
         go(Run(run.text, lean, (SHORT,)))
     assert contents(lean) == before
+
+
+@pytest.mark.parametrize("name", ["log", "metrics.tsv", "results.json", "hypotheses.00004", ".lock"])
+def test_what_a_link_leads_to_is_not_written(make_run: MakeRun, tmp_path: Path, name: str) -> None:
+    run = make_run(SHORT)
+    go(run)
+    mine = tmp_path / "notes.txt"
+    mine.write_text("mine")
+    (run.folder.path / name).unlink(missing_ok=True)
+    (run.folder.path / name).symlink_to(mine)
+    for overwrite in (False, True):
+        with pytest.raises(
+            InputError, match=rf"{name}: a link to .*notes.txt, which training would write over"
+        ):
+            go(run, overwrite_output=overwrite)
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["params.00004.safetensors", "hypotheses.00004"])
+def test_a_file_named_like_a_checkpoint_to_come_is_not_written(
+    make_run: MakeRun, name: str, overwrite: bool
+) -> None:
+    run = make_run(SHORT)
+    go(run)
+    (run.folder.path / name).write_text("mine")
+    before = contents(run.folder.path)
+    with pytest.raises(InputError, match=rf"{name}: not written by the run in this folder"):
+        run.folder.check(overwrite=overwrite, last=4)
+    run.folder.check(overwrite=overwrite, last=3)
+    assert contents(run.folder.path) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "is_folder", "words"),
+    [
+        ("pictures", False, "needs a folder of this name"),
+        ("tensorboard", False, "needs a folder of this name"),
+        ("log", True, "needs a file of this name"),
+        ("params.00002.safetensors", True, "needs a file of this name"),
+        ("training_state/00004/x", True, "has the name of a training state and is none"),
+    ],
+)
+def test_what_stands_where_a_run_writes_is_told_before(
+    make_run: MakeRun, name: str, is_folder: bool, words: str
+) -> None:
+    run = make_run(SHORT)
+    go(run)
+    path = run.folder.path / name
+    if path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+    if is_folder:
+        path.mkdir(parents=True)
+    else:
+        path.write_text("mine")
+    with pytest.raises(InputError, match=words):
+        run.folder.check(overwrite=False)
+
+
+def test_others_files_in_unfinished_states_stay(make_run: MakeRun) -> None:
+    run = make_run(SHORT)
+    go(run)
+    mine = run.folder.states / "00004.tmp" / "notes"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    assert run.folder.temporaries() == []
+    mine.rename(mine.with_name("state.json"))
+    assert run.folder.temporaries() == [mine.parent]
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "file", "file/x/y", "loop"])
+def test_a_dry_run_needs_a_place_to_write_too(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(InputError, match="the model folder cannot be written"):
+        ModelFolder(tmp_path / place).check_writable()
+    ModelFolder(tmp_path / "new" / "folder").check_writable()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]

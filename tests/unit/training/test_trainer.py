@@ -16,6 +16,7 @@ from econmt.engine.world import World
 from econmt.errors import TrainingError
 from econmt.evaluation.metrics import Score
 from econmt.tasks.translation import TranslationTask
+from econmt.training.failures import not_finite
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
 from econmt.training.state import seed_everything
@@ -241,7 +242,7 @@ def test_loss_that_is_not_finite_stops_before_it_reaches_the_parameters(make_run
 def test_gradient_that_is_not_finite_is_told_apart_and_long_lists_are_cut(make_run: MakeRun) -> None:
     trainer = make_run().trainer()
     reading = UpdateMetrics(3, 1.5, float("inf"), 9, [torch.arange(12).numpy()])
-    message = trainer._not_finite(reading)
+    message = not_finite(reading, trainer.prepared.train, trainer._last_good())
     assert message.startswith("the gradient is not finite at update 3")
     assert "and 4 more; there is no checkpoint yet" in message
 

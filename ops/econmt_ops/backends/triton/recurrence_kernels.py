@@ -96,13 +96,16 @@ def states_around(p, e, start, number, tiles, group, parts, states, flags, UNITS
     at = (first + before)[:, None] * (2 * UNITS) + column[None, :]
     ps = tl.load(parts + at, mask=earlier[:, None], other=1.0)
     es = tl.load(parts + at + UNITS, mask=earlier[:, None], other=0.0)
-    joined, added = tl.reduce((ps, es), 0, join)
+    # A scan and no reduction, which on a GPU joins parts in another order than theirs.
+    mine = (before == rank)[:, None]
+    through = tl.associative_scan((tl.where(mine, p[None, :], ps), tl.where(mine, e[None, :], es)), 0, join)
+    last = (before == rank - 1)[:, None]
+    joined = tl.sum(tl.where(last, through[0], 0.0), 0) + tl.where(rank == 0, 1.0, 0.0)
+    added = tl.sum(tl.where(last, through[1], 0.0), 0)
+    joined_too = tl.sum(tl.where(mine, through[0], 0.0), 0)
+    added_too = tl.sum(tl.where(mine, through[1], 0.0), 0)
     if own > 0:
         start = tl.load(states + (group * supers + own - 1) * UNITS + column)
-    mine = (before == rank)[:, None]
-    joined_too, added_too = tl.reduce(
-        (tl.where(mine, p[None, :], ps), tl.where(mine, e[None, :], es)), 0, join
-    )
     state, next_state = after(joined, added, start), after(joined_too, added_too, start)
     if WAITS:
         state = tl.where(patience > 0, state, float("nan"))

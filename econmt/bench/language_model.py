@@ -1,0 +1,369 @@
+"""Training of a language model end to end, ours against PyTorch's: words a second by hidden size and batch.
+
+The comparison of EcoRNN (Zheng and others, 2018; its LSTM layer trained on PTB and WikiText-2): an embedding, two LSTM
+layers and an output layer as wide as it, truncated backpropagation through time with carried state, plain SGD and the
+gradient's norm bounded. Every contender has the same sizes, the same random ids, no dropout, and does all that an
+update does. On a GPU each one's update is a CUDA graph if it can be captured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from econmt.bench.rows import Row, Say, save_figure, time_in_turns
+from econmt.engine.graphs import GraphedStep
+from econmt.engine.precision import Precision
+from econmt.engine.step import TrainingStep
+from econmt.model import Implementations
+from econmt.recipe import Recipe, parse_recipe
+from econmt.tasks.language_model import LanguageModelTask
+from econmt.tasks.protocol import Shape, random_ids
+from econmt.training.choice import choose_implementations, measure
+from econmt_ops.backends.compiled import has_compiler
+from econmt_ops.dispatch.capture import Capturer, first_error
+from econmt_ops.dispatch.rule import can_run, captured
+from econmt_ops.dispatch.traits import implementations_of
+
+HIDDEN, BATCHES, VOCABULARIES = (200, 650, 1500), (32, 64, 128), (10_000, 33_278)
+"""The published grid; the vocabularies are those of PTB and WikiText-2."""
+
+DEFAULT, BY_TORCH, COMPILED, COMPILED_LOOP, AUTO = (
+    "step loop",
+    "torch.nn.LSTM",
+    "torch.compile",
+    "torch.compile of the loop",
+    "econmt auto",
+)
+"""Contenders; the first is what EcoRNN calls Default. Others of econmt have the names of implementations."""
+
+_CLIP = 0.25
+_RATE = 1.0
+_WARM_UP = 2
+"""Updates before the first that is timed."""
+
+
+class Problem(NamedTuple):
+    """What is trained."""
+
+    vocabulary: int
+    hidden: int
+    batch: int
+    bptt: int
+    layers: int
+
+
+class _Stepwise(nn.Module):
+    """LSTM layers as a loop of single steps, each of its operations by itself."""
+
+    def __init__(self, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.inputs = nn.ModuleList(nn.Linear(hidden, 4 * hidden) for _ in range(layers))
+        self.states = nn.ModuleList(nn.Linear(hidden, 4 * hidden, bias=False) for _ in range(layers))
+
+    def forward(self, inputs: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Of inputs (B, T, H) and h and c (L, B, H) the outputs and the last states, as torch.nn.LSTM gives them."""
+        last = []
+        for number, (reads, goes_on) in enumerate(zip(self.inputs, self.states, strict=True)):
+            h, c = (part[number] for part in state)
+            outputs = []
+            for position in inputs.unbind(1):
+                i, f, g, o = (reads(position) + goes_on(h)).chunk(4, dim=1)
+                c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+                h = torch.sigmoid(o) * torch.tanh(c)
+                outputs.append(h)
+            inputs = torch.stack(outputs, 1)
+            last.append((h, c))
+        h, c = (torch.stack(parts) for parts in zip(*last, strict=True))
+        return inputs, (h, c)
+
+
+class _Plain(nn.Module):
+    """The language model in plain PyTorch."""
+
+    def __init__(self, problem: Problem, layers: nn.Module) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(problem.vocabulary, problem.hidden)
+        self.layers = layers
+        self.output = nn.Linear(problem.hidden, problem.vocabulary)
+
+    def forward(self, inputs: Tensor, targets: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean loss of ids (B, T), and the states after them."""
+        outputs, (h, c) = self.layers(self.embedding(inputs), (h, c))
+        logits = self.output(outputs).flatten(0, 1)
+        return functional.cross_entropy(logits.float(), targets.flatten()), h.detach(), c.detach()
+
+
+Update = Callable[[], object]
+
+
+def _plain_update(
+    problem: Problem, layers: nn.Module, device: torch.device, precision: Precision, *, compiled: bool
+) -> Update:
+    """An update of a model in plain PyTorch, on the same batch each time, with its state carried."""
+    model = _Plain(problem, layers).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
+    # As econmt's example: no more different words than text has.
+    inputs, targets = (
+        random_ids(problem.vocabulary, problem.batch, problem.bptt).to(device) for _ in range(2)
+    )
+    h, c = (torch.zeros(problem.layers, problem.batch, problem.hidden, device=device) for _ in range(2))
+    loss_of: Callable[..., tuple[Tensor, Tensor, Tensor]] = torch.compile(model) if compiled else model
+
+    def update() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with precision.products(device):
+            with precision.autocast(device):
+                loss, last_h, last_c = loss_of(inputs, targets, h, c)
+            torch.autograd.backward(loss)
+        h.copy_(last_h)
+        c.copy_(last_c)
+        nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
+        optimizer.step()
+
+    return update
+
+
+def _in_graph(update: Update, device: torch.device) -> Update:
+    """The update as a CUDA graph.
+
+    Raises:
+        RuntimeError: it cannot be captured.
+    """
+    capturer = Capturer(device)
+    with capturer.warming_up():
+        for _ in range(_WARM_UP):
+            update()
+    graph, _ = capturer.capture(update)
+    return graph.replay
+
+
+def recipe_of(problem: Problem) -> Recipe:
+    """The recipe of a problem."""
+    return parse_recipe(
+        f"""
+name: bench
+task: language_model
+output: bench
+data: {{text: txt, train: [train], valid: valid, subwords: {{type: words, size: {problem.vocabulary}}}}}
+model: {{embedding: {problem.hidden}, layers: {problem.layers}, size: {problem.hidden}}}
+training:
+  batch: {{size: {problem.batch}}}
+  bptt: {problem.bptt}
+  optimizer: {{name: sgd, learning_rate: {_RATE}}}
+  gradient_clipping: {{threshold: {_CLIP}}}
+  max_updates: 1
+""",
+        "the bench's recipe",
+    )
+
+
+def _own_update(
+    problem: Problem, chosen: Implementations, device: torch.device, precision: Precision, notes: list[str]
+) -> Update:
+    """An update of econmt's training step, as a run makes it."""
+    task = LanguageModelTask(recipe_of(problem), problem.vocabulary)
+    model = task.build_model().to(device).train()
+    step = TrainingStep(task, model, precision, implementations=chosen)
+    batch = task.example(Shape(problem.batch, 1, problem.bptt))
+    run = GraphedStep(step, note=notes.append) if device.type == "cuda" else step
+
+    def update() -> None:
+        run([batch])
+        if device.type == "cuda":
+            return
+        step.clear()
+
+    return update
+
+
+def _own_names(device: torch.device, precision: Precision) -> list[str]:
+    """The implementations of an LSTM that this machine can run, those that must be compiled for minutes left out."""
+    with captured(device.type == "cuda"):
+        return [
+            name
+            for name, each in implementations_of("lstm").items()
+            if can_run(each.traits, device.type, precision.dtype) and not each.traits.warms_up
+        ]
+
+
+def chosen_by_auto(problem: Problem, device: torch.device, precision: Precision) -> Implementations:
+    """What a run of this problem would use: measured on the CPU, by the rule in CUDA graphs."""
+    recipe = recipe_of(problem)
+    task = LanguageModelTask(recipe, problem.vocabulary)
+    found = []
+    if device.type == "cpu":
+        model = task.build_model().train()
+        session = measure(task, model, Shape(problem.batch, 1, problem.bptt), device, precision)
+        found = list(session.measurements.values())
+    with captured(device.type == "cuda"):
+        return choose_implementations(Implementations.of(recipe.ops), found, device=device.type)
+
+
+class _Contender(NamedTuple):
+    """A name, what makes its update, and which implementations it runs."""
+
+    name: str
+    make: Callable[[list[str]], Update]
+    ops: str = ""
+
+
+def _contenders(
+    problem: Problem, device: torch.device, precision: Precision, *, compile_loop: bool
+) -> list[_Contender]:
+    def plain(layers: Callable[[], nn.Module], *, compiled: bool = False) -> Callable[[list[str]], Update]:
+        return lambda _: _plain_update(problem, layers(), device, precision, compiled=compiled)
+
+    def loop() -> nn.Module:
+        return _Stepwise(problem.hidden, problem.layers)
+
+    def library() -> nn.Module:
+        return nn.LSTM(problem.hidden, problem.hidden, problem.layers, batch_first=True)
+
+    def own(chosen: Implementations) -> Callable[[list[str]], Update]:
+        return lambda notes: _own_update(problem, chosen, device, precision, notes)
+
+    auto = chosen_by_auto(problem, device, precision)
+    found = [_Contender(DEFAULT, plain(loop)), _Contender(BY_TORCH, plain(library))]
+    if has_compiler():
+        found.append(_Contender(COMPILED, plain(library, compiled=True)))
+        found += [_Contender(COMPILED_LOOP, plain(loop, compiled=True))] if compile_loop else []
+    for name in _own_names(device, precision):
+        chosen = auto._replace(encoder=name)
+        found.append(_Contender(f"econmt {name}", own(chosen), _told(chosen)))
+    return [*found, _Contender(AUTO, own(auto), _told(auto))]
+
+
+def _told(chosen: Implementations) -> str:
+    return f"lstm {chosen.encoder}, stash {chosen.stash}, output {chosen.output}"
+
+
+def grid(
+    hidden: Sequence[int], batches: Sequence[int], vocabularies: Sequence[int], bptt: int, layers: int
+) -> list[Problem]:
+    """All problems, the small ones first."""
+    return [
+        Problem(vocabulary, size, batch, bptt, layers)
+        for vocabulary in vocabularies
+        for size in hidden
+        for batch in batches
+    ]
+
+
+def rows(
+    problems: Sequence[Problem],
+    device: torch.device,
+    precision: Precision,
+    seconds: float,
+    say: Say,
+    *,
+    only: Sequence[str] = (),
+    compile_loop: bool = False,
+) -> Iterator[Row]:
+    """A row for each contender of each problem; those of a problem are timed in turns.
+
+    Args:
+        problems: see :func:`grid`.
+        device: where.
+        precision: of products.
+        seconds: for each problem, not counting what is done before the first timed update.
+        say: is told what is being done.
+        only: contenders whose names contain one of these; none: all.
+        compile_loop: also torch.compile of the step loop, which takes minutes to compile.
+    """
+    for problem in problems:
+        contenders = [
+            each
+            for each in _contenders(problem, device, precision, compile_loop=compile_loop)
+            if not only or any(part.lower() in each.name.lower() for part in only)
+        ]
+        yield from _measured(problem, contenders, device, precision, seconds, say)
+
+
+def _measured(
+    problem: Problem,
+    contenders: Sequence[_Contender],
+    device: torch.device,
+    precision: Precision,
+    seconds: float,
+    say: Say,
+) -> Iterator[Row]:
+    updates: dict[str, Update] = {}
+    found: dict[str, Row] = {}
+    for each in contenders:
+        say(f"{', '.join(f'{name} {value:,}' for name, value in problem._asdict().items())}: {each.name}")
+        row: Row = {"bench": "language-model", "precision": precision.name, **problem._asdict()}
+        found[each.name] = row
+        row |= {"contender": each.name, "ops": each.ops}
+        began = time.perf_counter()
+        notes: list[str] = []
+        try:
+            update = each.make(notes)
+            for _ in range(_WARM_UP):
+                update()
+            updates[each.name] = update
+            if device.type == "cuda" and not each.name.startswith("econmt"):
+                updates[each.name] = _in_graph(update, device)
+        except RuntimeError as error:
+            reason = str(first_error(error)).strip().splitlines()[0]
+            row["failure" if each.name not in updates else "not in a graph"] = reason
+        if notes:
+            row["not in a graph"] = notes[0]
+        row["first updates, s"] = time.perf_counter() - began
+    timings = time_in_turns(updates, seconds, device) if updates else {}
+    words = problem.batch * problem.bptt
+    library = timings.get(BY_TORCH)
+    for name, row in found.items():
+        if name in timings:
+            timing = timings[name]
+            row |= {"milliseconds": 1e3 * timing.median, "words/s": words / timing.median}
+            if library is not None:
+                row["x nn.LSTM"] = library.median / timing.median
+        yield row
+
+
+def draw(rows: Sequence[Mapping[str, str | int | float]], path: Path) -> None:
+    """Draws words a second as bars: a panel for each vocabulary and batch, a group for each hidden size.
+
+    Args:
+        rows: of :func:`rows`, or of a CSV of them.
+        path: of the PNG.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    known = [row for row in rows if row.get("words/s", "") != ""]
+    panels = sorted({(int(row["vocabulary"]), int(row["batch"])) for row in known})
+    names = list(dict.fromkeys(str(row["contender"]) for row in known))
+    across = max(1, len({batch for _, batch in panels}))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(max(7.5, 4.0 * across), 2.8 * down + 0.8), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False).flatten()
+    for axis, (vocabulary, batch) in zip(axes, panels, strict=False):
+        mine = [row for row in known if (int(row["vocabulary"]), int(row["batch"])) == (vocabulary, batch)]
+        sizes = sorted({int(row["hidden"]) for row in mine})
+        for number, name in enumerate(names):
+            heights = {int(row["hidden"]): float(row["words/s"]) for row in mine if row["contender"] == name}
+            # Heights by that of torch.nn.LSTM, since words a second of small and large layers are far apart.
+            base = {int(row["hidden"]): float(row["words/s"]) for row in mine if row["contender"] == BY_TORCH}
+            places = [sizes.index(size) + (number + 0.5) / len(names) * 0.8 - 0.4 for size in heights]
+            values = [height / base.get(size, height) for size, height in heights.items()]
+            axis.bar(places, values, 0.8 / len(names), label=name)
+        axis.axhline(1.0, color="grey", linewidth=0.8)
+        axis.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+        axis.set_title(f"vocabulary {vocabulary:,}, batch {batch}", fontsize=9)
+        axis.set_xlabel("hidden size")
+        axis.set_ylabel("words/s by torch.nn.LSTM's")
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    if panels:
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7)
+    save_figure(figure, path)

@@ -1,0 +1,124 @@
+"""What verbs do with the folder of a language model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from econmt.cli.computing import warn_of_crowd
+from econmt.cli.inspection import read_recipe
+from econmt.cli.options import ProductPrecision
+from econmt.data.corpus import read_lines
+from econmt.data.files import notice
+from econmt.decoding.streams import LineOutput, read_chunks, standard_input
+from econmt.decoding.text_reader import ScoredLine, TextReader
+from econmt.engine.devices import resolve_device
+from econmt.engine.precision import precision_of
+from econmt.engine.threads import threads_for
+from econmt.errors import InputError
+from econmt.model.language_model import LanguageModel
+from econmt.training.checkpoints import load_task
+from econmt.training.folder import ModelFolder
+from econmt.typed_json import json_text
+
+CHUNK = 1000
+"""Lines that are read at once."""
+
+
+def holds_language_model(models: Sequence[Path]) -> bool:
+    """Whether folders hold a language model.
+
+    Raises:
+        InputError: one of several does, or one is no model folder.
+    """
+    tasks = [read_recipe(ModelFolder(folder)).task for folder in models]
+    if "language_model" not in tasks:
+        return False
+    if len(models) > 1:
+        raise InputError(f"{models[1]}: language models make no ensemble; give one")
+    return True
+
+
+def load_reader(
+    folder: Path, checkpoint: str, device: str, precision: ProductPrecision, threads: int | None
+) -> TextReader:
+    """The language model in a folder, at the beginning of a text.
+
+    Raises:
+        InputError: the folder holds none.
+    """
+    place = resolve_device(device)
+    which = Path(checkpoint) if checkpoint.endswith(".safetensors") else checkpoint
+    model, vocabularies, task = load_task(folder, which, place)
+    if not isinstance(model, LanguageModel):
+        raise InputError(f"{folder}: holds a translation model; this takes a language model")
+    if place.type == "cpu":
+        torch.set_num_threads(threads_for(threads, place, task.recipe.model.widest).number)
+        warn_of_crowd()
+    chosen = precision_of(precision.value, place, [task.recipe]).dtype
+    return TextReader(model, vocabularies.target, place, chosen)
+
+
+def _chunks(text: Path | None) -> Iterator[list[str]]:
+    if text is None:
+        yield from read_chunks(standard_input(), CHUNK)
+        return
+    lines = read_lines(text)
+    while chunk := list(islice(lines, CHUNK)):
+        yield chunk
+
+
+def score_text(
+    reader: TextReader, text: Path | None, output: LineOutput, score_type: str, *, total: bool
+) -> None:
+    """Writes how probable each line of a text is given all lines before it, and tells of the whole.
+
+    Args:
+        reader: of the text, at its beginning.
+        text: the file; None: standard input.
+        output: where results go.
+        score_type: what is told of a line: "logprob", "neglogprob", "perplexity" or "json".
+        total: one result for the whole text instead.
+    """
+    words = tokens = 0
+    nats: list[float] = []
+    with output as write:
+        for chunk in _chunks(text):
+            scored = list(reader.score(chunk))
+            words += sum(line.words for line in scored)
+            tokens += sum(len(line.token_log_probabilities) for line in scored)
+            nats += [-line.log_probability for line in scored]
+            if not total:
+                write(_shown(line, score_type) for line in scored)
+        if not words:
+            raise InputError("there is no line to score")
+        mean = math.fsum(nats) / words
+        perplexity = math.exp(mean) if mean < 700.0 else math.inf
+        if total and score_type == "json":
+            figures = {"lines": len(nats), "words": words, "tokens": tokens, "nats": math.fsum(nats)}
+            write([json_text({**figures, "perplexity": perplexity if math.isfinite(perplexity) else None})])
+        elif total:
+            figure = {"logprob": -math.fsum(nats), "neglogprob": math.fsum(nats)}.get(score_type, perplexity)
+            write([f"{figure:.6f}"])
+    notice(
+        f"{len(nats):,} lines, {words:,} words with ends of lines: {math.fsum(nats):,.1f} nats, {mean:.4f} a word, "
+        f"perplexity {perplexity:.2f}"
+    )
+
+
+def _shown(line: ScoredLine, score_type: str) -> str:
+    if score_type == "json":
+        record = {
+            "log_probability": line.log_probability,
+            "perplexity": line.perplexity if math.isfinite(line.perplexity) else None,
+            "words": line.words,
+            "tokens": line.tokens,
+            "token_log_probabilities": line.token_log_probabilities,
+        }
+        return json_text(record)
+    figures = {"logprob": line.log_probability, "neglogprob": -line.log_probability}
+    return f"{figures.get(score_type, line.perplexity):.6f}"

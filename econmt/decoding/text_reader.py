@@ -1,0 +1,120 @@
+"""A language model that reads a text, remembers it, tells how probable it was, and writes on.
+
+Shapes: N tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from econmt.data.subwords import BOS, EOS, PAD, Vocabulary, split_words
+from econmt.decoding.sampling import draw
+from econmt.decoding.translator import autocast
+from econmt.model.language_model import LanguageModel, State
+from econmt_ops import linear_cross_entropy
+
+WINDOW = 1000
+"""Tokens that are read at once."""
+
+
+class ScoredLine(NamedTuple):
+    """A line and how probable it was, given all lines before it.
+
+    Attributes:
+        tokens: of the line, its end left out.
+        token_log_probabilities: natural logarithms, of each of them and of the line's end.
+        words: of the line, its end counted.
+    """
+
+    tokens: list[str]
+    token_log_probabilities: list[float]
+    words: int
+
+    @property
+    def log_probability(self) -> float:
+        """The sum of all of them."""
+        return math.fsum(self.token_log_probabilities)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log-probability of a word; infinite where nothing smaller holds."""
+        mean = -self.log_probability / self.words
+        return math.exp(mean) if mean < 700.0 else math.inf
+
+
+class TextReader:
+    """Reads a text from its beginning; what it has read is the model's state, and nothing else is kept.
+
+    Args:
+        model: in evaluation mode, on ``device``.
+        vocabulary: of the model.
+        device: where it is.
+        precision: of products, float32 or bfloat16.
+    """
+
+    def __init__(
+        self, model: LanguageModel, vocabulary: Vocabulary, device: torch.device, precision: torch.dtype
+    ) -> None:
+        self.model = model
+        self.vocabulary = vocabulary
+        self._device = device
+        self._precision = precision
+        self._state: State | None = None
+        self._last = EOS  # a text begins as a line does
+
+    @torch.inference_mode()
+    def read(self, ids: Sequence[int]) -> list[float]:
+        """The log-probability of each of the next ids of the text, given all before it."""
+        found: list[float] = []
+        for first in range(0, len(ids), WINDOW):
+            targets = torch.tensor(ids[first : first + WINDOW])
+            inputs = torch.cat([torch.tensor([self._last]), targets[:-1]])
+            with autocast(self._device, self._precision):
+                hidden, self._state = self.model(inputs[None].to(self._device), self._state)
+                loss = linear_cross_entropy(
+                    hidden[0],
+                    self.model.output.weight,
+                    targets.to(self._device),
+                    bias=self.model.output.bias,
+                    reduction="none",
+                    **self.model.implementations.for_output(),
+                )
+            found += (-loss.double()).tolist()
+            self._last = int(targets[-1])
+        return found
+
+    def score(self, lines: Iterable[str]) -> Iterator[ScoredLine]:
+        """Reads whole lines, and tells of each how probable it was."""
+        texts = list(lines)
+        encoded = self.vocabulary.encode_many(texts)
+        scores = iter(self.read([token for ids in encoded for token in (*ids, EOS)]))
+        for text, ids in zip(texts, encoded, strict=True):
+            own = [next(scores) for _ in range(len(ids) + 1)]
+            yield ScoredLine(self.vocabulary.tokens(ids), own, len(split_words(text)) + 1)
+
+    @torch.inference_mode()
+    def write(self, count: int, *, temperature: float, top_k: int, seed: int) -> Iterator[int]:
+        """Draws the next ids of the text from the model's distribution, and reads them.
+
+        Args:
+            count: how many.
+            temperature: divides the log-probabilities.
+            top_k: draw among this many most probable ids; 0: all.
+            seed: of the draws.
+        """
+        generator = np.random.Generator(np.random.Philox(key=[seed, 0]))
+        for _ in range(count):
+            inputs = torch.tensor([[self._last]], device=self._device)
+            with autocast(self._device, self._precision):
+                hidden, self._state = self.model(inputs, self._state)
+                log_probs: Tensor = self.model.log_probabilities(hidden[0])
+            log_probs[:, [PAD, BOS]] = -math.inf  # no text has them
+            uniform = torch.from_numpy(generator.random(1, dtype=np.float32)).double().to(self._device)
+            self._last = int(draw(log_probs, uniform, top_k, temperature))
+            yield self._last

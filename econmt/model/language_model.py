@@ -1,0 +1,217 @@
+"""The language model: an embedding, a stack of LSTM layers, an output layer.
+
+Shapes: B rows, T tokens of each, L layers, H their width, E the embedding's, V vocabulary, D width of the output layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from econmt import recipe
+from econmt.model.implementations import Implementations
+from econmt.model.layers import (
+    Embedding,
+    LSTMLayer,
+    SeededDropout,
+    draw_seed,
+    initialize_embedding,
+    initialize_linear,
+)
+from econmt_ops import LSTMWeights, linear_cross_entropy, lstm
+from econmt_ops.core.dropout import apply_dropout, keep_mask
+from econmt_ops.core.scopes import layer
+
+State = tuple[tuple[Tensor, Tensor], ...]
+"""(h, c) of every layer, bottom first, each (B, H)."""
+
+
+class LanguageModel(nn.Module):
+    """Predicts each token of a text from all those before it.
+
+    Truncated backpropagation through time reads a text window by window and goes on with the state that the window
+    before has left, through which no gradient flows. That state lies in the buffer :attr:`carried`, always at the same
+    place, so that a CUDA graph finds it there each time it is replayed, and a checkpoint has it.
+
+    Args:
+        config: the recipe's model section.
+        size: V, special symbols counted.
+        rows: for how many rows of a batch there is a carried state at first; a larger batch makes room.
+        pad: the padding id; no loss counts it.
+        implementations: of the ops, where a call names no others.
+
+    Attributes:
+        carried: (2, L, 1 + rows, H): h and c that training goes on with. The first row is that of padding rows.
+    """
+
+    carried: Tensor
+
+    def __init__(
+        self,
+        config: recipe.LanguageModelSection,
+        size: int,
+        rows: int = 1,
+        pad: int = 0,
+        implementations: Implementations | None = None,
+    ) -> None:
+        super().__init__()
+        dropout = config.dropouts
+        self.config = config
+        self.pad = pad
+        self.embedding = Embedding(size, config.embedding, padding_idx=pad)
+        self.input_dropout = SeededDropout(dropout.inputs, dropout.variational)
+        self.layers = nn.ModuleList(
+            LSTMLayer(config.embedding if number == 0 else config.size, config.size)
+            for number in range(config.layers)
+        )
+        self.weight_dropout = SeededDropout(dropout.weights, variational=False)
+        self.output_dropout = SeededDropout(dropout.output, dropout.variational)
+        tied = config.weight_tying == "softmax"
+        # A tied output layer reads vectors as wide as an embedding; layers of another width are mapped to it.
+        self.readout: nn.Linear | None = None
+        if tied and config.size != config.embedding:
+            self.readout = nn.Linear(config.size, config.embedding)
+        self.output = nn.Linear(config.embedding if tied else config.size, size)
+        if tied:
+            self.output.weight = self.embedding.weight
+        self.implementations = Implementations() if implementations is None else implementations
+        self.register_buffer("carried", torch.zeros(2, config.layers, 1 + rows, config.size))
+        self._evaluated: Tensor | None = None
+        self.initialize()
+
+    def initialize(self) -> None:
+        """Draw first values of all parameters from torch's default generator."""
+        init = self.config.initialization
+        initialize_linear(self.output, init)
+        initialize_embedding(self.embedding.weight, init)
+        if self.readout is not None:
+            initialize_linear(self.readout, init)
+        for each in self.layers:
+            assert isinstance(each, LSTMLayer)
+            each.initialize(init)
+
+    def forward(
+        self, inputs: Tensor, state: State | None = None, implementations: Implementations | None = None
+    ) -> tuple[Tensor, State]:
+        """Hidden vectors for the output layer, and the state after the last token.
+
+        Args:
+            inputs: (B, T) int64 ids.
+            state: before the first of them; None: that of the beginning of a text, zeros.
+            implementations: of the ops; None: the model's.
+
+        Returns:
+            (B, T, D), and the state to go on with.
+        """
+        how = self.implementations if implementations is None else implementations
+        with layer("embedding"):
+            embedded = self.input_dropout(self._drop_words(self.embedding(inputs), inputs))
+        with layer("decoder"):
+            between = self.config.dropouts.layers if self.training and len(self.layers) > 1 else 0.0
+            outputs, state = lstm(
+                embedded,
+                self._weights(),
+                state=state,
+                dropout=between,
+                dropout_seed=draw_seed() if between > 0.0 else None,
+                variational=self.config.dropouts.variational,
+                **how.for_encoder(),
+            )
+        with layer("output"):
+            dropped: Tensor = self.output_dropout(outputs)
+            return dropped if self.readout is None else self.readout(dropped), state
+
+    def loss(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        rows: Tensor,
+        carries: Tensor,
+        label_smoothing: float = 0.0,
+        implementations: Implementations | None = None,
+    ) -> Tensor:
+        """Cross-entropy summed over the targets that are not padding, a float32 scalar in nats.
+
+        Each row goes on with the state that it left, and leaves another: in training in :attr:`carried`, in evaluation
+        elsewhere, so that training goes on as if nothing had been.
+
+        Args:
+            inputs: (B, T) int64 ids. targets: (B, T) the token after each.
+            rows: (B,) int64, of the state that each row goes on with, from 1.
+            carries: (B,) int64, 1; 0 where a row begins from zeros.
+            label_smoothing: probability mass spread evenly over all V tokens.
+            implementations: of the ops; None: the model's.
+        """
+        how = self.implementations if implementations is None else implementations
+        place = self._place(len(rows))
+        with layer("decoder"):
+            begin = place.index_select(2, rows) * carries[:, None].to(place.dtype)
+        hidden, state = self(inputs, tuple(zip(*begin, strict=True)), how)
+        with layer("decoder"), torch.no_grad():
+            left = [
+                torch.stack([part.to(place.dtype) for part in parts]) for parts in zip(*state, strict=True)
+            ]
+            place.index_copy_(2, rows, torch.stack(left))
+        with layer("output"):
+            loss = linear_cross_entropy(
+                hidden.reshape(-1, hidden.size(-1)),
+                self.output.weight,
+                targets.reshape(-1),
+                bias=self.output.bias,
+                label_smoothing=label_smoothing,
+                ignore_index=self.pad,
+                reduction="sum",
+                **how.for_output(),
+            )
+        return loss.to(torch.float32)
+
+    def log_probabilities(self, hidden: Tensor) -> Tensor:
+        """Those of all tokens (N, V) in float32, from hidden vectors (N, D)."""
+        return nn.functional.linear(hidden, self.output.weight, self.output.bias).float().log_softmax(dim=1)
+
+    def _drop_words(self, embedded: Tensor, ids: Tensor) -> Tensor:
+        """Embeddings (B, T, E) without the words that this batch drops, all others scaled up."""
+        probability = self.config.dropouts.embedding
+        if not self.training or probability == 0.0:
+            return embedded
+        words = keep_mask((self.embedding.num_embeddings,), probability, draw_seed(), embedded.device)
+        return apply_dropout(embedded, words[ids][..., None], probability)
+
+    def _weights(self) -> tuple[LSTMWeights, ...]:
+        """Of all layers, with values of the recurrent matrices dropped in training."""
+        found = []
+        for each in self.layers:
+            assert isinstance(each, LSTMLayer)
+            assert isinstance(each.hidden, nn.Parameter)
+            assert isinstance(each.input, nn.Parameter)
+            found.append(LSTMWeights(each.input, self.weight_dropout(each.hidden[None])[0], each.bias))
+        return tuple(found)
+
+    def _place(self, rows: int) -> Tensor:
+        """Where the states of a batch of so many rows lie."""
+        if self.training:
+            if rows >= self.carried.shape[2]:
+                self.carried = self.carried.new_zeros(2, len(self.layers), 1 + rows, self.config.size)
+            return self.carried
+        there = self._evaluated
+        if there is None or there.shape[2] <= rows or there.device != self.carried.device:
+            there = self.carried.new_zeros(2, len(self.layers), 1 + rows, self.config.size)
+            self._evaluated = there
+        return there
+
+    def parameter_layers(self) -> dict[str, str]:
+        """The ledger's layer (embedding, decoder, output) of every parameter name."""
+        rooms = {"embedding": "embedding", "layers": "decoder"}
+        return {name: rooms.get(name.partition(".")[0], "output") for name, _ in self.named_parameters()}
+
+
+def build_language_model(config: recipe.Recipe, size: int, rows: int = 1) -> LanguageModel:
+    """The model of a recipe, with the implementations it asks for and first parameters.
+
+    Args:
+        config: the recipe.
+        size: of the vocabulary, special symbols counted.
+        rows: see :class:`LanguageModel`.
+    """
+    assert isinstance(config.model, recipe.LanguageModelSection)
+    return LanguageModel(config.model, size, rows, implementations=Implementations.of(config.ops))

@@ -1,0 +1,164 @@
+"""A language model through the command line: train, go on, score, generate, look at it; and what refuses it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from econmt.bench import language_model
+from econmt.errors import InputError
+from econmt.recipe import load_recipe
+from tests.unit.cli.conftest import Call
+from tests.unit.training.tiny_text import TextRun, write_lines
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TextRun:
+    folder = tmp_path_factory.mktemp("trained")
+    write_lines(folder, {"train": 60, "valid": 12, "test": 8})
+    return TextRun(folder, folder / "run")
+
+
+def test_train_score_and_generate(call: Call, trained: TextRun) -> None:
+    first = call("train", trained.path)
+    assert first.code == 0, first.err
+    assert "test perplexity" in first.out
+    assert max(map(len, first.lines)) <= 120
+    results = json.loads((trained.folder.path / "results.json").read_text())
+    assert call("train", trained.path).out.count("nothing to do") == 1
+    model = trained.folder.path
+
+    total = call(
+        "score", "-m", model, "-t", trained.text / "test.txt", "--score-type", "perplexity", "--total"
+    )
+    assert float(total.out) == pytest.approx(results["perplexities"]["test"], rel=1e-5)
+    assert "8 lines" in total.err
+    text = (trained.text / "test.txt").read_text()
+    lines = call("score", "-m", model, text=text).lines
+    assert len(lines) == 8
+    parts = [json.loads(line) for line in call("score", "-m", model, "--score-type", "json", text=text).lines]
+    assert [part["log_probability"] for part in parts] == pytest.approx(list(map(float, lines)), abs=1e-5)
+    nats = -math.fsum(map(float, lines)) / sum(part["words"] for part in parts)
+    assert math.exp(nats) == pytest.approx(float(total.out), rel=1e-4)
+
+    options = ("-m", model, "--prompt", "a b", "--length", "30", "--seed", "4")
+    written = call("generate", *options)
+    assert written.code == 0, written.err
+    assert written.out.startswith("a b")
+    assert call("generate", *options).out == written.out
+    assert call("generate", *options[:-1], "5").out != written.out
+    assert len(written.out.split()) + written.out.count("\n") - 2 in (
+        30,
+        31,
+    )  # the last line may not have ended
+    greedy = [call("generate", "-m", model, "--top-k", "1", "--seed", seed).out for seed in (1, 2)]
+    assert greedy[0] == greedy[1]
+
+    told = call("info", model)
+    assert "2 x LSTM 8" in told.out
+    for arguments, wanted in (
+        (("translate", "-m", model), "holds a language model, which does not translate"),
+        (("compress", "-m", model, "--rank", "2", "-o", model / "x"), "holds a language model"),
+        (("score", "-m", model, "-s", "x", "-t", "y"), "--source: means nothing with a language model"),
+        (("score", "-m", model, "-m", model), "language models make no ensemble"),
+        (("profile", trained.path, "--bucket", "3x4", "--estimate"), "a language model has no buckets"),
+    ):
+        refused = call(*arguments, text="a\n")
+        assert (refused.code, refused.out) == (2, "")
+        assert wanted in refused.err
+        assert refused.err.count("\n") == 1
+
+    averaged = call("average", "-m", model, "-n", "1", "-o", model.with_name("averaged"))
+    assert averaged.code == 0, averaged.err
+    assert call("score", "-m", model.with_name("averaged"), text=text).code == 0
+    exported = call("export", model, model.with_name("exported"))
+    assert exported.code == 0, exported.err
+    assert call("score", "-m", model.with_name("exported"), text=text).lines == lines
+
+
+def test_prepare_profile_and_dry_run(call: Call, trained: TextRun, tmp_path: Path) -> None:
+    prepared = call("prepare", trained.path)
+    assert prepared.code == 0, prepared.err
+    words = len((trained.text / "train.txt").read_text().split()) + 60
+    assert f"{words:,}" in prepared.out
+    told = call("train", trained.path, "--dry-run")
+    assert told.code == 0, told.err
+    assert "3 rows of 5 tokens" in told.out
+    timed = call("bench", "training", trained.path, "--length", "5", "--seconds", "0.01", "--threads", "1")
+    assert timed.code == 0, timed.err
+    assert "target tokens/s" in " ".join(timed.out.split())
+    for options in (("--estimate", "--device", "cuda", "--compare"), (), ("--fit", "1GiB")):
+        page = tmp_path / "page.html"
+        html = ("--html", page) if "--fit" not in options else ()
+        profiled = call("profile", trained.path, *options, *html)
+        assert profiled.code == 0, profiled.err
+        assert "3 rows of 5 tokens" in profiled.out or "--fit" in options
+        assert max(map(len, profiled.lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    ("override", "wanted"),
+    [
+        ("training.batch.type=word", "training.batch.type means nothing with task: language_model"),
+        ("decoding.beam_size=3", "decoding means nothing with task: language_model"),
+        ("ops.decoder=reference", "ops.decoder means nothing with task: language_model"),
+        ("data={source: a, target: b, train: [x], valid: y}", "task: language_model needs data.text"),
+        ("model={encoder: {}}", "needs model.size and model.layers"),
+        ("task=translation", "task: translation needs data.source"),
+        (
+            "training={max_updates: 3, averaging: {start: at-once}, schedule: {name: plateau-reduce}}",
+            "averaging keeps one",
+        ),
+    ],
+)
+def test_what_does_not_fit_a_language_model_is_refused(trained: TextRun, override: str, wanted: str) -> None:
+    with pytest.raises(InputError) as refused:
+        load_recipe(trained.path, [override])
+    assert wanted in str(refused.value)
+
+
+def test_what_is_a_language_models_is_refused_in_translation() -> None:
+    with pytest.raises(InputError, match=r"training\.bptt means nothing with task: translation"):
+        load_recipe("quickstart", ["training.bptt=20"])
+
+
+def test_bench_language_model(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(language_model, "has_compiler", lambda: False)
+    file, picture = tmp_path / "lm.csv", tmp_path / "lm.png"
+    sizes = ("--hidden", "8", "--batch", "2", "--vocabulary", "30", "--bptt", "3", "--layers", "2")
+    options = (*sizes, "--seconds", "0.05", "--csv", file, "--plot", picture)
+    measured = call("bench", "language-model", *options)
+    assert measured.code == 0, measured.err
+    assert max(map(len, measured.lines)) <= 80
+    for name in (language_model.DEFAULT, language_model.BY_TORCH, "econmt recompute", language_model.AUTO):
+        assert name in measured.out
+    assert "auto picks lstm" in measured.out
+    count = len(file.read_text().splitlines())
+    assert picture.stat().st_size > 0
+    assert call("bench", "language-model", *options).code == 0
+    assert len(file.read_text().splitlines()) == count  # what is there is not measured again
+
+
+def test_contenders_of_the_bench_compute_the_same() -> None:
+    """The step loop and torch.nn.LSTM with the same weights have one loss, and leave one state."""
+    import torch
+
+    problem = language_model.Problem(30, 6, 2, 4, 2)
+    loop = language_model._Stepwise(6, 2)
+    library = torch.nn.LSTM(6, 6, 2, batch_first=True)
+    with torch.no_grad():
+        for number in range(2):
+            getattr(library, f"weight_ih_l{number}").copy_(loop.inputs[number].weight)
+            getattr(library, f"weight_hh_l{number}").copy_(loop.states[number].weight)
+            getattr(library, f"bias_ih_l{number}").copy_(loop.inputs[number].bias)
+            getattr(library, f"bias_hh_l{number}").zero_()
+    models = [language_model._Plain(problem, layers) for layers in (loop, library)]
+    models[1].embedding, models[1].output = models[0].embedding, models[0].output
+    inputs, targets = torch.randint(30, (2, 2, 4))
+    h, c = torch.randn(2, 2, 2, 6)
+    for found, wanted in zip(*(model(inputs, targets, h, c) for model in models), strict=True):
+        torch.testing.assert_close(found, wanted)

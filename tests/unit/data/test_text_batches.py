@@ -1,0 +1,135 @@
+"""Windows over a text: every token once, in order, each after the one before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from econmt.data.store import open_prepared, prepare
+from econmt.data.subwords import EOS, PAD, UNK
+from econmt.data.text_batches import TextBatches, whole_text
+from econmt.data.token_store import TokenStore
+from econmt.errors import InputError
+from econmt.recipe import parse_recipe
+
+# As in Mikolov's files: a blank at both ends of a line, numbers as N, rare words as <unk>.
+TRAIN = " aer banknote berlitz \n pierre <unk> N years old \n\n mr. <unk> is chairman \n no it was n't black monday \n"
+RECIPE = """
+name: ptb
+task: language_model
+output: run
+data: {text: txt, train: [ptb.train], valid: ptb.valid, test: ptb.test, subwords: {type: words}}
+model: {size: 8}
+training: {max_updates: 1}
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> TokenStore:
+    for split, text in (("train", TRAIN), ("valid", " mr. N \n"), ("test", " is old unheard \n")):
+        (tmp_path / f"ptb.{split}.txt").write_text(text)
+    prepare(parse_recipe(RECIPE, "recipe"), tmp_path / "prepared", [tmp_path], show_progress=False)
+    return open_prepared(tmp_path / "prepared").train
+
+
+def flat(store: TokenStore) -> list[int]:
+    return store.tokens(0, store.total_tokens).tolist()
+
+
+def test_the_format_of_the_penn_treebank(store: TokenStore, tmp_path: Path) -> None:
+    prepared = open_prepared(tmp_path / "prepared")
+    vocabulary = prepared.vocabularies.target
+    assert prepared.vocabulary_files == [tmp_path / "prepared" / "vocab.txt"]
+    words = TRAIN.split()
+    # <unk> is the special symbol that there is anyway; what holds no word has only its end.
+    assert vocabulary.size == 4 + len(set(words) - {"<unk>"})
+    ids = flat(store)
+    assert ids.count(EOS) == 5
+    assert ids.count(UNK) == 2
+    assert len(ids) == len(words) + 5 == prepared.statistics["train"]["words"]
+    assert vocabulary.decode([each for each in ids if each != EOS]) == " ".join(words)
+    assert prepared.test is not None
+    assert flat(prepared.test)[2:] == [UNK, EOS]
+
+
+@pytest.mark.parametrize(("rows", "bptt"), [(1, 4), (2, 3), (3, 100), (4, 1)])
+def test_an_epoch_reads_each_row_in_order(store: TokenStore, rows: int, bptt: int) -> None:
+    batches = TextBatches(store, rows, bptt)
+    epoch = [next(batches) for _ in range(batches.batches_per_epoch)]
+    ids, length = [EOS, *flat(store)], store.total_tokens // rows
+    inputs, targets = (
+        torch.cat([getattr(b, side) for b in epoch], 1).tolist() for side in ("inputs", "targets")
+    )
+    for row in range(rows):
+        assert inputs[row] == ids[row * length : (row + 1) * length]
+        assert targets[row] == ids[row * length + 1 : (row + 1) * length + 1]
+    assert [int(batch.carries.max()) for batch in epoch] == [0] + [1] * (len(epoch) - 1)
+    assert all(batch.rows.tolist() == list(range(1, rows + 1)) for batch in epoch)
+    assert sum(batch.target_tokens for batch in epoch) == rows * length
+    assert batches.epoch == 1
+    assert int(next(batches).carries.max()) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_evaluation_reads_every_token_once(store: TokenStore, rows: int) -> None:
+    found = list(whole_text(store, rows, 4))
+    targets = torch.cat([batch.targets for batch in found], 1).flatten().tolist()
+    assert [each for each in targets if each != PAD] == flat(store)
+    assert sum(batch.target_tokens for batch in found) == store.total_tokens
+
+
+def test_a_stream_goes_on_where_it_stood(store: TokenStore) -> None:
+    whole = TextBatches(store, 2, 5, jitter=True, seed=3)
+    for _ in range(40):
+        batch = next(whole)
+        assert batch.inputs.shape[1] <= 25
+        assert batch.rate == batch.inputs.shape[1] / 5
+        resumed = TextBatches(store, 2, 5, jitter=True, seed=3)
+        resumed.load_state_dict(whole.state_dict())
+        assert resumed.state_dict() == whole.state_dict()
+        assert torch.equal(next(resumed).targets, next(whole).targets)
+
+
+def test_jittered_windows_differ_from_epoch_to_epoch_and_are_few(tmp_path: Path) -> None:
+    (tmp_path / "ptb.train.txt").write_text("a b c d e f g h\n" * 400)
+    for split in ("valid", "test"):
+        (tmp_path / f"ptb.{split}.txt").write_text("a b\n")
+    prepare(parse_recipe(RECIPE, "recipe"), tmp_path / "prepared", [tmp_path], show_progress=False)
+    batches = TextBatches(open_prepared(tmp_path / "prepared").train, 4, 20, jitter=True)
+    epochs = []
+    for _ in range(2):
+        lengths = [next(batches).inputs.shape[1] for _ in range(batches.batches_per_epoch)]
+        assert sum(lengths) == 900
+        assert all(length % 5 == 0 and 5 <= length <= 40 for length in lengths[:-1])
+        epochs.append(lengths)
+    assert epochs[0] != epochs[1]
+    assert 15 < sum(epochs[0][:-1]) / (len(epochs[0]) - 1) < 24
+    longest = batches.worst_batch()
+    assert longest.inputs.shape[1] == 40
+    assert {shape.target for shape in batches.shapes()} >= {40}
+
+
+def test_ranks_share_the_rows(store: TokenStore) -> None:
+    whole = next(TextBatches(store, 3, 4))
+    parts = [next(TextBatches(store, 3, 4, rank=rank, ranks=2)) for rank in range(2)]
+    assert torch.equal(parts[0].targets, whole.targets[::2])
+    assert torch.equal(parts[1].rows, whole.rows[1::2])
+
+
+def test_parts_of_a_batch_keep_their_rows(store: TokenStore) -> None:
+    first, second = next(TextBatches(store, 3, 4)).split(2)
+    assert (first.rows.tolist(), second.rows.tolist()) == ([1, 2], [3])
+    assert (first.target_tokens, second.target_tokens) == (8, 4)
+
+
+def test_more_rows_than_tokens_are_refused(store: TokenStore) -> None:
+    with pytest.raises(InputError, match=r"23 tokens, fewer than training\.batch\.size 24"):
+        TextBatches(store, 24, 4)
+
+
+def test_a_row_knows_its_line(store: TokenStore, tmp_path: Path) -> None:
+    batch = next(TextBatches(store, 2, 4))
+    assert store.location(int(batch.indices[0])) == f"{tmp_path / 'ptb.train.txt'}:1"
+    assert store.location(int(batch.indices[1])) == f"{tmp_path / 'ptb.train.txt'}:4"

@@ -1,0 +1,286 @@
+"""A run of a language model: learnt, resumed, averaged, evaluated, accounted for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from econmt.data.text_batches import whole_text
+from econmt.decoding.text_reader import TextReader
+from econmt.engine.graphs import GraphedStep
+from econmt.engine.optimizers import optimizer_tensors
+from econmt.engine.step import TrainingStep
+from econmt.memory.estimate.training_step import estimate_step
+from econmt.memory.measure.ledger import measure_step
+from econmt.model import Implementations
+from econmt.model.language_model import LanguageModel
+from econmt.recipe import load_recipe, recipe_text, shipped_recipes
+from econmt.tasks.language_model import LanguageModelTask
+from econmt.tasks.protocol import Shape
+from econmt.training.checkpoints import load_task
+from econmt.training.results import make_results
+from econmt.training.validation import perplexity
+from tests.unit.engine.fake_cuda import use_fake_cuda
+from tests.unit.engine.toy import assert_same_bits, parameters
+from tests.unit.training.tiny import metrics, snapshot
+from tests.unit.training.tiny_text import TextRun, write_lines
+
+MakeRun = Callable[..., TextRun]
+CPU = torch.device("cpu")
+NO_DROPOUT = "model.dropout=0.0"
+RECOMPUTE = Implementations.everywhere("recompute")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    write_lines(folder, {"train": 60, "valid": 12, "test": 8})
+    return folder
+
+
+@pytest.fixture
+def make_run(text: Path, tmp_path: Path) -> MakeRun:
+    return lambda *overrides, name="run": TextRun(text, tmp_path / name, overrides)
+
+
+def test_it_learns_which_words_may_follow(tmp_path: Path) -> None:
+    # Two words may follow each, and a line may end: near 3 is all there is to learn of nine tokens.
+    write_lines(tmp_path, {"train": 400, "valid": 40, "test": 4})
+    sizes = ("model.size=24", "model.embedding=12", "training.batch.size=8", "training.bptt=10")
+    limits = ("training.max_updates=80", "training.checkpoint_interval=40")
+    adam = "training.optimizer={name: adam, learning_rate: 0.02}"
+    run = TextRun(tmp_path, tmp_path / "run", (NO_DROPOUT, *sizes, *limits, adam))
+    run.train()
+    found = [row["valid_perplexity"] for row in metrics(run.folder)]
+    assert found[-1] < 4.2 < found[0]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("training.bptt_jitter=true", "training.averaging={start: non-monotone, non_monotone_interval: 1}"),
+        (
+            "training.averaging={start: at-once}",
+            "training.optimizer={name: sgd, learning_rate: 1.0, momentum: 0.5}",
+        ),
+        ("training.schedule={name: plateau-reduce, reduce_num_not_improved: 1}",),
+    ],
+)
+def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, overrides: tuple[str, ...]) -> None:
+    # Learning rates so high that validation does not always improve.
+    rest = ("training.max_updates=24", "training.optimizer.learning_rate=30.0", *overrides)
+    whole = make_run(*rest, name="whole")
+    whole.train()
+    for updates in (4, 16, 24):
+        make_run(*rest, f"training.max_updates={updates}", name="parts").train()
+    found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
+    assert found == expected
+    if "non-monotone" in "".join(overrides):
+        state = whole.trainer().state
+        assert state.average_from is not None
+        assert state.average_from < 24
+
+
+def test_an_interrupted_run_goes_on_with_state_and_place(make_run: MakeRun) -> None:
+    averaging = "training.averaging={start: at-once}"
+    # One after the other: all draw from torch's generator, which a new trainer seeds and a resumed one puts back.
+    whole = make_run(averaging, name="whole").trainer()
+    for _ in range(7):
+        whole._update(_Silent())
+    parts = make_run(averaging, name="parts").trainer()
+    for _ in range(3):
+        parts._update(_Silent())
+    parts.folder.recipe.write_text(recipe_text(parts.recipe))
+    parts._save(optimizer_tensors(parts.optimizer, parts.parameters), None)
+    resumed = make_run(averaging, name="parts").trainer()
+    assert resumed.state.update == 3
+    assert float(resumed.model.get_buffer("carried").abs().sum()) > 0.0
+    for _ in range(4):
+        resumed._update(_Silent())
+    assert_same_bits(parameters(resumed.model), parameters(whole.model))
+    assert_same_bits(resumed.step.carried(), whole.step.carried())
+    found, wanted = (optimizer_tensors(each.optimizer, each.parameters) for each in (resumed, whole))
+    assert_same_bits(found, wanted)
+
+
+class _Silent:
+    is_live = False
+
+    def note(self, _: str) -> None: ...
+
+    def updates(self, _: object) -> None: ...
+
+
+def test_the_mean_of_the_parameters_is_validated_and_saved(make_run: MakeRun) -> None:
+    trainer = make_run("training.averaging={start: at-once}").trainer()
+    seen = []
+    for _ in range(3):
+        trainer._update(_Silent())
+        seen.append(parameters(trainer.model))
+    with trainer._average.in_place(trainer.state):
+        for name, value in parameters(trainer.model).items():
+            mean = torch.stack([each[name] for each in seen]).mean(0)
+            torch.testing.assert_close(value, mean, rtol=1e-5, atol=1e-6)
+    assert_same_bits(parameters(trainer.model), seen[-1])
+
+
+def test_validation_results_and_score_agree(make_run: MakeRun, text: Path) -> None:
+    run = make_run("training.max_updates=8", "model.dropout=0.1")
+    run.train()
+    prepared = run.prepared()
+    results = make_results(run.recipe, run.folder, prepared, CPU, run.trainer().step.precision)
+    rows = metrics(run.folder)
+    best = next(row for row in rows if row["update"] == results.best_update)
+    assert results.perplexities["valid"] == pytest.approx(best["valid_perplexity"], rel=1e-6)
+    model, vocabularies, _ = load_task(run.folder.path)
+    assert isinstance(model, LanguageModel)
+    for split in ("valid", "test"):
+        lines = (text / f"{split}.txt").read_text().split("\n")[:-1]
+        reader = TextReader(model, vocabularies.target, CPU, torch.float32)
+        # In two parts: what has been read is remembered.
+        scored = [*reader.score(lines[:5]), *reader.score(lines[5:])]
+        words = sum(len(line.split()) + 1 for line in lines)
+        assert words == sum(line.words for line in scored)
+        nats = -math.fsum(line.log_probability for line in scored)
+        assert math.exp(nats / words) == pytest.approx(results.perplexities[split], rel=1e-5)
+
+
+def test_perplexity_is_per_word_whatever_the_subwords(make_run: MakeRun, text: Path, tmp_path: Path) -> None:
+    prepared = f"data.prepared={tmp_path / 'subwords'}"
+    run = make_run("data.subwords={type: bpe, size: 16}", prepared)
+    trainer = run.trainer()
+    prepared_text = run.prepared()
+    trainer.model.eval()
+    found = trainer.task.evaluation(prepared_text, "valid")
+    words = sum(len(line.split()) + 1 for line in (text / "valid.txt").read_text().split("\n")[:-1])
+    assert found.words == words
+    assert prepared_text.valid.total_tokens > words
+    value = perplexity(trainer.step, found)
+    (window,) = whole_text(prepared_text.valid, 1, 10_000)
+    nats = trainer.task.loss(trainer.model, window, Implementations()).detach()
+    assert value == pytest.approx(math.exp(float(nats) / words), rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_windows_are_the_whole_text_and_a_reset_state_is_not(make_run: MakeRun, rows: int) -> None:
+    run = make_run()
+    model = run.trainer().model.eval()
+    task = LanguageModelTask(run.recipe, model.embedding.num_embeddings)  # type: ignore[union-attr, arg-type]
+    store = run.prepared().valid
+
+    def nats(window: int, *, carried: bool = True) -> float:
+        total = 0.0
+        for batch in whole_text(store, rows, window):
+            if not carried:
+                batch.carries.zero_()
+            total += float(task.loss(model, batch, Implementations()).detach())
+        return total
+
+    assert nats(4) == pytest.approx(nats(1000), rel=1e-5)
+    assert abs(nats(4, carried=False) - nats(1000)) > 1e-4
+
+
+def test_training_carries_the_state_to_the_next_batch_and_forgets_it_with_the_epoch(
+    make_run: MakeRun,
+) -> None:
+    trainer = make_run(NO_DROPOUT, "training.optimizer.learning_rate=1e-30").trainer()
+    trainer.model.train()
+    assert isinstance(trainer.model, LanguageModel)
+    losses = []
+    for _ in range(trainer.batches.batches_per_epoch + 2):
+        batch = next(trainer.batches)
+        losses.append(float(trainer.task.loss(trainer.model, batch, Implementations()).detach()))
+    again = losses[-2:]
+    assert again == losses[:2]
+    # The same batch without what came before it.
+    trainer.batches.load_state_dict({**trainer.batches.state_dict(), "position": 1})
+    trainer.model.carried.zero_()
+    alone = trainer.task.loss(trainer.model, next(trainer.batches), Implementations()).detach()
+    assert float(alone) != losses[1]
+
+
+def test_steps_in_graphs_carry_the_state_too(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_cuda(monkeypatch)
+    clipping = "training.gradient_clipping={type: value, threshold: 0.01}"
+    outcomes = []
+    for graphed in (False, True):
+        trainer = make_run(NO_DROPOUT, clipping, name=f"run{graphed}").trainer()
+        step = TrainingStep(trainer.task, trainer.model.train(), implementations=RECOMPUTE)
+        step.set_learning_rate(0.5)
+        notes: list[str] = []
+        run = GraphedStep(step, note=notes.append) if graphed else step
+        # All lengths of an epoch, and the beginning of the next, with a window once with other rows.
+        batches = [next(trainer.batches) for _ in range(trainer.batches.batches_per_epoch + 1)]
+        losses = [float(run([batch]).loss) for batch in batches]
+        assert not notes
+        outcomes.append((losses, parameters(step.model), step.carried()))
+        if graphed:
+            assert run.captured == 2
+    (losses, found, carried), (losses_graphed, found_graphed, carried_graphed) = outcomes
+    assert losses == losses_graphed
+    assert_same_bits(found_graphed, found)
+    assert_same_bits(carried_graphed, carried)
+
+
+def test_micro_batches_by_rows_carry_their_own_states(make_run: MakeRun) -> None:
+    trainer = make_run(NO_DROPOUT).trainer()
+    step = TrainingStep(trainer.task, trainer.model.train())
+    batches = [next(trainer.batches) for _ in range(3)]
+    carried = step.carried()
+    whole = [step.gradient([batch], step.tokens([batch])).loss for batch in batches]
+    after = step.carried()
+    step.set_carried(carried)
+    parts = [step.gradient(batch.split(2), step.tokens([batch])).loss for batch in batches]
+    torch.testing.assert_close(torch.stack(parts), torch.stack(whole))
+    torch.testing.assert_close(step.carried(), after)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in shipped_recipes() if load_recipe(name).task == "language_model"]
+)
+def test_the_estimate_of_a_shipped_recipe_agrees_with_the_ledger(name: str) -> None:
+    recipe = load_recipe(name, ["model.size=64", "model.embedding=48", "training.precision=float32"])
+    averages = recipe.training.averaging.start != "never"
+    task = LanguageModelTask(recipe, 3000)
+    step = TrainingStep(task, task.build_model().train())
+    shape = Shape(3, 1, 5)
+    measured = measure_step(step, task.example(shape), timed=False)
+    estimated = estimate_step(task, shape)
+    assert estimated.peak == pytest.approx(measured.peak, rel=0.02)
+    assert estimated.category("optimizer state") == measured.category("optimizer state")
+    assert averages == (measured.category("optimizer state") > 0)
+
+
+def test_a_byte_budget_divides_rows_and_learns_the_same(make_run: MakeRun) -> None:
+    make_run(NO_DROPOUT, name="free").train()
+    make_run(NO_DROPOUT, "training.memory_budget=1GiB", name="planned").train()
+    free, planned = (metrics(make_run(name=name).folder)[-1] for name in ("free", "planned"))
+    assert planned["valid_perplexity"] == pytest.approx(free["valid_perplexity"], rel=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("jitter", ["true", "false"])
+def test_on_a_gpu_graphs_learn_what_launched_steps_learn(make_run: MakeRun, jitter: str) -> None:
+    rest = ("training.device=cuda", "training.precision=float32", f"training.bptt_jitter={jitter}")
+    found = {}
+    for graphs in ("off", "auto"):
+        run = make_run(*rest, f"training.cuda_graphs={graphs}", name=graphs)
+        run.train()
+        found[graphs] = metrics(run.folder)[-1]
+        assert "no CUDA graph" not in run.console.file.getvalue()  # type: ignore[attr-defined]
+    for key in ("valid_perplexity", "train_loss", "gradient_norm"):
+        assert found["auto"][key] == pytest.approx(found["off"][key], rel=1e-3)
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None:
+    rest = ("training.device=cuda", "training.precision=float32", "training.averaging={start: at-once}")
+    make_run(*rest, name="whole").train()
+    for updates in (4, 8, 12):
+        make_run(*rest, f"training.max_updates={updates}", name="parts").train()
+    found, wanted = (metrics(make_run(name=name).folder)[-1] for name in ("parts", "whole"))
+    assert found["valid_perplexity"] == pytest.approx(wanted["valid_perplexity"], rel=1e-4)
