@@ -18,10 +18,35 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class LSTMStack(Section):
-    """A stack of LSTM layers."""
+class CellRules(NamedTuple):
+    """What can be asked of a cell."""
 
-    cell: Literal["lstm"] = Field("lstm", description="recurrent cell")
+    input_feeding: bool = False
+    """Whether a decoder of it can feed the attentional hidden vector into the next step."""
+    ranks: bool = False
+    """Whether its matrices can be products of two factors."""
+
+
+CELLS = {
+    "lstm": CellRules(input_feeding=True, ranks=True),
+    "lnlstm": CellRules(),
+    "gru": CellRules(),
+    "sru": CellRules(),
+    "ssru": CellRules(),
+    "qrnn": CellRules(),
+    "gilr_lstm": CellRules(),
+}
+"""Every cell by its name."""
+
+
+class RecurrentStack(Section):
+    """A stack of recurrent layers."""
+
+    cell: Literal["lstm", "lnlstm", "gru", "sru", "ssru", "qrnn", "gilr_lstm"] = Field(
+        "lstm",
+        description="recurrent cell; lnlstm: an LSTM with layer normalisation; sru, ssru, qrnn (window 1) and "
+        "gilr_lstm are linear recurrences, all steps of which are computed at once",
+    )
     rank: Width | None = Field(
         None,
         description="each layer's two weight matrices are products of two factors of this rank, which makes the model "
@@ -29,9 +54,18 @@ class LSTMStack(Section):
     )
     layers: int = Field(1, ge=1, le=limits.LAYERS, description="number of layers")
 
+    @model_validator(mode="after")
+    def _rank_has_a_cell(self) -> RecurrentStack:
+        if self.rank is not None and not CELLS[self.cell].ranks:
+            known = ", ".join(name for name, rules in CELLS.items() if rules.ranks)
+            raise ValueError(
+                f"rank {self.rank} needs cell: {known}; of cell {self.cell} all matrices are whole"
+            )
+        return self
 
-class EncoderSection(LSTMStack):
-    """A stack of LSTM layers over the source."""
+
+class EncoderSection(RecurrentStack):
+    """A stack of recurrent layers over the source."""
 
     size: Width = Field(
         512,
@@ -54,8 +88,8 @@ class EncoderSection(LSTMStack):
         return self
 
 
-class DecoderSection(LSTMStack):
-    """A stack of LSTM layers over the target, with attention."""
+class DecoderSection(RecurrentStack):
+    """A stack of recurrent layers over the target, with attention."""
 
     size: Width = Field(512, description="width of every layer and of the attentional hidden vector")
     input_feeding: bool = Field(
@@ -69,6 +103,16 @@ class DecoderSection(LSTMStack):
     state_init: Literal["last", "avg", "zero"] = Field(
         "last", description="first state from the encoder's last state, from the mean of its outputs, or zero"
     )
+
+    @model_validator(mode="after")
+    def _feeding_has_a_cell(self) -> DecoderSection:
+        if self.input_feeding and not CELLS[self.cell].input_feeding:
+            known = ", ".join(name for name, rules in CELLS.items() if rules.input_feeding)
+            raise ValueError(
+                f"cell {self.cell} needs input_feeding: false, or take cell: {known}; with input feeding each step "
+                "waits for the attention of the step before"
+            )
+        return self
 
 
 class AttentionSection(Section):
@@ -172,28 +216,30 @@ class Model(Section):
         return Dropout(embedding=self.dropout, layers=self.dropout, output=self.dropout)
 
 
-class LSTMShape(NamedTuple):
-    """An LSTM layer of a model: what it reads, how wide it is in each direction, and in how many it runs."""
+class LayerShape(NamedTuple):
+    """A recurrent layer of a model: what it reads, how wide it is in each direction, and in how many it runs."""
 
     inputs: int
     size: int
     directions: int
 
 
-def lstm_shapes(model: Model) -> tuple[list[LSTMShape], list[LSTMShape]]:
-    """The LSTM layers of encoder and decoder, bottom first."""
+def layer_shapes(model: Model) -> tuple[list[LayerShape], list[LayerShape]]:
+    """The recurrent layers of encoder and decoder, bottom first."""
     encoder, decoder = model.encoder, model.decoder
     below, above = [], []
     for layer in range(encoder.layers):
         inputs = model.embedding if layer == 0 else encoder.size
         both = encoder.bidirectional == "all" or (encoder.bidirectional == "bottom" and layer == 0)
-        below.append(LSTMShape(inputs, encoder.size // 2, 2) if both else LSTMShape(inputs, encoder.size, 1))
+        below.append(
+            LayerShape(inputs, encoder.size // 2, 2) if both else LayerShape(inputs, encoder.size, 1)
+        )
     for layer in range(decoder.layers):
         if decoder.input_feeding:
             inputs = model.embedding + decoder.size if layer == 0 else decoder.size
         else:
             inputs = model.embedding if layer == 0 else decoder.size + encoder.size
-        above.append(LSTMShape(inputs, decoder.size, 1))
+        above.append(LayerShape(inputs, decoder.size, 1))
     return below, above
 
 
@@ -206,7 +252,7 @@ class RankLimit(NamedTuple):
 
 def rank_limit(model: Model, part: str) -> RankLimit:
     """The limit for the LSTM matrices of the encoder or the decoder; 0 if no rank saves anything."""
-    layers = lstm_shapes(model)[("encoder", "decoder").index(part)]
+    layers = layer_shapes(model)[("encoder", "decoder").index(part)]
     matrices = [
         (largest_rank(4 * shape.size, width), number, name, f"{4 * shape.size} x {width}")
         for number, shape in enumerate(layers, 1)

@@ -23,7 +23,7 @@ from econmt.errors import InputError, printable
 from econmt.memory.report.tables import format_bytes
 from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
 from econmt.recipe import Model, recipe_text
-from econmt.recipe_model import rank_limit
+from econmt.recipe_model import CELLS, rank_limit
 from econmt.training.checkpoints import check_model, check_vocabulary, parameter_file
 from econmt.training.export import check_new, write_model
 from econmt.training.folder import ModelFolder
@@ -113,8 +113,11 @@ def _ranks(
     ranks = {}
     for part in PARTS:
         before: int | None = getattr(model, part).rank
-        rank, limit = given[part], rank_limit(model, part)
+        rank, limit, cell = given[part], rank_limit(model, part), getattr(model, part).cell
         if rank is None and energy is None:
+            continue
+        if not CELLS[cell].ranks:
+            notice(f"the {part} stays whole: layers of cell {cell} have no factors")
             continue
         if before is not None:
             raise InputError(
@@ -135,6 +138,10 @@ def _ranks(
                 continue
         ranks[part] = rank
     if not ranks:
+        if energy is None:
+            raise InputError(
+                f"{folder.path}: nothing would become smaller; no part that was asked for has factors"
+            )
         raise InputError(f"--energy {energy}: nothing would become smaller; give a smaller share, or --rank")
     return ranks
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from econmt.recipe_model import LSTMShape, Model, lstm_shapes
+from econmt.recipe_model import LayerShape, Model, RecurrentStack, layer_shapes
 
 
 class PairFlops(NamedTuple):
@@ -47,11 +47,11 @@ def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
     """
     encoder, decoder = model.encoder, model.decoder
     comparison = model.attention.size if model.attention.type == "additive" else decoder.size
-    below, above = lstm_shapes(model)
-    source = sum(_lstm(shape, encoder.rank) for shape in below)
+    below, above = layer_shapes(model)
+    source = sum(_layer(shape, encoder) for shape in below)
     if model.attention.type in ("additive", "bilinear"):
         source += 2 * encoder.size * comparison  # the keys
-    target = sum(_lstm(shape, decoder.rank) for shape in above)
+    target = sum(_layer(shape, decoder) for shape in above)
     if model.attention.type == "additive":
         target += 2 * decoder.size * comparison  # the query
     target += 2 * (decoder.size + encoder.size) * decoder.size  # [h ; context] to the attentional vector
@@ -62,9 +62,12 @@ def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
     return PairFlops(source, target, pair=2 * comparison + 2 * encoder.size)
 
 
-def _lstm(shape: LSTMShape, rank: int | None) -> int:
-    """Operations of a position of an LSTM layer: four gates, each a product of [x ; h], or two with thin factors."""
+def _layer(shape: LayerShape, stack: RecurrentStack) -> int:
+    """Operations of a position of a recurrent layer; of factorised gates two products with thin factors."""
+    from econmt_ops.cells.table import CELLS  # PyTorch with it, which not every reader of this module needs
+
     inputs, size, directions = shape
+    rank = stack.rank
     if rank is None:
-        return directions * 2 * (inputs + size) * 4 * size
+        return directions * CELLS[stack.cell].operations(inputs, size)
     return directions * 2 * rank * (inputs + 4 * size + size + 4 * size)

@@ -1,4 +1,4 @@
-"""Decoders: stacks of LSTM layers over the target, looking at the source through attention.
+"""Decoders: stacks of recurrent layers over the target, looking at the source through attention.
 
 Shapes: B batch, T target positions, S source positions, I embedding size, H decoder size, E encoder size.
 """
@@ -6,18 +6,27 @@ Shapes: B batch, T target positions, S source positions, I embedding size, H dec
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from econmt import recipe
 from econmt.model.attention import Attention
+from econmt.model.cells import CELLS
 from econmt.model.implementations import Implementations
-from econmt.model.layers import LSTMLayer, SeededDropout, draw_seed, initialize_linear, weights_of
-from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, attentional_lstm, lstm
+from econmt.model.layers import (
+    RecurrentLayer,
+    SeededDropout,
+    draw_seed,
+    initialize_linear,
+    make_layer,
+    weights_of,
+)
+from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, attentional_lstm
 from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.scopes import layer as account
+from econmt_ops.core.weights import State
 
 
 class Memory(NamedTuple):
@@ -29,9 +38,9 @@ class Memory(NamedTuple):
 
 
 class Recurrent(NamedTuple):
-    """The decoder's state between two steps: one (h, c), each (B, H), a layer, and the attentional vector o (B, H)."""
+    """The decoder's state between two steps: every layer's states and the attentional vector o, (B, H) each."""
 
-    layers: tuple[tuple[Tensor, Tensor], ...]
+    layers: State
     output: Tensor
 
 
@@ -51,16 +60,16 @@ class Decoder(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.config = config
+        self.cell = CELLS[config.cell]
         self.attention = Attention(attention, encoder_size, config.size)
         self.dropout = SeededDropout(dropout.layers, dropout.variational)
         self.layers = nn.ModuleList(
-            LSTMLayer(width, config.size, config.rank)
-            for width in self._input_widths(input_size, encoder_size)
+            make_layer(config, width, config.size) for width in self._input_widths(input_size, encoder_size)
         )
         self.combine = nn.Linear(config.size + encoder_size, config.size)
         self.start: nn.Linear | None = None
         if config.state_init != "zero":
-            self.start = nn.Linear(encoder_size, 2 * config.layers * config.size)
+            self.start = nn.Linear(encoder_size, len(self.cell.cell.states) * config.layers * config.size)
 
     @abstractmethod
     def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:
@@ -82,21 +91,24 @@ class Decoder(nn.Module, ABC):
 
     def initial_state(self, summary: Tensor) -> Recurrent:
         """First state of each row from a ``summary`` (B, E) of its source: tanh of an affine map, or zero."""
-        batch, size = summary.shape[0], self.config.size
+        batch, size, names = summary.shape[0], self.config.size, self.cell.cell.states
         if self.start is None:
-            hidden = summary.new_zeros(batch, 2, len(self.layers), size)
+            made = summary.new_zeros(batch, len(names), len(self.layers), size)
         else:
-            hidden = torch.tanh(self.start(summary)).view(batch, 2, len(self.layers), size)
-        # The cell state has float32 at least, whatever the precision of the products.
-        cells = hidden[:, 1].to(torch.promote_types(hidden.dtype, torch.float32))
-        layers = tuple((hidden[:, 0, layer], cells[:, layer]) for layer in range(len(self.layers)))
-        return Recurrent(layers, torch.zeros_like(hidden[:, 0, 0]))
+            made = torch.tanh(self.start(summary)).view(batch, len(names), len(self.layers), size)
+        # What steps add to has float32 at least, whatever the precision of the products; h is made anew in each.
+        exact = torch.promote_types(made.dtype, torch.float32)
+        parts = [
+            part if name == "h" else part.to(exact) for name, part in zip(names, made.unbind(1), strict=True)
+        ]
+        layers = tuple(tuple(part[:, layer] for part in parts) for layer in range(len(self.layers)))
+        return Recurrent(layers, torch.zeros_like(made[:, 0, 0]))
 
     def initialize(self, init: recipe.Initialization) -> None:
         """Draw first values of all parameters."""
         self.attention.initialize(init)
         for layer in self.layers:
-            assert isinstance(layer, LSTMLayer)
+            assert isinstance(layer, RecurrentLayer)
             layer.initialize(init)
         initialize_linear(self.combine, init)
         if self.start is not None:
@@ -128,7 +140,7 @@ class InputFeedingDecoder(Decoder):
             memory.values,
             weights,
             lengths=memory.lengths,
-            state=AttentionalLSTMState(state.layers, state.output),
+            state=AttentionalLSTMState(cast(LSTMState, state.layers), state.output),
             input_feeding=True,
             residual=self.config.residual,
             dropout=probability,
@@ -157,7 +169,7 @@ class ParallelDecoder(Decoder):
         """See :meth:`Decoder.forward`."""
         weights = weights_of(self.layers)
         how = implementations.for_decoder()
-        outputs, (after,) = lstm(inputs, weights[:1], state=state.layers[:1], **how)
+        outputs, (after,) = self.cell.run(inputs, weights[:1], how, state=state.layers[:1])
         states = [after]
         with account("attention"):
             contexts, alignment = self.attention(
@@ -167,8 +179,8 @@ class ParallelDecoder(Decoder):
         for layer in range(1, len(weights)):
             below = self.dropout(outputs)
             joined = torch.cat([below, contexts], dim=-1)
-            outputs, (after,) = lstm(
-                joined, weights[layer : layer + 1], state=state.layers[layer : layer + 1], **how
+            outputs, (after,) = self.cell.run(
+                joined, weights[layer : layer + 1], how, state=state.layers[layer : layer + 1]
             )
             if self.config.residual:
                 outputs = outputs + below

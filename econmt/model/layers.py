@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +17,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from econmt.model.cells import CELLS
 from econmt.recipe import Initialization
+from econmt.recipe_model import RecurrentStack
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
+from econmt_ops.cells.lstm import LSTMCell
+from econmt_ops.cells.protocol import Cell
 from econmt_ops.core.dropout import Seed, SeedCounter, apply_dropout, dropout, keep_mask
 from econmt_ops.core.look_up import look_up
 from econmt_ops.core.weights import AnyLSTMWeights
@@ -75,7 +80,48 @@ def give_sparse_gradients(model: nn.Module) -> None:
             part.sparse = True
 
 
-class LSTMLayer(nn.Module):
+class RecurrentLayer(nn.Module, ABC):
+    """The parameters of one layer of a cell in one direction."""
+
+    @property
+    @abstractmethod
+    def weights(self) -> Any:
+        """The parameters as ``econmt_ops`` takes them."""
+
+    @abstractmethod
+    def initialize(self, init: Initialization) -> None:
+        """Draw first values; every gate is a matrix of its own for the fan-in and fan-out of ``xavier``."""
+
+
+class CellLayer(RecurrentLayer):
+    """The parameters of a layer of any cell, by the names and shapes that the cell gives them."""
+
+    def __init__(self, cell: Cell, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.cell, self.hidden_size = cell, hidden_size
+        for name, shape in cell.parameter_shapes(input_size, hidden_size).items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+
+    @property
+    def weights(self) -> Any:
+        """See :class:`RecurrentLayer`."""
+        return self.cell.weights(*(getattr(self, name) for name in self.cell.weights._fields))
+
+    def initialize(self, init: Initialization) -> None:
+        """See :class:`RecurrentLayer`; gains of a normalisation are 1. Every cell forgets by its second gate."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                for gate in torch.split(parameter.data, self.hidden_size):
+                    initialize_matrix(gate, init)
+            elif name.endswith("gain"):
+                nn.init.ones_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+            if name in ("bias", "surrogate_bias"):
+                parameter.data[self.hidden_size : 2 * self.hidden_size] = init.forget_bias
+
+
+class LSTMLayer(RecurrentLayer):
     """The parameters of one LSTM layer in one direction, gates in the order i, f, g, o (as torch.nn.LSTM).
 
     Attributes:
@@ -239,6 +285,14 @@ def mean_of_valid(outputs: Tensor, lengths: Tensor) -> Tensor:
     return total / lengths.clamp(min=1)[:, None].to(total.dtype)
 
 
-def weights_of(layers: nn.ModuleList) -> tuple[AnyLSTMWeights, ...]:
-    """The parameters of a list of :class:`LSTMLayer`, in its order."""
-    return tuple(layer.weights for layer in layers if isinstance(layer, LSTMLayer))
+def make_layer(stack: RecurrentStack, input_size: int, hidden_size: int) -> RecurrentLayer:
+    """The parameters of one layer of a stack."""
+    cell = CELLS[stack.cell].cell
+    if isinstance(cell, LSTMCell):
+        return LSTMLayer(input_size, hidden_size, stack.rank)
+    return CellLayer(cell, input_size, hidden_size)
+
+
+def weights_of(layers: nn.ModuleList) -> tuple[Any, ...]:
+    """The parameters of a list of :class:`RecurrentLayer`, in its order."""
+    return tuple(layer.weights for layer in layers if isinstance(layer, RecurrentLayer))

@@ -13,25 +13,50 @@ from econmt_ops.core.repeated import Repeated
 from econmt_ops.core.weights import (
     AttentionalLSTMState,
     AttentionalLSTMWeights,
+    GateWeights,
+    GILRLSTMWeights,
+    GRUWeights,
+    LayerNormLSTMWeights,
+    LayerNormPerGateLSTMWeights,
     LowRank,
     LowRankLSTMWeights,
     LSTMState,
     LSTMWeights,
 )
+from econmt_ops.gilr_lstm import gilr_lstm
+from econmt_ops.gru import gru
+from econmt_ops.layers.modules import GILRLSTM, GRU, QRNN, SRU, SSRU, LayerNormLSTM
 from econmt_ops.linear import linear
 from econmt_ops.linear_cross_entropy import linear_cross_entropy
 from econmt_ops.linear_recurrence import final_state, linear_recurrence
+from econmt_ops.lnlstm import lnlstm
 from econmt_ops.lstm import bidirectional_lstm, lstm
+from econmt_ops.min_gru import min_gru
+from econmt_ops.min_lstm import min_lstm
 from econmt_ops.modules import LSTM, AdditiveAttention, AttentionalLSTM, LinearCrossEntropy
+from econmt_ops.qrnn import qrnn
+from econmt_ops.sru import sru
+from econmt_ops.ssru import ssru
 
 __all__ = [
+    "GILRLSTM",
+    "GRU",
     "LSTM",
+    "QRNN",
+    "SRU",
+    "SSRU",
     "AdditiveAttention",
     "AttentionalLSTM",
     "AttentionalLSTMState",
     "AttentionalLSTMWeights",
+    "GILRLSTMWeights",
+    "GRUWeights",
+    "GateWeights",
     "LSTMState",
     "LSTMWeights",
+    "LayerNormLSTM",
+    "LayerNormLSTMWeights",
+    "LayerNormPerGateLSTMWeights",
     "LinearCrossEntropy",
     "LowRank",
     "LowRankLSTMWeights",
@@ -41,8 +66,16 @@ __all__ = [
     "bidirectional_lstm",
     "dropout_mask",
     "final_state",
+    "gilr_lstm",
+    "gru",
     "linear",
     "linear_cross_entropy",
     "linear_recurrence",
+    "lnlstm",
     "lstm",
+    "min_gru",
+    "min_lstm",
+    "qrnn",
+    "sru",
+    "ssru",
 ]

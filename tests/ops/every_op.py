@@ -75,6 +75,25 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "label_smoothing": 0.1,
     }
     recurrence = {"decay": make(3, 4, 5).sigmoid(), "inputs": make(3, 4, 5), "initial": make(3, 5)}
+    layers = {
+        "sru": tuple(econmt_ops.GateWeights(make(k * 8, i), make(k * 8)) for k, i in ((4, 5), (3, 8))),
+        "qrnn": tuple(econmt_ops.GateWeights(make(24, 2 * i), make(24)) for i in (5, 8)),
+        "gilr_lstm": tuple(
+            econmt_ops.GILRLSTMWeights(make(16, i), make(16), make(32, i), make(32, 8), make(32))
+            for i in (5, 8)
+        ),
+        "gru": tuple(econmt_ops.GRUWeights(make(24, i), make(24, 8), make(24), make(24)) for i in (5, 8)),
+        "lnlstm": tuple(
+            econmt_ops.LayerNormLSTMWeights(
+                make(32, i), make(32, 8), make(32), make(32), make(32), make(8), make(8)
+            )
+            for i in (5, 8)
+        ),
+    }
+    cells = {
+        name: Call(getattr(econmt_ops, name), {**stack, "layers": own}, "inputs")
+        for name, own in layers.items()
+    }
     turned = {**recurrence, "lengths": lengths, "reverse": True, "stash": "carries"}
     product = {"inputs": make(3, 4, 5), "weight": make(7, 5), "bias": make(7)}
     return {
@@ -91,6 +110,7 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "linear-column": Call(econmt_ops.linear, {**product, "layout": "column"}, "inputs"),
         "linear_cross_entropy": Call(econmt_ops.linear_cross_entropy, loss, "hidden"),
         "linear_recurrence": Call(econmt_ops.linear_recurrence, recurrence, "inputs"),
+        **cells,
         "linear_recurrence-reverse": Call(econmt_ops.linear_recurrence, turned, "inputs"),
     }
 

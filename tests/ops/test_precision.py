@@ -84,6 +84,10 @@ def test_types_of_results(op: str, device: str) -> None:
         "bidirectional_lstm": [2, 4],
         "attentional_lstm": [3, 5],
         "linear_cross_entropy": [0],
+        "sru": [1, 2],
+        "qrnn": [1, 3],
+        "gilr_lstm": [1, 2, 3, 4],
+        "lnlstm": [2, 4],
     }
     assert high == expected.get(op.split("-")[0], [])
 

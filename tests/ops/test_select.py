@@ -69,7 +69,7 @@ def test_every_implementation_has_traits() -> None:
 
 
 RECOMPUTES = Traits(recomputes=True)
-LOOPS = Traits(recomputes=True, takes_stash=True)
+LOOPS = Traits(recomputes=True, loops=True, takes_stash=True)
 KERNELS = Traits(
     devices=frozenset({"cuda"}), recomputes=True, takes_stash=True, fastest_stash="cells", has_kernels=True
 )

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from econmt.model.attention import Attention
 from econmt.model.decoder import Decoder
+from econmt.model.inference.cells import layer_step
 from econmt.model.inference.encoder import LaidOutEncoder
 from econmt.model.inference.layout import Gates, is_watched, laid_out
 from econmt.model.layers import weights_of
@@ -33,6 +34,7 @@ from econmt_ops.core.gemm import Product
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.low_rank import columns
 from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.weights import State
 
 _TABLE_BYTES = 256 << 20
 """The largest table of what words add to gates."""
@@ -73,7 +75,8 @@ class IncrementalState(NamedTuple):
         cells: (R,) int64 the place of each row in a grid (B, width): the sentence times the width, plus the row's
             number among those of its sentence; or None: the rows are the grid.
         width: columns of that grid.
-        hidden, memory: h, in the type of products, and c (R, H) of every layer. output: o (R, H).
+        hidden, memory: of every layer h, in the type of products, and c (R, H); of other cells than the LSTM memory
+            has all of their states, layer by layer, and hidden nothing. output: o (R, H).
     """
 
     sources: Sources
@@ -116,8 +119,10 @@ class IncrementalModel:
         self._dtype = dtype
         with torch.no_grad():
             on_cpu = model.output_weight.device.type == "cpu"
-            self._encoder = LaidOutEncoder(model, dtype) if on_cpu else None
-            self._decoder = _StepDecoder(model.decoder, model.target_embedding.weight.detach(), dtype)
+            laid_out_encoder = on_cpu and model.encoder.cell.laid_out
+            self._encoder = LaidOutEncoder(model, dtype) if laid_out_encoder else None
+            kind = _StepDecoder if model.decoder.cell.laid_out else _CellStepDecoder
+            self._decoder = kind(model.decoder, model.target_embedding.weight.detach(), dtype)
             self._logits = torch.empty(
                 0, model.target_size, dtype=accumulate_dtype(dtype), device=model.output_weight.device
             )
@@ -147,13 +152,11 @@ class IncrementalModel:
             padding = padding_mask(lengths, keys.shape[1], keys.device)
             keys, factors = self._decoder.attention.prepare(keys, factors)
             sources = Sources(keys, factors, self._decoder.summands(values), padding, lengths)
-        hidden, memory = zip(*first.layers, strict=True)
         return IncrementalState(
             sources,
             torch.arange(len(source), device=source.device),
             1,
-            tuple(h.to(self._dtype) for h in hidden),
-            tuple(c.contiguous() for c in memory),
+            *self._decoder.states(first.layers),
             first.output.to(self._dtype),
         )
 
@@ -193,12 +196,12 @@ class IncrementalModel:
 
 
 class _Words:
-    """The words' share in the gates of the bottom layer, with its bias.
+    """The words' share in the products of the bottom layer, with its bias.
 
     On the CPU a word's is computed when the word first comes and then looked up: of a vocabulary few words come often.
 
     Args:
-        embedding: (V, I). gates: of a layer that reads embeddings.
+        embedding: (V, I). gates: of a layer that reads embeddings. width: of their products, 4H for an LSTM.
     """
 
     def __init__(self, embedding: Tensor, gates: Gates, width: int) -> None:
@@ -211,7 +214,7 @@ class _Words:
             self.known = torch.zeros(len(embedding), dtype=torch.bool)
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Of tokens (R,): (R, 4H), a new tensor."""
+        """Of tokens (R,): (R, width), a new tensor."""
         if self.known is None or is_watched():
             return self._make(tokens)
         unknown: Tensor = torch.unique(tokens[~self.known[tokens]])
@@ -366,27 +369,22 @@ def _is_within(low: Tensor, high: Tensor, bound: float) -> bool:
 
 
 class _StepDecoder:
-    """One step of either decoder.
+    """One step of either decoder, of LSTM layers.
 
     With input feeding the bottom layer reads [word; o; h] and the attention looks from the top layer; without, the
     bottom layer reads [word; h], the attention looks from it, and the upper layers read its context.
     """
 
     def __init__(self, decoder: Decoder, embedding: Tensor, dtype: torch.dtype) -> None:
-        config, width = decoder.config, embedding.shape[1]
-        self.feeding, self.residual = config.input_feeding, config.residual
+        config = decoder.config
+        self.feeding, self.residual, self.layers = config.input_feeding, config.residual, config.layers
         self.attention = _StepAttention(decoder.attention, dtype, embedding.device)
-        bottom, *upper = weights_of(decoder.layers)
-        word = Gates([columns(bottom.input, 0, width)], bottom.bias, dtype)
-        self.words = _Words(embedding, word, 4 * config.size)
-        fed = [columns(bottom.input, width, bottom.input.shape[1])] if self.feeding else []
-        self.bottom = Gates([*fed, bottom.hidden], None, dtype)
-        self.upper = [Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
+        self.lay_out(decoder, embedding, dtype)
         weight, size = decoder.combine.weight, config.size
         self.from_values = laid_out(weight[:, size:], None, dtype)
         self.size, self.dtype = size, dtype
         # Contexts themselves are needed where a layer reads them.
-        self.reads_contexts = not self.feeding and bool(upper)
+        self.reads_contexts = not self.feeding and config.layers > 1
         query, own, bias = self.attention.query, weight[:, :size], decoder.combine.bias.detach()
         self.query: Product | None = None
         # Queries and the state's share of o are one product where the same layer gives both.
@@ -398,6 +396,21 @@ class _StepDecoder:
             own, bias = torch.cat([query, own]), torch.cat([bias.new_zeros(len(query)), bias])
         self.combine = laid_out(own, bias, dtype)
 
+    def lay_out(self, decoder: Decoder, embedding: Tensor, dtype: torch.dtype) -> None:
+        """Lays the layers' weights out."""
+        width = embedding.shape[1]
+        bottom, *upper = weights_of(decoder.layers)
+        word = Gates([columns(bottom.input, 0, width)], bottom.bias, dtype)
+        self.words = _Words(embedding, word, 4 * decoder.config.size)
+        fed = [columns(bottom.input, width, bottom.input.shape[1])] if self.feeding else []
+        self.bottom = Gates([*fed, bottom.hidden], None, dtype)
+        self.upper = [Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
+
+    def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The first states of all layers as `IncrementalState` has them, hidden and memory."""
+        hidden, memory = zip(*layers, strict=True)
+        return tuple(h.to(self.dtype) for h in hidden), tuple(c.contiguous() for c in memory)
+
     def summands(self, values: Tensor) -> Tensor:
         """What the attention sums of the values (B, S, E): their share of what tanh reads to give o, (B, S, H).
 
@@ -408,17 +421,15 @@ class _StepDecoder:
 
     def __call__(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, IncrementalState]:
         """Read tokens (R,): the attention (R, S) and the state after the step."""
-        fed = (state.output,) if self.feeding else ()
-        top, c = self._advance(self.bottom(*fed, state.hidden[0], start=self.words(tokens)), state.memory[0])
-        hidden, memory = [top], [c]
+        top, after = self.bottom_step(tokens, state)
+        afters = [after]
         below = None
         if self.reads_contexts:
             below = self.attention(top if self.query is None else self.query(top), state)
-        for layer, product in enumerate(self.upper, start=1):
+        for layer in range(1, self.layers):
             read = top if below is None else torch.cat([top, below[1][:, self.size :]], 1)
-            h, c = self._advance(product(read, state.hidden[layer]), state.memory[layer])
-            hidden.append(h)
-            memory.append(c)
+            h, after = self.upper_step(layer, read, state)
+            afters.append(after)
             top = h + top if self.residual else h
         combined = self.combine(top)
         share = combined[:, self.asked :]
@@ -427,7 +438,23 @@ class _StepDecoder:
             weights, output = self.attention.combine(query, share, state)
         else:
             weights, output = below[0], tanh_(share + below[1][:, : self.size])
-        return weights, state._replace(hidden=tuple(hidden), memory=tuple(memory), output=output)
+        hidden, memory = self.states(tuple(afters))
+        return weights, state._replace(hidden=hidden, memory=memory, output=output)
+
+    def bottom_step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What the bottom layer gives, (R, H), and its states after the step."""
+        fed = (state.output,) if self.feeding else ()
+        gates = self.bottom(*fed, state.hidden[0], start=self.words(tokens))
+        h, c = self._advance(gates, state.memory[0])
+        return h, (h, c)
+
+    def upper_step(
+        self, layer: int, read: Tensor, state: IncrementalState
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What an upper layer gives of what it reads, (R, H), and its states after the step."""
+        gates = self.upper[layer - 1](read, state.hidden[layer])
+        h, c = self._advance(gates, state.memory[layer])
+        return h, (h, c)
 
     def _advance(self, gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """h, in the type of products, and c after a step, from its gates (R, 4H)."""
@@ -442,3 +469,32 @@ class _StepDecoder:
         else:
             advance_cell(gates.to(c.dtype), c, h, after)
         return h, after
+
+
+class _CellStepDecoder(_StepDecoder):
+    """One step of a decoder without input feeding, of layers of any other cell."""
+
+    def lay_out(self, decoder: Decoder, embedding: Tensor, dtype: torch.dtype) -> None:
+        """See `_StepDecoder`."""
+        assert not self.feeding
+        cell = decoder.cell.cell
+        self.count = len(cell.states)
+        self.embedding = embedding
+        self.steps = [layer_step(cell, weights, dtype) for weights in weights_of(decoder.layers)]
+        self.words = _Words(embedding, self.steps[0].read, self.steps[0].width)
+
+    def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `_StepDecoder`."""
+        return (), tuple(part.contiguous() for parts in layers for part in parts)
+
+    def bottom_step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `_StepDecoder`."""
+        read = self.embedding.index_select(0, tokens).to(self.dtype)
+        return self.steps[0](self.words(tokens), read, state.memory[: self.count])
+
+    def upper_step(
+        self, layer: int, read: Tensor, state: IncrementalState
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `_StepDecoder`."""
+        step, begin = self.steps[layer], layer * self.count
+        return step(step.read(read), read, state.memory[begin : begin + self.count])

@@ -32,7 +32,7 @@ from econmt_ops.dispatch.registration import Operator
 from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.recompute import lstm
 
-TRAITS = Traits(recomputes=True, takes_stash=True, casts=True)
+TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 
 
 def _saves(given: Arguments) -> list[str]:

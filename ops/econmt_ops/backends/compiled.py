@@ -19,6 +19,7 @@ from econmt_ops.backends.eager import EagerSteps, through_dropout
 from econmt_ops.backends.protocol import AttentionKernels
 from econmt_ops.cells import lstm
 from econmt_ops.cells.attention import additive_backward, additive_forward
+from econmt_ops.cells.protocol import StepCell
 
 _VARIANTS = 64
 """How often a step may be compiled anew."""
@@ -121,6 +122,17 @@ def _advance_back(
     dc.copy_(dbefore)
 
 
+def _step(function: Callable[..., Any], sizes: tuple[int, ...], *tensors: Tensor) -> Any:
+    """Calls a method of a `StepCell` with its tensors, which come one by one; the last group is what is left."""
+    first, *groups = sizes
+    given: list[Any] = [*tensors[:first]]
+    place = first
+    for size in groups:
+        given.append(tensors[place : place + size])
+        place += size
+    return function(*given, tensors[place:])
+
+
 class CompiledSteps(EagerSteps):
     """As `EagerSteps`, a step's pointwise work in one compiled function."""
 
@@ -152,6 +164,37 @@ class CompiledSteps(EagerSteps):
         dh = through_dropout(dh, keep, scale)
         dgates = gates if dgates.is_set_to(gates) else dgates
         compile_step(_advance_back)(gates, before, after, dh[0], dh[1] if len(dh) > 1 else None, dc, dgates)
+
+    def step_forward(
+        self,
+        cell: StepCell,
+        read: Tensor,
+        recurrent: Tensor,
+        state: Sequence[Tensor],
+        extra: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """See `StepKernels`."""
+        made: tuple[Tensor, ...] = compile_step(_step)(
+            cell.forward, (2, len(state)), read, recurrent, *state, *extra
+        )
+        return made
+
+    def step_backward(
+        self,
+        cell: StepCell,
+        read: Tensor,
+        recurrent: Tensor,
+        state: Sequence[Tensor],
+        after: Sequence[Tensor],
+        dafter: Sequence[Tensor],
+        extra: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `StepKernels`."""
+        sizes = (2, len(state), len(after), len(dafter))
+        made: tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]] = compile_step(_step)(
+            cell.backward, sizes, read, recurrent, *state, *after, *dafter, *extra
+        )
+        return made
 
     def attention(
         self,

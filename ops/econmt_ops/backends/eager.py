@@ -13,6 +13,7 @@ from torch import Tensor
 
 from econmt_ops.backends.attention import EagerAttention
 from econmt_ops.backends.protocol import AttentionKernels, Read
+from econmt_ops.cells.protocol import StepCell
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.loops import steps_of
 from econmt_ops.core.precision import accumulate_dtype
@@ -114,7 +115,35 @@ class _Workspace:
         return torch.add(first, others[0], out=self.dh) if others else first
 
 
-class EagerSteps:
+class CellSteps:
+    """The steps of cells of which a backend knows no more than their mathematics."""
+
+    def step_forward(
+        self,
+        cell: StepCell,
+        read: Tensor,
+        recurrent: Tensor,
+        state: Sequence[Tensor],
+        extra: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """See `StepKernels`."""
+        return cell.forward(read, recurrent, state, extra)
+
+    def step_backward(
+        self,
+        cell: StepCell,
+        read: Tensor,
+        recurrent: Tensor,
+        state: Sequence[Tensor],
+        after: Sequence[Tensor],
+        dafter: Sequence[Tensor],
+        extra: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `StepKernels`."""
+        return cell.backward(read, recurrent, state, after, dafter, extra)
+
+
+class EagerSteps(CellSteps):
     """`econmt_ops.backends.protocol.StepKernels` by PyTorch's operators."""
 
     def __init__(self, like: Tensor) -> None:

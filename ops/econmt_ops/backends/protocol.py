@@ -16,6 +16,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from econmt_ops.cells.protocol import StepCell
+
 
 class Read(NamedTuple):
     """What the layer above reads of a layer's step: dropout of h, or of h plus what the layer itself has read.
@@ -124,6 +126,28 @@ class StepKernels(Protocol):
                 `econmt_ops.core.gemm.Product.share` gives one where a library cannot add into ``gates`` itself.
             read: what the layer above reads of this step; or None.
         """
+
+    def step_forward(
+        self,
+        cell: StepCell,
+        read: Tensor,
+        recurrent: Tensor,
+        state: Sequence[Tensor],
+        extra: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """One step of any cell; see `StepCell.forward`."""
+
+    def step_backward(
+        self,
+        cell: StepCell,
+        read: Tensor,
+        recurrent: Tensor,
+        state: Sequence[Tensor],
+        after: Sequence[Tensor],
+        dafter: Sequence[Tensor],
+        extra: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """One step of any cell back; see `StepCell.backward`."""
 
     def prepare_gates(self, gates: Tensor) -> Tensor:
         """A block's gates (K, B, 4H), made again as sums, as `cell_backward` reads them; they may be overwritten."""

@@ -14,9 +14,13 @@ B batch, H hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from econmt_ops.cells.protocol import Split
+from econmt_ops.core.weights import LSTMWeights
 
 Pointwise = Callable[[Tensor], Tensor]
 
@@ -80,38 +84,54 @@ def forward(sums: Tensor, c: Tensor, tanh: Pointwise = torch.tanh) -> tuple[Tens
 
 
 class LSTMCell:
-    """The LSTM as a `econmt_ops.cells.protocol.Cell`, whose states are h and c."""
+    """The LSTM as a `econmt_ops.cells.protocol.StepCell`, whose states are h and c."""
 
     name = "lstm"
     gates = 4
-    states = ("h", "c")
+    states: tuple[str, ...] = ("h", "c")
+    weights: type[Any] = LSTMWeights
 
     def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
         """See `Cell`."""
         return {"input": (4 * hidden, inputs), "hidden": (4 * hidden, hidden), "bias": (4 * hidden,)}
 
+    def hidden_size(self, weights: Any, inputs: int) -> int:  # noqa: ARG002
+        """See `Cell`."""
+        return int(weights.hidden.shape[-1])
+
     def operations(self, inputs: int, hidden: int) -> int:
         """See `Cell`."""
         return 2 * 4 * hidden * (inputs + hidden)
 
-    def forward(self, read: Tensor, recurrent: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """See `Cell`."""
+    def split(self, weights: LSTMWeights) -> Split:
+        """See `StepCell`."""
+        return Split(weights.input, weights.hidden, weights.bias, None, ())
+
+    def forward(
+        self,
+        read: Tensor,
+        recurrent: Tensor,
+        state: Sequence[Tensor],
+        extra: Sequence[Tensor] = (),  # noqa: ARG002 - there is none
+    ) -> tuple[Tensor, ...]:
+        """See `StepCell`."""
         return forward(read + recurrent, state[1])
 
     def backward(
         self,
         read: Tensor,
         recurrent: Tensor,
-        state: tuple[Tensor, ...],
-        after: tuple[Tensor, ...],
-        dafter: tuple[Tensor, ...],
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """See `Cell`; all of h's gradient flows through the recurrent product."""
+        state: Sequence[Tensor],
+        after: Sequence[Tensor],
+        dafter: Sequence[Tensor],
+        extra: Sequence[Tensor] = (),  # noqa: ARG002 - there is none
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `StepCell`; all of h's gradient flows through the recurrent product."""
         (_, before), (_, c), (dh, dc) = state, after, dafter
         gates = activate((read + recurrent).to(c.dtype))
         parts, dbefore = advance_back(gates, before, c, dh.to(c.dtype), dc)
         dsums = torch.cat(parts, -1).to(read.dtype)
-        return dsums, dsums, (torch.zeros_like(dh), dbefore)
+        return dsums, dsums, (torch.zeros_like(dh), dbefore), ()
 
 
 LSTM = LSTMCell()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, device, int64, strided
@@ -36,6 +37,16 @@ class Shapes:
         Raises:
             ValueError: the number of dimensions, a size, the type or the device does not fit.
         """
+        self.is_number(name, tensor)
+        self.check_size(name, tensor, shape)
+        self._check_device(name, tensor)
+
+    def is_number(self, name: str, tensor: Tensor) -> None:
+        """Checks that an argument is a floating point tensor.
+
+        Raises:
+            ValueError: it is something else.
+        """
         check_tensor(self.op, name, tensor)
         if not tensor.is_floating_point():
             raise ValueError(f"{self.op}: {name} must be a floating point tensor, got {tensor.dtype}")
@@ -43,7 +54,20 @@ class Shapes:
             raise ValueError(
                 f"{self.op}: {name} must be float64, float32, bfloat16 or float16, got {tensor.dtype}"
             )
-        self.check_size(name, tensor, shape)
+
+    def exactly(self, name: str, tensor: Tensor, sizes: tuple[int, ...], letters: Sequence[str]) -> None:
+        """Checks one floating point tensor whose sizes are numbers; ``letters`` are those of which they are made.
+
+        Raises:
+            ValueError: a size, the type or the device does not fit.
+        """
+        self.is_number(name, tensor)
+        if tuple(tensor.shape) != sizes:
+            hint = ", ".join(f"{letter}={self.sizes[letter]}" for letter in letters)
+            raise ValueError(f"{self.op}: {name} must be {sizes} with {hint}, got {tuple(tensor.shape)}")
+        self._check_device(name, tensor)
+
+    def _check_device(self, name: str, tensor: Tensor) -> None:
         if self._device is None:
             self._device = tensor.device
         elif tensor.device != self._device:

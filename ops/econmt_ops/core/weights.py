@@ -95,8 +95,89 @@ def cast_weights(layer: AnyLSTMWeights, dtype: torch.dtype) -> AnyLSTMWeights:
     return LSTMWeights(*(part.to(dtype) for part in layer))
 
 
+class GateWeights(NamedTuple):
+    """One layer of a cell whose gates read the inputs alone: `sru`, `ssru`, `qrnn`, `min_gru`, `min_lstm`."""
+
+    input: Tensor
+    """(K H, I), K gates; of `qrnn` with a window of two steps (3H, 2I)."""
+    bias: Tensor
+    """(K H,)"""
+
+
+class GILRLSTMWeights(NamedTuple):
+    """One layer of `gilr_lstm`: the surrogate of h, and an LSTM's gates i, f, g, o in another order: g, f, i, o."""
+
+    surrogate: Tensor
+    """(2H, I)"""
+    surrogate_bias: Tensor
+    """(2H,)"""
+    input: Tensor
+    """(4H, I)"""
+    hidden: Tensor
+    """(4H, H), which reads the surrogate of the step before."""
+    bias: Tensor
+    """(4H,)"""
+
+
+class GRUWeights(NamedTuple):
+    """One GRU layer; the 3H rows are r, z, n in this order, as in `torch.nn.GRU`."""
+
+    input: Tensor
+    """(3H, I)"""
+    hidden: Tensor
+    """(3H, H)"""
+    bias: Tensor
+    """(3H,)"""
+    hidden_bias: Tensor
+    """(3H,), added to the recurrent product before r multiplies it."""
+
+
+class LayerNormLSTMWeights(NamedTuple):
+    """One LSTM layer with each product normalised over all gates; gates i, f, g, o."""
+
+    input: Tensor
+    """(4H, I)"""
+    hidden: Tensor
+    """(4H, H)"""
+    bias: Tensor
+    """(4H,)"""
+    input_gain: Tensor
+    """(4H,)"""
+    hidden_gain: Tensor
+    """(4H,)"""
+    cell_gain: Tensor
+    """(H,)"""
+    cell_bias: Tensor
+    """(H,)"""
+
+
+class LayerNormPerGateLSTMWeights(NamedTuple):
+    """One LSTM layer with the sum of the products normalised gate by gate; gates i, f, g, o."""
+
+    input: Tensor
+    """(4H, I)"""
+    hidden: Tensor
+    """(4H, H)"""
+    bias: Tensor
+    """(4H,), added before the normalisation."""
+    gain: Tensor
+    """(4H,)"""
+    shift: Tensor
+    """(4H,), added after it."""
+    cell_gain: Tensor
+    """(H,)"""
+    cell_bias: Tensor
+    """(H,)"""
+
+
+AnyLayerNormLSTMWeights = Union[LayerNormLSTMWeights, LayerNormPerGateLSTMWeights]
+"""One layer of `lnlstm`; which of them it is says how it normalises."""
+
 LSTMState = tuple[tuple[Tensor, Tensor], ...]
 """(h, c) of every layer, bottom first, each (B, H)."""
+
+State = tuple[tuple[Tensor, ...], ...]
+"""The states of every layer of a cell, bottom first; what they are says the cell."""
 
 
 class AttentionalLSTMState(NamedTuple):

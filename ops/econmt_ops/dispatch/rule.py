@@ -140,8 +140,7 @@ def rule(
     """The name of the implementation that "auto" means where nothing is measured.
 
     Kernels go first. Elsewhere an op recomputes where a backward pass follows; but on a GPU its many small kernels take
-    longer to launch than to run, so there an op that loops over steps, and so has stash levels, does it only in a
-    captured step.
+    longer to launch than to run, so there an op that loops over steps does it only in a captured step.
 
     Args:
         op: its name.
@@ -158,7 +157,7 @@ def rule(
             return each.name
     first = next(iter(found.values()))
     for each in served if gradients or first.traits.is_last else ():
-        launch_bound = device == "cuda" and each.traits.takes_stash and not MODE.captured
+        launch_bound = device == "cuda" and each.traits.loops and not MODE.captured
         if (
             each.traits.recomputes
             and not each.traits.warms_up

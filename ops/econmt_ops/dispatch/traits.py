@@ -40,6 +40,7 @@ class Traits:
         devices: types of devices on which it runs.
         dtypes: compute types that it takes.
         recomputes: it keeps less than autograd would and makes the rest again in the backward pass.
+        loops: it launches kernels for every step, so that on a GPU it is for captured steps.
         takes_stash: it has the argument ``stash``, one of `econmt_ops.core.chunks.STASHES`.
         fastest_stash: the level with which it is fastest, for calls that leave both it and the level to "auto".
         casts: it casts weights and looks repeated rows up inside, so that no copies are kept from the forward to the
@@ -60,6 +61,7 @@ class Traits:
     devices: frozenset[str] = frozenset({"cpu", "cuda"})
     dtypes: frozenset[torch.dtype] = FLOATS
     recomputes: bool = False
+    loops: bool = False
     takes_stash: bool = False
     fastest_stash: str = "gates"
     casts: bool = False

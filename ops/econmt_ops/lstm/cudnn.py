@@ -1,15 +1,15 @@
-"""One LSTM layer in cuDNN, on weights that lie in its own layout."""
+"""One LSTM or GRU layer in cuDNN, on weights that lie in its own layout."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-_LSTM = 2
-"""PyTorch's number for the LSTM among its recurrent cells."""
+_LSTM, _GRU = 2, 3
+"""PyTorch's numbers for them among its recurrent cells."""
 
 _PARTS = 4
-"""Weights of one direction: input (4H, I), hidden (4H, H), and two biases (4H,)."""
+"""Weights of one direction: input (G H, I), hidden (G H, H), and two biases (G H,), with G gates."""
 
 
 def flatten(weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -19,7 +19,7 @@ def flatten(weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     the backward pass beside it.
 
     Args:
-        weights: of one direction input (4H, I), hidden (4H, H) and two biases (4H,); then those of the other.
+        weights: of one direction input (G H, I), hidden (G H, H) and two biases (G H,); then those of the other.
 
     Returns:
         The buffer, and the weights as views of it, through which gradients flow back to the arguments.
@@ -56,6 +56,31 @@ def cudnn_lstm(
     Returns:
         outputs as the inputs with D H values at each position, and h and c after the last step, each (D, B, H).
     """
+    return _rnn(_LSTM, inputs, h, c.contiguous(), weights, training, bidirectional, batch_first)
+
+
+def cudnn_gru(inputs: Tensor, h: Tensor, weights: list[Tensor], training: bool) -> Tensor:
+    """The outputs (B, T, H) of `torch.gru` for one layer in one direction, likewise.
+
+    Args:
+        inputs: (B, T, I). h: (1, B, H).
+        weights: as in `flatten`.
+        training: whether a backward pass may follow.
+    """
+    return _rnn(_GRU, inputs, h, None, weights, training, False, True)[0]
+
+
+def _rnn(
+    mode: int,
+    inputs: Tensor,
+    h: Tensor,
+    c: Tensor | None,
+    weights: list[Tensor],
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, and h and c after the last step."""
     buffer, views = flatten(weights)
     # cuDNN reads the buffer alone; the views are what gradients are given to.
     outputs, last_h, last_c, _, _ = torch._cudnn_rnn(
@@ -64,8 +89,8 @@ def cudnn_lstm(
         _PARTS,
         buffer.detach(),
         h.contiguous(),
-        c.contiguous(),
-        _LSTM,
+        c,
+        mode,
         h.shape[2],
         0,
         1,

@@ -30,7 +30,7 @@ from econmt_ops.dispatch.traits import Traits
 from econmt_ops.lstm.direction import Direction
 from econmt_ops.lstm.reference import last_outputs
 
-TRAITS = Traits(recomputes=True, takes_stash=True, casts=True)
+TRAITS = Traits(recomputes=True, loops=True, takes_stash=True, casts=True)
 
 
 class Arguments(NamedTuple):

@@ -16,6 +16,7 @@ NAMES = {
     "groundhog",
     "best",
     "gnmt",
+    "student",
     "ptb",
     "wikitext2",
     "wikitext2-awd",

@@ -21,6 +21,7 @@ from econmt_ops.dispatch.rule import rules_only
 VOCABULARY = 97
 SMALL = ("model.embedding=16", "model.encoder.size=32", "model.decoder.size=32", "model.attention.size=48")
 RECOMPUTE = tuple(f"ops.{key}=recompute" for key in recipe.OPS)
+UNFED = ("model.decoder.input_feeding=false", "model.decoder.cell=ssru")
 REFERENCE = tuple(f"ops.{key}=reference" for key in recipe.OPS)
 
 
@@ -79,6 +80,8 @@ CASES = [
     Case("tatoeba", ("training.precision=bfloat16", "ops.output=recompute"), (48, 4, 5)),
     Case("quickstart", ("model.attention.type=scaled_dot", "training.precision=bfloat16"), (64, 6, 4)),
     Case("quickstart", ("model.decoder.input_feeding=false", *RECOMPUTE), (64, 12, 10)),
+    Case("quickstart", ("model.encoder.cell=sru", *UNFED, *RECOMPUTE, "ops.stash=outputs"), (64, 12, 10)),
+    Case("student", (), (48, 9, 7)),
     Case("quickstart", ("model.attention.layer_norm=true", "training.update_interval=4"), (1, 1, 1)),
 ]
 

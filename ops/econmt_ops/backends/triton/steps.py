@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from econmt_ops.backends.eager import CellSteps
 from econmt_ops.backends.protocol import AttentionGradients, AttentionKernels, Read
 from econmt_ops.backends.triton import cells
 from econmt_ops.backends.triton.attention import Attention, KeyGradients
@@ -92,7 +93,7 @@ class TritonAttention:
         return AttentionGradients(found.keys, dscore, norm)
 
 
-class TritonSteps:
+class TritonSteps(CellSteps):
     """`econmt_ops.backends.protocol.StepKernels` by our kernels; gates are left as sums, in any type.
 
     Args:

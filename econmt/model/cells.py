@@ -1,0 +1,95 @@
+"""The cells that a recipe can name: the op of each, and what encoder and decoder ask of it.
+
+Shapes: B batch, S source positions, H hidden size of a direction, E encoder size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from econmt_ops import bidirectional_lstm, final_state, gilr_lstm, gru, lnlstm, lstm, qrnn, sru, ssru
+from econmt_ops.cells import table
+from econmt_ops.cells.protocol import Cell
+from econmt_ops.core.repeated import Inputs
+from econmt_ops.core.weights import State
+from econmt_ops.dispatch.traits import implementations_of
+
+_INSTEAD = "recompute"
+"""What runs where a recipe names an implementation that the op of a cell has not: less is kept, too."""
+
+
+class CellLayers:
+    """Runs layers of a cell.
+
+    Attributes:
+        cell: its sizes and states.
+        laid_out: whether a search has a step of its own for it, on weights laid out for it.
+    """
+
+    def __init__(self, cell: Cell, op: Any, *, laid_out: bool = False) -> None:
+        self.cell, self.op, self.laid_out = cell, op, laid_out
+
+    def how(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Keyword arguments of the op: those for an LSTM, with an implementation that it has."""
+        name = given["implementation"]
+        if name == "auto" or name in implementations_of(self.cell.name):
+            return given
+        return {**given, "implementation": _INSTEAD}
+
+    def run(
+        self, inputs: Inputs, stack: Sequence[Any], how: dict[str, Any], **options: Any
+    ) -> tuple[Tensor, State]:
+        """Layers of one direction, ``options`` as those of `econmt_ops.lstm`: outputs (B, S, H) and states."""
+        result: tuple[Tensor, State] = self.op(inputs, tuple(stack), **options, **self.how(how))
+        return result
+
+    def last(self, outputs: Tensor, states: State, lengths: Tensor, reverse: bool) -> Tensor:  # noqa: ARG002
+        """What the top layer's last step gives (B, H), residual sum included, of :meth:`run`'s results."""
+        return final_state(outputs, lengths=lengths, reverse=reverse)
+
+    def run_both_ways(
+        self, inputs: Inputs, pair: Sequence[Any], lengths: Tensor, how: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """A layer of two directions: outputs (B, S, E), and what the last step of each gives, (B, E)."""
+        halves, ends = [], []
+        for weights, reverse in zip(pair, (False, True), strict=True):
+            half, states = self.run(inputs, (weights,), how, lengths=lengths, reverse=reverse)
+            halves.append(half)
+            ends.append(self.last(half, states, lengths, reverse))
+        return torch.cat(halves, -1), torch.cat(ends, -1)
+
+
+class LSTMLayers(CellLayers):
+    """The LSTM, whose layers of two directions are one op, and whose states hold h."""
+
+    def last(self, outputs: Tensor, states: State, lengths: Tensor, reverse: bool) -> Tensor:  # noqa: ARG002
+        """See :meth:`CellLayers.last`; h alone."""
+        return states[-1][0]
+
+    def run_both_ways(
+        self, inputs: Inputs, pair: Sequence[Any], lengths: Tensor, how: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """See :meth:`CellLayers.run_both_ways`."""
+        outputs, states = bidirectional_lstm(inputs, *pair, lengths=lengths, **how)
+        return outputs, torch.cat([states[0][0], states[1][0]], dim=-1)
+
+
+CELLS: dict[str, CellLayers] = {
+    "lstm": LSTMLayers(table.CELLS["lstm"], lstm, laid_out=True),
+    **{
+        name: CellLayers(table.CELLS[name], op)
+        for name, op in (
+            ("lnlstm", lnlstm),
+            ("gru", gru),
+            ("sru", sru),
+            ("ssru", ssru),
+            ("qrnn", qrnn),
+            ("gilr_lstm", gilr_lstm),
+        )
+    },
+}
+"""By the names that recipes have for them; `econmt.recipe_model.CELLS` has what can be asked of each there."""

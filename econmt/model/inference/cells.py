@@ -1,0 +1,107 @@
+"""One step of a layer of any cell but the LSTM, on weights laid out for a search.
+
+Shapes: R rows, I input size, H hidden size, P rows of the product with what is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from econmt.model.inference.layout import Gates
+from econmt_ops.cells.protocol import Cell, StepCell
+from econmt_ops.cells.scan import ScanCell, ScanLayer, SurrogateLayer
+from econmt_ops.core.precision import accumulate_dtype
+
+
+class LayerStep(Protocol):
+    """A layer of a decoder in a search.
+
+    Attributes:
+        read: makes of what is read (R, I) its share in the layer's products (R, P).
+        width: P.
+    """
+
+    read: Gates
+    width: int
+
+    def __call__(
+        self, share: Tensor, read: Tensor, state: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """What the layer gives (R, H), in the type of products, and its states after the step.
+
+        Args:
+            share: what :attr:`read` has made. read: (R, I). state: before the step.
+        """
+
+
+def layer_step(cell: Cell, weights: Any, dtype: torch.dtype) -> LayerStep:
+    """The step of a layer with its products in a type."""
+    if isinstance(cell, SurrogateLayer):
+        return _SurrogateStep(cell, weights, dtype)
+    if isinstance(cell, ScanLayer):
+        return _ScanStep(cell.cell, weights, dtype)
+    return _RecurrentStep(cell, weights, dtype)  # type: ignore[arg-type]  # the cells are of these kinds
+
+
+def _advance(cell: ScanCell, products: Tensor, read: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """h and c of a linear recurrence's step, in the type of c."""
+    parts, decay, inputs = cell.start(products.to(before.dtype), before.shape[1])
+    c = torch.addcmul(inputs, decay, before)
+    return cell.finish(parts, c, read), c
+
+
+class _ScanStep:
+    def __init__(self, cell: ScanCell, weights: Any, dtype: torch.dtype) -> None:
+        self.cell = cell
+        self.read, self.width = Gates([weights.input], weights.bias, dtype), len(weights.bias)
+
+    def __call__(
+        self, share: Tensor, read: Tensor, state: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `LayerStep`."""
+        h, c = _advance(self.cell, share, read, state[0])
+        return h.to(share.dtype), (c,)
+
+
+class _SurrogateStep:
+    def __init__(self, layer: SurrogateLayer, weights: Any, dtype: torch.dtype) -> None:
+        self.layer = layer
+        matrix = torch.cat([weights.surrogate, weights.input])
+        bias = torch.cat([weights.surrogate_bias, weights.bias])
+        self.read, self.width = Gates([matrix], bias, dtype), len(bias)
+        self.below = len(weights.surrogate_bias)
+        self.recur = Gates([weights.hidden], None, dtype)
+
+    def __call__(
+        self, share: Tensor, read: Tensor, state: Sequence[Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `LayerStep`."""
+        before, c = state
+        _, s = _advance(self.layer.surrogate, share[:, : self.below], read, before)
+        products = self.recur(before.to(share.dtype), start=share[:, self.below :].contiguous())
+        h, c = _advance(self.layer.cell, products, read, c)
+        return h.to(share.dtype), (s, c)
+
+
+class _RecurrentStep:
+    def __init__(self, cell: StepCell, weights: Any, dtype: torch.dtype) -> None:
+        self.cell = cell
+        parts = cell.split(weights)
+        self.read, self.width = Gates([parts.input], parts.read_bias, dtype), len(parts.input)
+        self.recur = Gates([parts.hidden], parts.recurrent_bias, dtype)
+        exact = accumulate_dtype(dtype)
+        self.extra = [part.detach().to(dtype).to(exact) for part in parts.extra]
+
+    def __call__(
+        self,
+        share: Tensor,
+        read: Tensor,  # noqa: ARG002 - its product is enough
+        state: Sequence[Tensor],
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See `LayerStep`."""
+        after = self.cell.forward(share, self.recur(state[0].to(share.dtype)), state, self.extra)
+        return after[0], after

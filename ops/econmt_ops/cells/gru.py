@@ -1,0 +1,93 @@
+"""The GRU cell, as `torch.nn.GRU` and cuDNN have it: r multiplies what the recurrent product gives, its bias included.
+
+Cho et al. 2014, "Learning phrase representations using RNN encoder-decoder", with the order of reset and product of
+Chung et al. 2014. With the products s = W x + b and v = U h + b', whose thirds belong to r, z and n:
+
+    r, z = sigmoid(s + v)       n = tanh(s_n + r v_n)       h' = (1 - z) n + z h
+
+    dn = dh' (1 - z) (1 - n^2)      dz = dh' (h - n) z (1 - z)      dr = dn v_n r (1 - r)
+    ds = [dr, dz, dn]               dv = [dr, dz, dn r]             dh = dh' z + dv U
+
+B batch, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from econmt_ops.cells.protocol import Split
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.weights import GRUWeights
+
+
+class GRUCell:
+    """The GRU as a `econmt_ops.cells.protocol.StepCell`, whose only state is h."""
+
+    name = "gru"
+    gates = 3
+    states: tuple[str, ...] = ("h",)
+    weights: type[Any] = GRUWeights
+
+    def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
+        """See `Cell`."""
+        rows = 3 * hidden
+        return {"input": (rows, inputs), "hidden": (rows, hidden), "bias": (rows,), "hidden_bias": (rows,)}
+
+    def hidden_size(self, weights: Any, inputs: int) -> int:  # noqa: ARG002
+        """See `Cell`."""
+        return int(weights.hidden.shape[-1]) if weights.hidden.dim() == 2 else 0
+
+    def operations(self, inputs: int, hidden: int) -> int:
+        """See `Cell`."""
+        return 2 * 3 * hidden * (inputs + hidden)
+
+    def split(self, weights: GRUWeights) -> Split:
+        """See `StepCell`."""
+        return Split(weights.input, weights.hidden, weights.bias, weights.hidden_bias, ())
+
+    def forward(
+        self,
+        read: Tensor,
+        recurrent: Tensor,
+        state: Sequence[Tensor],
+        extra: Sequence[Tensor] = (),  # noqa: ARG002 - there is none
+    ) -> tuple[Tensor, ...]:
+        """See `StepCell`."""
+        h = state[0].to(accumulate_dtype(read.dtype))
+        _, z, n, _ = _activate(read.to(h.dtype), recurrent.to(h.dtype))
+        return (torch.lerp(n, h, z).to(read.dtype),)
+
+    def backward(
+        self,
+        read: Tensor,
+        recurrent: Tensor,
+        state: Sequence[Tensor],
+        after: Sequence[Tensor],  # noqa: ARG002 - made again
+        dafter: Sequence[Tensor],
+        extra: Sequence[Tensor] = (),  # noqa: ARG002 - there is none
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `StepCell`."""
+        exact = accumulate_dtype(read.dtype)
+        h, dh = state[0].to(exact), dafter[0].to(exact)
+        r, z, n, v = _activate(read.to(exact), recurrent.to(exact))
+        dn = dh * (1.0 - z) * (1.0 - n * n)
+        dz = dh * (h - n) * z * (1.0 - z)
+        dr = dn * v * r * (1.0 - r)
+        dread = torch.cat([dr, dz, dn], -1).to(read.dtype)
+        drecurrent = torch.cat([dr, dz, dn * r], -1).to(read.dtype)
+        return dread, drecurrent, ((dh * z).to(dafter[0].dtype),), ()
+
+
+def _activate(read: Tensor, recurrent: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """r, z, n and the recurrent product's share of n, (B, H) each."""
+    hidden = read.shape[-1] // 3
+    r, z = torch.sigmoid(read[..., : 2 * hidden] + recurrent[..., : 2 * hidden]).chunk(2, -1)
+    share = recurrent[..., 2 * hidden :]
+    return r, z, torch.tanh(torch.addcmul(read[..., 2 * hidden :], r, share)), share
+
+
+GRU = GRUCell()

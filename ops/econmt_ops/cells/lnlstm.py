@@ -1,0 +1,164 @@
+"""The LSTM cell with layer normalisation (Ba, Kiros and Hinton 2016), over all gates or gate by gate.
+
+With N(v; g) = g (v - mean v) / sqrt(var v + 1e-5), the products s = W x and v = U h, and the gates i, f, g and o:
+
+    whole       a = N(s; g_s) + N(v; g_v) + b                   (equation 20 there; Sockeye's LayerNormLSTMCell)
+    per gate    a_k = N(s_k + v_k + b_k; g_k) + shift_k         (Sockeye's LayerNormPerGateLSTMCell)
+
+    c' = sigmoid(a_f) c + sigmoid(a_i) tanh(a_g)        h' = sigmoid(a_o) tanh(N(c'; g_c) + b_c)    (equations 21, 22)
+
+The state c is not normalised, only what h reads of it. With y = (v - mean v) / sqrt(var v + 1e-5), backward:
+
+    dv = (dy - mean dy - y mean(dy y)) / sqrt(var v + 1e-5)     dy = dN g       dg = dN y
+
+B batch, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from econmt_ops.cells import lstm
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON
+from econmt_ops.cells.protocol import Split
+from econmt_ops.core.weights import (
+    AnyLayerNormLSTMWeights,
+    LayerNormLSTMWeights,
+    LayerNormPerGateLSTMWeights,
+)
+
+
+def _standardised(values: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Values (B, N) with mean 0 and variance 1 in each of ``groups`` parts of a row, and the factors (B, groups, 1)."""
+    parts = values.reshape(*values.shape[:-1], groups, -1)
+    centred = parts - parts.mean(-1, keepdim=True)
+    factors = torch.rsqrt(centred.square().mean(-1, keepdim=True) + LAYER_NORM_EPSILON)
+    return (centred * factors).flatten(-2), factors
+
+
+def _standardised_back(dvalues: Tensor, made: Tensor, factors: Tensor) -> Tensor:
+    """Backward of :func:`_standardised`, which gave ``made`` and ``factors``."""
+    groups = factors.shape[-2]
+    d, y = (part.view(*part.shape[:-1], groups, -1) for part in (dvalues, made))
+    result = (d - d.mean(-1, keepdim=True) - y * (d * y).mean(-1, keepdim=True)) * factors
+    return result.flatten(-2)
+
+
+class LayerNormLSTMCell:
+    """It as a `econmt_ops.cells.protocol.StepCell`, whose states are h and c.
+
+    Which normalisation it is follows from the weights: `extra` has three gains and two biases, or two and three.
+    """
+
+    name = "lnlstm"
+    gates = 4
+    states: tuple[str, ...] = ("h", "c")
+    weights: type[Any] = LayerNormLSTMWeights
+
+    def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
+        """See `Cell`."""
+        rows = 4 * hidden
+        shapes: dict[str, tuple[int, ...]] = {"input": (rows, inputs), "hidden": (rows, hidden)}
+        vectors = {"bias": rows, "input_gain": rows, "hidden_gain": rows}
+        return (
+            shapes
+            | {name: (size,) for name, size in vectors.items()}
+            | {
+                "cell_gain": (hidden,),
+                "cell_bias": (hidden,),
+            }
+        )
+
+    def hidden_size(self, weights: Any, inputs: int) -> int:  # noqa: ARG002
+        """See `Cell`."""
+        return int(weights.hidden.shape[-1]) if weights.hidden.dim() == 2 else 0
+
+    def operations(self, inputs: int, hidden: int) -> int:
+        """See `Cell`."""
+        return lstm.LSTM.operations(inputs, hidden)
+
+    def split(self, weights: AnyLayerNormLSTMWeights) -> Split:
+        """See `StepCell`; the bias of a per-gate layer is a part of its product."""
+        if isinstance(weights, LayerNormPerGateLSTMWeights):
+            return Split(weights.input, weights.hidden, weights.bias, None, tuple(weights[3:]))
+        return Split(weights.input, weights.hidden, None, None, tuple(weights[2:]))
+
+    def forward(
+        self, read: Tensor, recurrent: Tensor, state: Sequence[Tensor], extra: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, ...]:
+        """See `StepCell`."""
+        c = state[1]
+        sums, *_ = _sums(read.to(c.dtype), recurrent.to(c.dtype), extra)
+        i, f, g, o = lstm.activate(sums)
+        c = f * c + i * g
+        normal, _ = _standardised(c, 1)
+        return (o * torch.tanh(normal * extra[-2] + extra[-1])).to(read.dtype), c
+
+    def backward(
+        self,
+        read: Tensor,
+        recurrent: Tensor,
+        state: Sequence[Tensor],
+        after: Sequence[Tensor],
+        dafter: Sequence[Tensor],
+        extra: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `StepCell`; all of h's gradient flows through the recurrent product."""
+        before, c = state[1], after[1]
+        dh, dc = dafter[0].to(c.dtype), dafter[1]
+        sums, *made = _sums(read.to(c.dtype), recurrent.to(c.dtype), extra)
+        i, f, g, o = lstm.activate(sums)
+        normal, factors = _standardised(c, 1)
+        squashed = torch.tanh(normal * extra[-2] + extra[-1])
+        dshown = dh * o * (1.0 - squashed * squashed)
+        total = dc + _standardised_back(dshown * extra[-2], normal, factors)
+        dsums = torch.cat(
+            [
+                total * g * i * (1.0 - i),
+                total * before * f * (1.0 - f),
+                total * i * (1.0 - g * g),
+                dh * squashed * o * (1.0 - o),
+            ],
+            -1,
+        )
+        of_cell = ((dshown * normal).sum(0), dshown.sum(0))
+        if len(extra) == 4:
+            y, scale = made
+            dread = drecurrent = _standardised_back(dsums * extra[0], y, scale).to(read.dtype)
+            of_sums: tuple[Tensor, ...] = (dsums * y).sum(0), dsums.sum(0)
+        else:
+            y, scale, other, other_scale = made
+            dread = _standardised_back(dsums * extra[1], y, scale).to(read.dtype)
+            drecurrent = _standardised_back(dsums * extra[2], other, other_scale).to(read.dtype)
+            of_sums = dsums.sum(0), (dsums * y).sum(0), (dsums * other).sum(0)
+        return dread, drecurrent, (torch.zeros_like(dafter[0]), total * f), (*of_sums, *of_cell)
+
+
+def _sums(read: Tensor, recurrent: Tensor, extra: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What the gates read (B, 4H), and the standardised products with their factors."""
+    if len(extra) == 4:
+        gain, shift = extra[:2]
+        y, factors = _standardised(read + recurrent, 4)
+        return y * gain + shift, y, factors
+    bias, input_gain, hidden_gain = extra[:3]
+    y, factors = _standardised(read, 1)
+    other, other_factors = _standardised(recurrent, 1)
+    return y * input_gain + other * hidden_gain + bias, y, factors, other, other_factors
+
+
+class LayerNormPerGateLSTMCell(LayerNormLSTMCell):
+    """The same with the weights of a layer that is normalised gate by gate."""
+
+    weights: type[Any] = LayerNormPerGateLSTMWeights
+
+    def parameter_shapes(self, inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
+        """See `Cell`."""
+        whole = super().parameter_shapes(inputs, hidden)
+        return {name: whole.get(name, (4 * hidden,)) for name in LayerNormPerGateLSTMWeights._fields}
+
+
+LNLSTM, LNLSTM_PER_GATE = LayerNormLSTMCell(), LayerNormPerGateLSTMCell()

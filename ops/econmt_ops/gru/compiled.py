@@ -1,0 +1,12 @@
+"""The recomputing layers with each step's pointwise work compiled; see `econmt_ops.backends.compiled`."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+from econmt_ops.gru import recompute
+
+TRAITS = replace(recompute.TRAITS, warms_up=True, stands_in="recompute")
+
+gru = functools.partial(recompute.gru, backend="compiled")

@@ -1,0 +1,47 @@
+"""The GRU in plain PyTorch: the definition that other implementations are held to.
+
+In float32 and float64 a layer is torch's own GRU (on a GPU cuDNN's), in 16-bit types a loop of steps that adds up in
+float32. Lengths cost nothing: rows begin at position 0, h is all that is carried, and what is behind a row's end is
+replaced by zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from econmt_ops.cells.gru import GRU
+from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.weights import GRUWeights, State
+from econmt_ops.layers import stepped
+from econmt_ops.layers.stack import last_of, run_stack
+from econmt_ops.lstm.cudnn import cudnn_gru
+from econmt_ops.lstm.reference import STEPWISE
+
+TRAITS = stepped.REFERENCE
+
+
+def _layer(
+    inputs: Tensor, weights: GRUWeights, state: Sequence[Tensor], lengths: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """See `econmt_ops.layers.stack.RunLayer`."""
+    by_cudnn = inputs.is_cuda and not torch.compiler.is_compiling()
+    if inputs.dtype in STEPWISE or (by_cudnn and isinstance(inputs, FakeTensor)):
+        return stepped.reference_layer(GRU, inputs, weights, state, lengths)
+    padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
+    inputs, training = zero_padding(inputs, padding), torch.is_grad_enabled()
+    h = state[0].unsqueeze(0).contiguous()
+    if by_cudnn and torch.cudnn_is_acceptable(inputs):
+        outputs = cudnn_gru(inputs, h, list(weights), training)
+    else:
+        outputs, _ = torch.gru(inputs, h, list(weights), True, 1, 0.0, training, False, True)
+    outputs = zero_padding(outputs, padding)
+    return outputs, (last_of(outputs, state[0], lengths),)
+
+
+def gru(inputs: Tensor, layers: tuple[GRUWeights, ...], **how: object) -> tuple[Tensor, State]:
+    """See `econmt_ops.gru`; all arguments are given, checked and cast."""
+    return run_stack(_layer, inputs, layers, **how)  # type: ignore[arg-type]

@@ -1,0 +1,395 @@
+"""Layers whose state is a linear recurrence: one product for all steps, a scan, and what is pointwise around it.
+
+`reference` is plain PyTorch under autograd. `recompute` keeps of each recurrence its inputs and c, with the stash level
+"gates" its products too, and makes the rest again in the backward pass:
+
+    products (B, T, K H) = sum of x W^T + b      u, f, ... (`econmt_ops.cells.scan`)      c = scan(a, b)      h = output
+
+    dh -> dc, do        da, db = the scan's gradients        da, db -> dproducts        dW, db, dx: products
+
+It does so block by block: some rows over all steps, or of a row too long for that some steps after the others, so that
+what a block makes stays in a CPU's cache and is not held for the others.
+
+B batch, T steps, H hidden, K parts of the products, n rows and t steps of a block.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops.cells.scan import CELLS, ScanCell, ScanLayer
+from econmt_ops.core.chunks import add_outer, reaches
+from econmt_ops.core.gemm import Product, add_rows
+from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.weights import State
+from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.rule import device_of, rule
+from econmt_ops.dispatch.traits import Traits
+from econmt_ops.layers.stack import last_of, run_stack
+from econmt_ops.linear_recurrence import linear_recurrence
+
+REFERENCE = Traits()
+RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)
+
+_BLOCK_BYTES = 8 << 20
+"""The products of a block: on a CPU what its caches hold."""
+
+_LARGE_BLOCK_BYTES = 128 << 20
+"""The same on a GPU, where a small kernel takes as long to launch as to run."""
+
+
+def scan(decay: Tensor, inputs: Tensor, initial: Tensor) -> Tensor:
+    """`linear_recurrence` by the rule, which nothing measures: it is a part of an op that is measured."""
+    gradients = torch.is_grad_enabled() and (inputs.requires_grad or decay.requires_grad)
+    name = _scan_by(inputs, gradients)
+    return linear_recurrence(decay, inputs, initial=initial, implementation=name)
+
+
+def _scan_by(like: Tensor, gradients: bool) -> str:
+    """The implementation of a scan of (B, T, H); one of those that share an operator."""
+    sizes = dict(zip("BTH", like.shape, strict=True))
+    name = rule("linear_recurrence", device_of(like), like.dtype, gradients=gradients, sizes=sizes)
+    return "chunk" if name == "reference" else name
+
+
+def _late(source: Tensor, before: Tensor) -> Tensor:
+    """A source (B, T, .) one step late, ``before`` (B, .) at its beginning."""
+    return torch.cat([before.unsqueeze(1), source[:, :-1]], 1)
+
+
+def run_layers(
+    stage: Any,
+    layer: ScanLayer,
+    inputs: Tensor,
+    weights: Any,
+    state: Sequence[Tensor],
+    lengths: Tensor | None,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """One layer by a way to run its recurrences, which is given the lengths; see `econmt_ops.layers.stack.RunLayer`."""
+    outputs, after = layer.run(functools.partial(stage, lengths), inputs, weights, state)
+    if len(after) < len(state):  # a window's last input
+        after = (*after, last_of(inputs, state[-1], lengths))
+    return outputs, after
+
+
+def _reference_stage(
+    lengths: Tensor | None,
+    cell: ScanCell,
+    sources: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    bias: Tensor,
+    first: Tensor,
+    before: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `econmt_ops.cells.scan.RunStage`."""
+    steps, hidden = sources[0].shape[1], first.shape[1]
+    padding = None if lengths is None else padding_mask(lengths, steps, first.device)
+    read = [zero_padding(source, padding) for source in sources]
+    if before is not None:
+        read[-1] = _late(read[-1], before)
+    products = functional.linear(read[0], weights[0], bias)
+    for source, weight in zip(read[1:], weights[1:], strict=True):
+        products = products + functional.linear(source, weight)
+    parts, decay, inputs = cell.start(products.to(first.dtype), hidden)
+    c = scan(decay, inputs, first)
+    outputs = zero_padding(cell.finish(parts, c, read[0]).to(bias.dtype), padding)
+    return outputs, last_of(c, first, lengths)
+
+
+class Arguments(NamedTuple):
+    """Of one recurrence of a layer.
+
+    Weights may be of another type than the sources, in which all is computed; their gradients have theirs.
+
+    Attributes:
+        sources: (B, T, .). weights: (K H, .) of each. bias: (K H,). first: (B, H).
+        before: (B, .), where the last source is read one step late; or None.
+        lengths: (B,), or None.
+        cell: its name. stash: the level, see `econmt_ops.core.chunks.STASHES`.
+    """
+
+    sources: list[Tensor]
+    weights: list[Tensor]
+    bias: Tensor
+    first: Tensor
+    before: Tensor | None
+    lengths: Tensor | None
+    cell: str
+    stash: str
+
+
+class Results(NamedTuple):
+    """What a recurrence gives, and what it keeps if a backward pass follows.
+
+    Attributes:
+        outputs: (B, T, H). last: (B, H), c after each row's last step.
+        cells: (B, T, H), c. products: (B, T, K H), if the level keeps them.
+    """
+
+    outputs: Tensor
+    last: Tensor
+    cells: Tensor
+    products: Tensor
+
+
+def _empty_results(call: Arguments, keep: bool) -> Results:
+    like = call.sources[0]
+    batch, steps = like.shape[:2]
+    gates = keep and reaches(call.stash, "gates")
+    return Results(
+        like.new_empty(batch, steps, call.first.shape[1]),
+        torch.empty_like(call.first, memory_format=torch.contiguous_format),
+        call.first.new_empty(batch if keep else 0, steps, call.first.shape[1]),
+        like.new_empty(batch if gates else 0, steps, call.bias.shape[0]),
+    )
+
+
+class _Blocks:
+    """A call by its blocks, each some rows and some steps."""
+
+    def __init__(self, call: Arguments) -> None:
+        self.call = call
+        self.cell = CELLS[call.cell]
+        self.dtype = call.sources[0].dtype
+        self.batch, self.steps = call.sources[0].shape[:2]
+        self.hidden = call.first.shape[1]
+        self.padding = None
+        if call.lengths is not None:
+            self.padding = padding_mask(call.lengths, self.steps, call.first.device)
+            self.ends = call.lengths.to(call.first.device, non_blocking=True).unsqueeze(1) - 1
+        space = _BLOCK_BYTES if device_of(call.first) == "cpu" else _LARGE_BLOCK_BYTES
+        row = self.steps * call.bias.shape[0] * call.first.element_size()
+        rows = max(1, space // max(1, row))
+        size = self.steps if row <= space else max(1, self.steps * space // row)
+        self.places = [
+            (slice(begin, begin + rows), slice(start, min(self.steps, start + size)))
+            for begin in range(0, self.batch, rows)
+            for start in range(0, self.steps, size)
+        ]
+        weights = [weight.to(self.dtype) for weight in call.weights]
+        many = len(self.places)
+        biases = [call.bias.to(self.dtype), *(None for _ in weights[1:])]
+        self._products = [
+            Product(weight, bias, calls=many) for weight, bias in zip(weights, biases, strict=True)
+        ]
+        self.weights = weights
+
+    def mask(self, values: Tensor, rows: slice, steps: slice) -> Tensor:
+        """Values (n, t, .) of a block with zeros at padded positions."""
+        return values if self.padding is None else zero_padding(values, self.padding[rows, steps])
+
+    def read(self, rows: slice, steps: slice) -> list[Tensor]:
+        """The sources of a block, (n, t, .) each."""
+        found = [self.mask(source[rows, steps].contiguous(), rows, steps) for source in self.call.sources]
+        if self.call.before is not None:
+            source, begin = self.call.sources[-1], steps.start
+            first = self.call.before[rows] if begin == 0 else source[rows, begin - 1]
+            found[-1] = _late(found[-1], first.to(self.dtype))
+        return found
+
+    def products(self, read: Sequence[Tensor]) -> Tensor:
+        """The products (n, t, K H) of a block's sources, a new tensor."""
+        made: Tensor = self._products[0](read[0])
+        flat = made.view(-1, made.shape[2])
+        for source, product in zip(read[1:], self._products[1:], strict=True):
+            flat = product.plus(flat, source.reshape(-1, source.shape[2]))
+        return flat.view(made.shape)
+
+    def at_ends(self, rows: slice, steps: slice) -> tuple[Tensor, Tensor]:
+        """Which of a block's rows end in it (n, 1), and their last steps in it (n, 1); others are given any."""
+        ends = self.ends[rows]
+        inside = (ends >= steps.start) & (ends < steps.stop)
+        return inside, (ends - steps.start).clamp(0, steps.stop - steps.start - 1)
+
+    def put_last(self, last: Tensor, c: Tensor, rows: slice, steps: slice) -> None:
+        """Puts c (n, t, H) at the ends of rows into ``last`` (B, H)."""
+        if self.padding is None:
+            last[rows] = c[:, -1]
+            return
+        inside, index = self.at_ends(rows, steps)
+        found = c.gather(1, index.unsqueeze(2).expand(-1, 1, self.hidden)).squeeze(1)
+        last[rows] = torch.where(inside, found, last[rows])
+
+    def add_last(self, dc: Tensor, dlast: Tensor, rows: slice, steps: slice) -> None:
+        """Adds the gradient of the last c (B, H) to that of c (n, t, H) at the ends of rows."""
+        if self.padding is None:
+            if steps.stop == self.steps:
+                dc[:, -1] += dlast[rows]
+            return
+        inside, index = self.at_ends(rows, steps)
+        given = torch.where(inside, dlast[rows], 0.0).unsqueeze(1)
+        dc.scatter_add_(1, index.unsqueeze(2).expand(-1, 1, self.hidden), given)
+
+
+def _forward(call: Arguments, keep: bool) -> Results:
+    blocks, results = _Blocks(call), _empty_results(call._replace(stash="outputs"), keep)
+    if keep and reaches(call.stash, "gates"):
+        whole = slice(0, blocks.batch), slice(0, blocks.steps)
+        results = results._replace(products=blocks.products(blocks.read(*whole)))
+    carried = call.first
+    results.last.copy_(call.first)
+    for rows, steps in blocks.places:
+        read = blocks.read(rows, steps)
+        products = results.products[rows, steps] if len(results.products) else blocks.products(read)
+        parts, decay, inputs = blocks.cell.start(products.to(call.first.dtype), blocks.hidden)
+        initial = call.first[rows] if steps.start == 0 else carried
+        c = blocks.mask(scan(decay, inputs, initial), rows, steps)
+        carried = c[:, -1]
+        blocks.put_last(results.last, c, rows, steps)
+        results.outputs[rows, steps] = blocks.mask(blocks.cell.finish(parts, c, read[0]), rows, steps)
+        if keep:
+            results.cells[rows, steps] = c
+    return results
+
+
+class _Sums:
+    """The gradients of weights and sources, to which every block adds."""
+
+    def __init__(self, blocks: _Blocks) -> None:
+        self.blocks, call = blocks, blocks.call
+        exact = call.first.dtype if len(blocks.places) > 1 else blocks.dtype
+        self.weights = [torch.empty_like(weight, dtype=exact) for weight in blocks.weights]
+        self.bias = torch.zeros_like(call.bias, dtype=exact)
+        self.first = torch.empty_like(call.first, memory_format=torch.contiguous_format)
+        self.sources = [torch.empty_like(source) for source in call.sources]
+        self.before = None
+        if call.before is not None:
+            self.before = torch.empty_like(call.before)
+            self.sources[-1][:, -1] = 0.0
+        self._back = [Product(weight.t(), calls=len(blocks.places)) for weight in blocks.weights]
+        self._fresh = True
+
+    def add(
+        self, dproducts: Tensor, dread: Tensor | None, read: Sequence[Tensor], rows: slice, steps: slice
+    ) -> None:
+        """Adds a block's share: dproducts (n, t, K H), and a gradient (n, t, .) of the first source beside it."""
+        self.bias += add_rows(dproducts)
+        for number, (source, back) in enumerate(zip(read, self._back, strict=True)):
+            add_outer(self.weights[number], dproducts, source, fresh=self._fresh)
+            made = back(dproducts)
+            if number == 0 and dread is not None:
+                made += dread
+            target = self.sources[number]
+            if self.before is None or number < len(read) - 1:
+                target[rows, steps] = made
+                continue
+            target[rows, steps.start : steps.stop - 1] = made[:, 1:]
+            if steps.start == 0:
+                self.before[rows] = made[:, 0]
+            else:
+                target[rows, steps.start - 1] = made[:, 0]
+        self._fresh = False
+
+
+def _scan_back(decay: Tensor, c: Tensor, initial: Tensor, dc: Tensor) -> list[Tensor]:
+    """The gradients of decay, inputs (n, t, H) and initial (n, H) of :func:`scan`, which gave ``c``."""
+    found: list[Tensor] = torch.ops.econmt_ops.linear_recurrence_backward(
+        dc, None, c, None, decay, c, initial, None, False, "outputs", _scan_by(c, False)
+    )
+    return found
+
+
+def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradients:
+    blocks = _Blocks(call)
+    sums, cell, hidden = _Sums(blocks), blocks.cell, blocks.hidden
+    exact, doutputs, dlast = call.first.dtype, incoming["outputs"], incoming["last"]
+    carried: Tensor | None = None
+    for rows, steps in reversed(blocks.places):
+        read = blocks.read(rows, steps)
+        kept = results.products[rows, steps] if len(results.products) else None
+        products = blocks.products(read) if kept is None else kept
+        parts, decay, _ = cell.start(products.to(exact), hidden)
+        c = results.cells[rows, steps]
+        if doutputs is None:
+            dh = torch.zeros_like(c)
+        else:
+            dh = blocks.mask(doutputs[rows, steps].to(exact), rows, steps)
+        dc, dgate, dread = cell.finish_back(parts, c, read[0], dh)
+        if dc is dh:
+            dc = dh.clone()
+        if dlast is not None:
+            blocks.add_last(dc, dlast, rows, steps)
+        if carried is not None and steps.stop < blocks.steps:
+            dc[:, -1] += carried
+        initial = call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1]
+        ddecay, delta, carried = _scan_back(decay, c, initial, dc)
+        if steps.start == 0:
+            sums.first[rows] = carried
+        rest = [part for part in (dgate,) if part is not None]
+        if dread is not None and len(parts) > cell.gates:
+            rest.append(dread)
+            dread = None
+        target = products.to(exact) if kept is None else torch.empty_like(kept, dtype=exact)
+        dproducts = cell.start_back(parts, ddecay, delta, rest, target)
+        sums.add(dproducts.to(blocks.dtype), dread, read, rows, steps)
+    if dlast is not None and blocks.padding is not None:
+        # A row without steps gives back the c that it was given.
+        sums.first += torch.where(blocks.ends < 0, dlast, 0.0)
+    return {
+        "sources": sums.sources,
+        "weights": sums.weights,
+        "bias": sums.bias,
+        "first": sums.first,
+        "before": sums.before,
+    }
+
+
+_stage = Operator(
+    "econmt_ops::scanned_stage",
+    Arguments,
+    Results,
+    forward=_forward,
+    fake=_empty_results,
+    backward=_backward,
+    saves=lambda _: (*Arguments._fields, "cells", "products"),
+)
+
+
+def _recompute_stage(
+    stash: str,
+    lengths: Tensor | None,
+    cell: ScanCell,
+    sources: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    bias: Tensor,
+    first: Tensor,
+    before: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `econmt_ops.cells.scan.RunStage`."""
+    results = _stage(Arguments([*sources], [*weights], bias, first, before, lengths, cell.name, stash))
+    return results.outputs, results.last
+
+
+def reference(
+    layer: ScanLayer,
+    inputs: Tensor,
+    layers: tuple[Any, ...],
+    *,
+    state: State,
+    lengths: Tensor | None,
+    **how: Any,
+) -> tuple[Tensor, State]:
+    """A stack of layers in plain PyTorch; arguments as `econmt_ops.layers.op` gives them."""
+    run_layer = functools.partial(run_layers, _reference_stage, layer)
+    return run_stack(run_layer, inputs, layers, state=state, lengths=lengths, **how)
+
+
+def recompute(
+    layer: ScanLayer,
+    inputs: Tensor,
+    layers: tuple[Any, ...],
+    *,
+    state: State,
+    lengths: Tensor | None,
+    stash: str = "outputs",
+    **how: Any,
+) -> tuple[Tensor, State]:
+    """The same with less kept; see the module."""
+    run_layer = functools.partial(run_layers, functools.partial(_recompute_stage, stash), layer)
+    return run_stack(run_layer, inputs, layers, state=state, lengths=lengths, **how)

@@ -1,0 +1,302 @@
+"""Layers of a cell whose gates read h of the step before: one product for all inputs, then step after step.
+
+`reference` is a loop of `StepCell.forward` under autograd. `recompute` keeps the inputs, the outputs and, of states
+beside h, those before each block of steps. The backward pass makes a block's products again at once, the states beside
+h by the cell alone, walks back with only the gradients of the states in sequence, and leaves those of the weights to
+large products.
+
+At and past a row's length its states are carried; rows begin at position 0. Inside the operator time comes first.
+B batch, T steps, H hidden, G gates, K steps of a block.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from econmt_ops.backends import steps_for
+from econmt_ops.cells.gru import GRU
+from econmt_ops.cells.lnlstm import LNLSTM
+from econmt_ops.cells.protocol import StepCell
+from econmt_ops.core.chunks import add_outer, previous, split_blocks
+from econmt_ops.core.gemm import Product, add_rows
+from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.loops import steps_of
+from econmt_ops.core.precision import accumulate_dtype
+from econmt_ops.core.weights import State
+from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.traits import Traits
+from econmt_ops.layers.stack import run_stack
+
+REFERENCE = Traits()
+RECOMPUTE = Traits(recomputes=True, loops=True, casts=True)
+
+_CELLS: dict[str, StepCell] = {cell.name: cell for cell in (GRU, LNLSTM)}
+
+
+def carried(padding: Tensor | None, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The states (B, H) after a step, those before it where ``padding`` (B,) is."""
+    if padding is None:
+        return tuple(after)
+    return tuple(torch.where(padding.unsqueeze(1), old, new) for old, new in zip(before, after, strict=True))
+
+
+def reference_layer(
+    cell: StepCell, inputs: Tensor, weights: Any, state: Sequence[Tensor], lengths: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """See `econmt_ops.layers.stack.RunLayer`."""
+    parts = cell.split(weights)
+    padding = None if lengths is None else padding_mask(lengths, inputs.shape[1], inputs.device)
+    reads = functional.linear(zero_padding(inputs, padding), parts.input, parts.read_bias)
+    exact = accumulate_dtype(inputs.dtype)
+    extra = [part.to(exact) for part in parts.extra]
+    outputs = []
+    for step, read in enumerate(reads.unbind(1)):
+        recurrent = functional.linear(state[0], parts.hidden, parts.recurrent_bias)
+        after = cell.forward(read, recurrent, state, extra)
+        outputs.append(after[0])
+        state = carried(None if padding is None else padding[:, step], state, after)
+    return zero_padding(torch.stack(outputs, 1), padding), tuple(state)
+
+
+class Arguments(NamedTuple):
+    """Of one layer. Weights may be of another type than the inputs, in which all is computed.
+
+    Attributes:
+        inputs: (T, B, I). input: (G H, I). hidden: (G H, H). read_bias, recurrent_bias: (G H,), or None.
+        extra: see `econmt_ops.cells.protocol.Split`. first: (B, H) each, h first.
+        lengths: (B,), or None. cell: its name. backend: see `econmt_ops.backends.steps_for`.
+    """
+
+    inputs: Tensor
+    input: Tensor
+    hidden: Tensor
+    read_bias: Tensor | None
+    recurrent_bias: Tensor | None
+    extra: list[Tensor]
+    first: list[Tensor]
+    lengths: Tensor | None
+    cell: str
+    backend: str
+
+
+class Results(NamedTuple):
+    """What a layer gives, and what it keeps if a backward pass follows.
+
+    Attributes:
+        outputs: (T, B, H), zero at padded positions. last_h: (B, H). last: (states beside h, B, H).
+        kept: (states beside h, blocks, B, H), those before each block.
+    """
+
+    outputs: Tensor
+    last_h: Tensor
+    last: Tensor
+    kept: Tensor
+
+
+class _Walk:
+    """A call by its blocks of steps."""
+
+    def __init__(self, call: Arguments) -> None:
+        self.call, self.cell = call, _CELLS[call.cell]
+        self.steps, batch = call.inputs.shape[:2]
+        dtype = call.inputs.dtype
+        self.exact = accumulate_dtype(dtype)
+        self.blocks = split_blocks(self.steps, batch, call.hidden.shape[1], self.exact)
+        self.run = steps_for(call.inputs, call.backend)
+        self.padding = None
+        if call.lengths is not None:
+            self.padding = padding_mask(call.lengths, self.steps, call.inputs.device).t().contiguous()
+        self.input, self.hidden = call.input.to(dtype), call.hidden.to(dtype)
+        biases = [None if bias is None else bias.to(dtype) for bias in (call.read_bias, call.recurrent_bias)]
+        self.read_product = Product(self.input, biases[0], calls=len(self.blocks))
+        self.recurrent_product = Product(self.hidden, biases[1], calls=self.steps)
+        # Rounded to the compute type, as all weights are.
+        self.extra = [part.to(dtype).to(self.exact) for part in call.extra]
+
+    def masked(self, values: Tensor, begin: int, end: int) -> Tensor:
+        """Values (K, B, .) of a block with zeros at padded positions."""
+        return values if self.padding is None else zero_padding(values, self.padding[begin:end])
+
+    def read(self, begin: int, end: int) -> Tensor:
+        """The inputs (K, B, I) of a block."""
+        return self.masked(self.call.inputs[begin:end].contiguous(), begin, end)
+
+    def step(
+        self, number: int, read: Tensor, recurrent: Tensor, state: Sequence[Tensor]
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """What the cell gives in a step, and the states that are handed on."""
+        after = self.run.step_forward(self.cell, read, recurrent, state, self.extra)
+        return after, carried(None if self.padding is None else self.padding[number], state, after)
+
+
+def _empty_results(call: Arguments, keep: bool) -> Results:
+    steps, batch, _ = call.inputs.shape
+    hidden, others = call.hidden.shape[1], len(call.first) - 1
+    exact = accumulate_dtype(call.inputs.dtype)
+    blocks = len(split_blocks(steps, batch, hidden, exact)) if keep else 0
+    return Results(
+        call.inputs.new_empty(steps, batch, hidden),
+        call.inputs.new_empty(batch, hidden),
+        call.inputs.new_empty(others, batch, hidden, dtype=exact),
+        call.inputs.new_empty(others, blocks, batch, hidden, dtype=exact),
+    )
+
+
+def _forward(call: Arguments, keep: bool) -> Results:
+    walk, results = _Walk(call), _empty_results(call, keep)
+    state = tuple(call.first)
+    for number in steps_of(range(len(walk.blocks))):
+        begin, end = walk.blocks[number]
+        if keep:
+            for place, part in zip(results.kept, state[1:], strict=True):
+                place[number] = part
+        reads = walk.read_product(walk.read(begin, end))
+        for step in steps_of(range(end - begin)):
+            recurrent = walk.recurrent_product(state[0])
+            after, state = walk.step(begin + step, reads[step], recurrent, state)
+            results.outputs[begin + step] = after[0]
+    results.outputs.copy_(walk.masked(results.outputs, 0, walk.steps))
+    results.last_h.copy_(state[0])
+    for place, part in zip(results.last, state[1:], strict=True):
+        place.copy_(part)
+    return results
+
+
+class _Sums:
+    """The gradients to which every block adds."""
+
+    def __init__(self, walk: _Walk) -> None:
+        exact = walk.exact if len(walk.blocks) > 1 else walk.input.dtype
+        self.input, self.hidden = (torch.empty_like(part, dtype=exact) for part in (walk.input, walk.hidden))
+        self.read_bias, self.recurrent_bias = walk.input.new_zeros(2, len(walk.input), dtype=exact).unbind(0)
+        self.extra = [torch.zeros_like(part) for part in walk.extra]
+        self.inputs = torch.empty_like(walk.call.inputs, memory_format=torch.contiguous_format)
+        self._to_inputs = Product(walk.input.t(), calls=len(walk.blocks))
+        self._fresh = True
+
+    def add(
+        self, dreads: Tensor, drecurrents: Tensor, read: Tensor, before: Tensor, begin: int, end: int
+    ) -> None:
+        """Adds a block's share: dreads and drecurrents (K, B, G H), read (K, B, I), before (K, B, H)."""
+        add_outer(self.input, dreads, read, fresh=self._fresh)
+        add_outer(self.hidden, drecurrents, before, fresh=self._fresh)
+        self.read_bias += add_rows(dreads)
+        self.recurrent_bias += add_rows(drecurrents)
+        self.inputs[begin:end] = self._to_inputs(dreads)
+        self._fresh = False
+
+
+def _states(
+    walk: _Walk, kept: Tensor, number: int, reads: Tensor, recurrents: Tensor, before: Tensor
+) -> list[Any]:
+    """The states before each step of a block, and after each; of a cell with h alone those after are not made."""
+    begin, end = walk.blocks[number]
+    if len(walk.call.first) == 1:
+        return [((h,), ()) for h in before.unbind(0)]
+    found, others = [], tuple(kept[:, number].unbind(0))
+    for step in range(end - begin):
+        state = (before[step], *others)
+        after, handed = walk.step(begin + step, reads[step], recurrents[step], state)
+        found.append((state, after))
+        others = handed[1:]
+    return found
+
+
+def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradients:
+    walk = _Walk(call)
+    sums = _Sums(walk)
+    to_h = Product(walk.hidden.t(), calls=walk.steps)
+    doutputs, dlast = incoming["outputs"], incoming["last"]
+    dh = torch.zeros_like(call.first[0]) if incoming["last_h"] is None else incoming["last_h"]
+    others = [torch.zeros_like(part) for part in call.first[1:]] if dlast is None else dlast.unbind(0)
+    dstate = (dh, *others)
+    for number in steps_of(range(len(walk.blocks))[::-1]):
+        begin, end = walk.blocks[number]
+        read, before = walk.read(begin, end), previous(results.outputs, call.first[0], begin, end)
+        reads, recurrents = walk.read_product(read), walk.recurrent_product(before)
+        states = _states(walk, results.kept, number, reads, recurrents, before)
+        dreads, drecurrents = torch.empty_like(reads), torch.empty_like(recurrents)
+        given = None if doutputs is None else walk.masked(doutputs[begin:end], begin, end)
+        for step in steps_of(range(end - begin)[::-1]):
+            kept = dstate
+            if given is not None:
+                dstate = (dstate[0] + given[step], *dstate[1:])
+            padding = None if walk.padding is None else walk.padding[begin + step].unsqueeze(1)
+            if padding is not None:
+                # Nothing of the step reaches what is carried, which passes it by.
+                dstate = tuple(torch.where(padding, 0.0, part) for part in dstate)
+            state, after = states[step]
+            dreads[step], drecurrents[step], dstate, dextra = walk.run.step_backward(
+                walk.cell, reads[step], recurrents[step], state, after, dstate, walk.extra
+            )
+            dstate = (dstate[0] + to_h(drecurrents[step]), *dstate[1:])
+            if padding is not None:
+                dstate = tuple(torch.where(padding, old, new) for old, new in zip(kept, dstate, strict=True))
+            for total, part in zip(sums.extra, dextra, strict=True):
+                total += part
+        sums.add(dreads, drecurrents, read, before, begin, end)
+    return {
+        "inputs": sums.inputs,
+        "input": sums.input,
+        "hidden": sums.hidden,
+        "read_bias": sums.read_bias,
+        "recurrent_bias": sums.recurrent_bias,
+        "extra": sums.extra,
+        "first": dstate,
+    }
+
+
+_layer = Operator(
+    "econmt_ops::stepped_layer",
+    Arguments,
+    Results,
+    forward=_forward,
+    fake=_empty_results,
+    backward=_backward,
+    saves=lambda _: (*Arguments._fields, "outputs", "kept"),
+)
+
+
+def _recompute_layer(
+    backend: str,
+    cell: StepCell,
+    inputs: Tensor,
+    weights: Any,
+    state: Sequence[Tensor],
+    lengths: Tensor | None,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """See `econmt_ops.layers.stack.RunLayer`."""
+    parts = cell.split(weights)
+    results = _layer(
+        Arguments(
+            inputs.transpose(0, 1),
+            parts.input,
+            parts.hidden,
+            parts.read_bias,
+            parts.recurrent_bias,
+            [*parts.extra],
+            [*state],
+            lengths,
+            cell.name,
+            backend,
+        )
+    )
+    return results.outputs.transpose(0, 1), (results.last_h, *results.last.unbind(0))
+
+
+def reference(cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], **how: Any) -> tuple[Tensor, State]:
+    """A stack of layers in plain PyTorch; arguments as `econmt_ops.layers.op` gives them."""
+    return run_stack(functools.partial(reference_layer, cell), inputs, layers, **how)
+
+
+def recompute(
+    cell: StepCell, inputs: Tensor, layers: tuple[Any, ...], *, backend: str = "eager", **how: Any
+) -> tuple[Tensor, State]:
+    """The same with less kept; see the module."""
+    return run_stack(functools.partial(_recompute_layer, backend, cell), inputs, layers, **how)

@@ -1,0 +1,12 @@
+"""The layers of `econmt_ops.min_gru` with little kept and the rest made again."""
+
+from __future__ import annotations
+
+import functools
+
+from econmt_ops.cells.scan import MIN_GRU
+from econmt_ops.layers import scanned
+
+TRAITS = scanned.RECOMPUTE
+
+min_gru = functools.partial(scanned.recompute, MIN_GRU)

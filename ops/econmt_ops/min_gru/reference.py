@@ -1,0 +1,12 @@
+"""The layers of `econmt_ops.min_gru` in plain PyTorch, the definition."""
+
+from __future__ import annotations
+
+import functools
+
+from econmt_ops.cells.scan import MIN_GRU
+from econmt_ops.layers import scanned
+
+TRAITS = scanned.REFERENCE
+
+min_gru = functools.partial(scanned.reference, MIN_GRU)

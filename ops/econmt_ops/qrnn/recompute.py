@@ -1,0 +1,12 @@
+"""The layers of `econmt_ops.qrnn` with little kept and the rest made again."""
+
+from __future__ import annotations
+
+import functools
+
+from econmt_ops.cells.scan import QRNN_OF_TWO
+from econmt_ops.layers import scanned
+
+TRAITS = scanned.RECOMPUTE
+
+qrnn = functools.partial(scanned.recompute, QRNN_OF_TWO)

@@ -1,0 +1,12 @@
+"""The layers of `econmt_ops.sru` in plain PyTorch, the definition."""
+
+from __future__ import annotations
+
+import functools
+
+from econmt_ops.cells.scan import SRU
+from econmt_ops.layers import scanned
+
+TRAITS = scanned.REFERENCE
+
+sru = functools.partial(scanned.reference, SRU)

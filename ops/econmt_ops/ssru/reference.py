@@ -1,0 +1,12 @@
+"""The layers of `econmt_ops.ssru` in plain PyTorch, the definition."""
+
+from __future__ import annotations
+
+import functools
+
+from econmt_ops.cells.scan import SSRU
+from econmt_ops.layers import scanned
+
+TRAITS = scanned.REFERENCE
+
+ssru = functools.partial(scanned.reference, SSRU)

@@ -1,0 +1,85 @@
+"""Times a layer of every cell against torch.nn.LSTM on the CPU, forward and backward, in turns in one run.
+
+Seconds are those of the processor (of all threads), so that other processes disturb them little; with --wall those of
+the clock. The lowest of all turns counts.
+
+Example: OMP_NUM_THREADS=1 python scripts/measure_cells.py --turns 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from econmt_ops import gilr_lstm, gru, lnlstm, lstm, qrnn, sru, ssru
+from econmt_ops.cells.table import CELLS
+
+OPS = {
+    "lstm": lstm,
+    "lnlstm": lnlstm,
+    "gru": gru,
+    "sru": sru,
+    "ssru": ssru,
+    "qrnn": qrnn,
+    "gilr_lstm": gilr_lstm,
+}
+
+
+def way(name: str, inputs: torch.Tensor, hidden: int, how: dict[str, str]) -> Callable[[], None]:
+    """A forward and a backward pass of a layer."""
+    cell = CELLS[name]
+    shapes = cell.parameter_shapes(inputs.shape[2], hidden).values()
+    weights = cell.weights(*((torch.randn(shape) * 0.03).requires_grad_() for shape in shapes))
+    gradient = torch.randn(*inputs.shape[:2], hidden)
+
+    def run() -> None:
+        outputs, _ = OPS[name](inputs, (weights,), **how)
+        outputs.backward(gradient)
+
+    return run
+
+
+def ways(batch: int, steps: int, hidden: int) -> dict[str, Callable[[], None]]:
+    """All that is timed, torch.nn.LSTM first."""
+    inputs = torch.randn(batch, steps, hidden, requires_grad=True)
+    theirs = nn.LSTM(hidden, hidden, batch_first=True)
+    gradient = torch.randn(batch, steps, hidden)
+    found: dict[str, Callable[[], None]] = {"torch.nn.LSTM": lambda: theirs(inputs)[0].backward(gradient)}
+    for name in OPS:
+        for how in ({"implementation": "reference"}, {"implementation": "recompute", "stash": "gates"}):
+            found[f"{name}, {how['implementation']}"] = way(name, inputs, hidden, how)
+    return found
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--wall", action="store_true", help="seconds of the clock")
+    given = parser.parse_args()
+    torch.manual_seed(1)
+    clock = time.perf_counter if given.wall else time.process_time
+    functions = ways(given.batch, given.steps, given.hidden)
+    best = dict.fromkeys(functions, float("inf"))
+    for _ in range(given.turns):
+        for name, function in functions.items():
+            begin = clock()
+            function()
+            best[name] = min(best[name], clock() - begin)
+    first = next(iter(best.values()))
+    print(f"B {given.batch}, T {given.steps}, H {given.hidden}, float32, {torch.get_num_threads()} threads")
+    for name, seconds in best.items():
+        print(f"{name:22} {1000 * seconds:8.1f} ms  {first / seconds:5.2f}x")
+
+
+if __name__ == "__main__":
+    main()

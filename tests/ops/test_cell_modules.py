@@ -1,0 +1,90 @@
+"""The modules of all cells but the LSTM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import econmt_ops
+from tests.ops.helpers import assert_close
+
+MODULES = [
+    econmt_ops.GRU,
+    econmt_ops.LayerNormLSTM,
+    econmt_ops.SRU,
+    econmt_ops.SSRU,
+    econmt_ops.QRNN,
+    econmt_ops.GILRLSTM,
+]
+each_module = pytest.mark.parametrize("kind", MODULES, ids=lambda kind: kind.__name__)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("implementation", ["reference", "recompute"])
+def test_gru_loads_the_parameters_of_torch_and_gives_the_same(
+    bidirectional: bool, implementation: str
+) -> None:
+    torch.manual_seed(0)
+    theirs = torch.nn.GRU(3, 4, 2, batch_first=True, bidirectional=bidirectional).double()
+    ours = econmt_ops.GRU(
+        3, 4, 2, bidirectional=bidirectional, implementation=implementation, dtype=torch.float64
+    )
+    ours.load_state_dict(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    inputs = torch.randn(3, 5, 3, dtype=torch.float64)
+    first = torch.randn(4 if bidirectional else 2, 3, 4, dtype=torch.float64)
+    expected, last = theirs(inputs, first)
+    outputs, state = ours(inputs, tuple((h,) for h in first))
+    assert_close([outputs], [expected], 1e-12)
+    assert_close([torch.stack([h for (h,) in state])], [last], 1e-12)
+    expected.square().sum().backward()
+    outputs.square().sum().backward()
+    for name, weight in theirs.named_parameters():
+        assert weight.grad is not None
+        assert_close([ours.get_parameter(name).grad], [weight.grad], 1e-12)  # type: ignore[list-item]
+
+
+@each_module
+def test_both_directions_are_two_stacks_side_by_side(kind: Any) -> None:
+    torch.manual_seed(0)
+    both = kind(3, 4, 2, bidirectional=True)
+    inputs, lengths = torch.randn(2, 5, 3), torch.tensor([5, 2])
+    outputs, state = both(inputs, lengths=lengths)
+    below = [
+        kind.op(inputs, (both.layer_weights(0, way),), lengths=lengths, reverse=way) for way in (False, True)
+    ]
+    read = torch.cat([half for half, _ in below], 2)
+    above = [
+        kind.op(read, (both.layer_weights(1, way),), lengths=lengths, reverse=way) for way in (False, True)
+    ]
+    assert_close([outputs], [torch.cat([half for half, _ in above], 2)], 0.0)
+    for actual, (_, (expected,)) in zip(state, [*below, *above], strict=True):
+        assert_close(actual, expected, 0.0)
+
+
+@each_module
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_dropout_only_while_training_and_by_seed(kind: Any, bidirectional: bool) -> None:
+    torch.manual_seed(0)
+    module = kind(3, 4, 2, dropout=0.5, bidirectional=bidirectional)
+    inputs = torch.randn(2, 5, 3)
+    kept, again, other = (module(inputs, dropout_seed=seed)[0] for seed in (1, 1, 2))
+    assert torch.equal(kept, again)
+    assert not torch.equal(kept, other)
+    assert not torch.equal(module(inputs)[0], module(inputs)[0])
+    module.eval()
+    module.dropout = 0.0
+    assert torch.equal(module(inputs)[0], module.train()(inputs)[0])
+    module.dropout = 0.5
+    assert torch.equal(module.eval()(inputs)[0], module(inputs, dropout_seed=1)[0])
+
+
+@each_module
+def test_gains_begin_at_one_and_the_sizes_are_shown(kind: Any) -> None:
+    module = kind(3, 4, bidirectional=True)
+    gains = [weight for name, weight in module.named_parameters() if "_gain_" in name]
+    assert all(bool((gain == 1.0).all()) for gain in gains)
+    assert bool(gains) == (kind is econmt_ops.LayerNormLSTM)
+    assert repr(module) == f"{kind.__name__}(3, 4, num_layers=1, bidirectional=True)"

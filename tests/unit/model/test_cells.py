@@ -1,0 +1,192 @@
+"""Models of every cell: what any encoder and any decoder must do, and what the cells alone are asked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt import recipe_model
+from econmt.data.pair_flops import pair_flops
+from econmt.model import IncrementalModel, TranslationModel
+from econmt.model.cells import CELLS
+from econmt.model.layers import CellLayer
+from tests.unit.model.test_translation import VOCABULARY, make_batch, make_config, make_model
+
+OTHERS = [name for name in CELLS if name != "lstm"]
+each_cell = pytest.mark.parametrize("cell", OTHERS)
+
+
+def log_probabilities(model: TranslationModel, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
+    with torch.no_grad():
+        hidden = model(source, lengths, target)
+        return torch.log_softmax(hidden @ model.output_weight.T + model.output_bias, -1)
+
+
+def config_of(cell: str, layers: int = 2, residual: bool = True, **options: object) -> recipe_model.Model:
+    return make_config(
+        encoder={"cell": cell, "size": 8, "layers": 3, "bidirectional": "bottom", "residual": residual},
+        decoder={"cell": cell, "size": 8, "layers": layers, "input_feeding": False, "residual": residual},
+        **options,
+    )
+
+
+def test_recipes_and_models_know_the_same_cells() -> None:
+    assert set(CELLS) == set(recipe_model.CELLS)
+    kinds = recipe_model.RecurrentStack.model_fields["cell"].annotation
+    assert set(kinds.__args__) == set(CELLS)  # type: ignore[union-attr]
+
+
+@each_cell
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("state_init", ["last", "zero"])
+def test_search_steps_equal_teacher_forcing(cell: str, layers: int, state_init: str) -> None:
+    config = config_of(cell, layers)
+    decoder = config.decoder.model_copy(update={"state_init": state_init})
+    model = make_model(config.model_copy(update={"decoder": decoder}))
+    source, lengths, target, _ = make_batch()
+    expected = log_probabilities(model, source, lengths, target)
+    search = IncrementalModel(model)
+    state = search.initial_state(search.encode(source, lengths))
+    for position in range(target.shape[1]):
+        found, _, state = search.step(target[:, position], state)
+        torch.testing.assert_close(found, expected[:, position], rtol=1e-9, atol=1e-11)
+    # Rows go on from wherever they are put.
+    turned = state.select(torch.tensor([2, 0]), torch.tensor([2, 0]), 1)
+    for kept, whole in zip(turned.memory, state.memory, strict=True):
+        assert torch.equal(kept, whole[[2, 0]])
+
+
+@each_cell
+@pytest.mark.parametrize("reverse", [False, True])
+def test_other_sentences_and_padding_change_nothing(cell: str, reverse: bool) -> None:
+    config = config_of(cell)
+    encoder = config.encoder.model_copy(update={"reverse_input": reverse, "bidirectional": "none"})
+    model = make_model(config.model_copy(update={"encoder": encoder}))
+    source, lengths, target, _ = make_batch()
+    together = log_probabilities(model, source, lengths, target)
+    for row, length in enumerate(lengths.tolist()):
+        alone = log_probabilities(
+            model, source[row : row + 1, :length], lengths[row : row + 1], target[row : row + 1]
+        )
+        torch.testing.assert_close(together[row], alone[0], rtol=1e-9, atol=1e-11)
+
+
+@each_cell
+def test_every_parameter_learns_whatever_the_implementation(cell: str) -> None:
+    batch = make_batch()
+    found = []
+    for name in ("reference", "recompute", "triton"):  # the last one is none of these ops': less is kept
+        model = make_model(config_of(cell)).train()
+        model.implementations = model.implementations._replace(
+            encoder=name, decoder=name.replace("triton", "auto")
+        )
+        model.loss(*batch).backward()
+        gradients = {key: weight.grad for key, weight in model.named_parameters()}
+        assert all(gradient is not None and bool(gradient.any()) for gradient in gradients.values())
+        found.append(gradients)
+    for other in found[1:]:
+        for key, gradient in found[0].items():
+            torch.testing.assert_close(other[key], gradient, rtol=1e-8, atol=1e-10)
+
+
+@each_cell
+def test_first_values(cell: str) -> None:
+    config = config_of(cell, initialization={"weights": "uniform", "scale": 0.25, "forget_bias": 1.5})
+    layer = make_model(config).encoder.upper_layers[0]
+    assert isinstance(layer, CellLayer)
+    for name, parameter in layer.named_parameters():
+        if parameter.dim() == 2:
+            assert 0.2 < float(parameter.detach().abs().max()) <= 0.25
+        elif name.endswith("gain"):
+            assert bool((parameter == 1.0).all())
+        elif name in ("bias", "surrogate_bias"):
+            gates = parameter.view(-1, 8)
+            assert bool((gates[1] == 1.5).all())
+            assert not gates[[0, *range(2, len(gates))]].any()
+        else:
+            assert name in ("cell_bias", "hidden_bias")
+            assert not parameter.any()
+
+
+LEARNERS = [(cell, "lstm") for cell in OTHERS] + [("lstm", "ssru"), ("lstm", "gru")]
+
+
+def share_copied(encoder: str, decoder: str, updates: int) -> float:
+    """Trains a model to copy sentences of 2 to 5 words; the share of words that it then copies of others."""
+    torch.manual_seed(3)
+    config = make_config(
+        embedding=16,
+        encoder={"cell": encoder, "size": 32},
+        decoder={"cell": decoder, "size": 32, "input_feeding": decoder == "lstm"},
+        attention={"size": 16},
+    )
+    model = TranslationModel(config, VOCABULARY, VOCABULARY).train()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+
+    def draw(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        lengths = torch.randint(2, 6, (count,))
+        past = torch.arange(6) >= lengths[:, None]
+        words = torch.randint(4, VOCABULARY, (count, 6)).masked_fill(past, 0)
+        source = words.scatter(1, lengths[:, None], 3)
+        return source, lengths + 1, torch.cat([torch.full((count, 1), 2), words[:, :5]], 1), source
+
+    for _ in range(updates):
+        batch = draw(32)
+        optimizer.zero_grad()
+        (model.loss(*batch) / batch[1].sum()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    source, lengths, target, wanted = draw(100)
+    best = log_probabilities(model.eval(), source, lengths, target).argmax(-1)
+    return float((best == wanted)[wanted > 0].float().mean())
+
+
+def test_linear_recurrences_learn_to_copy() -> None:
+    assert share_copied("ssru", "ssru", 200) > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("encoder", "decoder"), LEARNERS)
+def test_every_cell_learns_to_copy(encoder: str, decoder: str) -> None:
+    assert share_copied(encoder, decoder, 300) > 0.95
+
+
+def test_work_of_a_pair_is_that_of_the_cells() -> None:
+    work = {
+        cell: pair_flops(make_config(encoder__cell=cell, encoder__bidirectional="none"), VOCABULARY).source
+        for cell in CELLS
+    }
+    # Two layers of width 8 that read 6 and 8 values; 2 x 8 x 5 for the keys.
+    products = {
+        "lstm": 4 * 8 * (6 + 8 + 8 + 8),
+        "lnlstm": 4 * 8 * (6 + 8 + 8 + 8),
+        "gru": 3 * 8 * (6 + 8 + 8 + 8),
+        "sru": 4 * 8 * 6 + 3 * 8 * 8,
+        "ssru": 2 * 8 * (6 + 8),
+        "qrnn": 3 * 8 * (6 + 8),
+        "gilr_lstm": 8 * (6 * 6 + 4 * 8) + 8 * (6 * 8 + 4 * 8),
+    }
+    assert work == {cell: 2 * count + 2 * 8 * 5 for cell, count in products.items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"decoder__cell": "ssru"},
+            "cell ssru needs input_feeding: false, or take cell: lstm; with input feeding each step waits",
+        ),
+        (
+            {"encoder__cell": "gru", "encoder__rank": 2},
+            "rank 2 needs cell: lstm; of cell gru all matrices are whole",
+        ),
+        (
+            {"encoder__cell": "rnn"},
+            "Input should be 'lstm', 'lnlstm', 'gru', 'sru', 'ssru', 'qrnn' or 'gilr_lstm'",
+        ),
+    ],
+)
+def test_what_cannot_be_is_told(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_config(**options)
