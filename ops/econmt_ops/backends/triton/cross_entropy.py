@@ -27,6 +27,9 @@ _ROUND_ROWS = 64
 _ROUND_BYTES = 128
 """Rows of the buffer begin at multiples of this, as fast products want them, whatever the vocabulary."""
 
+_ROUND_UNITS = 8
+"""So many 16-bit values are the 16 bytes at whose multiples the rows of a product's operands begin."""
+
 _WARPS = 8
 
 _VALUES = 8192
@@ -203,13 +206,14 @@ def _add_rows(bias: Tensor, gradient: Tensor, fresh: bool) -> None:
     bias.copy_(sums.sum(0)) if fresh else bias.add_(sums.sum(0))
 
 
-def _cast(values: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
-    """``values`` (V, ...) in another type, followed by zeros up to ``rows``; themselves if nothing is to be done."""
-    if values.dtype == dtype and len(values) == rows:
-        return values
-    padded = values.new_empty((rows, *values.shape[1:]), dtype=dtype)
-    padded[: len(values)] = values
-    padded[len(values) :] = 0.0
+def _cast(values: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+    """``values`` (N, M) in another type, with zeros up to ``rows`` and ``columns``; themselves if they are so."""
+    if values.dtype == dtype and values.shape == (rows, columns):
+        return values.contiguous()
+    padded = values.new_empty(rows, columns, dtype=dtype)
+    padded[: values.shape[0], : values.shape[1]] = values
+    padded[values.shape[0] :] = 0.0
+    padded[: values.shape[0], values.shape[1] :] = 0.0
     return padded
 
 
@@ -249,13 +253,18 @@ def walk(
             if gradient is not None:
                 gradient.zero_()
         return losses
-    hidden, targets = hidden.contiguous(), targets.contiguous()
+    targets = targets.contiguous()
     unit = _ROUND_BYTES // hidden.element_size()
     stride = triton.cdiv(vocabulary, unit) * unit
-    # A weight that is copied anyway is padded, or its products would be those of an odd number of columns.
-    columns = vocabulary if weight.dtype == hidden.dtype else stride
-    weight = _cast(weight, hidden.dtype, columns)
-    bias = None if bias is None else _cast(bias, hidden.dtype, columns)
+    # A weight that is copied anyway is padded, or its products would be those of an odd number of columns, and those of
+    # rows that begin at odd addresses.
+    copied = weight.dtype != hidden.dtype
+    columns = stride if copied else vocabulary
+    inner = hidden.shape[1]
+    units = triton.cdiv(inner, _ROUND_UNITS) * _ROUND_UNITS if copied else inner
+    weight = _cast(weight, hidden.dtype, columns, units)
+    hidden = _cast(hidden, hidden.dtype, rows, units)
+    bias = None if bias is None else _cast(bias.unsqueeze(1), hidden.dtype, columns, 1).squeeze(1)
     size = _chunk_rows(rows, stride * hidden.element_size(), hidden.dtype)
     buffer = hidden.new_empty(min(size, rows), stride)
     for begin in range(0, rows, size):
@@ -281,8 +290,11 @@ def walk(
         if gradients is None:
             continue
         dhidden, dweight, dbias = gradients
-        torch.mm(logits, weight, out=dhidden[part])
-        add_outer(dweight, logits[:, :vocabulary].unsqueeze(0), chunk.unsqueeze(0), begin == 0)
+        if units == inner:
+            torch.mm(logits, weight, out=dhidden[part])
+        else:
+            dhidden[part] = torch.mm(logits, weight)[:, :inner]
+        add_outer(dweight, logits[:, :vocabulary].unsqueeze(0), chunk[:, :inner].unsqueeze(0), begin == 0)
         if dbias is not None:
             _add_rows(dbias, whole, begin == 0)
     return losses
