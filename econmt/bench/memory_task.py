@@ -77,6 +77,8 @@ def _part(name: str, part: int) -> Callable[[nn.Module, int], Tensor]:
 CELLS: dict[str, Cell] = {
     "lstm": Cell(econmt_ops.LSTM, _part("bias_ih_l0", 1)),
     "gilr": Cell(GILR, _part("both.bias", 0)),
+    "gilr_lstm": Cell(econmt_ops.GILRLSTM, _part("bias_l0", 1)),
+    "sru": Cell(econmt_ops.SRU, _part("bias_l0", 1)),
 }
 """By name."""
 
