@@ -109,7 +109,7 @@ def test_first_values(cell: str) -> None:
             assert not parameter.any()
 
 
-LEARNERS = [(cell, "lstm") for cell in OTHERS] + [("lstm", "ssru"), ("lstm", "gru")]
+LEARNERS = [(cell, "lstm") for cell in OTHERS] + [("lstm", "gru"), ("ssru", "ssru")]
 
 
 def share_copied(encoder: str, decoder: str, updates: int) -> float:
@@ -140,10 +140,6 @@ def share_copied(encoder: str, decoder: str, updates: int) -> float:
     source, lengths, target, wanted = draw(100)
     best = log_probabilities(model.eval(), source, lengths, target).argmax(-1)
     return float((best == wanted)[wanted > 0].float().mean())
-
-
-def test_linear_recurrences_learn_to_copy() -> None:
-    assert share_copied("ssru", "ssru", 200) > 0.9
 
 
 @pytest.mark.slow
