@@ -18,10 +18,10 @@ def format_translation(
     """One line, without its end.
 
     ``translation`` is the text alone; ``score`` the score, a tab and the text; ``translation_with_alignments`` the
-    text, a tab and pairs of source and target words as Pharaoh wrote them, ``0-0 1-2``; ``json`` an object with the text, the
-    score, the log-probability, the tokens of both sides and all hypotheses; ``attention`` the same with a matrix of
-    attention for each hypothesis, a row for each target token and EOS, a column for each source token and EOS. Objects
-    begin with what is ``passed``, but for keys of their own.
+    text, a tab and pairs of source and target words as Pharaoh wrote them, ``0-0 1-2``; ``json`` an object with the
+    text, the score, the log-probability, the tokens of both sides and all hypotheses; ``attention`` the same with a
+    matrix of attention for each hypothesis, a row for each target token and EOS, a column for each source token and
+    EOS. Objects begin with what is ``passed``, but for keys of their own.
     """
     if output_type == "translation":
         return translation.text
