@@ -75,15 +75,15 @@ class Avoidance:
         known = self.moves(reached).after.get(token)
         return known or Reached(frozenset(), piece != "" and is_of_word(piece[-1]))
 
-    def is_in(self, ids: Iterable[int]) -> bool:
-        """Whether a phrase with these ids, behind which a word ends, holds an avoided one."""
+    def is_in(self, ids: Iterable[int], *, goes_on: bool = False) -> bool:
+        """Whether a phrase with these ids holds an avoided one; with ``goes_on`` its last word may become longer."""
         reached = START
         for token in ids:
             moves = self.moves(reached)
             if token in moves.barred or (moves.only_joining and not self._spelling.joins[token]):
                 return True
             reached = self.after(reached, token)
-        return self.moves(reached).only_joining
+        return self.moves(reached).only_joining and not goes_on
 
     def moves(self, reached: Reached) -> Moves:
         """Where tokens lead from ``reached``."""
