@@ -96,3 +96,10 @@ ReplaceOption = Annotated[
         help="Write unknown words as the source has the word that they see most, instead of <unk>.",
     ),
 ]
+CaseOption = Annotated[
+    bool,
+    typer.Option(
+        "--restore-case",
+        help="Translate lines in capitals as if they were not, and put the result in capitals.",
+    ),
+]

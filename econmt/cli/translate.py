@@ -36,6 +36,7 @@ class OutputType(str, Enum):
     attention = "attention"
 
 
+_WITH_ATTENTION = (OutputType.attention, OutputType.translation_with_alignments)
 OutputTypeOption = Annotated[
     OutputType,
     typer.Option(
@@ -119,6 +120,7 @@ def translate(
     glossary: controls.GlossaryOption = None,
     block_ngram_repeat: controls.NGramOption = 0,
     replace_unk: controls.ReplaceOption = False,
+    restore_case: controls.CaseOption = False,
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
     top_k: TopKOption = 0,
     temperature: TemperatureOption = 1.0,
@@ -161,10 +163,9 @@ def translate(
         "temperature": temperature,
         "seed": seed,
         "block_ngram_repeat": block_ngram_repeat,
-        "attention": output_type in (OutputType.attention, OutputType.translation_with_alignments)
-        or replace_unk
-        or attention_picture is not None,
+        "attention": replace_unk or attention_picture is not None or output_type in _WITH_ATTENTION,
         "replace_unk": replace_unk,
+        "restore_case": restore_case,
     }
     translator = loaded.translator(
         given,

@@ -8,7 +8,8 @@ so that what must not follow is ruled out a step later; :attr:`Moves.risky` tell
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections import ChainMap
+from collections.abc import Iterable, MutableMapping
 from typing import NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ class Moves(NamedTuple):
         only_joining: whether a whole one is there unless the next token goes on with its last word.
     """
 
-    after: dict[int, Reached]
+    after: MutableMapping[int, Reached]
     barred: Tensor
     risky: Tensor
     only_joining: bool
@@ -74,24 +75,36 @@ class Avoidance:
         known = self.moves(reached).after.get(token)
         return known or Reached(frozenset(), piece != "" and is_of_word(piece[-1]))
 
-    def is_in(self, ids: Iterable[int]) -> bool:
-        """Whether a phrase with these ids, behind which a word ends, holds an avoided one."""
+    def is_in(self, ids: Iterable[int], *, goes_on: bool = False) -> bool:
+        """Whether a phrase with these ids holds an avoided one; with ``goes_on`` its last word may become longer."""
         reached = START
         for token in ids:
             moves = self.moves(reached)
             if token in moves.barred or (moves.only_joining and not self._spelling.joins[token]):
                 return True
             reached = self.after(reached, token)
-        return self.moves(reached).only_joining
+        return self.moves(reached).only_joining and not goes_on
 
     def moves(self, reached: Reached) -> Moves:
         """Where tokens lead from ``reached``."""
         if reached not in self._known:
             first = self._first[reached.in_word]
-            found = {token: set(places) for token, places in first.items()}
+            if not reached.begun:
+                self._known[reached] = self._moves(first, reached)
+                return self._known[reached]
+            found: dict[int, set[tuple[int, int]]] = {}
             for number, position in reached.begun:
                 self._go_on(found, number, position)
-            self._known[reached] = self._moves(found, reached)
+            for token, places in found.items():
+                places |= first.get(token, set())
+            # What begins a phrase is the same in all states, and may be much.
+            theirs, ours = self.moves(Reached(frozenset(), reached.in_word)), self._moves(found, reached)
+            self._known[reached] = Moves(
+                ChainMap(ours.after, theirs.after),
+                torch.cat([theirs.barred, ours.barred]),
+                torch.cat([theirs.risky, ours.risky]),
+                ours.only_joining,
+            )
         return self._known[reached]
 
     def _moves(self, found: dict[int, set[tuple[int, int]]], reached: Reached) -> Moves:

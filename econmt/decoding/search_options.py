@@ -31,6 +31,7 @@ class SearchOptions:
         seed: of the draws; a sentence's draws depend on this and its number alone.
         attention: whether hypotheses carry their attention.
         replace_unk: whether an unknown token is written as the source has what it sees most; needs ``attention``.
+        restore_case: whether a line in capitals is translated as if it were not, and its translation put in capitals.
         block_ngram_repeat: no hypothesis holds so many tokens in a row twice; 0: it may.
 
     Raises:
@@ -53,6 +54,7 @@ class SearchOptions:
     seed: limits.Seed = 1
     attention: bool = True
     replace_unk: bool = False
+    restore_case: bool = False
     block_ngram_repeat: limits.NGram = 0
 
     def __post_init__(self) -> None:

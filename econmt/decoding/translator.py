@@ -84,6 +84,24 @@ def one_line(text: str) -> str:
     return text.replace("\n", " ").replace("\r", " ").strip()
 
 
+def is_in_capitals(text: str) -> bool:
+    """Whether a line has two words or more, and no letter that is not a capital; an acronym alone is none."""
+    return text != text.lower() and text == text.upper() and len(text.split()) > 1
+
+
+def without_capitals(text: str) -> str:
+    """A line in small letters but for its first, as a sentence that is not shouted."""
+    small = text.lower()
+    at = next((place for place, character in enumerate(small) if character.isalpha()), 0)
+    return small[:at] + small[at].upper() + small[at + 1 :]
+
+
+def in_capital_letters(translation: Translation) -> Translation:
+    """A translation with all of its texts in capitals; tokens stay as they were searched for."""
+    entries = [entry._replace(text=entry.text.upper()) for entry in translation.hypotheses]
+    return translation._replace(text=translation.text.upper(), hypotheses=entries)
+
+
 def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Source ids (B, S) with EOS and padding, and lengths (B,) that count EOS, from ids without them."""
     lengths = torch.tensor([len(ids) + 1 for ids in sources], dtype=torch.int64)
@@ -248,7 +266,12 @@ class Translator:
         """
         requests = [Request(line) if isinstance(line, str) else line for line in lines]
         wishes = self._wishes_of(requests, first, where)
-        sources = self._encode([request.text for request in requests], first, where)
+        in_capitals = [self.options.restore_case and is_in_capitals(request.text) for request in requests]
+        texts = [
+            without_capitals(request.text) if capital else request.text
+            for request, capital in zip(requests, in_capitals, strict=True)
+        ]
+        sources = self._encode(texts, first, where)
         answers: dict[int, list[Hypothesis]] = {}
         # A line of nothing but blanks has no tokens either way, but word vocabularies need not agree on what is blank.
         filled = [i for i, request in enumerate(requests) if request.text.strip() and sources[i]]
@@ -265,12 +288,13 @@ class Translator:
                     )
                 answers[index] = hypotheses
                 done(1)
-        texts = iter(
+        written = iter(
             self.vocabularies.target.decode_many([each.ids for found in answers.values() for each in found])
         )
         results = [EMPTY] * len(lines)
         for index, hypotheses in answers.items():
-            results[index] = self._translation(requests[index].text, sources[index], hypotheses, texts)
+            made = self._translation(texts[index], sources[index], hypotheses, written)
+            results[index] = in_capital_letters(made) if in_capitals[index] else made
         return results
 
     def _encode(self, lines: Sequence[str], first: int, where: str) -> list[list[int]]:

@@ -56,6 +56,11 @@ class Wishes:
         if not (texts or avoidances or request.target_prefix):
             return None
         prefix = self._ids(request.target_prefix, f"{where}: target_prefix")
+        if any(avoidance.is_in(prefix, goes_on=True) for avoidance in avoidances):
+            raise InputError(
+                f"{where}: target_prefix {request.target_prefix!r} holds a phrase that is to be avoided; leave one of "
+                "them out"
+            )
         phrases = []
         for text in texts:
             ids = self._ids(text, f"{where}: the constraint")

@@ -114,6 +114,19 @@ def test_penalties_reach_the_search(call: Call, word_model: Path) -> None:
     failure(call("translate", "-m", word_model, "--beam-prune", "nan", text="a\n"), "--beam-prune")
 
 
+def test_capitals_and_unknown_words_reach_the_translator(call: Call, word_model: Path) -> None:
+    plain = call("translate", "-m", word_model, text="a b c d\n").lines
+    found = call(
+        "translate",
+        "-m",
+        word_model,
+        "--restore-case",
+        text="A B C D\n",
+    ).lines
+    assert found == [call("translate", "-m", word_model, text="A b c d\n").lines[0].upper()]
+    assert call("translate", "-m", word_model, "--replace-unk", text="a b c d\n").lines == plain
+
+
 def test_alignments_are_pairs_of_words(call: Call, word_model: Path, subword_model: Path) -> None:
     for model in (word_model, subword_model):
         options = ("translate", "-m", model, "-b", 3, "--output-type", "translation_with_alignments")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from econmt.decoding.constraints import Automata, Phrase, Phrases, share_out
 from econmt.decoding.control import Control, Wish
 from econmt.decoding.ensemble import Ensemble
 from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
+from econmt.decoding.translator import pad_sources
+from econmt.model import IncrementalModel
+from tests.unit.decoding.test_real_model import DEVICES, SIZE, SOURCES, make_model, teacher_forced
 from tests.unit.decoding.toy import ToyModel, sources
 
 JOINS = torch.tensor([False, False, False, False, False, True])
@@ -138,6 +142,29 @@ def test_where_nothing_is_wished_the_search_is_the_plain_one() -> None:
             assert [(each.ids, each.score) for each in one] == [(each.ids, each.score) for each in other]
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_model_holds_what_is_wished_of_it(device: str) -> None:
+    model = make_model("additive", device=device)
+    phrases = (Phrase((4, 5), False), Phrase((9,), True))
+    joins = torch.tensor([token > 15 for token in range(SIZE)])
+    wished = [Wish(phrases, prefix) for prefix in ((), (7,), (4, 9), (20, 4))]
+    options = SearchOptions(beam_size=3, nbest_size=3, block_ngram_repeat=2)
+    source, lengths = pad_sources(SOURCES, torch.device(device))
+    control = Control(wished, joins, options)
+    found = beam_search(
+        IncrementalModel(model), source, lengths, torch.tensor([9, 3, 7, 30]), options, steering=control
+    )
+    for row, (each, hypotheses) in enumerate(zip(wished, found, strict=True)):
+        for hypothesis in hypotheses:
+            ids = hypothesis.ids
+            assert tuple(ids[: len(each.prefix)]) == each.prefix
+            assert (4, 5) in pairwise(ids)
+            assert any(one == 9 and not joins[other] for one, other in pairwise([*ids, EOS]))
+            log_probs = teacher_forced(model, SOURCES[row], ids)
+            total = log_probs.gather(1, torch.tensor([*ids, EOS])[:, None]).sum()
+            assert hypothesis.log_probability == pytest.approx(float(total), abs=1e-3)
+
+
 def test_an_ensemble_is_constrained_too() -> None:
     models = Ensemble([ToyModel(1), ToyModel(2)], "linear")
     for wished, hypotheses in zip(WISHES, search(models, WISHES, 12, beam_size=2), strict=True):
@@ -207,3 +234,48 @@ def test_places_go_round_the_banks_and_what_one_cannot_fill_to_the_others() -> N
     assert share_out(totals, banks, 5).tolist() == [[5, 4, 0, 1, 2]]
     assert share_out(totals, banks, 2).tolist() == [[5, 4]]
     assert share_out(totals, torch.zeros_like(banks), 4).tolist() == [[0, 1, 2, 3]]
+
+
+class Telling(ToyModel):
+    """Its probabilities depend on the last token alone: ``after`` gives some, all others are alike and tiny."""
+
+    def __init__(self, size: int, after: dict[int, dict[int, float]]) -> None:
+        super().__init__()
+        self.size, self.after = size, after
+
+    def table(self, sentence: int, prefix: int) -> torch.Tensor:
+        probabilities = torch.full((self.size,), 1e-6)
+        for token, probability in self.after[prefix % (self.size + 1) - 1].items():
+            probabilities[token] = probability
+        return (probabilities / probabilities.sum()).log()
+
+
+def test_a_phrase_whose_last_word_would_rather_go_on_ends_all_the_same() -> None:
+    joins = torch.arange(10) > 4
+    joining = dict.fromkeys(range(5, 10), 0.19)
+    stubborn = Telling(10, dict.fromkeys(range(10), joining))
+    # The word goes on more probably than another one begins, but only that comes to an end.
+    torn = Telling(
+        10, {**dict.fromkeys(range(10), joining), 2: {4: 1.0}, 4: {**joining, UNK: 0.04}, UNK: {EOS: 0.9}}
+    )
+    for beam_size in (1, 2, 4):
+        options = SearchOptions(beam_size, length_penalty_alpha=0.0)
+        wished = [Wish((Phrase((4,), True),))]
+        (found,), (other,) = (
+            beam_search(
+                model, *sources(0), torch.tensor([6]), options, steering=Control(wished, joins, options)
+            )[0]
+            for model in (stubborn, torn)
+        )
+        places = [at for at, token in enumerate(found.ids) if token == 4]
+        assert any(at + 1 == len(found.ids) or not joins[found.ids[at + 1]] for at in places), found.ids
+        assert other.ids == [4, UNK]
+
+
+def test_translations_end_though_it_is_cheap_to_put_the_last_phrase_off() -> None:
+    model = Telling(6, {2: {5: 1.0}, 5: {5: 0.9, 4: 0.1}, 4: {EOS: 0.6, 5: 0.4}})
+    options = SearchOptions(2, length_penalty_alpha=0.0)
+    control = Control([Wish((Phrase((4,), False),))], JOINS, options)
+    ((found,),) = beam_search(model, *sources(0), torch.tensor([12]), options, steering=control)
+    assert not found.cut
+    assert found.ids == [5, 4]

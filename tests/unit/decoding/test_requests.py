@@ -102,6 +102,7 @@ def test_wishes_are_phrases_and_prefix(subwords: Vocabularies) -> None:
         (Request("a", target_prefix="☃"), "x:1: target_prefix '☃'"),
         (Request("a", ["ein Hund läuft"], ["Hund"]), "x:1: the constraint 'ein Hund läuft' holds a phrase"),
         (Request("a", ["der Mann"]), "'der Mann' holds a phrase that is to be avoided"),
+        (Request("a", target_prefix="der Mann und"), "target_prefix 'der Mann und' holds a phrase"),
         (Request("a", "Hund"), "x:1: constraints: expected a list"),
     ],
 )
@@ -113,6 +114,7 @@ def test_wishes_that_cannot_be_had_are_told(subwords: Vocabularies, request_: Re
 
 def test_a_longer_word_is_not_the_avoided_one(subwords: Vocabularies) -> None:
     assert Wishes(subwords.target, ["Hund"]).of(Request("a", ["Hunde"]), "x:1") is not None
+    assert Wishes(subwords.target, ["Hund"]).of(Request("a", target_prefix="ein Hund"), "x:1") is not None
 
 
 def test_words_are_whole_in_a_vocabulary_of_words() -> None:

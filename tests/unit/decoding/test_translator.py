@@ -215,6 +215,31 @@ def test_line_breaks_in_a_translation_do_not_shift_the_lines_after_it() -> None:
     assert one_line("a\u2028b") == "a\u2028b"
 
 
+class CasedLetters(Letters):
+    """Capitals are other letters: 'A' is 17, and there are 13 of each."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(c) - ord("a") + 4 if c.islower() else ord(c) - ord("A") + 17 for c in text if c.isalpha()]
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        return [chr(ord("a") + i - 4) if i < 17 else chr(ord("A") + i - 17) for i in ids]
+
+
+def test_lines_in_capitals_are_translated_as_if_they_were_not() -> None:
+    lines = ["A BAD HIKE!", "Bad AB", "AB", "(B. A)", "12 3", "a b"]
+    both = Vocabularies(CasedLetters(), CasedLetters())
+    plain, restored = (
+        Translator([Copying()], both, SearchOptions(beam_size=2, nbest_size=2, restore_case=case))  # type: ignore[list-item]
+        for case in (False, True)
+    )
+    assert [found.text for found in plain.translate(lines)] == ["ABADHIKE", "BadAB", "AB", "BA", "", "ab"]
+    found = list(restored.translate(lines))
+    assert [each.text for each in found] == ["ABADHIKE", "BadAB", "AB", "BA", "", "ab"]
+    assert "".join(found[0].source_tokens) == "Abadhike"
+    assert "".join(found[3].source_tokens) == "Ba"
+    assert all(each.text == each.text.upper() for each in found[0].hypotheses)
+
+
 def test_broken_parameters_are_told_with_the_line() -> None:
     class Broken(ToyModel):
         def table(self, sentence: int, prefix: int) -> Tensor:

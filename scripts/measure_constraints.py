@@ -1,0 +1,106 @@
+"""How many constraints a search satisfies, and what time it takes beside the plain one.
+
+Constraints are drawn from the references: phrases of one or more words that do not overlap. They are looked for in the
+text, whole words, each with a place of its own. Both searches run in turn, in one process.
+
+Example: python scripts/measure_constraints.py runs/multi30k test.en test.de --constraints 1 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import re
+import time
+from pathlib import Path
+from random import Random
+
+import sacrebleu
+
+import econmt
+from econmt.data.subwords import UNK, Vocabulary
+
+
+def lines(path: Path, most: int) -> list[str]:
+    """The first lines of a text file, plain or gzip."""
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return content.decode("utf-8").split("\n")[:most]
+
+
+def phrases(
+    draw: Random, reference: str, count: tuple[int, int], size: tuple[int, int], target: Vocabulary
+) -> list[str]:
+    """Phrases of a reference that do not overlap and that the vocabulary can write; fewer if there are none."""
+    words, taken = reference.split(), set[int]()
+    found = list[str]()
+    wanted = draw.randint(*count)
+    for _ in range(50):
+        length = min(draw.randint(*size), len(words))
+        at = draw.randrange(len(words) - length + 1)
+        phrase = " ".join(words[at : at + length]).strip('.,;:!?"')
+        places = set(range(at, at + length))
+        if len(found) < wanted and phrase and not taken & places and UNK not in target.encode(phrase):
+            taken |= places
+            found.append(phrase)
+    return found
+
+
+def holds(text: str, wanted: list[str]) -> bool:
+    """Whether all phrases are in a text, whole words, none overlapping another."""
+    if not wanted:
+        return True
+    first, *rest = wanted
+    before = r"(?<!\w)" if first[0].isalnum() else ""
+    after = r"(?!\w)" if first[-1].isalnum() else ""
+    return any(
+        holds(f"{text[: place.start()]}\0{text[place.end() :]}", rest)
+        for place in re.finditer(before + re.escape(first) + after, text)
+    )
+
+
+def main() -> None:
+    """Prints a line of a table for each beam."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("reference", type=Path)
+    parser.add_argument(
+        "--constraints", type=int, nargs=2, default=(1, 3), help="of a sentence, least and most"
+    )
+    parser.add_argument("--words", type=int, nargs=2, default=(1, 2), help="of a constraint, least and most")
+    parser.add_argument("--beams", type=int, nargs="+", default=[5])
+    parser.add_argument("--lines", type=int, default=1000)
+    parser.add_argument("--turns", type=int, default=3)
+    given = parser.parse_args()
+    sources, references = lines(given.source, given.lines), lines(given.reference, given.lines)
+    model = econmt.load(given.model, device="cpu", precision="float32", threads=1)
+    draw, target = Random(1), model.vocabularies.target
+    wanted = [phrases(draw, text, given.constraints, given.words, target) for text in references]
+    requests = [econmt.Request(text, each) for text, each in zip(sources, wanted, strict=True)]
+    print(f"{sum(map(len, wanted))} constraints for {len(sources)} sentences")
+    print(
+        "| beam | satisfied: plain | constrained | BLEU: plain | constrained | seconds: plain | constrained | ratio |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for beam in given.beams:
+        seconds = [0.0, 0.0]
+        texts: list[list[str]] = [[], []]
+        for turn in range(given.turns):
+            for kind in (0, 1) if turn % 2 == 0 else (1, 0):
+                begun = time.perf_counter()
+                found = model.translate(requests if kind else sources, beam_size=beam, attention=False)
+                seconds[kind] += time.perf_counter() - begun
+                texts[kind] = [each.text for each in found]
+        there = [sum(map(holds, each, wanted)) for each in texts]
+        bleu = [sacrebleu.corpus_bleu(each, [references]).score for each in texts]
+        print(
+            f"| {beam} | {there[0]} of {len(wanted)} | {there[1]} | {bleu[0]:.1f} | {bleu[1]:.1f} | "
+            f"{seconds[0] / given.turns:.1f} | {seconds[1] / given.turns:.1f} | {seconds[1] / seconds[0]:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
