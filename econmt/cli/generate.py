@@ -37,7 +37,7 @@ def generate(
 
     \b
     Example:
-      econmt generate -m runs/wikitext2 --prompt "The city" --length 50 --temperature 0.8 --top-k 50
+      econmt generate -m runs/wikitext2 --prompt "The city" --length 50 --top-k 50
     """
     options.check_writable(output)
     options.check_not_of_model(output, [model])

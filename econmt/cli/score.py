@@ -83,7 +83,7 @@ def score(
 
     \b
     Example:
-      econmt score -m runs/wikitext2 -t wikitext-2/test.txt --score-type perplexity --total
+      econmt score -m runs/wikitext2 -t test.txt --score-type perplexity --total
       econmt score -m runs/multi30k -s test.en -t test.de
       paste dev.en dev.de | econmt score -m runs/multi30k --score-type perplexity
     """

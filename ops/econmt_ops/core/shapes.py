@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -191,7 +190,8 @@ def check_number(op: str, name: str, given: object) -> None:
     Raises:
         ValueError: it is something else, or not finite.
     """
-    if not isinstance(given, (int, float)) or not math.isfinite(given):
+    # The difference is no number of inf and nan; torch.compile cannot trace math.isfinite.
+    if not isinstance(given, (int, float)) or given - given != 0:
         raise ValueError(f"{op}: {name} must be a finite number, got {given!r}")
 
 

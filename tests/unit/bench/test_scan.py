@@ -39,6 +39,18 @@ def test_held_to_float64(wrong: str) -> None:
         scan.check("broken", broken, SHAPE, torch.float32, CPU)
 
 
+def test_others_that_are_wrong_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"other": lambda decay, inputs: 1.01 * linear_recurrence(decay, inputs)}
+    monkeypatch.setattr(scan, "scans", lambda *_: found)
+    assert list(scan.rows([SHAPE], [torch.float32], CPU, lambda _: None, seconds=1.0)) == []
+    assert "bench scan: other lies" in capsys.readouterr().err
+    found["chunk"] = found.pop("other")
+    with pytest.raises(EconmtError, match="chunk lies"):
+        list(scan.rows([SHAPE], [torch.float32], CPU, lambda _: None, seconds=1.0))
+
+
 def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock of our own: a copy takes one second, all else two; the loop is timed on fewer steps."""
     asked: list[list[Callable[[], object]]] = []

@@ -87,7 +87,7 @@ def test_measured_whole_where_memory_and_time_allow(task: TranslationTask) -> No
     assert everything.stashed < 0.5 * reference.stashed
     # The decoder's loop is what keeps keys and values; the attention has nothing of its own to keep.
     assert narrow.stash["decoder"] < everything.stash["decoder"]
-    assert said[0] == "predicting 32 x 6 x 5: reference"
+    assert said[0] == "predicting reference, 32 x 6 x 5"
 
 
 def test_too_slow_a_batch_is_timed_with_fewer_rows(
