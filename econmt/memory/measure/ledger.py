@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from econmt.data.batch import AnyBatch
+from econmt.engine.devices import release_workspaces
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.layer_times import peak_flops, time_step
 from econmt.memory.measure.tracker import BLOCK, PHASES, Beginning, Storage, Tracker
@@ -170,6 +171,7 @@ def measure_step(
         step.prepare()
         tracker = Tracker(device)
         if device.type == "cuda":
+            release_workspaces()
             torch.cuda.empty_cache()
             tracker = Tracker(device, block=BLOCK, meter=lambda: _read_allocator(device))
         ledger = track_step(tracker, step, batch, accumulating=accumulating)
@@ -194,6 +196,12 @@ def track_step(
         batch: on the step's device.
         accumulating: there are gradients already, to add to.
     """
+
+    def begin(phase: str) -> None:
+        if phase == "backward" and step.device.type == "cuda":
+            release_workspaces()  # as a step does that is captured: the backward pass has a thread of its own
+        tracker.begin(phase)
+
     step.clear()
     tokens = step.tokens([batch])
     layers = _layers(step)
@@ -205,7 +213,7 @@ def track_step(
             tracker.label(parameter.grad, "gradients", layer)
     _label_state(tracker, step, layers)
     with tracker.recording():
-        loss = step.accumulate(batch, tokens, watch=lambda phase, _: tracker.begin(phase))
+        loss = step.accumulate(batch, tokens, watch=lambda phase, _: begin(phase))
         tracker.begin("optimizer")
         step.finish(loss)
         step.update()
