@@ -17,6 +17,14 @@ from tests.unit.training.tiny import write_recipe
 BUCKET = ("--bucket", "6x5", "--batch", 8)
 
 
+def assert_nothing_but_progress(told: str) -> None:
+    """On a busy machine what takes long is said now and then, and nothing else."""
+    assert all(
+        re.match("econmt: (predicting|measuring|timing|kernels|tracing|bucket|at work)", line)
+        for line in told.splitlines()
+    ), told
+
+
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """A recipe whose text is nowhere."""
@@ -32,6 +40,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
     ended = call("profile", recipe, *BUCKET)
     assert ended.code == 0, ended.err
+    assert_nothing_but_progress(ended.err)
     assert max(map(len, ended.lines)) <= 80
     assert " ".join(" ".join(ended.lines[:2]).split()) == (
         "reverse: 8 x 6 x 5 (sentence pairs x source x target positions), vocabulary 50 and 50, cpu, float32"
@@ -49,6 +58,7 @@ def test_prints_the_ledger_of_a_bucket(call: Call, recipe: Path) -> None:
 def test_json_holds_everything(call: Call, recipe: Path) -> None:
     ended = call("profile", recipe, "ops.decoder=recompute", *BUCKET, "--json")
     assert ended.code == 0, ended.err
+    assert_nothing_but_progress(ended.err)
     found = json.loads(ended.out)
     assert found["shape"] == {"rows": 8, "source": 6, "target": 5}
     assert found["command"] == f"econmt profile {recipe} ops.decoder=recompute --bucket 6x5 --batch 8 --json"
@@ -68,6 +78,7 @@ def test_compares_and_draws(call: Call, recipe: Path, tmp_path: Path, no_compile
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
     ended = call("profile", recipe, *BUCKET, "--compare", "--html", page, "--trace", trace)
     assert ended.code == 0, ended.err
+    assert_nothing_but_progress(ended.err)
     techniques = ["reference", "+ decoder", "+ encoder", "+ output", "all", "all, bfloat16"]
     rows = [line for line in ended.lines if line.startswith((*techniques, "│"))]
     names = [re.split(" {2,}|│", line.strip("│ "))[0].strip() for line in rows]
@@ -92,6 +103,7 @@ def test_estimates_without_a_gpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     ended = call("profile", recipe, *BUCKET, "--device", "cuda", "--estimate", "--json")
     assert ended.code == 0, ended.err
+    assert_nothing_but_progress(ended.err)
     found = json.loads(ended.out)
     (only,) = found["profiles"]
     assert (found["device"], only["bytes"], only["precision"]) == ("cuda", "estimated", "bfloat16")
@@ -136,6 +148,7 @@ def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: 
 def test_largest_batches(call: Call, recipe: Path) -> None:
     ended = call("profile", recipe, "--bucket", "3x2", "--fit", "200kB", "--json")
     assert ended.code == 0, ended.err
+    assert_nothing_but_progress(ended.err)
     found = json.loads(ended.out)["fit"]
     (row,) = found["techniques"]["as in the recipe"]
     assert found["budget_bytes"] == 200_000
