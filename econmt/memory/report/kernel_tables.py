@@ -76,18 +76,23 @@ def class_cells(steps: Sequence[KernelTimes]) -> list[list[str]]:
 
 
 def kernel_tables(steps: Sequence[KernelTimes]) -> list[Table]:
-    """Launching against computing, and the classes of kernels."""
+    """Launching against computing, and the classes of kernels of each step."""
     launches = Table(title="launches against compute")
     for column in LAUNCHES:
         launches.add_column(column, justify="left" if column == "step" else "right")
     for times in steps:
         launches.add_row(*launch_cells(times))
-    classes = Table(title="kernels by class")
-    for column in class_columns(steps):
-        classes.add_column(column, justify="left" if column == "class" else "right")
-    for row in class_cells(steps):
-        classes.add_row(*row)
-    return [launches, classes]
+    return [launches, *(_classes(times) for times in steps)]
+
+
+def _classes(times: KernelTimes) -> Table:
+    """One step's classes: side by side two steps are wider than a terminal."""
+    table = Table(title=f"kernels by class, {times.name}")
+    for column in ("class", "launches", "ms", "share", "of the copy rate"):
+        table.add_column(column, justify="left" if column == "class" else "right")
+    for row in class_cells([times]):
+        table.add_row(*row)
+    return table
 
 
 def kernels_data(steps: Sequence[KernelTimes]) -> list[dict[str, Any]]:
