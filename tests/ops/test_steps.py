@@ -82,7 +82,8 @@ def test_the_cell_as_others_ask_of_it() -> None:
     state = (values(ROWS, HIDDEN, seed=2).requires_grad_(), values(ROWS, HIDDEN, seed=3).requires_grad_())
     after = cell.forward(read, recurrent, state)
     given = (values(ROWS, HIDDEN, seed=4), values(ROWS, HIDDEN, seed=5))
-    dread, drecurrent, dstate = cell.backward(read, recurrent, state, after, given)
+    dread, drecurrent, dstate, dextra = cell.backward(read, recurrent, state, after, given)
+    assert dextra == ()
     expected = torch.autograd.grad(after, [read, recurrent, state[1]], given)
     for one, other in zip((dread, drecurrent, dstate[1]), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
