@@ -46,7 +46,7 @@ def test_equals_the_model_with_the_factors_multiplied_out(options: dict[str, obj
     whole = multiplied_out(thin, make_config(**options))
     source, lengths, target_input, target_output = make_batch()
     loss, expected = (model.loss(source, lengths, target_input, target_output) for model in (thin, whole))
-    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-12)
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
     found, full = gradients(thin), gradients(whole)
     for name, gradient in full.items():
         if name in found:
