@@ -15,18 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from econmt_ops import gilr_lstm, gru, lnlstm, lstm, qrnn, sru, ssru
+import econmt_ops
 from econmt_ops.cells.table import CELLS
-
-OPS = {
-    "lstm": lstm,
-    "lnlstm": lnlstm,
-    "gru": gru,
-    "sru": sru,
-    "ssru": ssru,
-    "qrnn": qrnn,
-    "gilr_lstm": gilr_lstm,
-}
 
 
 def way(name: str, inputs: torch.Tensor, hidden: int, how: dict[str, str]) -> Callable[[], None]:
@@ -37,7 +27,7 @@ def way(name: str, inputs: torch.Tensor, hidden: int, how: dict[str, str]) -> Ca
     gradient = torch.randn(*inputs.shape[:2], hidden)
 
     def run() -> None:
-        outputs, _ = OPS[name](inputs, (weights,), **how)
+        outputs, _ = getattr(econmt_ops, name)(inputs, (weights,), **how)
         outputs.backward(gradient)
 
     return run
@@ -49,7 +39,7 @@ def ways(batch: int, steps: int, hidden: int) -> dict[str, Callable[[], None]]:
     theirs = nn.LSTM(hidden, hidden, batch_first=True)
     gradient = torch.randn(batch, steps, hidden)
     found: dict[str, Callable[[], None]] = {"torch.nn.LSTM": lambda: theirs(inputs)[0].backward(gradient)}
-    for name in OPS:
+    for name in CELLS:
         for how in ({"implementation": "reference"}, {"implementation": "recompute", "stash": "gates"}):
             found[f"{name}, {how['implementation']}"] = way(name, inputs, hidden, how)
     return found

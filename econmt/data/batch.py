@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AnyBatch:
+class AnyBatch(ABC):
     """Rows of token ids; every tensor is int64 with B rows."""
 
     indices: torch.Tensor
@@ -23,14 +24,14 @@ class AnyBatch:
     """Tokens that are learnt, padding not counted."""
 
     @property
+    @abstractmethod
     def positions(self) -> tuple[int, int]:
         """Padded source and target positions; batches alike in both have the same shape but for rows."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def size_text(self) -> str:
         """Its size, for a person."""
-        raise NotImplementedError
 
     @property
     def rate(self) -> float:
@@ -64,9 +65,9 @@ class AnyBatch:
         """The same rows without the columns in which all have padding."""
         return self
 
+    @abstractmethod
     def part(self, rows: slice) -> Self:
         """Some rows, padded as before."""
-        raise NotImplementedError
 
     def _tensors(self, rows: slice) -> dict[str, torch.Tensor]:
         return {name: value[rows] for name, value in vars(self).items() if isinstance(value, torch.Tensor)}

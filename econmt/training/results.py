@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -81,7 +82,7 @@ class ResultsFile(Record):
     best_update: Update
     test: str | None
     corpus: Literal["test", "validation"]
-    bleu: float
+    bleu: float | None  # none without translations: JSON has no word for what is not a number
     signature: str
     pictures: list[str]
     perplexities: dict[str, float] = Field(default_factory=dict)
@@ -129,12 +130,12 @@ def make_results(
         best_update=state.best_update,
         test=recipe.data.test,
         corpus=result.corpus,
-        bleu=result.bleu,
+        bleu=None if math.isnan(result.bleu) else result.bleu,
         signature=result.signature,
         pictures=[str(path.relative_to(folder.path)) for path in result.pictures],
         perplexities=dict(result.perplexities),
     )
-    write_text(folder.results, json.dumps(record.model_dump(), indent=1) + "\n")
+    write_text(folder.results, json.dumps(record.model_dump(), indent=1, allow_nan=False) + "\n")
     return result
 
 

@@ -13,18 +13,8 @@ import argparse
 import torch
 from bench_grid import DEVICE, Step, milliseconds
 
-from econmt_ops import gilr_lstm, gru, lnlstm, lstm, qrnn, sru, ssru
+import econmt_ops
 from econmt_ops.cells.table import CELLS
-
-OPS = {
-    "lstm": lstm,
-    "lnlstm": lnlstm,
-    "gru": gru,
-    "sru": sru,
-    "ssru": ssru,
-    "qrnn": qrnn,
-    "gilr_lstm": gilr_lstm,
-}
 
 
 def ours(name: str, inputs: torch.Tensor, hidden: int) -> Step:
@@ -36,7 +26,7 @@ def ours(name: str, inputs: torch.Tensor, hidden: int) -> Step:
     )
     given = torch.randn(*inputs.shape[:2], hidden, device=DEVICE, dtype=inputs.dtype)
     leaves = [inputs, *weights]
-    return lambda: torch.autograd.grad(OPS[name](inputs, (weights,))[0], leaves, given)
+    return lambda: torch.autograd.grad(getattr(econmt_ops, name)(inputs, (weights,))[0], leaves, given)
 
 
 def theirs(inputs: torch.Tensor, hidden: int) -> Step:
@@ -66,7 +56,7 @@ def main() -> None:
             given.batch, given.steps, given.hidden, device=DEVICE, dtype=dtype, requires_grad=True
         )
         steps = {"torch.nn.LSTM": theirs(inputs, given.hidden)}
-        steps |= {name: ours(name, inputs, given.hidden) for name in OPS}
+        steps |= {name: ours(name, inputs, given.hidden) for name in CELLS}
         times = milliseconds(steps, given.turns)
         for name, found in times.items():
             print(

@@ -28,6 +28,7 @@ def test_train_score_and_generate(call: Call, trained: TextRun) -> None:
     assert "test perplexity" in first.out
     assert max(map(len, first.lines)) <= 120
     results = json.loads((trained.folder.path / "results.json").read_text())
+    assert results["bleu"] is None  # and no NaN, which is no JSON
     assert call("train", trained.path).out.count("nothing to do") == 1
     model = trained.folder.path
 
