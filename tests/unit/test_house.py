@@ -23,21 +23,25 @@ ROOMS = {
     "data": {"base", "econmt_ops"},
     "tasks": {"base", "econmt_ops", "model", "data"},
     "engine": {"base", "econmt_ops", "model", "data", "tasks"},
+    "parallel": {"base", "econmt_ops", "model", "data", "tasks", "engine"},
     "memory": {"base", "econmt_ops", "model", "data", "tasks", "engine"},
     "decoding": {"base", "econmt_ops", "model", "data"},
     "evaluation": {"base", "econmt_ops", "model", "data", "decoding"},
     "training": {
         *("base", "econmt_ops", "model", "data", "tasks", "engine"),
-        *("memory", "decoding", "evaluation"),
+        *("parallel", "memory", "decoding", "evaluation"),
     },
-    "bench": {"base", "econmt_ops", "model", "data", "tasks", "engine", "memory", "training"},
+    "bench": {
+        *("base", "econmt_ops", "model", "data", "tasks", "engine"),
+        *("parallel", "memory", "training"),
+    },
     "api": {
         *("base", "econmt_ops", "model", "data", "tasks", "engine"),
-        *("memory", "decoding", "evaluation", "training"),
+        *("parallel", "memory", "decoding", "evaluation", "training"),
     },
     "cli": {
         *("base", "econmt_ops", "model", "data", "tasks", "engine"),
-        *("memory", "decoding", "evaluation", "training", "bench", "api"),
+        *("parallel", "memory", "decoding", "evaluation", "training", "bench", "api"),
     },
 }
 BASE = {

@@ -1,0 +1,1 @@
+"""Several processes that train one model: by data, by layers, and what the network costs."""
