@@ -59,7 +59,8 @@ class Graphs:
     def __call__(self, key: object, function: Callable[[], object]) -> None:
         """Calls or replays ``function``, the one that ``key`` stands for, whose tensors stay where they are.
 
-        The first call compiles kernels, the second one captures.
+        The first call compiles kernels, the second one captures. A key must not hold what calls this: a device's
+        memory would stay taken until Python looks for circles.
         """
         if not self._captures:
             function()
@@ -159,7 +160,7 @@ class _Lane:
                 owners.update(zip(free, (number for _, number in waiting[:count]), strict=False))
                 free, waiting = free[count:], waiting[count:]
             if owners:
-                self._graphs((self, "steps"), self._advance)
+                self._graphs((self._positions, "steps"), self._advance)
             state = _Copies([self._state])
             if finished is not None:
                 yield from self._read(finished, sentences)
@@ -201,13 +202,16 @@ class _Lane:
         _fill(source, [row + [PAD] * (size - len(row)) for row in rows])
         _fill(self._lengths, [len(row) for row in rows])
         _fill(self._limits, limits)
-        self._graphs((self, "encode", size), lambda: self._grid.encode(source, self._lengths))
+        self._graphs((self._positions, "encode", size), lambda: self._grid.encode(source, self._lengths))
 
     def _begin(self, slots: list[int], places: list[int]) -> None:
         """Begins sentences of the waiting room; the last one comes as often as the graph's shape wants."""
         missing = self._pairs.shape[1] - len(slots)
         _fill(self._pairs, [slots + slots[-1:] * missing, places + places[-1:] * missing])
-        self._graphs((self, "begin"), lambda: self._slots.begin(self._pairs[0], self._pairs[1], self._limits))
+        self._graphs(
+            (self._positions, "begin"),
+            lambda: self._slots.begin(self._pairs[0], self._pairs[1], self._limits),
+        )
 
     def _advance(self) -> None:
         for _ in range(STEPS):

@@ -65,14 +65,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(words in str(error) for words in _ALLOCATION_FAILED)
 
 
-def release_workspaces() -> None:
-    """Gives back what cuBLAS works in: 32 MiB a thread and stream on a Hopper GPU, which it takes again at need.
-
-    A graph that is captured next takes its own from the graphs' pool, where others can use them after it.
-    """
-    torch._C._cuda_clearCublasWorkspaces()
-
-
 def trims_batches(wanted: str, device: torch.device) -> bool:
     """Whether batches are cut to their own longest pair: auto says so on the CPU, where a new shape costs nothing."""
     return wanted == "always" or (wanted == "auto" and device.type == "cpu")

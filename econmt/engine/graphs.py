@@ -22,10 +22,10 @@ from torch import Tensor
 
 from econmt.data.batch import AnyBatch
 from econmt.data.subwords import PAD
-from econmt.engine.devices import is_out_of_memory, release_workspaces
+from econmt.engine.devices import is_out_of_memory
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations
-from econmt_ops.dispatch.capture import Capturer, first_error
+from econmt_ops.dispatch.capture import Capturer, first_error, release_workspaces
 
 _HOST_BUFFERS = 4
 """Batches that may be on their way to the device while the next one is written."""
@@ -236,9 +236,7 @@ class GraphedStep:
             step.clear()
             return result
 
-        release_workspaces()
         graph, result = self._capturer.capture(run)
-        release_workspaces()
         return _Captured(graph, inputs, result)
 
     def _capture_update(self) -> tuple[torch.cuda.CUDAGraph, StepResult]:

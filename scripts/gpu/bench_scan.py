@@ -5,9 +5,8 @@
     python scripts/gpu/bench_scan.py --no-others --shape 1x65536x128
 
 Every variant is held to float64 before it is timed, its memory poisoned. Milliseconds are medians of replays of CUDA
-graphs in turns with a copy that moves as many bytes; the share is the copy's time over the variant's. A variant is the
-steps of a tile, the values of a warp, and whether tiles have a program each ("together") or one walks through all
-("walk").
+graphs in turns with a copy that moves as many bytes; the share is the copy's time over the variant's. Variants are
+"tiles" of so many steps, values a warp and tiles a group, and "walk", of which threads ask for so many steps ahead.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,22 +31,34 @@ from econmt_ops.linear_recurrence import chunk
 WORKERS = 12
 DEVICE = torch.device("cuda")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
-Variant = tuple[int, int, bool]
+
+
+class Variant(NamedTuple):
+    """Of the kernels: tiles or a walk, with what applies to them."""
+
+    tiled: bool
+    block: int = 64
+    values: int = 512
+    radix: int = 32
+    ahead: int = 8
+
+    def use(self) -> None:
+        """From now on calls are cut so."""
+        recurrence._VALUES_A_WARP, recurrence.RADIX, recurrence._AHEAD = self.values, self.radix, self.ahead
 
 
 def shape_of(text: str) -> bench.ScanShape:
     return bench.ScanShape(*(int(part) for part in text.split("x")))
 
 
-def calls(
-    shape: bench.ScanShape, dtype: torch.dtype, block: int, together: bool
-) -> dict[str, functools.partial]:
+def calls(shape: bench.ScanShape, dtype: torch.dtype, variant: Variant) -> dict[str, functools.partial]:
     """The two passes, and the backward pass that makes the outputs again."""
     decay, inputs, given = (each.detach() for each in bench.tensors_for(shape, dtype, DEVICE))
-    outputs, carries = recurrence.forward(decay, inputs, None, None, False, block, True, together)
-    forward = functools.partial(recurrence.forward, decay, inputs, None, None, False, block, False, together)
+    block, tiled = variant.block, variant.tiled
+    outputs, carries = recurrence.forward(decay, inputs, None, None, False, block, True, tiled)
+    forward = functools.partial(recurrence.forward, decay, inputs, None, None, False, block, False, tiled)
     back = functools.partial(recurrence.backward, decay)
-    rest = None, None, False, block, given, together
+    rest = None, None, False, block, given, tiled
     return {
         "forward": forward,
         "backward": functools.partial(back, outputs, None, *rest),
@@ -60,15 +72,15 @@ def error(found: tuple[Tensor | None, ...], wanted: tuple[Tensor, ...]) -> float
 
 
 @functools.cache
-def check(block: int, values: int, together: bool, dtype: torch.dtype) -> float:
+def check(variant: Variant, dtype: torch.dtype) -> float:
     """Against float64 at a shape with a last tile that is not full."""
-    recurrence._VALUES_A_WARP = values
-    shape = bench.ScanShape(3, 2 * 32 * block - 7, 48)
+    variant.use()
+    shape = bench.ScanShape(3, 2 * 32 * variant.block - 7, 48)
     exact = [each.detach().double() for each in bench.tensors_for(shape, dtype, DEVICE)]
     outputs, _ = chunk.forward(exact[0], exact[1], None, None, False, 512, False)
     gradients = chunk.backward(exact[0], outputs, None, None, None, False, 512, exact[2])
     worst = 0.0
-    for name, call in calls(shape, dtype, block, together).items():
+    for name, call in calls(shape, dtype, variant).items():
         poison = [torch.full(shape, float("nan"), device=DEVICE, dtype=dtype) for _ in range(2)]
         del poison  # the allocator gives the same memory out again
         wanted = (outputs,) if name == "forward" else gradients
@@ -77,25 +89,29 @@ def check(block: int, values: int, together: bool, dtype: torch.dtype) -> float:
 
 
 def variants(shape: bench.ScanShape) -> Iterator[Variant]:
-    for block, values, together in itertools.product((64, 128, 256), (512, 1024), (True, False)):
-        if together and shape.steps <= block:
-            continue
-        yield block, values, together
+    for ahead in (4, 8, 16):
+        yield Variant(False, ahead=ahead)
+    for block, values, radix in itertools.product((64, 128, 256), (512, 1024), (32, 64)):
+        if shape.steps > block:
+            yield Variant(True, block, values, radix)
 
 
 def measure(shape: bench.ScanShape, dtype: torch.dtype, seconds: float) -> Iterator[Row]:
-    copies = {name: bench.captured(bench.copy_of(count, shape, dtype, DEVICE), DEVICE) for name, count in
-              bench.TENSORS.items()}  # fmt: skip
-    for block, values, together in variants(shape):
-        wrong = check(block, values, together, dtype)
-        recurrence._VALUES_A_WARP = values
-        row: Row = {"bench": "scan-variants", "shape": "x".join(map(str, shape)), "dtype": str(dtype)[6:],
-                    "block": block, "values": values, "way": "together" if together else "walk",
-                    "error": wrong}  # fmt: skip
+    copies = {
+        name: bench.captured(bench.copy_of(count, shape, dtype, DEVICE), DEVICE)
+        for name, count in bench.TENSORS.items()
+    }
+    for variant in variants(shape):
+        if not variant.tiled and shape.batch * shape.hidden < 2048 and shape.steps > 1 << 17:
+            continue  # a few threads that walk for long: seconds a pass
+        wrong = check(variant, dtype)
+        variant.use()
+        row: Row = {"bench": "scan-variants", "shape": "x".join(map(str, shape)), "dtype": str(dtype)[6:]}
+        row |= {**variant._asdict(), "error": wrong}
         if not wrong <= TOLERANCE[dtype]:
             yield row | {"failure": "wrong"}
             continue
-        for name, call in calls(shape, dtype, block, together).items():
+        for name, call in calls(shape, dtype, variant).items():
             copy = copies[name.split(",")[0]]
             found = time_in_turns({"copy": copy, name: bench.captured(call, DEVICE)}, seconds, DEVICE)
             row[f"{name}, ms"] = 1e3 * found[name].median
@@ -126,7 +142,7 @@ def main() -> None:
     if given.compile is not None:
         long = bench.ScanShape(1, 1 << 20, 128)
         for name, variant in [*itertools.product(given.dtype, variants(long))][given.compile :: WORKERS]:
-            check(*variant, getattr(torch, name))
+            check(variant, getattr(torch, name))
         return
     if not given.no_variants:
         compile_all(sys.argv[1:])
@@ -140,7 +156,12 @@ def main() -> None:
                 for what in ("forward", "backward", "backward, carries")
                 if f"{what}, ms" in row
             )
-            head = f"{row['shape']:14} {row['dtype']:8} {row['way']:8} {row['block']:4} {row['values']:5}"
+            way = (
+                f"tiles {row['block']:4} {row['values']:5} {row['radix']:3}"
+                if row["tiled"]
+                else f"walk {row['ahead']:14}"
+            )
+            head = f"{row['shape']:14} {row['dtype']:8} {way}"
             print(f"{head} {row['error']:8.1e} {times or row['failure']}", flush=True)
     if not given.no_others:
         types = [getattr(torch, name) for name in given.dtype]

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from econmt.data.batch import AnyBatch
-from econmt.engine.devices import release_workspaces
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.layer_times import peak_flops, time_step
 from econmt.memory.measure.tracker import BLOCK, PHASES, Beginning, Storage, Tracker
+from econmt_ops.dispatch.capture import release_workspaces
 
 LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "other")
 CATEGORIES = ("feature maps", "weights", "gradients", "optimizer state", "workspace", "other")
@@ -196,9 +196,10 @@ def track_step(
         batch: on the step's device.
         accumulating: there are gradients already, to add to.
     """
+    in_graphs = step.device.type == "cuda" and step.task.recipe.training.cuda_graphs == "auto"
 
     def begin(phase: str) -> None:
-        if phase == "backward" and step.device.type == "cuda":
+        if phase == "backward" and in_graphs:
             release_workspaces()  # as a step does that is captured: the backward pass has a thread of its own
         tracker.begin(phase)
 

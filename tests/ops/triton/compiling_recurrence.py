@@ -13,25 +13,26 @@ from tests.ops.triton.compiling import compile_only, resources
 
 
 def calls() -> dict[str, tuple[torch.dtype, bool, bool, bool]]:
-    """By name: type, a program a tile, outputs made again, and all options of a call."""
+    """By name: type, whether by tiles, outputs made again, and all options of a call."""
     return {
-        "together float32": (torch.float32, True, False, False),
+        "tiles float32": (torch.float32, True, False, False),
         "walk float32": (torch.float32, False, False, True),
-        "together bfloat16 again": (torch.bfloat16, True, True, True),
+        "tiles bfloat16 again": (torch.bfloat16, True, True, True),
         "walk bfloat16": (torch.bfloat16, False, False, False),
-        "together float64 again": (torch.float64, True, True, False),
+        "walk bfloat16 again": (torch.bfloat16, False, True, True),
+        "tiles float64 again": (torch.float64, True, True, False),
     }
 
 
-def call(dtype: torch.dtype, together: bool, again: bool, options: bool) -> None:
+def call(dtype: torch.dtype, tiled: bool, again: bool, options: bool) -> None:
     """Forward and backward of 2 rows of 300 steps of 64 units."""
     values = torch.zeros(2, 300, 64, dtype=dtype)
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     initial = torch.zeros(2, 64, dtype=exact) if options else None
     lengths = torch.zeros(2, dtype=torch.int64) if options else None
     block = block_of(300, "triton")
-    _, carries = recurrence.forward(values, values, initial, lengths, options, block, again, together)
-    recurrence.backward(values, values, carries, initial, lengths, options, block, values, together)
+    _, carries = recurrence.forward(values, values, initial, lengths, options, block, again, tiled)
+    recurrence.backward(values, values, carries, initial, lengths, options, block, values, tiled)
 
 
 def main() -> None:

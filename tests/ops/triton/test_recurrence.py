@@ -21,19 +21,19 @@ from tests.ops.helpers import (
     values_and_gradients,
 )
 
-TOGETHER = pytest.mark.parametrize("together", [False, True], ids=["one-program", "together"])
+TILED = pytest.mark.parametrize("tiled", [False, True], ids=["walk", "tiles"])
 REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 STASH = pytest.mark.parametrize("stash", ["outputs", "carries"])
 STEPS, RADIX = 8, 4
 
 
 @pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
+def _small_tiles(monkeypatch: pytest.MonkeyPatch, tiled: bool) -> None:
     """Many tiles in few steps, and both ways to go through them."""
     monkeypatch.setitem(scan._BLOCK, "triton", STEPS)
     monkeypatch.setattr(recurrence, "_LINE", 32)
     monkeypatch.setattr(recurrence, "RADIX", RADIX)
-    monkeypatch.setattr(recurrence.Tiles, "_fills_better_together", lambda *_: together)
+    monkeypatch.setattr(recurrence.Cut, "_fills_better_tiled", lambda *_: tiled)
 
 
 def tensors(make: Make, steps: int, initial: bool, rows: int = 2, hidden: int = 3) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def function(**options: Any) -> Callable[..., Tensor]:
     return lambda **given: linear_recurrence(**given, **options)
 
 
-@TOGETHER
+@TILED
 @pytest.mark.parametrize(
     ("steps", "hidden", "initial", "dtype", "stash", "reverse"),
     [
@@ -70,7 +70,7 @@ def test_equals_the_definition(
     assert_same_function(kernels, function(reverse=reverse, implementation="reference"), given, dtype)
 
 
-@TOGETHER
+@TILED
 @REVERSE
 @STASH
 def test_lengths(reverse: bool, stash: str, device: str) -> None:
@@ -90,7 +90,7 @@ def test_lengths(reverse: bool, stash: str, device: str) -> None:
     assert_same_function(kernels, definition, tensors(Make(device), 20, True, rows=5, hidden=2))
 
 
-@TOGETHER
+@TILED
 @pytest.mark.parametrize(("reverse", "stash"), [(False, "carries"), (True, "outputs")], ids=str)
 def test_more_tiles_than_a_group_has(reverse: bool, stash: str, device: str) -> None:
     steps = STEPS * (2 * RADIX + 3) - 1
@@ -99,7 +99,7 @@ def test_more_tiles_than_a_group_has(reverse: bool, stash: str, device: str) -> 
     assert_same_function(kernels, definition, tensors(Make(device), steps, True, rows=1, hidden=5))
 
 
-@TOGETHER
+@TILED
 @pytest.mark.parametrize(("dtype", "reverse"), [(torch.float32, False), (torch.bfloat16, True)], ids=str)
 def test_the_stash_changes_nothing(reverse: bool, dtype: torch.dtype, device: str) -> None:
     given = tensors(Make(device, dtype), 45, True, rows=1)
@@ -111,7 +111,7 @@ def test_the_stash_changes_nothing(reverse: bool, dtype: torch.dtype, device: st
         assert all(one.equal(other) for one, other in zip(left, right, strict=True))
 
 
-@TOGETHER
+@TILED
 def test_memory_layout_and_one_decay_for_all(device: str) -> None:
     given = tensors(Make(device), 20, True)
     kernels, definition = function(implementation="triton"), function(implementation="reference")
@@ -121,7 +121,7 @@ def test_memory_layout_and_one_decay_for_all(device: str) -> None:
     assert_same_function(kernels, definition, views)
 
 
-@TOGETHER
+@TILED
 @pytest.mark.parametrize("decay", [0.0, -1.0, 1.0001, 4.0])
 def test_extreme_decays(decay: float, device: str) -> None:
     inputs = Make(device, torch.float32)(1, 100, 2)
@@ -134,7 +134,7 @@ def test_extreme_decays(decay: float, device: str) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
-@TOGETHER
+@TILED
 def test_offsets_beyond_32_bits(device: str) -> None:
     """Rows that lie 2^33 bytes apart, of which no memory but these rows is touched."""
     if device == "cuda":
@@ -149,9 +149,9 @@ def test_offsets_beyond_32_bits(device: str) -> None:
     torch.testing.assert_close(found, linear_recurrence(values[0], values[1], implementation="reference"))
 
 
-@TOGETHER
+@TILED
 @pytest.mark.cuda
-def test_captured(together: bool) -> None:
+def test_captured(tiled: bool) -> None:
     """In a CUDA graph, replayed with other values; at every replay the same."""
     make = Make("cuda", torch.float32)
     decay, inputs = make(1, 5000, 40).sigmoid(), make(1, 5000, 40)
@@ -165,4 +165,4 @@ def test_captured(together: bool) -> None:
     torch.testing.assert_close(first, linear_recurrence(decay, inputs, implementation="chunk"))
     for _ in range(20):
         graph.replay()
-        assert outputs.equal(first), together
+        assert outputs.equal(first), tiled

@@ -106,5 +106,6 @@ def use_fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in names.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr(graphs, "release_workspaces", lambda: None)
+    for module in graphs, capture:
+        monkeypatch.setattr(module, "release_workspaces", lambda: None)
     monkeypatch.setattr(capture.Capturer, "_abandon", lambda *_: None)

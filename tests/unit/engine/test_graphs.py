@@ -200,7 +200,9 @@ def test_what_waits_for_the_gpu_says_so_once_and_trains_all_the_same(monkeypatch
         updates = [[first], [first], [first]]
         assert_same(train(step, graphed, updates), train(eager, eager, updates))
     (note,) = notes
-    assert note.startswith("no CUDA graph for batches of 8 x 7 x 9, which are launched kernel by kernel: ")
+    assert note.startswith(
+        "no CUDA graph for batches of 8 pairs, 7 source and 9 target positions, which are launched kernel by kernel: "
+    )
     assert "capturing" in note
     # The next shape is captured as if nothing had been.
     assert torch.cuda.current_stream() == torch.cuda.default_stream()

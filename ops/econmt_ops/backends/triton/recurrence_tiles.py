@@ -1,12 +1,11 @@
-"""Kernels of the linear recurrence: tiles of steps and units, each scanned on the chip.
+"""Kernels of the linear recurrence where there are few units: tiles of steps and units, each scanned on the chip.
 
-A tile reads its steps once and finds what they make of the state before it, h -> P h + e, by an associative scan. Where
-a program walks through all tiles of its units, it has that state. Otherwise every tile has a program, and those of the
-same units hand on what they know: a tile publishes its own P and e; RADIX tiles make a group, of which the last
-publishes the state after it. A tile so reads the state after the group before its own, and the P and e of the tiles
-before it in its group, always joined in the same order: the result is the same at every repetition, which the decoupled
-look-back of Merrill and Garland (2016), where it comes from, does not promise. Programs begin in the order of their
-numbers, and those that others wait for have lower ones.
+A tile reads its steps once and finds what they make of the state before it, h -> P h + e, by an associative scan. Every
+tile has a program, and those of the same units hand on what they know: a tile publishes its own P and e; RADIX tiles
+make a group, of which the last publishes the state after it. A tile so reads the state after the group before its own,
+and the P and e of the tiles before it in its group, always joined in the same order: the result is the same at every
+repetition, which the decoupled look-back of Merrill and Garland (2016), where it comes from, does not promise. Programs
+begin in the order of their numbers, and those that others wait for have lower ones.
 
 Steps are counted in the order of the walk: step i of a row of n steps is its position i, or n - 1 - i with REVERSE.
 """
@@ -118,21 +117,18 @@ def states_around(p, e, start, number, tiles, group, parts, states, flags, UNITS
 
 
 @triton.jit(do_not_specialize=["steps", "tiles"])
-def recurrence_forward(
+def tile_forward(
     decay, inputs, initial, lengths, outputs, carries, parts, states, flags,
     decay_batch, decay_step, inputs_batch, inputs_step, steps, tiles, hidden,
     STEPS: tl.constexpr, UNITS: tl.constexpr, REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr,
-    HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr, TOGETHER: tl.constexpr, WAITS: tl.constexpr, ACC: tl.constexpr,
+    HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr, WAITS: tl.constexpr, ACC: tl.constexpr,
     RADIX: tl.constexpr,
 ):  # fmt: skip
-    """Outputs (B, T, H), and with KEEPS the state before every tile in carries (B, tiles, H).
-
-    TOGETHER: a program a tile, of the same units one after the other; else a program walks through all of them.
-    """
+    """Outputs (B, T, H), and with KEEPS the state before every tile in carries (B, tiles, H)."""
     blocks = tl.cdiv(hidden, UNITS)
-    groups = tl.num_programs(0) // tiles if TOGETHER else tl.num_programs(0)
+    groups = tl.num_programs(0) // tiles
     group = tl.program_id(0) % groups
-    first = tl.program_id(0) // groups
+    tile = tl.program_id(0) // groups
     row = (group // blocks).to(tl.int64)
     unit = group % blocks * UNITS + tl.arange(0, UNITS)
     length = tl.load(lengths + row).to(tl.int64) if HAS_LENGTHS else steps.to(tl.int64)
@@ -140,31 +136,19 @@ def recurrence_forward(
     state = tl.zeros((UNITS,), ACC)
     if HAS_INITIAL:
         state = tl.load(initial + row * hidden + unit, mask=unit < hidden, other=0.0)
-    step = first * STEPS + index
+    step = tile * STEPS + index
     a = read(decay, decay_batch, decay_step, row, step, unit, length, hidden, 1.0, REVERSE, ACC)
     b = read(inputs, inputs_batch, inputs_step, row, step, unit, length, hidden, 0.0, REVERSE, ACC)
-    for tile in range(first, first + 1 if TOGETHER else tiles):
-        step = tile * STEPS + index
-        p, e = tl.associative_scan((a, b), 0, join)
-        is_last = (index == STEPS - 1)[:, None]
-        own_p, own_e = tl.sum(tl.where(is_last, p, 0.0), 0), tl.sum(tl.where(is_last, e, 0.0), 0)
-        if TOGETHER:
-            state, next_state = states_around(
-                own_p, own_e, state, tile, tiles, group, parts, states, flags, UNITS, RADIX, WAITS
-            )
-        else:  # the next tile is on its way while this one is written
-            a = read(
-                decay, decay_batch, decay_step, row, step + STEPS, unit, length, hidden, 1.0, REVERSE, ACC
-            )
-            b = read(
-                inputs, inputs_batch, inputs_step, row, step + STEPS, unit, length, hidden, 0.0, REVERSE, ACC
-            )
-            next_state = after(own_p, own_e, state)
-        if KEEPS:
-            tl.store(carries + (row * tiles + tile) * hidden + unit, state, mask=unit < hidden)
-        found = tl.where(is_last, next_state[None, :], after(p, e, state[None, :]))
-        write(outputs, found, row, step, unit, length, steps, hidden, REVERSE)
-        state = next_state
+    p, e = tl.associative_scan((a, b), 0, join)
+    is_last = (index == STEPS - 1)[:, None]
+    own_p, own_e = tl.sum(tl.where(is_last, p, 0.0), 0), tl.sum(tl.where(is_last, e, 0.0), 0)
+    state, next_state = states_around(
+        own_p, own_e, state, tile, tiles, group, parts, states, flags, UNITS, RADIX, WAITS
+    )
+    if KEEPS:
+        tl.store(carries + (row * tiles + tile) * hidden + unit, state, mask=unit < hidden)
+    found = tl.where(is_last, next_state[None, :], after(p, e, state[None, :]))
+    write(outputs, found, row, step, unit, length, steps, hidden, REVERSE)
 
 
 @triton.jit
@@ -181,11 +165,11 @@ def states_again(
 
 
 @triton.jit(do_not_specialize=["steps", "tiles"])
-def recurrence_backward(
+def tile_backward(
     decay, kept, doutputs, initial, lengths, carries, ddecay, dinputs, dinitial, parts, states, flags,
     decay_batch, decay_step, kept_batch, kept_step, doutputs_batch, doutputs_step, steps, tiles, hidden,
     STEPS: tl.constexpr, UNITS: tl.constexpr, REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr,
-    HAS_LENGTHS: tl.constexpr, AGAIN: tl.constexpr, TOGETHER: tl.constexpr, WAITS: tl.constexpr, ACC: tl.constexpr,
+    HAS_LENGTHS: tl.constexpr, AGAIN: tl.constexpr, WAITS: tl.constexpr, ACC: tl.constexpr,
     RADIX: tl.constexpr,
 ):  # fmt: skip
     """The gradients: delta_i = dh_i + a_{i+1} delta_{i+1}, from the last tile to the first.
@@ -194,9 +178,10 @@ def recurrence_backward(
     the outputs are made again, in the place where the gradient of the decay will be.
     """
     blocks = tl.cdiv(hidden, UNITS)
-    groups = tl.num_programs(0) // tiles if TOGETHER else tl.num_programs(0)
+    groups = tl.num_programs(0) // tiles
     group = tl.program_id(0) % groups
-    first = tl.program_id(0) // groups
+    number = tl.program_id(0) // groups
+    tile = tiles - 1 - number
     row = (group // blocks).to(tl.int64)
     unit = group % blocks * UNITS + tl.arange(0, UNITS)
     length = tl.load(lengths + row).to(tl.int64) if HAS_LENGTHS else steps.to(tl.int64)
@@ -204,36 +189,32 @@ def recurrence_backward(
     begin = tl.zeros((UNITS,), ACC)
     if HAS_INITIAL:
         begin = tl.load(initial + row * hidden + unit, mask=unit < hidden, other=0.0)
-    delta = tl.zeros((UNITS,), ACC)  # at the first step of the tile behind
-    for number in range(first, first + 1 if TOGETHER else tiles):
-        tile = tiles - 1 - number
-        step = tile * STEPS + index
-        a = read(decay, decay_batch, decay_step, row, step + 1, unit, length, hidden, 1.0, REVERSE, ACC)
-        d = read(doutputs, doutputs_batch, doutputs_step, row, step, unit, length, hidden, 0.0, REVERSE, ACC)
-        if AGAIN:
-            begin = tl.load(carries + (row * tiles + tile) * hidden + unit, mask=unit < hidden, other=0.0)
-            states_again(decay, kept, ddecay, begin, decay_batch, decay_step, kept_batch, kept_step, row, step, unit,
-                         length, steps, hidden, REVERSE, ACC)  # fmt: skip
-            h = read(ddecay, steps.to(tl.int64) * hidden, hidden, row, tl.where(index > 0, step - 1, -1), unit, length,
-                     hidden, 0.0, REVERSE, ACC)  # fmt: skip
-            tl.debug_barrier()
-            no_output = (index == 0)[:, None]
-        else:
-            h = read(kept, kept_batch, kept_step, row, step - 1, unit, length, hidden, 0.0, REVERSE, ACC)
-            no_output = (step == 0)[:, None]
-        h = tl.where(no_output, begin.to(ddecay.dtype.element_ty).to(ACC)[None, :], h)
-        p, e = tl.associative_scan((a, d), 0, join, reverse=True)
-        is_first = (index == 0)[:, None]
-        own_p, own_e = tl.sum(tl.where(is_first, p, 0.0), 0), tl.sum(tl.where(is_first, e, 0.0), 0)
-        if TOGETHER:
-            delta, _ = states_around(
-                own_p, own_e, delta, number, tiles, group, parts, states, flags, UNITS, RADIX, WAITS
-            )
-        deltas = after(p, e, delta[None, :])
-        write(dinputs, deltas, row, step, unit, length, steps, hidden, REVERSE)
-        write(ddecay, deltas * h, row, step, unit, length, steps, hidden, REVERSE)
-        delta = after(own_p, own_e, delta)
-        if tile == 0:
-            at = row * decay_batch + place(length * 0, length, REVERSE) * decay_step + unit
-            a_first = tl.load(decay + at, mask=(unit < hidden) & (length > 0), other=0.0).to(ACC)
-            tl.store(dinitial + row * hidden + unit, a_first * delta, mask=unit < hidden)
+    step = tile * STEPS + index
+    a = read(decay, decay_batch, decay_step, row, step + 1, unit, length, hidden, 1.0, REVERSE, ACC)
+    d = read(doutputs, doutputs_batch, doutputs_step, row, step, unit, length, hidden, 0.0, REVERSE, ACC)
+    if AGAIN:
+        begin = tl.load(carries + (row * tiles + tile) * hidden + unit, mask=unit < hidden, other=0.0)
+        states_again(decay, kept, ddecay, begin, decay_batch, decay_step, kept_batch, kept_step, row, step, unit,
+                     length, steps, hidden, REVERSE, ACC)  # fmt: skip
+        h = read(ddecay, steps.to(tl.int64) * hidden, hidden, row, tl.where(index > 0, step - 1, -1), unit, length,
+                 hidden, 0.0, REVERSE, ACC)  # fmt: skip
+        tl.debug_barrier()
+        no_output = (index == 0)[:, None]
+    else:
+        h = read(kept, kept_batch, kept_step, row, step - 1, unit, length, hidden, 0.0, REVERSE, ACC)
+        no_output = (step == 0)[:, None]
+    h = tl.where(no_output, begin.to(ddecay.dtype.element_ty).to(ACC)[None, :], h)
+    p, e = tl.associative_scan((a, d), 0, join, reverse=True)
+    is_first = (index == 0)[:, None]
+    own_p, own_e = tl.sum(tl.where(is_first, p, 0.0), 0), tl.sum(tl.where(is_first, e, 0.0), 0)
+    delta = tl.zeros((UNITS,), ACC)
+    delta, _ = states_around(
+        own_p, own_e, delta, number, tiles, group, parts, states, flags, UNITS, RADIX, WAITS
+    )
+    deltas = after(p, e, delta[None, :])
+    write(dinputs, deltas, row, step, unit, length, steps, hidden, REVERSE)
+    write(ddecay, deltas * h, row, step, unit, length, steps, hidden, REVERSE)
+    if tile == 0:
+        at = row * decay_batch + place(length * 0, length, REVERSE) * decay_step + unit
+        a_first = tl.load(decay + at, mask=(unit < hidden) & (length > 0), other=0.0).to(ACC)
+        tl.store(dinitial + row * hidden + unit, a_first * after(own_p, own_e, delta), mask=unit < hidden)
