@@ -23,7 +23,7 @@ def fetch(
         step = first + k
         there = (unit < hidden) & (step >= 0) & (step < length)
         at = row * batch + place(step, length, REVERSE) * stride + unit
-        found = found + (tl.load(tensor + at, mask=there, other=other),)
+        found = found + (tl.load(tensor + at, mask=there, other=other),)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
 
