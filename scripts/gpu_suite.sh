@@ -133,9 +133,9 @@ if "$python" -c 'import xdist' 2> /dev/null; then
   workers=(-n 10)
 fi
 # The seconds in comments are those of an H200 with 16 cores.
-step tests 130 "$python" -m pytest -m "cuda and not alone" -p no:cacheprovider -q ${workers[@]+"${workers[@]}"} # 100
+step tests 150 "$python" -m pytest -m "cuda and not alone" -p no:cacheprovider -q ${workers[@]+"${workers[@]}"} # 125
 step tests 40 "$python" -m pytest -m alone -p no:cacheprovider -q # 15
-step speed 110 "$python" scripts/gpu/bench_step.py --seconds 0.5 --json "$out/steps.json"
+step speed 115 "$python" scripts/gpu/bench_step.py --variants plain auto --seconds 0.5 --json "$out/steps.json" # 85
 step kernels 75 "$python" scripts/gpu/bench_lstm.py 64x512 128x1024
 econmt 40 profile iwslt --bucket 100x100 --device cuda --html "$out/profile.html"
 if [ -e "${ECONMT_DATA:-}/multi30k" ]; then
@@ -147,7 +147,7 @@ else
 fi
 step speed 60 "$python" scripts/gpu/bench_search.py
 step kernels 45 "$python" scripts/gpu/bench_output.py
-step kernels 40 "$python" scripts/gpu/bench_attention.py --positions 100 16
+step kernels 60 "$python" scripts/gpu/bench_attention.py --positions 100 16 # 50
 if command -v compute-sanitizer > /dev/null; then
   sanitize 40 memcheck tests/ops/triton/test_cells.py tests/ops/triton/test_attention.py \
     -k "reads or block or (gradients and 1-)"
