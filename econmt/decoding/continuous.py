@@ -185,8 +185,8 @@ class _Lane:
             ended, grown, *seen = (table[row] for table in tables)
             ids, limit = sentences[number]
             attention = seen[0] if seen else None
-            found = hypotheses(ended[:count], grown, attention, len(ids) + 1, limit, self._penalties)
-            yield number, found[: self._nbest]
+            own = ended[:count], grown, attention
+            yield number, hypotheses(*own, len(ids) + 1, limit, self._penalties, self._nbest)
 
     def _encode(self, batch: Sequence[Sentence]) -> None:
         """Fills the waiting room; places that no sentence has hold one of nothing but EOS."""

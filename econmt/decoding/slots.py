@@ -184,14 +184,21 @@ class Slots:
 
 
 def hypotheses(
-    ended: Tensor, grown: Tensor, seen: Tensor | None, length: int, limit: int, penalties: Sequence[float]
+    ended: Tensor,
+    grown: Tensor,
+    seen: Tensor | None,
+    length: int,
+    limit: int,
+    penalties: Sequence[float],
+    most: int,
 ) -> list[Hypothesis]:
-    """All hypotheses of a sentence, best first, equal scores in the order in which they ended.
+    """The best hypotheses of a sentence, best first, equal scores in the order in which they ended.
 
     Args:
         ended: (N, 2) of the N that ended. grown: (T, K). seen: (T, K, S) or None. All on the CPU, see :class:`Slots`.
         length: of the source, EOS counted. limit: most tokens before EOS.
         penalties: :func:`~econmt.decoding.search.length_penalty` of each length from 0 on.
+        most: of them.
     """
     beam, table = grown.shape[1], grown.tolist()
     candidates = []
@@ -200,7 +207,7 @@ def hypotheses(
         candidates.append((log_probability / penalties[position], log_probability, position, place))
     candidates.sort(key=lambda candidate: -candidate[0])
     found = []
-    for score, log_probability, position, place in candidates:
+    for score, log_probability, position, place in candidates[:most]:
         ids, places = [], [place]
         for step in reversed(table[: position - 1]):
             token, place = divmod(step[place], beam)

@@ -71,7 +71,7 @@ def test_a_search_by_kernels_is_that_without(
         tables = search.ended.cpu(), search.grown.cpu()
         limits = (3, 8, 3)
         best = [
-            hypotheses(tables[0][s, : int(search.count[s])], tables[1][s], None, 1, limits[s], [1.0] * 20)
+            hypotheses(tables[0][s, : int(search.count[s])], tables[1][s], None, 1, limits[s], [1.0] * 20, 9)
             for s in range(3)
         ]
         found.append((states, [[(each.ids, each.cut) for each in sentence] for sentence in best]))
