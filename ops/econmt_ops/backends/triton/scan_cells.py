@@ -211,7 +211,7 @@ def scan_cell_forward(
 def read_backward(products, read, cells, doutputs, row, begin, unit, length, steps, read_batch, read_step,
                   doutputs_batch, doutputs_step, PARTS: tl.constexpr, HIDDEN: tl.constexpr, READS: tl.constexpr,
                   BLOCK: tl.constexpr, HAS_DOUTPUTS: tl.constexpr):  # fmt: skip
-    """What the backward pass reads of a block: of each step the parts, the c before, the input and the gradient of h."""
+    """What the backward pass reads of a block: of each step the parts, c before it, the input and the gradient of h."""
     inside = unit < HIDDEN
     place = products + (row * steps + begin) * (PARTS * HIDDEN) + unit
     earlier = cells + (row * steps + begin - 1) * HIDDEN + unit
@@ -315,7 +315,8 @@ def _constants(cell: ScanCell, products: Tensor, hidden: int, lengths: Tensor | 
     return {
         "PARTS": products.shape[2] // hidden, "HIDDEN": hidden, "GATES": cell.gates - 1,
         "RECURRENCE": cell.recurrence.name, "OUTPUT": cell.output.name, "SQUASHES": cell.squashes,
-        "HAS_LENGTHS": lengths is not None, "ACC": tl.float64 if products.dtype == torch.float64 else tl.float32, "num_warps": 1,
+        "HAS_LENGTHS": lengths is not None,
+        "ACC": tl.float64 if products.dtype == torch.float64 else tl.float32, "num_warps": 1,
     }  # fmt: skip
 
 
