@@ -1,4 +1,4 @@
-"""As `compiling`, the kernels around scans: ``python -m tests.ops.triton.compiling_scan_cells CAPABILITY``."""
+"""As `compiling`, kernels around scans and of steps: ``python -m tests.ops.triton.compiling_scan_cells CAPABILITY``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from econmt_ops.backends.triton import scan_cells
+from econmt_ops.backends.triton import scan_cells, step_cells
 from econmt_ops.cells.scan import CELLS
 from tests.ops.triton.compiling import compile_only, resources
 
@@ -40,12 +40,35 @@ def call(name: str, dtype: torch.dtype, parts: int, options: bool) -> None:
     scan_cells.backward(CELLS[name], products, *around, cells, values, dlast, products, values)
 
 
+STEPS = {"gru bfloat16": 3, "lnlstm bfloat16": 4, "lnlstm per gate bfloat16": 4}
+"""The gates of cells whose kernels take a step."""
+
+
+def step(name: str) -> None:
+    """Forward and backward of a step of 2 rows, one of them perhaps padding."""
+    products, h = (
+        torch.zeros(2, STEPS[name] * HIDDEN, dtype=torch.bfloat16),
+        torch.zeros(2, HIDDEN, dtype=torch.bfloat16),
+    )
+    state = (h,) if STEPS[name] == 3 else (h, h.float())
+    wide, narrow = torch.zeros(4 * HIDDEN), torch.zeros(HIDDEN)
+    extra = [wide] * (2 if "per gate" in name else 3) + [narrow] * 2 if STEPS[name] == 4 else []
+    padding = torch.zeros(2, dtype=torch.bool)
+    sums = [part.expand(2, -1).contiguous() for part in extra]
+    step_cells.forward(products, products, state, state, h, extra, padding)
+    step_cells.backward(products, products, state, state, h, extra, padding, products, products, sums)
+
+
 def main() -> None:
     compiled = compile_only(int(sys.argv[1]))
     found = {}
     for name, each in calls().items():
         compiled.clear()
         call(*each)
+        found[name] = [resources(kernel) for kernel in compiled]
+    for name in STEPS:
+        compiled.clear()
+        step(name)
         found[name] = [resources(kernel) for kernel in compiled]
     print(json.dumps(found))
 

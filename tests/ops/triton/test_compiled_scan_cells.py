@@ -1,4 +1,4 @@
-"""The kernels around scans as they are compiled for GPUs: what they take is held to a table."""
+"""The kernels around scans and of steps as they are compiled for GPUs: what they take is held to a table."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ MOST = {
     "gilr_lstm bfloat16": (120, 104),
     "gilr_lstm float32": (120, 104),
     "min_lstm float64": (160, 160),
+    "gru bfloat16": (32, 48),
+    "lnlstm bfloat16": (88, 128),
+    "lnlstm per gate bfloat16": (64, 112),
 }
 
 
@@ -40,6 +43,7 @@ def test_compiled_for_a_gpu(capability: int) -> None:
     assert found.keys() == MOST.keys()
     for name, kernels in found.items():
         assert [kernel["stack"] for kernel in kernels] == [0, 0], (name, kernels)
-        assert [kernel["shared"] for kernel in kernels] == [0, 0], (name, kernels)
+        most = 2048 if "lnlstm" in name else 0  # sums over a row
+        assert max(kernel["shared"] for kernel in kernels) <= most, (name, kernels)
         for kernel, registers in zip(kernels, MOST[name], strict=True):
             assert kernel["registers"] <= registers, (name, kernels)
