@@ -173,7 +173,7 @@ class CompiledSteps(EagerSteps):
         state: Sequence[Tensor],
         extra: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """See `StepKernels`."""
+        """See `StepCell.forward`."""
         made: tuple[Tensor, ...] = compile_step(_step)(
             cell.forward, (2, len(state)), read, recurrent, *state, *extra
         )
@@ -189,7 +189,7 @@ class CompiledSteps(EagerSteps):
         dafter: Sequence[Tensor],
         extra: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """See `StepKernels`."""
+        """See `StepCell.backward`."""
         sizes = (2, len(state), len(after), len(dafter))
         made: tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]] = compile_step(_step)(
             cell.backward, sizes, read, recurrent, *state, *after, *dafter, *extra

@@ -126,7 +126,7 @@ class CellSteps:
         state: Sequence[Tensor],
         extra: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """See `StepKernels`."""
+        """See `StepCell.forward`."""
         return cell.forward(read, recurrent, state, extra)
 
     def step_backward(
@@ -139,8 +139,60 @@ class CellSteps:
         dafter: Sequence[Tensor],
         extra: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """See `StepKernels`."""
+        """See `StepCell.backward`."""
         return cell.backward(read, recurrent, state, after, dafter, extra)
+
+    def advance(
+        self,
+        cell: StepCell,
+        read: Tensor,
+        recurrent: Tensor,
+        before: Sequence[Tensor],
+        after: Sequence[Tensor],
+        output: Tensor,
+        extra: Sequence[Tensor],
+        padding: Tensor | None,
+    ) -> None:
+        """See `StepKernels`."""
+        made = self.step_forward(cell, read, recurrent, before, extra)
+        mask = None if padding is None else padding.unsqueeze(1)
+        output.copy_(made[0] if mask is None else torch.where(mask, 0.0, made[0]))
+        for place, old, new in zip(after, before, made, strict=True):
+            place.copy_(new if mask is None else torch.where(mask, old, new))
+
+    def rows_of_sums(self, batch: int) -> int:  # noqa: ARG002 - they are summed
+        """See `StepKernels`."""
+        return 1
+
+    def retreat(
+        self,
+        cell: StepCell,
+        read: Tensor,
+        recurrent: Tensor,
+        before: Sequence[Tensor],
+        after: Sequence[Tensor],
+        dstate: Sequence[Tensor],
+        given: Tensor | None,
+        extra: Sequence[Tensor],
+        padding: Tensor | None,
+        dread: Tensor,
+        drecurrent: Tensor,
+        dextra: Sequence[Tensor],
+    ) -> None:
+        """See `StepKernels`."""
+        mask = None if padding is None else padding.unsqueeze(1)
+        dafter = tuple(dstate) if given is None else (dstate[0] + given, *dstate[1:])
+        if mask is not None:  # nothing of the step reaches what is carried, which passes it by
+            dafter = tuple(torch.where(mask, 0.0, part) for part in dafter)
+        of_read, of_recurrent, made, parts = self.step_backward(
+            cell, read, recurrent, before, after, dafter, extra
+        )
+        dread.copy_(of_read)
+        drecurrent.copy_(of_recurrent)
+        for place, new in zip(dstate, made, strict=True):
+            place.copy_(new if mask is None else torch.where(mask, place, new))
+        for total, part in zip(dextra, parts, strict=True):
+            total += part
 
 
 class EagerSteps(CellSteps):

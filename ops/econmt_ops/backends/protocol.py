@@ -127,27 +127,54 @@ class StepKernels(Protocol):
             read: what the layer above reads of this step; or None.
         """
 
-    def step_forward(
+    def advance(
         self,
         cell: StepCell,
         read: Tensor,
         recurrent: Tensor,
-        state: Sequence[Tensor],
-        extra: Sequence[Tensor],
-    ) -> tuple[Tensor, ...]:
-        """One step of any cell; see `StepCell.forward`."""
-
-    def step_backward(
-        self,
-        cell: StepCell,
-        read: Tensor,
-        recurrent: Tensor,
-        state: Sequence[Tensor],
+        before: Sequence[Tensor],
         after: Sequence[Tensor],
-        dafter: Sequence[Tensor],
+        output: Tensor,
         extra: Sequence[Tensor],
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """One step of any cell back; see `StepCell.backward`."""
+        padding: Tensor | None,
+    ) -> None:
+        """One step of any cell, see `StepCell.forward`.
+
+        Args:
+            cell, read, recurrent, extra: see there. before: its states.
+            after: the same of after the step are written, (B, H) each; may be ``before``.
+            output: (B, H) is written: h, zero where ``padding`` is.
+            padding: (B,) bool, rows that keep their states; or None.
+        """
+
+    def rows_of_sums(self, batch: int) -> int:
+        """R, the rows over which a step's gradients of a cell's vectors are spread in `retreat`."""
+
+    def retreat(
+        self,
+        cell: StepCell,
+        read: Tensor,
+        recurrent: Tensor,
+        before: Sequence[Tensor],
+        after: Sequence[Tensor],
+        dstate: Sequence[Tensor],
+        given: Tensor | None,
+        extra: Sequence[Tensor],
+        padding: Tensor | None,
+        dread: Tensor,
+        drecurrent: Tensor,
+        dextra: Sequence[Tensor],
+    ) -> None:
+        """One step of any cell back, see `StepCell.backward`.
+
+        Args:
+            cell, read, recurrent, extra: see there. before, after, padding: as `advance` had and gave them.
+            dstate: the gradients of ``after``; those of ``before``, but for what flows through the recurrent product,
+                take their place.
+            given: (B, H), the gradient of the step's output; or None.
+            dread, drecurrent: (B, G H) are written.
+            dextra: (R, .) each, in the accumulate type; the gradients of ``extra`` are added to them.
+        """
 
     def prepare_gates(self, gates: Tensor) -> Tensor:
         """A block's gates (K, B, 4H), made again as sums, as `cell_backward` reads them; they may be overwritten."""

@@ -16,7 +16,7 @@ B batch, T steps, H hidden, K parts of the products, n rows and t steps of a blo
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,15 @@ from econmt_ops.linear_recurrence import linear_recurrence
 
 REFERENCE = Traits()
 RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)
+
+_CHANNELS, _FEW_STEPS = 4096, 512
+"""Rows times units from which on, or steps up to which, a walk of one program a few units is as fast as a scan."""
+
+
+def is_walked(sizes: Mapping[str, int], _: str) -> bool:
+    """Whether a problem is one for kernels that walk step by step, see `econmt_ops.layers.fused`."""
+    return sizes["T"] <= _FEW_STEPS or sizes["B"] * sizes["H"] >= _CHANNELS
+
 
 _BLOCK_BYTES = 8 << 20
 """The products of a block: on a CPU what its caches hold."""
@@ -58,7 +67,7 @@ def _scan_by(like: Tensor, gradients: bool) -> str:
     return "chunk" if name == "reference" else name
 
 
-def _late(source: Tensor, before: Tensor) -> Tensor:
+def late(source: Tensor, before: Tensor) -> Tensor:
     """A source (B, T, .) one step late, ``before`` (B, .) at its beginning."""
     return torch.cat([before.unsqueeze(1), source[:, :-1]], 1)
 
@@ -92,7 +101,7 @@ def _reference_stage(
     padding = None if lengths is None else padding_mask(lengths, steps, first.device)
     read = [zero_padding(source, padding) for source in sources]
     if before is not None:
-        read[-1] = _late(read[-1], before)
+        read[-1] = late(read[-1], before)
     products = functional.linear(read[0], weights[0], bias)
     for source, weight in zip(read[1:], weights[1:], strict=True):
         products = products + functional.linear(source, weight)
@@ -138,7 +147,8 @@ class Results(NamedTuple):
     products: Tensor
 
 
-def _empty_results(call: Arguments, keep: bool) -> Results:
+def empty_results(call: Arguments, keep: bool) -> Results:
+    """Results in new memory, those empty that are not kept."""
     like = call.sources[0]
     batch, steps = like.shape[:2]
     gates = keep and reaches(call.stash, "gates")
@@ -190,7 +200,7 @@ class _Blocks:
         if self.call.before is not None:
             source, begin = self.call.sources[-1], steps.start
             first = self.call.before[rows] if begin == 0 else source[rows, begin - 1]
-            found[-1] = _late(found[-1], first.to(self.dtype))
+            found[-1] = late(found[-1], first.to(self.dtype))
         return found
 
     def products(self, read: Sequence[Tensor]) -> Tensor:
@@ -228,7 +238,7 @@ class _Blocks:
 
 
 def _forward(call: Arguments, keep: bool) -> Results:
-    blocks, results = _Blocks(call), _empty_results(call._replace(stash="outputs"), keep)
+    blocks, results = _Blocks(call), empty_results(call._replace(stash="outputs"), keep)
     if keep and reaches(call.stash, "gates"):
         whole = slice(0, blocks.batch), slice(0, blocks.steps)
         results = results._replace(products=blocks.products(blocks.read(*whole)))
@@ -345,7 +355,7 @@ _stage = Operator(
     Arguments,
     Results,
     forward=_forward,
-    fake=_empty_results,
+    fake=empty_results,
     backward=_backward,
     saves=lambda _: (*Arguments._fields, "cells", "products"),
 )

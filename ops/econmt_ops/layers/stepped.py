@@ -23,7 +23,7 @@ from econmt_ops.backends import steps_for
 from econmt_ops.cells.gru import GRU
 from econmt_ops.cells.lnlstm import LNLSTM
 from econmt_ops.cells.protocol import StepCell
-from econmt_ops.core.chunks import add_outer, previous, split_blocks
+from econmt_ops.core.chunks import add_outer, previous, rows_of, split_blocks
 from econmt_ops.core.gemm import Product, add_rows
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.loops import steps_of
@@ -127,12 +127,17 @@ class _Walk:
         """The inputs (K, B, I) of a block."""
         return self.masked(self.call.inputs[begin:end].contiguous(), begin, end)
 
-    def step(
-        self, number: int, read: Tensor, recurrent: Tensor, state: Sequence[Tensor]
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """What the cell gives in a step, and the states that are handed on."""
-        after = self.run.step_forward(self.cell, read, recurrent, state, self.extra)
-        return after, carried(None if self.padding is None else self.padding[number], state, after)
+    def advance(
+        self,
+        number: int,
+        products: tuple[Tensor, Tensor],
+        before: Sequence[Tensor],
+        after: Sequence[Tensor],
+        output: Tensor,
+    ) -> None:
+        """A step by its read and recurrent products (B, G H); see `StepKernels.advance`."""
+        padding = None if self.padding is None else self.padding[number]
+        self.run.advance(self.cell, *products, before, after, output, self.extra, padding)
 
 
 def _empty_results(call: Arguments, keep: bool) -> Results:
@@ -150,7 +155,10 @@ def _empty_results(call: Arguments, keep: bool) -> Results:
 
 def _forward(call: Arguments, keep: bool) -> Results:
     walk, results = _Walk(call), _empty_results(call, keep)
-    state = tuple(call.first)
+    results.last_h.copy_(call.first[0])
+    for place, part in zip(results.last, call.first[1:], strict=True):
+        place.copy_(part)
+    state = (results.last_h, *results.last.unbind(0))
     for number in steps_of(range(len(walk.blocks))):
         begin, end = walk.blocks[number]
         if keep:
@@ -158,13 +166,8 @@ def _forward(call: Arguments, keep: bool) -> Results:
                 place[number] = part
         reads = walk.read_product(walk.read(begin, end))
         for step in steps_of(range(end - begin)):
-            recurrent = walk.recurrent_product(state[0])
-            after, state = walk.step(begin + step, reads[step], recurrent, state)
-            results.outputs[begin + step] = after[0]
-    results.outputs.copy_(walk.masked(results.outputs, 0, walk.steps))
-    results.last_h.copy_(state[0])
-    for place, part in zip(results.last, state[1:], strict=True):
-        place.copy_(part)
+            products = reads[step], walk.recurrent_product(state[0])
+            walk.advance(begin + step, products, state, state, results.outputs[begin + step])
     return results
 
 
@@ -175,7 +178,8 @@ class _Sums:
         exact = walk.exact if len(walk.blocks) > 1 else walk.input.dtype
         self.input, self.hidden = (torch.empty_like(part, dtype=exact) for part in (walk.input, walk.hidden))
         self.read_bias, self.recurrent_bias = walk.input.new_zeros(2, len(walk.input), dtype=exact).unbind(0)
-        self.extra = [torch.zeros_like(part) for part in walk.extra]
+        rows = walk.run.rows_of_sums(walk.call.inputs.shape[1])
+        self.extra = [part.new_zeros(rows, part.shape[0]) for part in walk.extra]
         self.inputs = torch.empty_like(walk.call.inputs, memory_format=torch.contiguous_format)
         self._to_inputs = Product(walk.input.t(), calls=len(walk.blocks))
         self._fresh = True
@@ -194,18 +198,19 @@ class _Sums:
 
 def _states(
     walk: _Walk, kept: Tensor, number: int, reads: Tensor, recurrents: Tensor, before: Tensor
-) -> list[Any]:
-    """The states before each step of a block, and after each; of a cell with h alone those after are not made."""
+) -> Tensor:
+    """The states beside h before the steps of a block and after it, (K + 1, ., B, H)."""
     begin, end = walk.blocks[number]
-    if len(walk.call.first) == 1:
-        return [((h,), ()) for h in before.unbind(0)]
-    found, others = [], tuple(kept[:, number].unbind(0))
-    for step in range(end - begin):
-        state = (before[step], *others)
-        after, handed = walk.step(begin + step, reads[step], recurrents[step], state)
-        found.append((state, after))
-        others = handed[1:]
-    return found
+    others = kept.new_empty(end - begin + 1, len(kept), *before.shape[1:])
+    others[0] = kept[:, number]
+    if not len(kept):
+        return others
+    unseen = torch.empty_like(before[0]), torch.empty_like(before[0])
+    for step in steps_of(range(end - begin)):
+        state = before[step], *others[step].unbind(0)
+        after = unseen[0], *others[step + 1].unbind(0)
+        walk.advance(begin + step, (reads[step], recurrents[step]), state, after, unseen[1])
+    return others
 
 
 def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradients:
@@ -213,8 +218,16 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
     sums = _Sums(walk)
     to_h = Product(walk.hidden.t(), calls=walk.steps)
     doutputs, dlast = incoming["outputs"], incoming["last"]
-    dh = torch.zeros_like(call.first[0]) if incoming["last_h"] is None else incoming["last_h"]
-    others = [torch.zeros_like(part) for part in call.first[1:]] if dlast is None else dlast.unbind(0)
+    dh = (
+        torch.zeros_like(call.first[0])
+        if incoming["last_h"] is None
+        else incoming["last_h"].clone(memory_format=torch.contiguous_format)
+    )
+    others = (
+        [torch.zeros_like(part) for part in call.first[1:]]
+        if dlast is None
+        else dlast.clone(memory_format=torch.contiguous_format).unbind(0)
+    )
     dstate = (dh, *others)
     for number in steps_of(range(len(walk.blocks))[::-1]):
         begin, end = walk.blocks[number]
@@ -222,24 +235,22 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
         reads, recurrents = walk.read_product(read), walk.recurrent_product(before)
         states = _states(walk, results.kept, number, reads, recurrents, before)
         dreads, drecurrents = torch.empty_like(reads), torch.empty_like(recurrents)
-        given = None if doutputs is None else walk.masked(doutputs[begin:end], begin, end)
         for step in steps_of(range(end - begin)[::-1]):
-            kept = dstate
-            if given is not None:
-                dstate = (dstate[0] + given[step], *dstate[1:])
-            padding = None if walk.padding is None else walk.padding[begin + step].unsqueeze(1)
-            if padding is not None:
-                # Nothing of the step reaches what is carried, which passes it by.
-                dstate = tuple(torch.where(padding, 0.0, part) for part in dstate)
-            state, after = states[step]
-            dreads[step], drecurrents[step], dstate, dextra = walk.run.step_backward(
-                walk.cell, reads[step], recurrents[step], state, after, dstate, walk.extra
+            walk.run.retreat(
+                walk.cell,
+                reads[step],
+                recurrents[step],
+                (before[step], *states[step].unbind(0)),
+                (before[step], *states[step + 1].unbind(0)),
+                dstate,
+                None if doutputs is None else rows_of(doutputs[begin + step]),
+                walk.extra,
+                None if walk.padding is None else walk.padding[begin + step],
+                dreads[step],
+                drecurrents[step],
+                sums.extra,
             )
-            dstate = (dstate[0] + to_h(drecurrents[step]), *dstate[1:])
-            if padding is not None:
-                dstate = tuple(torch.where(padding, old, new) for old, new in zip(kept, dstate, strict=True))
-            for total, part in zip(sums.extra, dextra, strict=True):
-                total += part
+            dstate = (to_h.plus(dstate[0], drecurrents[step]), *dstate[1:])
         sums.add(dreads, drecurrents, read, before, begin, end)
     return {
         "inputs": sums.inputs,
@@ -247,7 +258,7 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
         "hidden": sums.hidden,
         "read_bias": sums.read_bias,
         "recurrent_bias": sums.recurrent_bias,
-        "extra": sums.extra,
+        "extra": [total.sum(0) for total in sums.extra],
         "first": dstate,
     }
 

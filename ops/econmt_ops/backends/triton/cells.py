@@ -148,7 +148,7 @@ def cell_scan(
         tl.store(place, c, mask=inside)
 
 
-def _division(rows: int, hidden: int) -> tuple[tuple[int, int], dict[str, int]]:
+def division(rows: int, hidden: int) -> tuple[tuple[int, int], dict[str, int]]:
     """The grid of the cell's kernels, and what they are compiled with."""
     units = min(_UNITS, triton.next_power_of_2(hidden))
     warps = max(1, units // _UNITS_OF_A_WARP)
@@ -173,7 +173,7 @@ def forward(
         h, read = h[:2], Read(h[2:])
     shown = read.destinations[0] if read.destinations else None
     keep = None if read.keep is None else read.keep.view(torch.int8)
-    grid, compiled_with = _division(rows, hidden)
+    grid, compiled_with = division(rows, hidden)
     tensors = (gates, before, after, h[0], second, shown, read.residual, keep)
     strides = [row_stride(tensor) for tensor in tensors]
     cell_forward[grid](*tensors, read.scale, hidden, *strides, **compiled_with)
@@ -197,7 +197,7 @@ def backward(
     rows, hidden = before.shape
     assert gates.shape == dgates.shape == (rows, 4 * hidden)
     assert 1 <= len(dh) <= 2
-    grid, compiled_with = _division(rows, hidden)
+    grid, compiled_with = division(rows, hidden)
     second = dh[1] if len(dh) > 1 else None
     kept = None if keep is None else keep.view(torch.int8)
     tensors = (gates, before, after, dh[0], second, dc, dgates, kept)
@@ -211,7 +211,7 @@ def scan(gates: Tensor, first: Tensor) -> Tensor:
     hidden = first.shape[1]
     assert gates.stride(2) == 1
     cells = first.new_empty(steps + 1, rows, hidden)
-    grid, compiled_with = _division(rows, hidden)
+    grid, compiled_with = division(rows, hidden)
     strides = gates.stride(0), gates.stride(1), row_stride(first), rows * hidden
     cell_scan[grid](gates, first, cells, steps, hidden, *strides, **compiled_with)
     return cells

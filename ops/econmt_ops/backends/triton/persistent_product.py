@@ -34,7 +34,7 @@ def load_weights(matrix, row_offset, column_stride, part, live, K: tl.constexpr,
         column = (chunk * SPLIT + part)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
         mask = live[:, None] & (column < K)
         tile = tl.load(matrix + row_offset[:, None] + column * column_stride, mask=mask, other=0.0)
-        tiles = tiles + (tile.to(tl.float32) if UP else tile,)  # type: ignore[assignment]  # noqa: RUF005 - Triton compiles no stars
+        tiles = tiles + (tile.to(tl.float32) if UP else tile,)  # type: ignore[assignment]
     return tiles
 
 
@@ -80,14 +80,14 @@ def product(exchange, slot, weights, K: tl.constexpr, M: tl.constexpr, ROWS: tl.
     source = exchange + slot[:, None] + column
     tiles = ()
     for chunk in tl.static_range(AHEAD):
-        tiles = tiles + (_load_exchanged(source, column, chunk, K, SPLIT, CHUNK, CHUNKS, UP),)  # type: ignore[assignment]  # noqa: RUF005
+        tiles = tiles + (_load_exchanged(source, column, chunk, K, SPLIT, CHUNK, CHUNKS, UP),)  # type: ignore[assignment]
     if ROWS_FIRST:
         total = tl.zeros((SPLIT * ROWS, SPLIT * M), tl.float32)
     else:
         total = tl.zeros((SPLIT * M, SPLIT * ROWS), tl.float32)
     for chunk in tl.static_range(CHUNKS):
         if chunk + AHEAD < CHUNKS:
-            tiles = tiles + (_load_exchanged(source, column, chunk + AHEAD, K, SPLIT, CHUNK, CHUNKS, UP),)  # type: ignore[assignment]  # noqa: RUF005
+            tiles = tiles + (_load_exchanged(source, column, chunk + AHEAD, K, SPLIT, CHUNK, CHUNKS, UP),)  # type: ignore[assignment]
         if ROWS_FIRST:
             total += tl.dot(tiles[chunk], tl.trans(weights[chunk]), input_precision=PRECISION)
         else:

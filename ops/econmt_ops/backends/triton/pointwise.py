@@ -9,6 +9,7 @@ from econmt_ops.backends.triton import interpreted
 
 _ON_DEVICE: tl.constexpr = tl.constexpr(not interpreted())
 _INVERSE: tl.constexpr = tl.constexpr("rcp.approx.ftz.f32 $0, $1;")
+_POWER: tl.constexpr = tl.constexpr("ex2.approx.ftz.f32 $0, $1;")
 _TANH: tl.constexpr = tl.constexpr("tanh.approx.f32 $0, $1;")
 
 
@@ -29,6 +30,20 @@ def tanh(x: tl.tensor) -> tl.tensor:
     else:
         inverse = 1.0 / under
     return x * over * inverse
+
+
+@triton.jit
+def sigmoid(x: tl.tensor) -> tl.tensor:
+    """The logistic function of float32 values, its relative error below 1e-6; what would be denormal is 0."""
+    if _ON_DEVICE:
+        power = tl.inline_asm_elementwise(
+            _POWER, "=f,f", [x * -1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1
+        )
+        return tl.inline_asm_elementwise(
+            _INVERSE, "=f,f", [1.0 + power], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.sigmoid(x)
 
 
 @triton.jit

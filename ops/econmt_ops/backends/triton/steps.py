@@ -12,8 +12,9 @@ from torch import Tensor
 
 from econmt_ops.backends.eager import CellSteps
 from econmt_ops.backends.protocol import AttentionGradients, AttentionKernels, Read
-from econmt_ops.backends.triton import cells
+from econmt_ops.backends.triton import cells, step_cells
 from econmt_ops.backends.triton.attention import Attention, KeyGradients
+from econmt_ops.cells.protocol import StepCell
 
 
 def _rows(block: Tensor) -> Tensor:
@@ -118,6 +119,42 @@ class TritonSteps(CellSteps):
         if recurrent is not None:
             gates.add_(recurrent)
         cells.forward(gates, before, after, h, read)
+
+    def advance(
+        self,
+        cell: StepCell,  # noqa: ARG002 - the number of its states tells
+        read: Tensor,
+        recurrent: Tensor,
+        before: Sequence[Tensor],
+        after: Sequence[Tensor],
+        output: Tensor,
+        extra: Sequence[Tensor],
+        padding: Tensor | None,
+    ) -> None:
+        """See `StepKernels`."""
+        step_cells.forward(read, recurrent, before, after, output, extra, padding)
+
+    def rows_of_sums(self, batch: int) -> int:
+        """See `StepKernels`; every row has its own."""
+        return batch
+
+    def retreat(
+        self,
+        cell: StepCell,  # noqa: ARG002 - as above
+        read: Tensor,
+        recurrent: Tensor,
+        before: Sequence[Tensor],
+        after: Sequence[Tensor],  # noqa: ARG002 - made again
+        dstate: Sequence[Tensor],
+        given: Tensor | None,
+        extra: Sequence[Tensor],
+        padding: Tensor | None,
+        dread: Tensor,
+        drecurrent: Tensor,
+        dextra: Sequence[Tensor],
+    ) -> None:
+        """See `StepKernels`."""
+        step_cells.backward(read, recurrent, before, dstate, given, extra, padding, dread, drecurrent, dextra)
 
     def prepare_gates(self, gates: Tensor) -> Tensor:
         """See `StepKernels`."""

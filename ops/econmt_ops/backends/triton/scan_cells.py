@@ -1,0 +1,388 @@
+"""Layers of a linear recurrence around their products: nonlinearities, recurrence and output in one kernel each way.
+
+A program walks through the steps of a row with some of its units, a unit a thread: the state stays in a register, and
+the values of the next steps are on their way while those of a few steps are worked on. So every tensor is read or
+written once; the backward pass reads the products, c and the gradient of h, makes the nonlinearities again and writes
+the gradients of the products, in their own place if it may. The mathematics is that of `econmt_ops.cells.scan`.
+
+B batch, T steps, H hidden, K parts of the products.
+"""
+
+# mypy: disable-error-code=assignment
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from econmt_ops.backends.triton.pointwise import sigmoid, tanh
+from econmt_ops.cells.scan import ScanCell
+from econmt_ops.core.chunks import rows_of
+from econmt_ops.core.precision import accumulate_dtype
+
+_UNITS = 32
+"""Of a program at most, which is a warp: one a thread, so that as many warps as possible hide each other's waiting."""
+
+_FORWARD_BLOCK, _BACKWARD_BLOCK = 8, 4
+"""Steps that are read at once: 2 x block x (K + 1 forward, K + 3 back) registers of a thread."""
+
+
+@triton.jit
+def squash(x, ACC: tl.constexpr):
+    """tanh in the accumulate type."""
+    if tl.float64 == ACC:
+        return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+    else:
+        return tanh(x)
+
+
+@triton.jit
+def logistic(x, ACC: tl.constexpr):
+    """The logistic function in the accumulate type."""
+    if tl.float64 == ACC:
+        return tl.sigmoid(x)
+    else:
+        return sigmoid(x)
+
+
+@triton.jit
+def load_parts(place, there, PARTS: tl.constexpr, HIDDEN: tl.constexpr):
+    """The parts, (UNITS,) each, of which the first lies at ``place``; zero where there is nothing."""
+    found = ()
+    for part in tl.static_range(PARTS):
+        found = found + (tl.load(place + part * HIDDEN, mask=there, other=0.0),)
+    return found
+
+
+@triton.jit
+def activate(sums, bias, PARTS: tl.constexpr, GATES: tl.constexpr, SQUASHES: tl.constexpr, ACC: tl.constexpr):
+    """The parts after their nonlinearities: u, the gates, and as it is what stands behind them."""
+    u = sums[0].to(ACC) + bias[0]
+    if SQUASHES:
+        u = squash(u, ACC)
+    found = (u,)
+    for part in tl.static_range(1, PARTS):
+        value = sums[part].to(ACC) + bias[part]
+        if part <= GATES:
+            value = logistic(value, ACC)
+        found = found + (value,)
+    return found
+
+
+@triton.jit
+def recur(parts, RECURRENCE: tl.constexpr):
+    """a and b of c = a c + b."""
+    if RECURRENCE == "gated":
+        return parts[1], parts[2] * parts[0]
+    elif RECURRENCE == "shared":
+        share = parts[1] / (parts[1] + parts[2])
+        return share, (1.0 - share) * parts[0]
+    else:
+        return parts[1], (1.0 - parts[1]) * parts[0]
+
+
+@triton.jit
+def recur_back(parts, delta, before, RECURRENCE: tl.constexpr, SQUASHES: tl.constexpr):
+    """The gradients of the sums under the parts, from that of b and the c before the step."""
+    u, f = parts[0], parts[1]
+    if RECURRENCE == "gated":
+        i = parts[2]
+        du = delta * i
+        rest = (delta * before * f * (1.0 - f), delta * u * i * (1.0 - i))
+    elif RECURRENCE == "shared":
+        i = parts[2]
+        inverse = 1.0 / (f + i)
+        du = delta * i * inverse
+        dshare = delta * (before - u) * f * i * inverse * inverse
+        rest = (dshare * (1.0 - f), dshare * (i - 1.0))
+    else:
+        du = delta * (1.0 - f)
+        rest = (delta * (before - u) * f * (1.0 - f),)
+    if SQUASHES:
+        du = du * (1.0 - u * u)
+    return (du,) + rest
+
+
+@triton.jit
+def give(c, o, x, OUTPUT: tl.constexpr, ACC: tl.constexpr):
+    """h of c, the output gate and what a highway lets through; the two may be anything where the output has none."""
+    if OUTPUT == "relu":
+        return tl.maximum(c, 0.0)
+    elif OUTPUT == "gate":
+        return o * c
+    elif OUTPUT == "highway":
+        return x + o * (squash(c, ACC) - x)
+    else:
+        return c
+
+
+@triton.jit
+def give_back(c, o, x, dh, OUTPUT: tl.constexpr, ACC: tl.constexpr):
+    """The gradients of c, of the sum under the output gate and of what a highway lets through."""
+    if OUTPUT == "relu":
+        return tl.where(c > 0.0, dh, 0.0), dh, dh
+    elif OUTPUT == "gate":
+        return dh * o, dh * c * o * (1.0 - o), dh
+    elif OUTPUT == "highway":
+        squashed = squash(c, ACC)
+        through = dh * o
+        return through * (1.0 - squashed * squashed), through * (squashed - x) * (1.0 - o), dh - through
+    else:
+        return dh, dh, dh
+
+
+@triton.jit
+def read_forward(products, read, row, begin, unit, length, steps, read_batch, read_step, PARTS: tl.constexpr,
+                 HIDDEN: tl.constexpr, READS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """What the forward pass reads of a block of steps: of each the products' parts and, with READS, the input."""
+    place = products + (row * steps + begin) * (PARTS * HIDDEN) + unit
+    found = ()
+    for index in tl.static_range(BLOCK):
+        there = (begin + index < length) & (unit < HIDDEN)
+        values = load_parts(place + index * (PARTS * HIDDEN), there, PARTS, HIDDEN)
+        if READS:
+            at = row * read_batch + (begin + index) * read_step + unit
+            values = values + (tl.load(read + at, mask=there, other=0.0),)
+        found = found + (values,)
+    return found
+
+
+@triton.jit(do_not_specialize=["steps"])
+def scan_cell_forward(
+    products, bias, read, first, lengths, outputs, last, cells, read_batch, read_step, steps,
+    PARTS: tl.constexpr, HIDDEN: tl.constexpr, GATES: tl.constexpr, RECURRENCE: tl.constexpr, OUTPUT: tl.constexpr,
+    SQUASHES: tl.constexpr, HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    """Outputs (B, T, H), zero past a row's length, last (B, H), and with KEEPS c at each step of a row (B, T, H)."""
+    groups: tl.constexpr = (HIDDEN + UNITS - 1) // UNITS
+    row = (tl.program_id(0) // groups).to(tl.int64)
+    unit = tl.program_id(0) % groups * UNITS + tl.arange(0, UNITS)
+    inside = unit < HIDDEN
+    length = tl.load(lengths + row).to(tl.int32) if HAS_LENGTHS else steps
+    READS: tl.constexpr = OUTPUT == "highway" and PARTS == 1 + GATES
+    kind: tl.constexpr = outputs.dtype.element_ty
+    biases = ()
+    for part in tl.static_range(PARTS):
+        biases = biases + (tl.load(bias + part * HIDDEN + unit, mask=inside, other=0.0).to(ACC),)
+    c = tl.load(first + row * HIDDEN + unit, mask=inside, other=0.0)
+    block = read_forward(
+        products,
+        read,
+        row,
+        steps * 0,
+        unit,
+        length,
+        steps,
+        read_batch,
+        read_step,
+        PARTS,
+        HIDDEN,
+        READS,
+        BLOCK,
+    )
+    for number in range(tl.cdiv(steps, BLOCK)):
+        begin = number * BLOCK
+        behind = read_forward(
+            products, read, row, begin + BLOCK, unit, length, steps, read_batch, read_step, PARTS, HIDDEN, READS,
+            BLOCK,
+        )  # fmt: skip
+        at = (row * steps + begin) * HIDDEN + unit
+        for index in tl.static_range(BLOCK):
+            live = begin + index < length
+            values = block[index]
+            parts = activate(values, biases, PARTS, GATES, SQUASHES, ACC)
+            a, b = recur(parts, RECURRENCE)
+            c = tl.where(live, a * c + b, c)
+            h = give(c, parts[GATES], values[-1].to(ACC) if READS else parts[PARTS - 1], OUTPUT, ACC)
+            there = (begin + index < steps) & inside
+            tl.store(outputs + at + index * HIDDEN, tl.where(live, h, 0.0).to(kind), mask=there)
+            if KEEPS:
+                tl.store(cells + at + index * HIDDEN, c, mask=there)
+        block = behind
+    tl.store(last + row * HIDDEN + unit, c, mask=inside)
+
+
+@triton.jit
+def read_backward(products, read, cells, doutputs, row, begin, unit, length, steps, read_batch, read_step,
+                  doutputs_batch, doutputs_step, PARTS: tl.constexpr, HIDDEN: tl.constexpr, READS: tl.constexpr,
+                  BLOCK: tl.constexpr, HAS_DOUTPUTS: tl.constexpr):  # fmt: skip
+    """What the backward pass reads of a block: of each step the parts, c before it, the input and the gradient of h."""
+    inside = unit < HIDDEN
+    place = products + (row * steps + begin) * (PARTS * HIDDEN) + unit
+    earlier = cells + (row * steps + begin - 1) * HIDDEN + unit
+    found = ()
+    for index in tl.static_range(BLOCK):
+        step = begin + index
+        there = (step >= 0) & (step < length) & inside
+        values = load_parts(place + index * (PARTS * HIDDEN), there, PARTS, HIDDEN)
+        before = tl.load(earlier + index * HIDDEN, mask=(step >= 1) & (step <= length) & inside, other=0.0)
+        x, dh = before, before
+        if READS:
+            x = tl.load(read + row * read_batch + step * read_step + unit, mask=there, other=0.0)
+        if HAS_DOUTPUTS:
+            at = row * doutputs_batch + step * doutputs_step + unit
+            dh = tl.load(doutputs + at, mask=there, other=0.0)
+        found = found + ((values, before, x, dh),)
+    return found
+
+
+@triton.jit(do_not_specialize=["steps"])
+def scan_cell_backward(
+    products, bias, read, first, lengths, cells, doutputs, dlast, dproducts, dread, dfirst, dbias,
+    read_batch, read_step, doutputs_batch, doutputs_step, steps,
+    PARTS: tl.constexpr, HIDDEN: tl.constexpr, GATES: tl.constexpr, RECURRENCE: tl.constexpr, OUTPUT: tl.constexpr,
+    SQUASHES: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_DOUTPUTS: tl.constexpr, HAS_DLAST: tl.constexpr,
+    UNITS: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """dproducts (B, T, K H) and, of a highway, dread (B, T, H), zero past a row's length; dfirst (B, H).
+
+    dbias: (B, K H), each row's sum of dproducts, not rounded. dproducts may be the products' own memory.
+    """
+    groups: tl.constexpr = (HIDDEN + UNITS - 1) // UNITS
+    row = (tl.program_id(0) // groups).to(tl.int64)
+    unit = tl.program_id(0) % groups * UNITS + tl.arange(0, UNITS)
+    inside = unit < HIDDEN
+    length = tl.load(lengths + row).to(tl.int32) if HAS_LENGTHS else steps
+    READS: tl.constexpr = OUTPUT == "highway" and PARTS == 1 + GATES
+    kind: tl.constexpr = dproducts.dtype.element_ty
+    biases, sums = (), ()
+    for part in tl.static_range(PARTS):
+        biases = biases + (tl.load(bias + part * HIDDEN + unit, mask=inside, other=0.0).to(ACC),)
+        sums = sums + (tl.zeros((UNITS,), ACC),)
+    start = tl.load(first + row * HIDDEN + unit, mask=inside, other=0.0)
+    carried = tl.zeros((UNITS,), ACC)
+    if HAS_DLAST:
+        carried = tl.load(dlast + row * HIDDEN + unit, mask=inside, other=0.0).to(ACC)
+    blocks = tl.cdiv(steps, BLOCK)
+    end = (blocks - 1) * BLOCK
+    block = read_backward(
+        products, read, cells, doutputs, row, end, unit, length, steps, read_batch, read_step, doutputs_batch,
+        doutputs_step, PARTS, HIDDEN, READS, BLOCK, HAS_DOUTPUTS,
+    )  # fmt: skip
+    # c after the last step, which no step behind it reads as the one before its own
+    c = tl.load(cells + (row * steps + steps - 1) * HIDDEN + unit, mask=inside & (length == steps), other=0.0)
+    for number in range(blocks):
+        begin = end - number * BLOCK
+        ahead = read_backward(
+            products, read, cells, doutputs, row, begin - BLOCK, unit, length, steps, read_batch, read_step,
+            doutputs_batch, doutputs_step, PARTS, HIDDEN, READS, BLOCK, HAS_DOUTPUTS,
+        )  # fmt: skip
+        place = dproducts + (row * steps + begin) * (PARTS * HIDDEN) + unit
+        for index in tl.static_range(BLOCK - 1, -1, -1):
+            step = begin + index
+            values, before, x, dh = block[index]
+            before = tl.where(step == 0, start, before)
+            dh = dh.to(ACC) if HAS_DOUTPUTS else tl.zeros((UNITS,), ACC)
+            parts = activate(values, biases, PARTS, GATES, SQUASHES, ACC)
+            a, _ = recur(parts, RECURRENCE)
+            x = x.to(ACC) if READS else parts[PARTS - 1]
+            dc, dgate, dx = give_back(c, parts[GATES], x, dh, OUTPUT, ACC)
+            delta = tl.where(step < length, dc + carried, 0.0)
+            carried = tl.where(step < length, a * delta, carried)
+            made = recur_back(parts, delta, before, RECURRENCE, SQUASHES)
+            if OUTPUT == "gate" or OUTPUT == "highway":
+                made = made + (dgate,)
+            there = (step < steps) & inside
+            if READS:
+                tl.store(dread + (row * steps + step) * HIDDEN + unit, dx.to(kind), mask=there)
+            elif OUTPUT == "highway":
+                made = made + (dx,)
+            total = ()
+            for part in tl.static_range(PARTS):
+                tl.store(place + index * (PARTS * HIDDEN) + part * HIDDEN, made[part].to(kind), mask=there)
+                total = total + (sums[part] + made[part],)
+            sums = total
+            c = before
+        block = ahead
+    tl.store(dfirst + row * HIDDEN + unit, carried, mask=inside)
+    for part in tl.static_range(PARTS):
+        tl.store(dbias + (row * PARTS + part) * HIDDEN + unit, sums[part], mask=inside)
+
+
+def _division(batch: int, hidden: int) -> tuple[tuple[int], int]:
+    """The grid, and the units of a program."""
+    units = min(_UNITS, triton.next_power_of_2(max(1, hidden)))
+    return (batch * triton.cdiv(hidden, units),), units
+
+
+def _constants(cell: ScanCell, products: Tensor, hidden: int, lengths: Tensor | None) -> dict[str, Any]:
+    """The compile-time arguments that both kernels have."""
+    return {
+        "PARTS": products.shape[2] // hidden, "HIDDEN": hidden, "GATES": cell.gates - 1,
+        "RECURRENCE": cell.recurrence.name, "OUTPUT": cell.output.name, "SQUASHES": cell.squashes,
+        "HAS_LENGTHS": lengths is not None,
+        "ACC": tl.float64 if products.dtype == torch.float64 else tl.float32, "num_warps": 1,
+    }  # fmt: skip
+
+
+def forward(
+    cell: ScanCell,
+    products: Tensor,
+    bias: Tensor,
+    read: Tensor,
+    first: Tensor,
+    lengths: Tensor | None,
+    outputs: Tensor,
+    last: Tensor,
+    cells: Tensor | None,
+) -> None:
+    """Writes what a recurrence gives.
+
+    Args:
+        cell: whose recurrence.
+        products: (B, T, K H), contiguous, without the bias. bias: (K H,).
+        read: (B, T, I), the input, which a highway reads if I is H.
+        first: (B, H), in the accumulate type. lengths: (B,), or None.
+        outputs: (B, T, H), contiguous, is written, as are last (B, H), c after each row's last step, and, if it is
+            there, cells (B, T, H), c at each.
+    """
+    batch, steps, hidden = outputs.shape
+    read, first = rows_of(read), first.contiguous()
+    grid, units = _division(batch, hidden)
+    scan_cell_forward[grid](
+        products, bias, read, first, first if lengths is None else lengths, outputs, last,
+        last if cells is None else cells, *read.stride()[:2], steps, KEEPS=cells is not None, UNITS=units,
+        BLOCK=_FORWARD_BLOCK, **_constants(cell, products, hidden, lengths),
+    )  # fmt: skip
+
+
+def backward(
+    cell: ScanCell,
+    products: Tensor,
+    bias: Tensor,
+    read: Tensor,
+    first: Tensor,
+    lengths: Tensor | None,
+    cells: Tensor,
+    doutputs: Tensor | None,
+    dlast: Tensor | None,
+    dproducts: Tensor,
+    dread: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Writes the gradients of products and input, and returns those of ``first`` and the bias, in its accumulate type.
+
+    Args:
+        cell, products, bias, read, first, lengths: as :func:`forward` had them. cells: as it wrote them.
+        doutputs: (B, T, H), or None. dlast: (B, H), or None.
+        dproducts: (B, T, K H), contiguous, is written; may be ``products`` itself.
+        dread: (B, T, H), contiguous, is written where a highway reads the input; else it is None.
+    """
+    batch, steps, hidden = cells.shape
+    read, first = rows_of(read), first.contiguous()
+    given = first if doutputs is None else rows_of(doutputs)
+    grid, units = _division(batch, hidden)
+    dfirst = torch.empty_like(first)
+    dbias = first.new_empty(batch, bias.shape[0], dtype=accumulate_dtype(products.dtype))
+    scan_cell_backward[grid](
+        products, bias, read, first, first if lengths is None else lengths, cells, given,
+        first if dlast is None else dlast.contiguous(), dproducts, dproducts if dread is None else dread, dfirst,
+        dbias, *read.stride()[:2], *given.stride()[:2], steps,
+        HAS_DOUTPUTS=doutputs is not None, HAS_DLAST=dlast is not None, UNITS=units, BLOCK=_BACKWARD_BLOCK,
+        **_constants(cell, products, hidden, lengths),
+    )  # fmt: skip
+    return dfirst, dbias.sum(0)

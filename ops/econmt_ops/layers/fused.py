@@ -1,0 +1,189 @@
+"""The layers of `econmt_ops.layers.scanned` with kernels: between products one kernel forward and one back.
+
+A recurrence is a product for all steps and a kernel that reads it, walks and writes the outputs. What is kept are the
+sources and c, with the stash level "gates" the products too; the backward kernel makes the nonlinearities again from
+the products, and three products follow it.
+
+B batch, T steps, H hidden, K parts of the products.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from econmt_ops.backends.triton import with_kernels
+from econmt_ops.cells.scan import CELLS, ScanCell, ScanLayer
+from econmt_ops.core.lengths import padding_mask, zero_padding
+from econmt_ops.core.weights import State
+from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
+from econmt_ops.dispatch.traits import FLOATS
+from econmt_ops.layers.scanned import (
+    RECOMPUTE,
+    Arguments,
+    Results,
+    empty_results,
+    is_walked,
+    late,
+    run_layers,
+)
+from econmt_ops.layers.stack import run_stack
+
+TRITON = with_kernels(RECOMPUTE, dtypes=FLOATS, serves=is_walked)
+
+
+def _kernels() -> Any:
+    return importlib.import_module("econmt_ops.backends.triton.scan_cells")
+
+
+class _Call:
+    """A call with what both passes make of it."""
+
+    def __init__(self, call: Arguments) -> None:
+        self.call, self.cell = call, CELLS[call.cell]
+        self.dtype = call.sources[0].dtype
+        self.weights = [weight.to(self.dtype) for weight in call.weights]
+        # Rounded to the compute type, as all weights are.
+        self.bias = call.bias.to(self.dtype).contiguous()
+        self.lengths = None
+        if call.lengths is not None:
+            self.lengths = call.lengths.to(call.first.device, non_blocking=True)
+
+    def read(self, clean: bool) -> list[Tensor]:
+        """The sources (B, T, .) as they are multiplied; zero in the padding if that is asked for."""
+        found = [*self.call.sources]
+        if clean and self.lengths is not None:
+            padding = padding_mask(self.lengths, found[0].shape[1], self.lengths.device)
+            found = [zero_padding(source, padding) for source in found]
+        if self.call.before is not None:
+            found[-1] = late(found[-1], self.call.before.to(self.dtype))
+        return found
+
+    def products(self, read: Sequence[Tensor]) -> Tensor:
+        """(B, T, K H) without the bias, a new tensor; padding may hold anything, as no row's product is another's."""
+        first, *others = (_flat(source) for source in read)
+        made = first @ self.weights[0].t()
+        for source, weight in zip(others, self.weights[1:], strict=True):
+            made.addmm_(source, weight.t())
+        return made.view(*read[0].shape[:2], len(self.weights[0]))
+
+    @property
+    def around(self) -> tuple[Any, ...]:
+        """What both kernels read beside the products."""
+        return self.bias, self.call.sources[0], self.call.first, self.lengths
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[2])
+
+
+def _forward(call: Arguments, keep: bool) -> Results:
+    own, results = _Call(call), empty_results(call, keep)
+    products = own.products(own.read(clean=False))
+    if len(results.products):
+        results = results._replace(products=products)
+    if results.outputs.numel():
+        cells = results.cells if keep else None
+        _kernels().forward(own.cell, products, *own.around, results.outputs, results.last, cells)
+    return results
+
+
+def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradients:
+    own = _Call(call)
+    read = own.read(clean=True)
+    kept = len(results.products) > 0
+    products = results.products if kept else own.products(read)
+    dproducts = torch.empty_like(products) if kept else products
+    highway = own.cell.output.name == "highway" and len(own.bias) == own.cell.gates * call.first.shape[1]
+    dread = torch.empty_like(read[0], memory_format=torch.contiguous_format) if highway else None
+    dfirst, dbias = _kernels().backward(
+        own.cell,
+        products,
+        *own.around,
+        results.cells,
+        incoming["outputs"],
+        incoming["last"],
+        dproducts,
+        dread,
+    )
+    rows = _flat(dproducts)
+    sources = [
+        (rows @ weight).view(source.shape) if number or dread is None else _plus(dread, rows, weight)
+        for number, (source, weight) in enumerate(zip(read, own.weights, strict=True))
+    ]
+    before = None
+    if call.before is not None:
+        before = sources[-1][:, 0]
+        sources[-1] = late_back(sources[-1])
+    return {
+        "sources": sources,
+        "weights": [_outer(rows, _flat(source), to) for source, to in zip(read, call.weights, strict=True)],
+        "bias": dbias,
+        "first": dfirst,
+        "before": before,
+    }
+
+
+def _plus(start: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
+    """start (B, T, I) plus the product of rows (B T, N) and weight (N, I), in place."""
+    _flat(start).addmm_(rows, weight)
+    return start
+
+
+def late_back(gradient: Tensor) -> Tensor:
+    """The gradient of a source from that of the same one step late."""
+    return torch.cat([gradient[:, 1:], torch.zeros_like(gradient[:, :1])], 1)
+
+
+def _outer(left: Tensor, right: Tensor, like: Tensor) -> Tensor:
+    """left^T right, of left (N, M) and right (N, K); not rounded on the way to a gradient that is wider."""
+    if left.is_cuda and left.dtype != like.dtype == torch.float32:
+        product: Tensor = torch.mm(left.t(), right, out_dtype=torch.float32)
+        return product
+    return left.t() @ right
+
+
+_stage = Operator(
+    "econmt_ops::fused_stage",
+    Arguments,
+    Results,
+    forward=_forward,
+    fake=empty_results,
+    backward=_backward,
+    saves=lambda _: (*Arguments._fields, "cells", "products"),
+)
+
+
+def _fused_stage(
+    stash: str,
+    lengths: Tensor | None,
+    cell: ScanCell,
+    sources: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    bias: Tensor,
+    first: Tensor,
+    before: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """See `econmt_ops.cells.scan.RunStage`."""
+    results = _stage(Arguments([*sources], [*weights], bias, first, before, lengths, cell.name, stash))
+    return results.outputs, results.last
+
+
+def fused(
+    layer: ScanLayer,
+    inputs: Tensor,
+    layers: tuple[Any, ...],
+    *,
+    state: State,
+    lengths: Tensor | None,
+    stash: str = "outputs",
+    **how: Any,
+) -> tuple[Tensor, State]:
+    """A stack of layers; arguments as `econmt_ops.layers.op` gives them."""
+    run_layer = functools.partial(run_layers, functools.partial(_fused_stage, stash), layer)
+    return run_stack(run_layer, inputs, layers, state=state, lengths=lengths, **how)

@@ -1,0 +1,77 @@
+"""As `compiling`, kernels around scans and of steps: ``python -m tests.ops.triton.compiling_scan_cells CAPABILITY``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from econmt_ops.backends.triton import scan_cells, step_cells
+from econmt_ops.cells.scan import CELLS
+from tests.ops.triton.compiling import compile_only, resources
+
+HIDDEN = 512
+
+
+def calls() -> dict[str, tuple[str, torch.dtype, int, bool]]:
+    """By name: cell, type, parts of the products, and all options of a call."""
+    return {
+        "sru bfloat16": ("sru", torch.bfloat16, 3, False),
+        "sru view float32": ("sru", torch.float32, 4, True),
+        "ssru bfloat16": ("ssru", torch.bfloat16, 2, False),
+        "qrnn bfloat16": ("qrnn", torch.bfloat16, 3, True),
+        "gilr_lstm bfloat16": ("gilr_lstm", torch.bfloat16, 4, False),
+        "gilr_lstm float32": ("gilr_lstm", torch.float32, 4, False),
+        "min_lstm float64": ("min_lstm", torch.float64, 3, True),
+    }
+
+
+def call(name: str, dtype: torch.dtype, parts: int, options: bool) -> None:
+    """Forward and backward of 2 rows of 16 steps."""
+    products = torch.zeros(2, 16, parts * HIDDEN, dtype=dtype)
+    values = torch.zeros(2, 16, HIDDEN, dtype=dtype)
+    first = torch.zeros(2, HIDDEN, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    cells = values.to(first.dtype)
+    lengths = torch.zeros(2, dtype=torch.int64) if options else None
+    around = products[0, 0], values, first, lengths
+    scan_cells.forward(CELLS[name], products, *around, values, first, cells)
+    dlast = first if options else None
+    scan_cells.backward(CELLS[name], products, *around, cells, values, dlast, products, values)
+
+
+STEPS = {"gru bfloat16": 3, "lnlstm bfloat16": 4, "lnlstm per gate bfloat16": 4}
+"""The gates of cells whose kernels take a step."""
+
+
+def step(name: str) -> None:
+    """Forward and backward of a step of 2 rows, one of them perhaps padding."""
+    products, h = (
+        torch.zeros(2, STEPS[name] * HIDDEN, dtype=torch.bfloat16),
+        torch.zeros(2, HIDDEN, dtype=torch.bfloat16),
+    )
+    state = (h,) if STEPS[name] == 3 else (h, h.float())
+    wide, narrow = torch.zeros(4 * HIDDEN), torch.zeros(HIDDEN)
+    extra = [wide] * (2 if "per gate" in name else 3) + [narrow] * 2 if STEPS[name] == 4 else []
+    padding = torch.zeros(2, dtype=torch.bool)
+    sums = [part.expand(2, -1).contiguous() for part in extra]
+    step_cells.forward(products, products, state, state, h, extra, padding)
+    step_cells.backward(products, products, state, state, h, extra, padding, products, products, sums)
+
+
+def main() -> None:
+    compiled = compile_only(int(sys.argv[1]))
+    found = {}
+    for name, each in calls().items():
+        compiled.clear()
+        call(*each)
+        found[name] = [resources(kernel) for kernel in compiled]
+    for name in STEPS:
+        compiled.clear()
+        step(name)
+        found[name] = [resources(kernel) for kernel in compiled]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The kernels around scans and of steps as they are compiled for GPUs: what they take is held to a table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT, econmt_environment
+
+# By call, the registers of a thread at most, forward and backward.
+MOST = {
+    "sru bfloat16": (104, 120),
+    "sru view float32": (120, 112),
+    "ssru bfloat16": (72, 80),
+    "qrnn bfloat16": (104, 104),
+    "gilr_lstm bfloat16": (120, 104),
+    "gilr_lstm float32": (120, 104),
+    "min_lstm float64": (160, 160),
+    "gru bfloat16": (32, 48),
+    "lnlstm bfloat16": (88, 128),
+    "lnlstm per gate bfloat16": (64, 112),
+}
+
+
+@pytest.mark.parametrize("capability", [80, pytest.param(86, marks=pytest.mark.slow), 90])
+def test_compiled_for_a_gpu(capability: int) -> None:
+    environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ops.triton.compiling_scan_cells", str(capability)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == MOST.keys()
+    for name, kernels in found.items():
+        assert [kernel["stack"] for kernel in kernels] == [0, 0], (name, kernels)
+        most = 2048 if "lnlstm" in name else 0  # sums over a row
+        assert max(kernel["shared"] for kernel in kernels) <= most, (name, kernels)
+        for kernel, registers in zip(kernels, MOST[name], strict=True):
+            assert kernel["registers"] <= registers, (name, kernels)
