@@ -141,7 +141,11 @@ def _in_graph(update: Update, device: torch.device) -> Update:
         for _ in range(_WARM_UP):
             update()
     graph, _ = capturer.capture(update)
-    return graph.replay
+
+    def replay(_: object = update) -> None:  # whose model lies outside of the graph's memory
+        graph.replay()
+
+    return replay
 
 
 def recipe_of(problem: Problem) -> Recipe:

@@ -6,7 +6,7 @@
 
 Every variant is held to float64 before it is timed, its memory poisoned. Milliseconds are medians of replays of CUDA
 graphs in turns with a copy that moves as many bytes; the share is the copy's time over the variant's. Variants are
-"tiles" of so many steps, values a warp and tiles a group, and "walk", of which threads ask for so many steps ahead.
+"tiles" of so many steps, and "walk", of which threads ask for so many steps ahead.
 """
 
 from __future__ import annotations
@@ -34,17 +34,11 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
 class Variant(NamedTuple):
-    """Of the kernels: tiles or a walk, with what applies to them."""
+    """Of the kernels: by tiles or not, steps of a block, and steps that are asked for ahead."""
 
     tiled: bool
-    block: int = 64
-    values: int = 512
-    radix: int = 32
-    ahead: int = 8
-
-    def use(self) -> None:
-        """From now on calls are cut so."""
-        recurrence._VALUES_A_WARP, recurrence.RADIX, recurrence._AHEAD = self.values, self.radix, self.ahead
+    block: int
+    ahead: int
 
 
 def shape_of(text: str) -> bench.ScanShape:
@@ -74,8 +68,8 @@ def error(found: tuple[Tensor | None, ...], wanted: tuple[Tensor, ...]) -> float
 @functools.cache
 def check(variant: Variant, dtype: torch.dtype) -> float:
     """Against float64 at a shape with a last tile that is not full."""
-    variant.use()
-    shape = bench.ScanShape(3, 2 * 32 * variant.block - 7, 48)
+    recurrence._AHEAD = variant.ahead
+    shape = bench.ScanShape(3, 40 * variant.block - 7, 48)
     exact = [each.detach().double() for each in bench.tensors_for(shape, dtype, DEVICE)]
     outputs, _ = chunk.forward(exact[0], exact[1], None, None, False, 512, False)
     gradients = chunk.backward(exact[0], outputs, None, None, None, False, 512, exact[2])
@@ -89,11 +83,11 @@ def check(variant: Variant, dtype: torch.dtype) -> float:
 
 
 def variants(shape: bench.ScanShape) -> Iterator[Variant]:
-    for ahead in (4, 8, 16):
-        yield Variant(False, ahead=ahead)
-    for block, values, radix in itertools.product((64, 128, 256), (512, 1024), (32, 64)):
+    for ahead in (8, 16):
+        yield Variant(False, 64, ahead)
+    for block, ahead in itertools.product((64, 128, 256), (8, 16)):
         if shape.steps > block:
-            yield Variant(True, block, values, radix)
+            yield Variant(True, block, ahead)
 
 
 def measure(shape: bench.ScanShape, dtype: torch.dtype, seconds: float) -> Iterator[Row]:
@@ -105,7 +99,7 @@ def measure(shape: bench.ScanShape, dtype: torch.dtype, seconds: float) -> Itera
         if not variant.tiled and shape.batch * shape.hidden < 2048 and shape.steps > 1 << 17:
             continue  # a few threads that walk for long: seconds a pass
         wrong = check(variant, dtype)
-        variant.use()
+        recurrence._AHEAD = variant.ahead
         row: Row = {"bench": "scan-variants", "shape": "x".join(map(str, shape)), "dtype": str(dtype)[6:]}
         row |= {**variant._asdict(), "error": wrong}
         if not wrong <= TOLERANCE[dtype]:
@@ -156,11 +150,7 @@ def main() -> None:
                 for what in ("forward", "backward", "backward, carries")
                 if f"{what}, ms" in row
             )
-            way = (
-                f"tiles {row['block']:4} {row['values']:5} {row['radix']:3}"
-                if row["tiled"]
-                else f"walk {row['ahead']:14}"
-            )
+            way = f"{'tiles' if row['tiled'] else 'walk'} {row['block']:4} {row['ahead']:3}"
             head = f"{row['shape']:14} {row['dtype']:8} {way}"
             print(f"{head} {row['error']:8.1e} {times or row['failure']}", flush=True)
     if not given.no_others:

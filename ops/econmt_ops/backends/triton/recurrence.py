@@ -11,8 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from econmt_ops.backends.triton import interpreted
-from econmt_ops.backends.triton.recurrence_tiles import tile_backward, tile_forward
-from econmt_ops.backends.triton.recurrence_walk import walk_backward, walk_forward
+from econmt_ops.backends.triton.recurrence_kernels import recurrence_backward, recurrence_forward
 from econmt_ops.core.chunks import rows_of
 from econmt_ops.core.precision import accumulate_dtype
 
@@ -22,14 +21,11 @@ _LINE = 128
 _FULL = 2
 """Warps a multiprocessor, each with a line of units, from which on threads walk through all steps of their units."""
 
-_AHEAD = 8
+_AHEAD = 16
 """Steps that a walk asks for before it comes to them."""
 
-_VALUES_A_WARP = 512
-"""Of a tile: 16 of each tensor in a thread."""
-
 RADIX = 32
-"""Tiles of a group, of which the last one publishes the state after it."""
+"""Tiles of a group, and groups after which a state is published."""
 
 
 @functools.cache
@@ -66,27 +62,29 @@ class Cut:
         return (self.groups * (self.count if self.tiled else 1),)
 
     def exchange(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What tiles publish, and its flags; see `recurrence_tiles.states_around`."""
+        """What tiles publish, and its flags; see `recurrence_kernels.states_around`."""
         exact = accumulate_dtype(like.dtype)
-        supers = triton.cdiv(self.count, RADIX)
-        parts = like.new_empty(self.groups, self.count, 2, self.units, dtype=exact)
-        states = like.new_empty(self.groups, supers, self.units, dtype=exact)
-        return parts, states, like.new_zeros(self.groups * (self.count + supers), dtype=torch.int32)
+        if not self.tiled:
+            nothing = like.new_empty(0, dtype=exact)
+            return nothing, nothing, nothing
+        parts = self.count + triton.cdiv(self.count, RADIX)
+        tops = triton.cdiv(self.count, RADIX * RADIX)
+        return (
+            like.new_empty(self.groups, parts, 2, self.units, dtype=exact),
+            like.new_empty(self.groups, tops, self.units, dtype=exact),
+            like.new_zeros(self.groups * (parts + tops), dtype=torch.int32),
+        )
 
     def constants(
         self, like: Tensor, reverse: bool, initial: Tensor | None, lengths: Tensor | None
     ) -> dict[str, Any]:
-        """The compile-time arguments."""
-        exact = tl.float64 if like.dtype == torch.float64 else tl.float32
-        found = {
-            "UNITS": self.units, "REVERSE": reverse, "HAS_INITIAL": initial is not None,
-            "HAS_LENGTHS": lengths is not None, "ACC": exact,
+        """The compile-time arguments; a walk's steps ahead go into a block, as powers of two."""
+        return {
+            "BLOCK": self.steps, "COUNT": min(_AHEAD, self.steps), "UNITS": self.units, "REVERSE": reverse,
+            "HAS_INITIAL": initial is not None, "HAS_LENGTHS": lengths is not None, "TILED": self.tiled,
+            "RADIX": RADIX, "WAITS": not interpreted(),
+            "ACC": tl.float64 if like.dtype == torch.float64 else tl.float32, "num_warps": 1,
         }  # fmt: skip
-        if not self.tiled:
-            # A power of two that goes into a block, whose beginnings are those of what is asked for ahead.
-            return found | {"BLOCK": self.steps, "COUNT": min(_AHEAD, self.steps), "num_warps": 1}
-        warps = max(1, min(16, self.steps * self.units // _VALUES_A_WARP))
-        return found | {"STEPS": self.steps, "WAITS": not interpreted(), "RADIX": RADIX, "num_warps": warps}
 
 
 def forward(
@@ -113,14 +111,11 @@ def forward(
         inputs.new_empty(rows, cut.count, hidden, dtype=accumulate_dtype(inputs.dtype)) if keep else None
     )
     if outputs.numel():
-        tensors = [
+        recurrence_forward[cut.grid](
             decay, inputs, outputs if initial is None else initial.contiguous(),
             outputs if lengths is None else lengths, outputs, outputs if carries is None else carries,
-        ]  # fmt: skip
-        kernel = tile_forward if cut.tiled else walk_forward
-        kernel[cut.grid](
-            *tensors, *(cut.exchange(inputs) if cut.tiled else ()), *decay.stride()[:2], *inputs.stride()[:2], steps,
-            cut.count, hidden, KEEPS=keep, **cut.constants(inputs, reverse, initial, lengths),
+            *cut.exchange(inputs), *decay.stride()[:2], *inputs.stride()[:2], steps, cut.count, hidden, KEEPS=keep,
+            **cut.constants(inputs, reverse, initial, lengths),
         )  # fmt: skip
     return outputs, carries
 
@@ -143,14 +138,10 @@ def backward(
     ddecay, dinputs = (torch.empty_like(decay, memory_format=torch.contiguous_format) for _ in range(2))
     dinitial = decay.new_empty(rows, hidden, dtype=accumulate_dtype(decay.dtype))
     if ddecay.numel():
-        tensors = [
+        recurrence_backward[cut.grid](
             decay, kept, doutputs, ddecay if initial is None else initial.contiguous(),
             ddecay if lengths is None else lengths, ddecay if carries is None else carries, ddecay, dinputs, dinitial,
-        ]  # fmt: skip
-        kernel = tile_backward if cut.tiled else walk_backward
-        kernel[cut.grid](
-            *tensors, *(cut.exchange(decay) if cut.tiled else ()), *decay.stride()[:2], *kept.stride()[:2],
-            *doutputs.stride()[:2], steps, cut.count, hidden, AGAIN=carries is not None,
-            **cut.constants(decay, reverse, initial, lengths),
+            *cut.exchange(decay), *decay.stride()[:2], *kept.stride()[:2], *doutputs.stride()[:2], steps, cut.count,
+            hidden, AGAIN=carries is not None, **cut.constants(decay, reverse, initial, lengths),
         )  # fmt: skip
     return ddecay, dinputs, dinitial

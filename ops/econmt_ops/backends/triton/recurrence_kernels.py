@@ -1,0 +1,342 @@
+"""Kernels of the linear recurrence: each thread walks through steps of a unit of its own.
+
+A thread asks for the values of the next COUNT steps before it goes through those that are there, so that enough is on
+its way from memory at any time. Where there are units enough, a program walks through all steps of its units. Otherwise
+(TILED) a program has BLOCK steps of them: it finds what they make of the state before them, h -> P h + e, hands that
+on, gets the state, and walks through them once more while caches still hold them.
+
+Programs of the same units hand on what they know in three ranks. A tile publishes its own P and e; the last of RADIX
+tiles, a group, publishes those of the group; the last of RADIX groups publishes the state after them. So a tile waits
+for few others one after the other however many there are, and joins parts always in the same order: the result is the
+same at every repetition, which the decoupled look-back of Merrill and Garland (2016), where it comes from, does not
+promise. Programs begin in the order of their numbers, and those that others wait for have lower ones.
+
+Steps are counted in the order of the walk: step i of a row of n steps is its position i, or n - 1 - i with REVERSE.
+"""
+
+# mypy: disable-error-code=assignment
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from econmt_ops.backends.triton.exchange import SPINS, arrive, wait
+
+
+@triton.jit
+def join(p, e, q, f):
+    """Two parts of a walk, the earlier one first: h -> q (p h + e) + f; an e of zero stays so whatever q is."""
+    return p * q, tl.where(e == 0, f, q * e + f)
+
+
+@triton.jit
+def after(p, e, state):
+    """p state + e, where a state of zero stays so whatever p is."""
+    return tl.where(state == 0, e, p * state + e)
+
+
+@triton.jit
+def place(step, length, REVERSE: tl.constexpr):
+    """The position of a step; past a row's length positions are their own steps."""
+    return tl.where(step < length, length - 1 - step, step) if REVERSE else step
+
+
+@triton.jit
+def fetch(
+    tensor, batch, stride, row, first, stop, unit, length, hidden, other, COUNT: tl.constexpr, REVERSE: tl.constexpr
+):  # fmt: skip
+    """The values (UNITS,) of each of COUNT steps from ``first`` on; ``other`` from ``stop`` on and where none are."""
+    found = ()
+    for k in tl.static_range(COUNT):
+        step = first + k
+        there = (unit < hidden) & (step >= 0) & (step < length) & (step < stop)
+        at = row * batch + place(step, length, REVERSE) * stride + unit
+        found = found + (tl.load(tensor + at, mask=there, other=other),)
+    return found
+
+
+@triton.jit
+def put(tensor, value, row, step, unit, length, steps, hidden, REVERSE: tl.constexpr):
+    """Writes a step to a contiguous (B, T, H), zeros past the row's length."""
+    at = (row * steps + place(step, length, REVERSE)) * hidden + unit
+    kept = tl.where(step < length, value, 0.0)
+    tl.store(tensor + at, kept.to(tensor.dtype.element_ty), mask=(unit < hidden) & (step < steps))
+
+
+@triton.jit
+def prefix(p, e, first, rank, parts, flags, UNITS: tl.constexpr, RADIX: tl.constexpr, WAITS: tl.constexpr):
+    """What the parts before this one make of a state, and what they make of it with this one, (UNITS,) each.
+
+    Args:
+        p, e: this part. first: the number of the first one. rank: of this one, counted from the first.
+        parts: (., 2, UNITS) of all. flags: a counter of each.
+
+    Returns:
+        P and e without and with this one, and how patient the waiting has left this program: 0 if it was given up.
+    """
+    column, before = tl.arange(0, UNITS), tl.arange(0, RADIX)
+    earlier = before < rank
+    patience = 1
+    if WAITS:
+        left = tl.full((RADIX,), SPINS, tl.int32)
+        left = wait(flags + first + tl.where(earlier, before, 0), earlier.to(tl.int32), left)
+        patience = tl.min(left, 0)
+        tl.debug_barrier()
+    at = (first + before)[:, None] * (2 * UNITS) + column[None, :]
+    ps = tl.load(parts + at, mask=earlier[:, None], other=1.0)
+    es = tl.load(parts + at + UNITS, mask=earlier[:, None], other=0.0)
+    # A scan and no reduction, which on a GPU joins parts in another order than theirs.
+    mine, last = (before == rank)[:, None], (before == rank - 1)[:, None]
+    ps, es = tl.where(mine, p[None, :], ps), tl.where(mine, e[None, :], es)
+    through = tl.associative_scan((ps, es), 0, join)
+    p_before = tl.sum(tl.where(last, through[0], 0.0), 0) + tl.where(rank == 0, 1.0, 0.0)
+    e_before = tl.sum(tl.where(last, through[1], 0.0), 0)
+    p_with = tl.sum(tl.where(mine, through[0], 0.0), 0)
+    return p_before, e_before, p_with, tl.sum(tl.where(mine, through[1], 0.0), 0), patience
+
+
+@triton.jit
+def publish(p, e, number, parts, flags, UNITS: tl.constexpr, WAITS: tl.constexpr):
+    """Lets the programs behind this one read a part."""
+    at = parts + number * (2 * UNITS) + tl.arange(0, UNITS)
+    tl.store(at, p)
+    tl.store(at + UNITS, e)
+    if WAITS:
+        arrive(flags + number)
+
+
+@triton.jit
+def states_around(p, e, start, number, tiles, units, parts, states, flags, UNITS: tl.constexpr, RADIX: tl.constexpr,
+                  WAITS: tl.constexpr):  # fmt: skip
+    """The states (UNITS,) before and after a tile of which the number in the order of the walk is given.
+
+    The one after it has the bits that the next tile will find before it.
+
+    Args:
+        p, e: (UNITS,), what the tile makes of a state.
+        start: (UNITS,), the state before the first tile.
+        number, tiles: of the tile, of all of them; units: which of the programs' units.
+        parts: of all units the tiles' and then the groups' (., 2, UNITS); states: (., UNITS) after RADIX groups.
+        flags: int32, zeros: a counter for each part and then for each state.
+        WAITS: False in the interpreter, which runs one program after the other.
+    """
+    column = tl.arange(0, UNITS)
+    groups = tl.cdiv(tiles, RADIX)
+    tops = tl.cdiv(groups, RADIX)
+    every = (tl.num_programs(0) // tiles) * (tiles + groups)  # parts, behind which are the states' flags
+    group, rank = number // RADIX, number % RADIX
+    top, group_rank = group // RADIX, group % RADIX
+    ends_group = rank == RADIX - 1
+    first = units * (tiles + groups)
+    if rank < RADIX - 1:
+        publish(p, e, first + number, parts, flags, UNITS, WAITS)
+    p_before, e_before, p_with, e_with, patience = prefix(
+        p, e, first + group * RADIX, rank, parts, flags, UNITS, RADIX, WAITS
+    )
+    if ends_group & (group_rank < RADIX - 1):
+        publish(p_with, e_with, first + tiles + group, parts, flags, UNITS, WAITS)
+    p_group, e_group, p_too, e_too, patience_too = prefix(
+        p_with, e_with, first + tiles + top * RADIX, group_rank, parts, flags, UNITS, RADIX, WAITS
+    )
+    flag = flags + every + units * tops + top
+    if top > 0:
+        if WAITS:
+            patience_too = tl.minimum(patience_too, wait(flag - 1, 1, SPINS))
+            tl.debug_barrier()
+        start = tl.load(states + (units * tops + top - 1) * UNITS + column)
+    own = after(p_group, e_group, start)
+    state = after(p_before, e_before, own)
+    next_state = tl.where(ends_group, after(p_too, e_too, start), after(p_with, e_with, own))
+    if WAITS:
+        waited = tl.minimum(patience, patience_too) > 0
+        state, next_state = tl.where(waited, state, float("nan")), tl.where(waited, next_state, float("nan"))
+    if ends_group & (group_rank == RADIX - 1):
+        tl.store(states + (units * tops + top) * UNITS + column, next_state)
+        if WAITS:
+            arrive(flag)
+    return state, next_state
+
+
+@triton.jit(do_not_specialize=["steps", "blocks"])
+def recurrence_forward(
+    decay, inputs, initial, lengths, outputs, carries, parts, states, flags, decay_batch, decay_step, inputs_batch,
+    inputs_step, steps, blocks, hidden, BLOCK: tl.constexpr, COUNT: tl.constexpr, UNITS: tl.constexpr,
+    REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr, HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr,
+    TILED: tl.constexpr, RADIX: tl.constexpr, WAITS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Outputs (B, T, H), and with KEEPS the state before every BLOCK steps in carries (B, blocks, H)."""
+    programs = tl.num_programs(0) // blocks if TILED else tl.num_programs(0)
+    units, tile = tl.program_id(0) % programs, tl.program_id(0) // programs
+    of_row = tl.cdiv(hidden, UNITS)
+    row = (units // of_row).to(tl.int64)
+    unit = units % of_row * UNITS + tl.arange(0, UNITS)
+    length = tl.load(lengths + row).to(tl.int64) if HAS_LENGTHS else steps.to(tl.int64)
+    state = tl.zeros((UNITS,), ACC)
+    if HAS_INITIAL:
+        state = tl.load(initial + row * hidden + unit, mask=unit < hidden, other=0.0)
+    start = tile.to(tl.int64) * BLOCK
+    stop = start + BLOCK if TILED else steps.to(tl.int64)
+    end = tl.minimum(stop, steps)
+    a = fetch(decay, decay_batch, decay_step, row, start, stop, unit, length, hidden, 1.0, COUNT, REVERSE)
+    b = fetch(inputs, inputs_batch, inputs_step, row, start, stop, unit, length, hidden, 0.0, COUNT, REVERSE)
+    next_state = state
+    if TILED:
+        head_a, head_b = a, b
+        p, e = tl.full((UNITS,), 1.0, ACC), tl.zeros((UNITS,), ACC)
+        for first in range(start, end, COUNT):
+            behind = first + COUNT
+            next_a = fetch(
+                decay, decay_batch, decay_step, row, behind, stop, unit, length, hidden, 1.0, COUNT, REVERSE
+            )
+            next_b = fetch(inputs, inputs_batch, inputs_step, row, behind, stop, unit, length, hidden, 0.0, COUNT,
+                           REVERSE)  # fmt: skip
+            for k in tl.static_range(COUNT):
+                p, e = join(p, e, a[k].to(ACC), b[k].to(ACC))
+            a, b = next_a, next_b
+        a, b = head_a, head_b
+        state, next_state = states_around(
+            p, e, state, tile, blocks, units, parts, states, flags, UNITS, RADIX, WAITS
+        )
+    for first in range(start, end, COUNT):
+        behind = first + COUNT
+        next_a = fetch(
+            decay, decay_batch, decay_step, row, behind, stop, unit, length, hidden, 1.0, COUNT, REVERSE
+        )
+        next_b = fetch(
+            inputs, inputs_batch, inputs_step, row, behind, stop, unit, length, hidden, 0.0, COUNT, REVERSE
+        )
+        if KEEPS and first % BLOCK == 0:
+            tl.store(carries + (row * blocks + first // BLOCK) * hidden + unit, state, mask=unit < hidden)
+        for k in tl.static_range(COUNT):
+            state = after(a[k].to(ACC), b[k].to(ACC), state)
+            if TILED and k == COUNT - 1:
+                state = tl.where(behind == stop, next_state, state)
+            put(outputs, state, row, first + k, unit, length, steps, hidden, REVERSE)
+        a, b = next_a, next_b
+
+
+@triton.jit(do_not_specialize=["steps", "blocks"])
+def recurrence_backward(
+    decay, kept, doutputs, initial, lengths, carries, ddecay, dinputs, dinitial, parts, states, flags, decay_batch,
+    decay_step, kept_batch, kept_step, doutputs_batch, doutputs_step, steps, blocks, hidden, BLOCK: tl.constexpr,
+    COUNT: tl.constexpr, UNITS: tl.constexpr, REVERSE: tl.constexpr, HAS_INITIAL: tl.constexpr,
+    HAS_LENGTHS: tl.constexpr, AGAIN: tl.constexpr, TILED: tl.constexpr, RADIX: tl.constexpr, WAITS: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    """The gradients: delta_i = dh_i + a_{i+1} delta_{i+1}, from the last step to the first.
+
+    kept: the outputs, of which those before each step are read; with AGAIN the inputs, from which and from the carries
+    the outputs of a block are made again, in the place where the gradient of the decay will be.
+    """
+    programs = tl.num_programs(0) // blocks if TILED else tl.num_programs(0)
+    units, number = tl.program_id(0) % programs, tl.program_id(0) // programs
+    of_row = tl.cdiv(hidden, UNITS)
+    row = (units // of_row).to(tl.int64)
+    unit = units % of_row * UNITS + tl.arange(0, UNITS)
+    inside = unit < hidden
+    length = tl.load(lengths + row).to(tl.int64) if HAS_LENGTHS else steps.to(tl.int64)
+    begin = tl.zeros((UNITS,), ACC)
+    if HAS_INITIAL:
+        begin = tl.load(initial + row * hidden + unit, mask=inside, other=0.0)
+    start = (blocks - 1 - number).to(tl.int64) * BLOCK if TILED else steps.to(tl.int64) * 0
+    stop = start + BLOCK if TILED else steps.to(tl.int64)
+    count = tl.cdiv(tl.minimum(stop, steps) - start, COUNT)
+    last = start + (count - 1) * COUNT
+    at = row * decay_batch + place(stop, length, REVERSE) * decay_step + unit
+    behind = tl.load(decay + at, mask=inside & (stop < length), other=1.0).to(
+        ACC
+    )  # the decay of the step behind
+    a = fetch(decay, decay_batch, decay_step, row, last, stop, unit, length, hidden, 1.0, COUNT, REVERSE)
+    d = fetch(
+        doutputs, doutputs_batch, doutputs_step, row, last, stop, unit, length, hidden, 0.0, COUNT, REVERSE
+    )
+    delta = tl.zeros((UNITS,), ACC)
+    if TILED:
+        head_a, head_d, head = a, d, behind
+        p, e = tl.full((UNITS,), 1.0, ACC), tl.zeros((UNITS,), ACC)
+        for turn in range(count):
+            before = last - (turn + 1) * COUNT
+            next_a = fetch(
+                decay, decay_batch, decay_step, row, before, stop, unit, length, hidden, 1.0, COUNT, REVERSE
+            )
+            next_d = fetch(doutputs, doutputs_batch, doutputs_step, row, before, stop, unit, length, hidden, 0.0, COUNT,
+                           REVERSE)  # fmt: skip
+            for k in tl.static_range(COUNT - 1, -1, -1):
+                p, e = join(p, e, behind, d[k].to(ACC))
+                behind = a[k].to(ACC)
+            a, d = next_a, next_d
+        a, d, behind = head_a, head_d, head
+        delta, _ = states_around(
+            p, e, delta, number, blocks, units, parts, states, flags, UNITS, RADIX, WAITS
+        )
+    whole = steps.to(tl.int64) * hidden
+    if not AGAIN:
+        h = fetch(kept, kept_batch, kept_step, row, last - 1, stop, unit, length, hidden, 0.0, COUNT, REVERSE)
+    for turn in range(count):
+        first = last - turn * COUNT
+        before = first - COUNT
+        if AGAIN:
+            block = first // BLOCK
+            if (turn == 0) | ((first + COUNT) % BLOCK == 0):
+                state = tl.load(carries + (row * blocks + block) * hidden + unit, mask=inside, other=0.0)
+                for again in range(block * BLOCK, first + COUNT, COUNT):
+                    p = fetch(
+                        decay,
+                        decay_batch,
+                        decay_step,
+                        row,
+                        again,
+                        stop,
+                        unit,
+                        length,
+                        hidden,
+                        1.0,
+                        COUNT,
+                        REVERSE,
+                    )
+                    e = fetch(
+                        kept,
+                        kept_batch,
+                        kept_step,
+                        row,
+                        again,
+                        stop,
+                        unit,
+                        length,
+                        hidden,
+                        0.0,
+                        COUNT,
+                        REVERSE,
+                    )
+                    for k in tl.static_range(COUNT):
+                        state = after(p[k].to(ACC), e[k].to(ACC), state)
+                        put(ddecay, state, row, again + k, unit, length, steps, hidden, REVERSE)
+                tl.debug_barrier()  # other threads may read what these have written
+            h = fetch(ddecay, whole, hidden, row, first - 1, stop, unit, length, hidden, 0.0, COUNT, REVERSE)
+            if first % BLOCK == 0:
+                begin = tl.load(carries + (row * blocks + block) * hidden + unit, mask=inside, other=0.0)
+        next_a = fetch(
+            decay, decay_batch, decay_step, row, before, stop, unit, length, hidden, 1.0, COUNT, REVERSE
+        )
+        next_d = fetch(doutputs, doutputs_batch, doutputs_step, row, before, stop, unit, length, hidden, 0.0, COUNT,
+                       REVERSE)  # fmt: skip
+        if not AGAIN:
+            next_h = fetch(
+                kept, kept_batch, kept_step, row, before - 1, stop, unit, length, hidden, 0.0, COUNT, REVERSE
+            )
+        for k in tl.static_range(COUNT - 1, -1, -1):
+            step = first + k
+            delta = after(behind, d[k].to(ACC), delta)
+            state_before = h[k].to(ACC)
+            if k == 0:
+                is_begin = (first % BLOCK == 0) if AGAIN else (first == 0)
+                state_before = tl.where(is_begin, begin.to(ddecay.dtype.element_ty).to(ACC), state_before)
+            put(dinputs, delta, row, step, unit, length, steps, hidden, REVERSE)
+            put(ddecay, delta * state_before, row, step, unit, length, steps, hidden, REVERSE)
+            behind = a[k].to(ACC)
+        a, d = next_a, next_d
+        if not AGAIN:
+            h = next_h
+    if start == 0:
+        tl.store(dinitial + row * hidden + unit, tl.where(length > 0, behind * delta, 0.0), mask=inside)
