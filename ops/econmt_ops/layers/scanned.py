@@ -17,7 +17,7 @@ B batch, T steps, H hidden, K parts of the products, n rows and t steps of a blo
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,15 +39,6 @@ from econmt_ops.linear_recurrence import linear_recurrence
 
 REFERENCE = Traits()
 RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)
-
-_CHANNELS, _FEW_STEPS = 4096, 512
-"""Rows times units from which on, or steps up to which, a walk of one program a few units is as fast as a scan."""
-
-
-def is_walked(sizes: Mapping[str, int], _: str) -> bool:
-    """Whether a problem is one for kernels that walk step by step, see `econmt_ops.layers.fused`."""
-    return sizes["T"] <= _FEW_STEPS or sizes["B"] * sizes["H"] >= _CHANNELS
-
 
 _BLOCK_BYTES = 8 << 20
 """The products of a block: on a CPU what its caches hold."""
