@@ -88,7 +88,7 @@ def memory_task_command(
     ] = memory_task.PUBLISHED[0],
     rate: Annotated[
         float, typer.Option(callback=within(0.0, limits.RATE, above=True), help="Learning rate of Adam.")
-    ] = 1e-3,
+    ] = 1e-2,
     updates: Annotated[int, typer.Option(min=1, max=limits.UPDATES, help="Of a run, at most.")] = 1_000_000,
     limit: Annotated[float, typer.Option(callback=FOR_SECONDS, help="Seconds of a run, at most.")] = 1800.0,
     seed: Annotated[int, typer.Option(min=0, max=limits.SEED, help="Of parameters and sequences.")] = 1,

@@ -30,6 +30,10 @@ MOST = {torch.bfloat16: 6e-2, torch.float32: 2e-3}
 """The error with which a time still counts."""
 
 
+CUDNN = ("gru", "reference")
+"""A cell and its implementation that is cuDNN's, in float32."""
+
+
 class Size(NamedTuple):
     """Of a layer: rows, steps, and units, as many as it reads."""
 
@@ -56,20 +60,21 @@ class Layer:
         self._given = torch.randn_like(made[0]).to(dtype)
 
     def run(self, implementation: str, exact: bool = False) -> Sequence[Tensor]:
-        """The outputs and all gradients, with ``exact`` in float64."""
+        """The outputs and all gradients, with ``exact`` in float64; what is not "auto" keeps its gates."""
         dtype = torch.float64 if exact else self._given.dtype
         leaves = (
             [leaf.detach().to(dtype).requires_grad_() for leaf in self._leaves] if exact else self._leaves
         )
         layer = self._weights(*leaves[1:])
-        outputs = self._op(leaves[0], (layer,), implementation=implementation)[0]
+        stash = "auto" if implementation == "auto" else "gates"
+        outputs = self._op(leaves[0], (layer,), implementation=implementation, stash=stash)[0]
         return outputs, *torch.autograd.grad(outputs, leaves, self._given.to(dtype))
 
     def error(self, implementation: str, expected: Sequence[Tensor]) -> float:
         """Of an implementation, see the module; NaN counts as infinite."""
         largest = 0.0
         for found, wanted in zip(self.run(implementation), expected, strict=True):
-            off = (found.double() - wanted).abs().max() / wanted.abs().max()
+            off = (found.detach().double() - wanted).abs().max() / wanted.abs().max()
             largest = max(largest, float(off.nan_to_num(float("inf"))))
         return largest
 
@@ -90,8 +95,7 @@ def ways(name: str, size: Size, dtype: torch.dtype) -> list[str]:
         each.name
         for each in kinds
         if each.traits.runs_on("cuda", dtype)
-        and not each.traits.warms_up
-        and each.name in ("recompute", "triton")
+        and (each.name in ("recompute", "triton") or (name, each.name) == CUDNN)
     ]
     return list(dict.fromkeys([chosen, *others]))
 
@@ -114,9 +118,11 @@ def measure(size: Size, dtype: torch.dtype, given: argparse.Namespace) -> bool:
     errors: dict[str, float] = {}
     for name in given.cells:
         layer, names = Layer(name, size, dtype), ways(name, size, dtype)
-        expected = layer.run("reference", exact=True)
+        expected = [part.detach() for part in layer.run("reference", exact=True)]
         for way in names:
-            label = f"{name:10} {way}{' (auto)' if way == names[0] else ''}"
+            label = f"{name:10} {way}"
+            if way == names[0]:
+                way, label = "auto", f"{label} (auto)"
             errors[label] = layer.error(way, expected)
             if errors[label] <= MOST[dtype]:
                 steps[label] = lambda layer=layer, way=way: layer.run(way)  # type: ignore[misc]

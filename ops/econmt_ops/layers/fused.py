@@ -28,13 +28,12 @@ from econmt_ops.layers.scanned import (
     Arguments,
     Results,
     empty_results,
-    is_walked,
     late,
     run_layers,
 )
 from econmt_ops.layers.stack import run_stack
 
-TRITON = with_kernels(RECOMPUTE, dtypes=FLOATS, serves=is_walked)
+TRITON = with_kernels(RECOMPUTE, dtypes=FLOATS)
 
 
 def _kernels() -> Any:

@@ -8,7 +8,8 @@
     dh -> dc, do        da, db = the scan's gradients        da, db -> dproducts        dW, db, dx: products
 
 It does so block by block: some rows over all steps, or of a row too long for that some steps after the others, so that
-what a block makes stays in a CPU's cache and is not held for the others.
+what a block makes stays in a CPU's cache and is not held for the others. On a CPU our C library does what lies
+between the products in one walk each way.
 
 B batch, T steps, H hidden, K parts of the products, n rows and t steps of a block.
 """
@@ -16,13 +17,15 @@ B batch, T steps, H hidden, K parts of the products, n rows and t steps of a blo
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.backends import c as native
+from econmt_ops.backends.c import scan_cells
 from econmt_ops.cells.scan import CELLS, ScanCell, ScanLayer
 from econmt_ops.core.chunks import add_outer, reaches
 from econmt_ops.core.gemm import Product, add_rows
@@ -36,15 +39,6 @@ from econmt_ops.linear_recurrence import linear_recurrence
 
 REFERENCE = Traits()
 RECOMPUTE = Traits(recomputes=True, takes_stash=True, casts=True)
-
-_CHANNELS, _FEW_STEPS = 4096, 512
-"""Rows times units from which on, or steps up to which, a walk of one program a few units is as fast as a scan."""
-
-
-def is_walked(sizes: Mapping[str, int], _: str) -> bool:
-    """Whether a problem is one for kernels that walk step by step, see `econmt_ops.layers.fused`."""
-    return sizes["T"] <= _FEW_STEPS or sizes["B"] * sizes["H"] >= _CHANNELS
-
 
 _BLOCK_BYTES = 8 << 20
 """The products of a block: on a CPU what its caches hold."""
@@ -211,6 +205,13 @@ class _Blocks:
             flat = product.plus(flat, source.reshape(-1, source.shape[2]))
         return flat.view(made.shape)
 
+    def lengths(self, rows: slice, steps: slice) -> Tensor | None:
+        """How many steps of a block (n,) are those of its rows; None: all."""
+        if self.padding is None:
+            return None
+        left: Tensor = self.ends[rows, 0] + 1 - steps.start
+        return left.clamp(0, steps.stop - steps.start)
+
     def at_ends(self, rows: slice, steps: slice) -> tuple[Tensor, Tensor]:
         """Which of a block's rows end in it (n, 1), and their last steps in it (n, 1); others are given any."""
         ends = self.ends[rows]
@@ -227,13 +228,13 @@ class _Blocks:
         last[rows] = torch.where(inside, found, last[rows])
 
     def add_last(self, dc: Tensor, dlast: Tensor, rows: slice, steps: slice) -> None:
-        """Adds the gradient of the last c (B, H) to that of c (n, t, H) at the ends of rows."""
+        """Adds the gradient of the last c (n, H) to that of c (n, t, H) at the ends of rows."""
         if self.padding is None:
             if steps.stop == self.steps:
-                dc[:, -1] += dlast[rows]
+                dc[:, -1] += dlast
             return
         inside, index = self.at_ends(rows, steps)
-        given = torch.where(inside, dlast[rows], 0.0).unsqueeze(1)
+        given = torch.where(inside, dlast, 0.0).unsqueeze(1)
         dc.scatter_add_(1, index.unsqueeze(2).expand(-1, 1, self.hidden), given)
 
 
@@ -247,8 +248,14 @@ def _forward(call: Arguments, keep: bool) -> Results:
     for rows, steps in blocks.places:
         read = blocks.read(rows, steps)
         products = results.products[rows, steps] if len(results.products) else blocks.products(read)
-        parts, decay, inputs = blocks.cell.start(products.to(call.first.dtype), blocks.hidden)
         initial = call.first[rows] if steps.start == 0 else carried
+        if native.serves(products):
+            around = products.contiguous(), read[0], initial, blocks.lengths(rows, steps)
+            cells = results.cells[rows, steps] if keep else None
+            carried = scan_cells.forward(blocks.cell, *around, results.outputs[rows, steps], cells)
+            results.last[rows] = carried
+            continue
+        parts, decay, inputs = blocks.cell.start(products.to(call.first.dtype), blocks.hidden)
         c = blocks.mask(scan(decay, inputs, initial), rows, steps)
         carried = c[:, -1]
         blocks.put_last(results.last, c, rows, steps)
@@ -305,42 +312,94 @@ def _scan_back(decay: Tensor, c: Tensor, initial: Tensor, dc: Tensor) -> list[Te
     return found
 
 
+class _Given(NamedTuple):
+    """Of a block, what its backward pass is given.
+
+    Attributes:
+        rows, steps: where it lies. read: the first source (n, t, .). products: (n, t, K H).
+        target: where the gradients of the products go, perhaps the products themselves.
+        cells: (n, t, H). initial: (n, H), c before them.
+        doutputs: (n, t, H), or None. dlast: (n, H), the gradient of c after each row's last step, or None.
+        carried: (n, H), that of c after the block by the steps behind it, or None.
+    """
+
+    rows: slice
+    steps: slice
+    read: Tensor
+    products: Tensor
+    target: Tensor
+    cells: Tensor
+    initial: Tensor
+    doutputs: Tensor | None
+    dlast: Tensor | None
+    carried: Tensor | None
+
+
+def _block_back(blocks: _Blocks, given: _Given) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The gradients of a block's products, of the first source beside them or None, and of c before the block."""
+    cell, c, exact = blocks.cell, given.cells, given.initial.dtype
+    where = given.rows, given.steps
+    parts, decay, _ = cell.start(given.products.to(exact), blocks.hidden)
+    if given.doutputs is None:
+        dh = torch.zeros_like(c)
+    else:
+        dh = blocks.mask(given.doutputs.to(exact), *where)
+    dc, dgate, dread = cell.finish_back(parts, c, given.read, dh)
+    if dc is dh:
+        dc = dh.clone()
+    if given.dlast is not None:
+        blocks.add_last(dc, given.dlast, *where)
+    if given.carried is not None:
+        dc[:, -1] += given.carried
+    ddecay, delta, carried = _scan_back(decay, c, given.initial, dc)
+    if given.dlast is not None and blocks.padding is not None and given.steps.start == 0:
+        # A row without steps gives back the c that it was given.
+        carried = carried + torch.where(blocks.ends[given.rows] < 0, given.dlast, 0.0)
+    rest = [part for part in (dgate,) if part is not None]
+    if dread is not None and len(parts) > cell.gates:
+        rest.append(dread)
+        dread = None
+    target = given.target if given.target.dtype == exact else torch.empty_like(given.target, dtype=exact)
+    return cell.start_back(parts, ddecay, delta, rest, target), dread, carried
+
+
+def _block_back_by_library(blocks: _Blocks, given: _Given) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The same; what is carried passes padding by."""
+    after = given.dlast if given.carried is None else given.carried
+    if after is None:
+        after = torch.zeros_like(given.initial)
+    around = given.products, given.read, given.initial, blocks.lengths(given.rows, given.steps)
+    carried, dread = scan_cells.backward(
+        blocks.cell, *around, given.cells, given.doutputs, after, given.target
+    )
+    return given.target, dread, carried
+
+
 def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradients:
     blocks = _Blocks(call)
-    sums, cell, hidden = _Sums(blocks), blocks.cell, blocks.hidden
-    exact, doutputs, dlast = call.first.dtype, incoming["outputs"], incoming["last"]
+    sums, doutputs, dlast = _Sums(blocks), incoming["outputs"], incoming["last"]
     carried: Tensor | None = None
     for rows, steps in reversed(blocks.places):
         read = blocks.read(rows, steps)
         kept = results.products[rows, steps] if len(results.products) else None
         products = blocks.products(read) if kept is None else kept
-        parts, decay, _ = cell.start(products.to(exact), hidden)
-        c = results.cells[rows, steps]
-        if doutputs is None:
-            dh = torch.zeros_like(c)
-        else:
-            dh = blocks.mask(doutputs[rows, steps].to(exact), rows, steps)
-        dc, dgate, dread = cell.finish_back(parts, c, read[0], dh)
-        if dc is dh:
-            dc = dh.clone()
-        if dlast is not None:
-            blocks.add_last(dc, dlast, rows, steps)
-        if carried is not None and steps.stop < blocks.steps:
-            dc[:, -1] += carried
-        initial = call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1]
-        ddecay, delta, carried = _scan_back(decay, c, initial, dc)
+        given = _Given(
+            rows,
+            steps,
+            read[0],
+            products,
+            products if kept is None else torch.empty_like(kept),
+            results.cells[rows, steps],
+            call.first[rows] if steps.start == 0 else results.cells[rows, steps.start - 1],
+            None if doutputs is None else doutputs[rows, steps],
+            None if dlast is None else dlast[rows],
+            carried if steps.stop < blocks.steps else None,
+        )
+        back = _block_back_by_library if native.serves(products) else _block_back
+        dproducts, dread, carried = back(blocks, given)
         if steps.start == 0:
             sums.first[rows] = carried
-        rest = [part for part in (dgate,) if part is not None]
-        if dread is not None and len(parts) > cell.gates:
-            rest.append(dread)
-            dread = None
-        target = products.to(exact) if kept is None else torch.empty_like(kept, dtype=exact)
-        dproducts = cell.start_back(parts, ddecay, delta, rest, target)
         sums.add(dproducts.to(blocks.dtype), dread, read, rows, steps)
-    if dlast is not None and blocks.padding is not None:
-        # A row without steps gives back the c that it was given.
-        sums.first += torch.where(blocks.ends < 0, dlast, 0.0)
     return {
         "sources": sums.sources,
         "weights": sums.weights,

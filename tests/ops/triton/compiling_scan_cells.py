@@ -27,6 +27,10 @@ def calls() -> dict[str, tuple[str, torch.dtype, int, bool]]:
     }
 
 
+CHUNKED = "gilr_lstm float32 chunks"
+"""With these, of each pass a kernel for the chunks and then one that walks."""
+
+
 def call(name: str, dtype: torch.dtype, parts: int, options: bool) -> None:
     """Forward and backward of 2 rows of 16 steps."""
     products = torch.zeros(2, 16, parts * HIDDEN, dtype=dtype)
@@ -66,6 +70,10 @@ def main() -> None:
         compiled.clear()
         call(*each)
         found[name] = [resources(kernel) for kernel in compiled]
+    compiled.clear()
+    scan_cells._chunks = lambda *_: 2
+    call(*calls()["gilr_lstm float32"])
+    found[CHUNKED] = [resources(kernel) for kernel in compiled if "scan_cell" in kernel.metadata.name]
     for name in STEPS:
         compiled.clear()
         step(name)

@@ -10,16 +10,17 @@ import pytest
 
 from tests.conftest import ROOT, econmt_environment
 
-# By call, the registers of a thread at most, forward and backward.
+# By call, the registers of a thread at most, forward and backward; of chunks each first finds what they make of a state.
 MOST = {
-    "sru bfloat16": (104, 120),
-    "sru view float32": (120, 112),
-    "ssru bfloat16": (72, 80),
-    "qrnn bfloat16": (104, 104),
-    "gilr_lstm bfloat16": (120, 104),
-    "gilr_lstm float32": (120, 104),
-    "min_lstm float64": (160, 160),
-    "gru bfloat16": (32, 48),
+    "sru bfloat16": (112, 120),
+    "sru view float32": (120, 120),
+    "ssru bfloat16": (80, 80),
+    "qrnn bfloat16": (104, 112),
+    "gilr_lstm bfloat16": (120, 120),
+    "gilr_lstm float32": (120, 120),
+    "min_lstm float64": (168, 168),
+    "gilr_lstm float32 chunks": (96, 120, 80, 120),
+    "gru bfloat16": (32, 56),
     "lnlstm bfloat16": (88, 128),
     "lnlstm per gate bfloat16": (64, 112),
 }
@@ -42,7 +43,7 @@ def test_compiled_for_a_gpu(capability: int) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert found.keys() == MOST.keys()
     for name, kernels in found.items():
-        assert [kernel["stack"] for kernel in kernels] == [0, 0], (name, kernels)
+        assert not any(kernel["stack"] for kernel in kernels), (name, kernels)
         most = 2048 if "lnlstm" in name else 0  # sums over a row
         assert max(kernel["shared"] for kernel in kernels) <= most, (name, kernels)
         for kernel, registers in zip(kernels, MOST[name], strict=True):

@@ -101,3 +101,15 @@ def test_dropout_and_weights_of_another_type(name: str, device: str) -> None:
         found.append(torch.autograd.grad(outputs.float().square().sum(), layers))
         assert all(part.dtype == torch.float32 for part in found[-1])
     assert_close(found[0], found[1], 6e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "ragged"), [("gilr_lstm", False), ("sru", True), ("min_lstm", True)], ids=str
+)
+def test_chunks_of_steps(name: str, ragged: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that end in the first chunk, at an end of one, and in the last, which is shorter."""
+    monkeypatch.setattr(scan_cells, "_chunks", lambda *_: 3)
+    lengths = torch.tensor([20, 3, 16]).to(device) if ragged else None
+    given = arguments(CASES[name], Make(device), 3 if ragged else 1, 20, 2, 3, 1)
+    options = {"lengths": lengths}
+    assert_same_function(function(name, **options), function(name, "reference", **options), given)

@@ -27,8 +27,18 @@ def test_sequences_are_what_the_task_says() -> None:
         assert not first[:, 1:].any()
         assert rest.sum(2).eq(1).all()
         assert rest.amax(2).eq(1).all()
+        assert trial._labels.sum() == 4  # half of 8
         seen |= {tuple(trial._labels.tolist())}
     assert len(seen) > 10
+
+
+def test_one_sequence_alone_may_begin_with_either() -> None:
+    trial = task.Trial(SMALL._replace(batch=1), CPU)
+    seen = set()
+    for _ in range(20):
+        trial.fill()
+        seen.add(float(trial._labels))
+    assert seen == {0.0, 1.0}
 
 
 @pytest.mark.parametrize("cell", list(task.CELLS))
@@ -39,6 +49,9 @@ def test_gates_begin_by_keeping(cell: str) -> None:
     assert bias.shape == (400,)
     assert 0 <= float(bias.min()) < 4
     assert 6.5 < float(bias.max()) <= 6.91
+    takes = task.CELLS[cell].takes
+    if takes is not None:
+        assert takes(trial.layer, 400).equal(-bias)
 
 
 @pytest.mark.parametrize("cell", list(task.CELLS))

@@ -27,6 +27,7 @@
 #define CHUNK 256
 #define STREAMED (1 << 23) /* values of a result that is larger than caches */
 #define AHEAD 1024 /* values of a tensor between those that are worked on and those that are asked for */
+#define MOST_PARTS 5 /* of the products around a scan */
 #define INLINE inline __attribute__((always_inline))
 #define PRAGMA(x) _Pragma(#x)
 #define SIMD PRAGMA(omp simd)
@@ -92,7 +93,7 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
 
 /* Goes up when a function does something else or a field gets another meaning, here and in __init__.py, so that a library
  * that was built before is not called. */
-EXPORT int econmt_version(void) { return 2; }
+EXPORT int econmt_version(void) { return 3; }
 
 /* The bytes of a structure, 0 if there is none of that name. */
 EXPORT int64_t econmt_size(const char *name) {
@@ -109,6 +110,8 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(recurrence_forward);
   SIZE(recurrence_backward);
   SIZE(recurrence_summary);
+  SIZE(scan_cell_forward);
+  SIZE(scan_cell_backward);
 #undef SIZE
   return 0;
 }
@@ -222,4 +225,12 @@ EXPORT int econmt_recurrence_backward(const struct recurrence_backward *a, int64
 EXPORT int econmt_recurrence_summary(const struct recurrence_summary *a, int64_t threads) {
   int64_t tasks = tasks_of(a->rows, a->hidden, a->width);
   return spread(PICK(recurrence_summary), a, tasks, threads, 0, 2 * a->width, NULL);
+}
+
+EXPORT int econmt_scan_cell_forward(const struct scan_cell_forward *a, int64_t threads) {
+  return spread(PICK(scan_cell_forward), a, tasks_of(a->rows, a->hidden, a->width), threads, 0, 0, NULL);
+}
+
+EXPORT int econmt_scan_cell_backward(const struct scan_cell_backward *a, int64_t threads) {
+  return spread(PICK(scan_cell_backward), a, tasks_of(a->rows, a->hidden, a->width), threads, 0, 0, NULL);
 }

@@ -167,4 +167,51 @@ struct recurrence_summary {
   float *products, *ends; /* (B, H), are written */
 };
 
+/* One recurrence with what is around it. */
+struct scan_cell {
+  int64_t narrow, parts, gates; /* of the products; those behind the first that pass the sigmoid */
+  int64_t recurrence, output;   /* of those below */
+  int64_t squashes;             /* 1: the first part passes tanh */
+};
+
+enum { COUPLED, GATED, SHARED };
+enum { PLAIN, RELU, GATE, HIGHWAY };
+
+/* Products to outputs, all steps of a row one after the other. A task is some columns of a row. */
+struct scan_cell_forward {
+  struct scan_cell cell;
+  int64_t rows, positions, hidden;
+  int64_t width;          /* columns of a task, at most 256 */
+  const void *products;   /* (B, T, parts H) */
+  const void *read;       /* any (B, T, H), which a highway lets through; or NULL */
+  int64_t read_batch, read_step;
+  const float *initial;   /* (B, H) */
+  const int64_t *lengths; /* (B), from 0 to T; or NULL */
+  void *outputs;          /* any (B, T, H), is written; zero at and past a row's length */
+  int64_t outputs_batch, outputs_step;
+  float *cells;           /* any (B, T, H), gets c at each step of a row; or NULL */
+  int64_t cells_batch, cells_step;
+  float *last;            /* (B, H), gets c after the last step */
+};
+
+/* Its backward pass, which walks the other way. */
+struct scan_cell_backward {
+  struct scan_cell cell;
+  int64_t rows, positions, hidden;
+  int64_t width;
+  const void *products; /* as of the forward pass */
+  const void *read;
+  int64_t read_batch, read_step;
+  const float *initial; /* any (B, H) */
+  int64_t initial_stride;
+  const int64_t *lengths;
+  const float *cells;   /* any (B, T, H) */
+  int64_t cells_batch, cells_step;
+  const void *doutputs; /* any (B, T, H); or NULL: zeros */
+  int64_t doutputs_batch, doutputs_step;
+  void *dproducts;      /* (B, T, parts H), is written; may be the products */
+  void *dread;          /* (B, T, H), is written; or NULL */
+  float *dfirst;        /* (B, H), the gradient of c after the last step; that of the initial one takes its place */
+};
+
 #endif

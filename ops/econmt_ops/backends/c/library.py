@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_VERSION = 2
+_VERSION = 3
 """That of econmt_version in kernels.c."""
 
 _SIZE, _PLACE = ctypes.c_int64, ctypes.c_void_p
@@ -63,6 +63,19 @@ RecurrenceSummary = _structure(
     "rows positions hidden narrow width backwards gradient *decay *inputs decay_batch decay_step inputs_batch "
     "inputs_step *products *ends",
 )
+_SCAN_CELL = "narrow parts gates recurrence output squashes rows positions hidden width *products *read "
+ScanCellForward = _structure(
+    "scan_cell_forward",
+    _SCAN_CELL
+    + "read_batch read_step *initial *lengths *outputs outputs_batch outputs_step *cells cells_batch "
+    "cells_step *last",
+)
+ScanCellBackward = _structure(
+    "scan_cell_backward",
+    _SCAN_CELL
+    + "read_batch read_step *initial initial_stride *lengths *cells cells_batch cells_step *doutputs "
+    "doutputs_batch doutputs_step *dproducts *dread *dfirst",
+)
 AddRows = _structure("add_rows", "rows size narrow *values values_stride *places *total total_stride")
 
 
@@ -96,6 +109,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "recurrence_forward": RecurrenceForward,
     "recurrence_backward": RecurrenceBackward,
     "recurrence_summary": RecurrenceSummary,
+    "scan_cell_forward": ScanCellForward,
+    "scan_cell_backward": ScanCellBackward,
 }
 
 

@@ -556,3 +556,5 @@ static void NAME(recurrence_summary)(const void *given, int64_t begin, int64_t e
   else
     NAME(recurrence_summary_as)(a, begin, end, scratch, 0);
 }
+
+#include "scan_cells.h"

@@ -29,7 +29,8 @@ RADIX = 32
 
 
 @functools.cache
-def _multiprocessors(index: int) -> int:
+def multiprocessors(index: int) -> int:
+    """Those of a device."""
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
@@ -54,7 +55,7 @@ class Cut:
     def _fills_better_tiled(self, like: Tensor) -> bool:
         if self.count == 1 or like.device.type != "cuda":
             return self.count > 1
-        return self.groups < _FULL * _multiprocessors(like.device.index or 0)
+        return self.groups < _FULL * multiprocessors(like.device.index or 0)
 
     @property
     def grid(self) -> tuple[int]:

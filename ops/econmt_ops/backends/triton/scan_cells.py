@@ -5,6 +5,9 @@ the values of the next steps are on their way while those of a few steps are wor
 written once; the backward pass reads the products, c and the gradient of h, makes the nonlinearities again and writes
 the gradients of the products, in their own place if it may. The mathematics is that of `econmt_ops.cells.scan`.
 
+Where rows and units are too few for the device, rows are cut into chunks of steps. The same kernels find first what
+each chunk makes of the state before it, c -> P c + e, a scan over the chunks finds those states, and then all walk.
+
 B batch, T steps, H hidden, K parts of the products.
 """
 
@@ -12,23 +15,32 @@ B batch, T steps, H hidden, K parts of the products.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from econmt_ops.backends.triton import recurrence
 from econmt_ops.backends.triton.pointwise import sigmoid, tanh
 from econmt_ops.cells.scan import ScanCell
 from econmt_ops.core.chunks import rows_of
-from econmt_ops.core.precision import accumulate_dtype
 
 _UNITS = 32
 """Of a program at most, which is a warp: one a thread, so that as many warps as possible hide each other's waiting."""
 
 _FORWARD_BLOCK, _BACKWARD_BLOCK = 8, 4
-"""Steps that are read at once: 2 x block x (K + 1 forward, K + 3 back) registers of a thread."""
+"""Steps that are read at once, in 2 x block x (K + 1 forward, K + 3 back) registers. Chunks have whole ones."""
+
+_FEW_STEPS = 256
+"""A chunk has at least as many."""
+
+_FULL, _WANTED = 4, 16
+"""Programs of a multiprocessor from which on rows are left whole, and those that chunks are to give it."""
+
+_TILE = 64
+"""Steps of a tile where the chunks are scanned."""
 
 
 @triton.jit
@@ -145,48 +157,51 @@ def read_forward(products, read, row, begin, unit, length, steps, read_batch, re
         there = (begin + index < length) & (unit < HIDDEN)
         values = load_parts(place + index * (PARTS * HIDDEN), there, PARTS, HIDDEN)
         if READS:
-            at = row * read_batch + (begin + index) * read_step + unit
+            at = row * read_batch + (begin + index).to(tl.int64) * read_step + unit
             values = values + (tl.load(read + at, mask=there, other=0.0),)
         found = found + (values,)
     return found
 
 
-@triton.jit(do_not_specialize=["steps"])
-def scan_cell_forward(
-    products, bias, read, first, lengths, outputs, last, cells, read_batch, read_step, steps,
-    PARTS: tl.constexpr, HIDDEN: tl.constexpr, GATES: tl.constexpr, RECURRENCE: tl.constexpr, OUTPUT: tl.constexpr,
-    SQUASHES: tl.constexpr, HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr,
-    ACC: tl.constexpr,
-):  # fmt: skip
-    """Outputs (B, T, H), zero past a row's length, last (B, H), and with KEEPS c at each step of a row (B, T, H)."""
+@triton.jit
+def place_of(chunks, HIDDEN: tl.constexpr, UNITS: tl.constexpr):
+    """The row, the units and the chunk of a program."""
     groups: tl.constexpr = (HIDDEN + UNITS - 1) // UNITS
-    row = (tl.program_id(0) // groups).to(tl.int64)
-    unit = tl.program_id(0) % groups * UNITS + tl.arange(0, UNITS)
+    number = tl.program_id(0)
+    row = (number // (groups * chunks)).to(tl.int64)
+    return row, number % groups * UNITS + tl.arange(0, UNITS), number // groups % chunks
+
+
+@triton.jit(do_not_specialize=["steps", "span", "chunks"])
+def scan_cell_forward(
+    products, bias, read, first, lengths, outputs, last, decays, cells, read_batch, read_step, steps, span, chunks,
+    PARTS: tl.constexpr, HIDDEN: tl.constexpr, GATES: tl.constexpr, RECURRENCE: tl.constexpr, OUTPUT: tl.constexpr,
+    SQUASHES: tl.constexpr, HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr, SUMMARY: tl.constexpr, UNITS: tl.constexpr,
+    BLOCK: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Outputs (B, T, H), zero past a row's length, and with KEEPS c at each step of a row (B, T, H).
+
+    A program has a chunk of ``span`` steps; first and last (B, chunks, H) are c before and after each. With SUMMARY it
+    finds what the chunk makes of c alone, c -> decays c + last, both (B, chunks, H).
+    """
+    row, unit, chunk = place_of(chunks, HIDDEN, UNITS)
     inside = unit < HIDDEN
+    state = (row * chunks + chunk) * HIDDEN + unit
+    start, stop = chunk * span, tl.minimum(chunk * span + span, steps)
     length = tl.load(lengths + row).to(tl.int32) if HAS_LENGTHS else steps
     READS: tl.constexpr = OUTPUT == "highway" and PARTS == 1 + GATES
     kind: tl.constexpr = outputs.dtype.element_ty
     biases = ()
     for part in tl.static_range(PARTS):
         biases = biases + (tl.load(bias + part * HIDDEN + unit, mask=inside, other=0.0).to(ACC),)
-    c = tl.load(first + row * HIDDEN + unit, mask=inside, other=0.0)
+    c, p = tl.zeros((UNITS,), ACC), tl.full((UNITS,), 1.0, ACC)
+    if not SUMMARY:
+        c = tl.load(first + state, mask=inside, other=0.0)
     block = read_forward(
-        products,
-        read,
-        row,
-        steps * 0,
-        unit,
-        length,
-        steps,
-        read_batch,
-        read_step,
-        PARTS,
-        HIDDEN,
-        READS,
-        BLOCK,
+        products, read, row, start, unit, length, steps, read_batch, read_step, PARTS, HIDDEN, READS, BLOCK
     )
-    for number in range(tl.cdiv(steps, BLOCK)):
-        begin = number * BLOCK
+    for number in range(tl.cdiv(stop - start, BLOCK)):
+        begin = start + number * BLOCK
         behind = read_forward(
             products, read, row, begin + BLOCK, unit, length, steps, read_batch, read_step, PARTS, HIDDEN, READS,
             BLOCK,
@@ -198,13 +213,18 @@ def scan_cell_forward(
             parts = activate(values, biases, PARTS, GATES, SQUASHES, ACC)
             a, b = recur(parts, RECURRENCE)
             c = tl.where(live, a * c + b, c)
-            h = give(c, parts[GATES], values[-1].to(ACC) if READS else parts[PARTS - 1], OUTPUT, ACC)
-            there = (begin + index < steps) & inside
-            tl.store(outputs + at + index * HIDDEN, tl.where(live, h, 0.0).to(kind), mask=there)
-            if KEEPS:
-                tl.store(cells + at + index * HIDDEN, c, mask=there)
+            if SUMMARY:
+                p = tl.where(live, a * p, p)
+            else:
+                h = give(c, parts[GATES], values[-1].to(ACC) if READS else parts[PARTS - 1], OUTPUT, ACC)
+                there = (begin + index < stop) & inside
+                tl.store(outputs + at + index * HIDDEN, tl.where(live, h, 0.0).to(kind), mask=there)
+                if KEEPS:
+                    tl.store(cells + at + index * HIDDEN, c, mask=there)
         block = behind
-    tl.store(last + row * HIDDEN + unit, c, mask=inside)
+    tl.store(last + state, c, mask=inside)
+    if SUMMARY:
+        tl.store(decays + state, p, mask=inside)
 
 
 @triton.jit
@@ -223,30 +243,33 @@ def read_backward(products, read, cells, doutputs, row, begin, unit, length, ste
         before = tl.load(earlier + index * HIDDEN, mask=(step >= 1) & (step <= length) & inside, other=0.0)
         x, dh = before, before
         if READS:
-            x = tl.load(read + row * read_batch + step * read_step + unit, mask=there, other=0.0)
+            at = row * read_batch + step.to(tl.int64) * read_step + unit
+            x = tl.load(read + at, mask=there, other=0.0)
         if HAS_DOUTPUTS:
-            at = row * doutputs_batch + step * doutputs_step + unit
+            at = row * doutputs_batch + step.to(tl.int64) * doutputs_step + unit
             dh = tl.load(doutputs + at, mask=there, other=0.0)
         found = found + ((values, before, x, dh),)
     return found
 
 
-@triton.jit(do_not_specialize=["steps"])
+@triton.jit(do_not_specialize=["steps", "span", "chunks"])
 def scan_cell_backward(
-    products, bias, read, first, lengths, cells, doutputs, dlast, dproducts, dread, dfirst, dbias,
-    read_batch, read_step, doutputs_batch, doutputs_step, steps,
+    products, bias, read, first, lengths, cells, doutputs, dlast, dproducts, dread, dfirst, decays, dbias,
+    read_batch, read_step, doutputs_batch, doutputs_step, steps, span, chunks,
     PARTS: tl.constexpr, HIDDEN: tl.constexpr, GATES: tl.constexpr, RECURRENCE: tl.constexpr, OUTPUT: tl.constexpr,
     SQUASHES: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_DOUTPUTS: tl.constexpr, HAS_DLAST: tl.constexpr,
-    UNITS: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr,
+    SUMMARY: tl.constexpr, UNITS: tl.constexpr, BLOCK: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """dproducts (B, T, K H) and, of a highway, dread (B, T, H), zero past a row's length; dfirst (B, H).
+    """dproducts (B, T, K H) and, of a highway, dread (B, T, H), zero past a row's length.
 
-    dbias: (B, K H), each row's sum of dproducts, not rounded. dproducts may be the products' own memory.
+    A program has a chunk as in the forward pass; dlast and dfirst (B, chunks, H) are the gradients of c after and
+    before each, with SUMMARY what it makes of them alone, dlast -> decays dlast + dfirst. dbias: (B, chunks, K H),
+    each chunk's sum of dproducts, not rounded. dproducts may be the products' own memory. first: (B, H), c before all.
     """
-    groups: tl.constexpr = (HIDDEN + UNITS - 1) // UNITS
-    row = (tl.program_id(0) // groups).to(tl.int64)
-    unit = tl.program_id(0) % groups * UNITS + tl.arange(0, UNITS)
+    row, unit, chunk = place_of(chunks, HIDDEN, UNITS)
     inside = unit < HIDDEN
+    state = (row * chunks + chunk) * HIDDEN + unit
+    begin_of_chunk, stop = chunk * span, tl.minimum(chunk * span + span, steps)
     length = tl.load(lengths + row).to(tl.int32) if HAS_LENGTHS else steps
     READS: tl.constexpr = OUTPUT == "highway" and PARTS == 1 + GATES
     kind: tl.constexpr = dproducts.dtype.element_ty
@@ -255,17 +278,17 @@ def scan_cell_backward(
         biases = biases + (tl.load(bias + part * HIDDEN + unit, mask=inside, other=0.0).to(ACC),)
         sums = sums + (tl.zeros((UNITS,), ACC),)
     start = tl.load(first + row * HIDDEN + unit, mask=inside, other=0.0)
-    carried = tl.zeros((UNITS,), ACC)
+    carried, p = tl.zeros((UNITS,), ACC), tl.full((UNITS,), 1.0, ACC)
     if HAS_DLAST:
-        carried = tl.load(dlast + row * HIDDEN + unit, mask=inside, other=0.0).to(ACC)
-    blocks = tl.cdiv(steps, BLOCK)
-    end = (blocks - 1) * BLOCK
+        carried = tl.load(dlast + state, mask=inside, other=0.0).to(ACC)
+    blocks = tl.cdiv(stop - begin_of_chunk, BLOCK)
+    end = begin_of_chunk + (blocks - 1) * BLOCK
     block = read_backward(
         products, read, cells, doutputs, row, end, unit, length, steps, read_batch, read_step, doutputs_batch,
         doutputs_step, PARTS, HIDDEN, READS, BLOCK, HAS_DOUTPUTS,
     )  # fmt: skip
     # c after the last step, which no step behind it reads as the one before its own
-    c = tl.load(cells + (row * steps + steps - 1) * HIDDEN + unit, mask=inside & (length == steps), other=0.0)
+    c = tl.load(cells + (row * steps + stop - 1) * HIDDEN + unit, mask=inside & (length >= stop), other=0.0)
     for number in range(blocks):
         begin = end - number * BLOCK
         ahead = read_backward(
@@ -282,40 +305,86 @@ def scan_cell_backward(
             a, _ = recur(parts, RECURRENCE)
             x = x.to(ACC) if READS else parts[PARTS - 1]
             dc, dgate, dx = give_back(c, parts[GATES], x, dh, OUTPUT, ACC)
-            delta = tl.where(step < length, dc + carried, 0.0)
-            carried = tl.where(step < length, a * delta, carried)
-            made = recur_back(parts, delta, before, RECURRENCE, SQUASHES)
-            if OUTPUT == "gate" or OUTPUT == "highway":
-                made = made + (dgate,)
-            there = (step < steps) & inside
-            if READS:
-                tl.store(dread + (row * steps + step) * HIDDEN + unit, dx.to(kind), mask=there)
-            elif OUTPUT == "highway":
-                made = made + (dx,)
-            total = ()
-            for part in tl.static_range(PARTS):
-                tl.store(place + index * (PARTS * HIDDEN) + part * HIDDEN, made[part].to(kind), mask=there)
-                total = total + (sums[part] + made[part],)
-            sums = total
+            live = step < length
+            delta = tl.where(live, dc + carried, 0.0)
+            carried = tl.where(live, a * delta, carried)
+            if SUMMARY:
+                p = tl.where(live, a * p, p)
+            if not SUMMARY:
+                made = recur_back(parts, delta, before, RECURRENCE, SQUASHES)
+                if OUTPUT == "gate" or OUTPUT == "highway":
+                    made = made + (dgate,)
+                there = (step < stop) & inside
+                if READS:
+                    tl.store(dread + (row * steps + step) * HIDDEN + unit, dx.to(kind), mask=there)
+                elif OUTPUT == "highway":
+                    made = made + (dx,)
+                total = ()
+                for part in tl.static_range(PARTS):
+                    tl.store(
+                        place + index * (PARTS * HIDDEN) + part * HIDDEN, made[part].to(kind), mask=there
+                    )
+                    total = total + (sums[part] + made[part],)
+                sums = total
             c = before
         block = ahead
-    tl.store(dfirst + row * HIDDEN + unit, carried, mask=inside)
-    for part in tl.static_range(PARTS):
-        tl.store(dbias + (row * PARTS + part) * HIDDEN + unit, sums[part], mask=inside)
+    tl.store(dfirst + state, carried, mask=inside)
+    if SUMMARY:
+        tl.store(decays + state, p, mask=inside)
+    else:
+        for part in tl.static_range(PARTS):
+            at = ((row * chunks + chunk) * PARTS + part) * HIDDEN + unit
+            tl.store(dbias + at, sums[part], mask=inside)
 
 
-def _division(batch: int, hidden: int) -> tuple[tuple[int], int]:
-    """The grid, and the units of a program."""
+class _Cut(NamedTuple):
+    """How a call is cut: the units of a program, the steps of a chunk, and how many chunks a row has."""
+
+    units: int
+    span: int
+    chunks: int
+
+    def grid(self, batch: int, hidden: int) -> tuple[int]:
+        """The programs."""
+        return (batch * triton.cdiv(hidden, self.units) * self.chunks,)
+
+
+def _chunks(batch: int, steps: int, hidden: int, device: torch.device) -> int:
+    """The chunks of a row: one, unless rows and units are too few for the device and steps are not."""
+    programs = max(1, batch * triton.cdiv(hidden, _UNITS))
+    if device.type != "cuda" or steps < 2 * _FEW_STEPS:
+        return 1
+    processors = recurrence.multiprocessors(device.index or 0)
+    if programs >= _FULL * processors:
+        return 1
+    return int(min(triton.cdiv(_WANTED * processors, programs), steps // _FEW_STEPS))
+
+
+def _cut(like: Tensor) -> _Cut:
+    """``like``: (B, T, H)."""
+    batch, steps, hidden = like.shape
     units = min(_UNITS, triton.next_power_of_2(max(1, hidden)))
-    return (batch * triton.cdiv(hidden, units),), units
+    chunks = _chunks(batch, steps, hidden, like.device)
+    # Blocks end where chunks do.
+    span = steps if chunks == 1 else triton.cdiv(steps, chunks * _FORWARD_BLOCK) * _FORWARD_BLOCK
+    return _Cut(units, span, triton.cdiv(steps, max(1, span)))
 
 
-def _constants(cell: ScanCell, products: Tensor, hidden: int, lengths: Tensor | None) -> dict[str, Any]:
+def _states(decays: Tensor, ends: Tensor, first: Tensor, reverse: bool) -> Tensor:
+    """What is before each chunk in the order of the walk, (B, chunks, H): of c -> decays c + ends, and first (B, H)."""
+    after, _ = recurrence.forward(decays, ends, first, None, reverse, _TILE, False)
+    begin = first.unsqueeze(1)
+    return torch.cat([after[:, 1:], begin] if reverse else [begin, after[:, :-1]], 1)
+
+
+def _constants(
+    cell: ScanCell, products: Tensor, hidden: int, lengths: Tensor | None, units: int
+) -> dict[str, Any]:
     """The compile-time arguments that both kernels have."""
     return {
         "PARTS": products.shape[2] // hidden, "HIDDEN": hidden, "GATES": cell.gates - 1,
         "RECURRENCE": cell.recurrence.name, "OUTPUT": cell.output.name, "SQUASHES": cell.squashes,
-        "HAS_LENGTHS": lengths is not None,
+        "HAS_LENGTHS": lengths is not None, "UNITS": units,
         "ACC": tl.float64 if products.dtype == torch.float64 else tl.float32, "num_warps": 1,
     }  # fmt: skip
 
@@ -342,13 +411,22 @@ def forward(
             there, cells (B, T, H), c at each.
     """
     batch, steps, hidden = outputs.shape
-    read, first = rows_of(read), first.contiguous()
-    grid, units = _division(batch, hidden)
-    scan_cell_forward[grid](
-        products, bias, read, first, first if lengths is None else lengths, outputs, last,
-        last if cells is None else cells, *read.stride()[:2], steps, KEEPS=cells is not None, UNITS=units,
-        BLOCK=_FORWARD_BLOCK, **_constants(cell, products, hidden, lengths),
-    )  # fmt: skip
+    read, before = rows_of(read), first.contiguous()
+    cut = _cut(outputs)
+    decays, ends = last, last
+    if cut.chunks > 1:
+        decays, ends = (first.new_empty(batch, cut.chunks, hidden) for _ in range(2))
+    for summary in (True, False) if cut.chunks > 1 else (False,):
+        scan_cell_forward[cut.grid(batch, hidden)](
+            products, bias, read, before, first if lengths is None else lengths, outputs, ends, decays,
+            last if cells is None else cells, *read.stride()[:2], steps, cut.span, cut.chunks,
+            KEEPS=cells is not None, SUMMARY=summary, BLOCK=_FORWARD_BLOCK,
+            **_constants(cell, products, hidden, lengths, cut.units),
+        )  # fmt: skip
+        if summary:
+            before = _states(decays, ends, before, False)
+    if cut.chunks > 1:
+        last.copy_(ends[:, -1])
 
 
 def backward(
@@ -375,14 +453,19 @@ def backward(
     batch, steps, hidden = cells.shape
     read, first = rows_of(read), first.contiguous()
     given = first if doutputs is None else rows_of(doutputs)
-    grid, units = _division(batch, hidden)
-    dfirst = torch.empty_like(first)
-    dbias = first.new_empty(batch, bias.shape[0], dtype=accumulate_dtype(products.dtype))
-    scan_cell_backward[grid](
-        products, bias, read, first, first if lengths is None else lengths, cells, given,
-        first if dlast is None else dlast.contiguous(), dproducts, dproducts if dread is None else dread, dfirst,
-        dbias, *read.stride()[:2], *given.stride()[:2], steps,
-        HAS_DOUTPUTS=doutputs is not None, HAS_DLAST=dlast is not None, UNITS=units, BLOCK=_BACKWARD_BLOCK,
-        **_constants(cell, products, hidden, lengths),
-    )  # fmt: skip
-    return dfirst, dbias.sum(0)
+    cut = _cut(cells)
+    dfirst, decays = (first.new_empty(batch, cut.chunks, hidden) for _ in range(2))
+    dbias = first.new_empty(batch * cut.chunks, bias.shape[0])
+    after = None if dlast is None else dlast.contiguous()
+    for summary in (True, False) if cut.chunks > 1 else (False,):
+        has_after = after is not None and not summary
+        scan_cell_backward[cut.grid(batch, hidden)](
+            products, bias, read, first, first if lengths is None else lengths, cells, given,
+            first if after is None else after, dproducts, dproducts if dread is None else dread, dfirst, decays, dbias,
+            *read.stride()[:2], *given.stride()[:2], steps, cut.span, cut.chunks,
+            HAS_DOUTPUTS=doutputs is not None, HAS_DLAST=has_after, SUMMARY=summary, BLOCK=_BACKWARD_BLOCK,
+            **_constants(cell, products, hidden, lengths, cut.units),
+        )  # fmt: skip
+        if summary:
+            after = _states(decays, dfirst, torch.zeros_like(first) if after is None else after, True)
+    return dfirst[:, 0], dbias.sum(0)
