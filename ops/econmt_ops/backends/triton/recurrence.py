@@ -21,8 +21,12 @@ _LINE = 128
 _FULL = 2
 """Warps a multiprocessor, each with a line of units, from which on threads walk through all steps of their units."""
 
-_AHEAD = 16
-"""Steps that a walk asks for before it comes to them."""
+_AHEAD, _FAR_AHEAD = 8, 16
+"""Steps that a thread asks for before it comes to them, and where few threads walk, each of which has to keep more on its
+way; a kernel of twice as many steps takes four times as long to compile."""
+
+_MANY = 8
+"""Warps a multiprocessor from which on they are not few."""
 
 RADIX = 32
 """Tiles of a group, and groups after which a state is published."""
@@ -41,6 +45,7 @@ class Cut:
         units: of a program. groups: of units, over all rows.
         steps: of a block. count: blocks of a row.
         tiled: whether each block has a program, as a tile; else a program walks through all steps of its units.
+        ahead: steps that are asked for ahead, a power of two that goes into a block.
     """
 
     def __init__(self, like: Tensor, block: int, tiled: bool | None = None) -> None:
@@ -51,9 +56,11 @@ class Cut:
         self.count = triton.cdiv(steps, block)
         self.groups = rows * triton.cdiv(hidden, self.units)
         self.tiled = tiled if tiled is not None else self._fills_better_tiled(like)
+        few = like.is_cuda and self.groups < _MANY * multiprocessors(like.device.index or 0)
+        self.ahead = min(_FAR_AHEAD if few and not self.tiled else _AHEAD, block)
 
     def _fills_better_tiled(self, like: Tensor) -> bool:
-        if self.count == 1 or like.device.type != "cuda":
+        if self.count == 1 or not like.is_cuda:
             return self.count > 1
         return self.groups < _FULL * multiprocessors(like.device.index or 0)
 
@@ -79,9 +86,9 @@ class Cut:
     def constants(
         self, like: Tensor, reverse: bool, initial: Tensor | None, lengths: Tensor | None
     ) -> dict[str, Any]:
-        """The compile-time arguments; a walk's steps ahead go into a block, as powers of two."""
+        """The compile-time arguments."""
         return {
-            "BLOCK": self.steps, "COUNT": min(_AHEAD, self.steps), "UNITS": self.units, "REVERSE": reverse,
+            "BLOCK": self.steps, "COUNT": self.ahead, "UNITS": self.units, "REVERSE": reverse,
             "HAS_INITIAL": initial is not None, "HAS_LENGTHS": lengths is not None, "TILED": self.tiled,
             "RADIX": RADIX, "WAITS": not interpreted(),
             "ACC": tl.float64 if like.dtype == torch.float64 else tl.float32, "num_warps": 1,
