@@ -22,8 +22,8 @@ _FULL = 2
 """Warps a multiprocessor, each with a line of units, from which on threads walk through all steps of their units."""
 
 _AHEAD, _FAR_AHEAD = 8, 16
-"""Steps that a thread asks for before it comes to them, and where few threads walk, each of which has to keep more on its
-way; a kernel of twice as many steps takes four times as long to compile."""
+"""Steps that a thread asks for before it comes to them; the second where few threads walk, each of which has to keep
+more on its way. A kernel of twice as many steps takes four times as long to compile."""
 
 _MANY = 8
 """Warps a multiprocessor from which on they are not few."""
