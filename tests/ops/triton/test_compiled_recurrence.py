@@ -12,12 +12,12 @@ from tests.conftest import ROOT, econmt_environment
 
 # By call, forward and backward: registers of a thread and bytes of shared memory, at most.
 MOST = {
-    "tiles float32": [(112, 4096), (144, 4096)],
-    "walk float32": [(80, 0), (128, 0)],
-    "tiles bfloat16 again": [(152, 8192), (160, 8192)],
-    "walk bfloat16": [(80, 0), (176, 0)],
-    "walk bfloat16 again": [(96, 0), (168, 0)],
-    "tiles float64 again": [(192, 4096), (255, 4096)],
+    "tiles float32": [(184, 512), (184, 512)],
+    "walk float32": [(80, 0), (120, 0)],
+    "tiles bfloat16 again": [(255, 1024), (255, 1024)],
+    "walk bfloat16": [(112, 0), (184, 0)],
+    "walk bfloat16 again": [(88, 0), (176, 0)],
+    "tiles float64 again": [(255, 1024), (255, 1024)],
 }
 SPILLED = 64
 """Bytes of a thread's registers that may be kept in memory: ptxas does so, now and then, where it need not."""

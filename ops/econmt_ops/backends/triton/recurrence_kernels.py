@@ -281,7 +281,7 @@ def recurrence_backward(
             if (turn == 0) | ((first + COUNT) % BLOCK == 0):
                 state = tl.load(carries + (row * blocks + block) * hidden + unit, mask=inside, other=0.0)
                 for again in range(block * BLOCK, first + COUNT, COUNT):
-                    p = fetch(
+                    earlier_a = fetch(
                         decay,
                         decay_batch,
                         decay_step,
@@ -295,7 +295,7 @@ def recurrence_backward(
                         COUNT,
                         REVERSE,
                     )
-                    e = fetch(
+                    earlier_b = fetch(
                         kept,
                         kept_batch,
                         kept_step,
@@ -310,7 +310,7 @@ def recurrence_backward(
                         REVERSE,
                     )
                     for k in tl.static_range(COUNT):
-                        state = after(p[k].to(ACC), e[k].to(ACC), state)
+                        state = after(earlier_a[k].to(ACC), earlier_b[k].to(ACC), state)
                         put(ddecay, state, row, again + k, unit, length, steps, hidden, REVERSE)
                 tl.debug_barrier()  # other threads may read what these have written
             h = fetch(ddecay, whole, hidden, row, first - 1, stop, unit, length, hidden, 0.0, COUNT, REVERSE)
