@@ -2,7 +2,7 @@
 
 A recurrence is a product for all steps and a kernel that reads it, walks and writes the outputs. What is kept are the
 sources and c, with the stash level "gates" the products too; the backward kernel makes the nonlinearities again from
-the products, and three products follow it.
+the products, and those for the gradients of weights and sources follow it.
 
 B batch, T steps, H hidden, K parts of the products.
 """
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import with_kernels
 from econmt_ops.cells.scan import CELLS, ScanCell, ScanLayer
+from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.weights import State
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
@@ -82,9 +83,9 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _forward(call: Arguments, keep: bool) -> Results:
-    own, results = _Call(call), empty_results(call, keep)
+    own, results = _Call(call), empty_results(call._replace(stash="outputs"), keep)
     products = own.products(own.read(clean=False))
-    if len(results.products):
+    if keep and reaches(call.stash, "gates"):
         results = results._replace(products=products)
     if results.outputs.numel():
         cells = results.cells if keep else None

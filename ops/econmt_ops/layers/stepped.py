@@ -99,15 +99,22 @@ class Results(NamedTuple):
     kept: Tensor
 
 
+def _blocks(call: Arguments) -> list[tuple[int, int]]:
+    """The blocks of steps; see `split_blocks`."""
+    steps, batch, _ = call.inputs.shape
+    exact = accumulate_dtype(call.inputs.dtype)
+    return split_blocks(steps, batch, call.hidden.shape[1], exact, large=call.backend == "triton")
+
+
 class _Walk:
     """A call by its blocks of steps."""
 
     def __init__(self, call: Arguments) -> None:
         self.call, self.cell = call, _CELLS[call.cell]
-        self.steps, batch = call.inputs.shape[:2]
+        self.steps = call.inputs.shape[0]
         dtype = call.inputs.dtype
         self.exact = accumulate_dtype(dtype)
-        self.blocks = split_blocks(self.steps, batch, call.hidden.shape[1], self.exact)
+        self.blocks = _blocks(call)
         self.run = steps_for(call.inputs, call.backend)
         self.padding = None
         if call.lengths is not None:
@@ -144,7 +151,7 @@ def _empty_results(call: Arguments, keep: bool) -> Results:
     steps, batch, _ = call.inputs.shape
     hidden, others = call.hidden.shape[1], len(call.first) - 1
     exact = accumulate_dtype(call.inputs.dtype)
-    blocks = len(split_blocks(steps, batch, hidden, exact)) if keep else 0
+    blocks = len(_blocks(call)) if keep else 0
     return Results(
         call.inputs.new_empty(steps, batch, hidden),
         call.inputs.new_empty(batch, hidden),

@@ -43,7 +43,7 @@ def test_equals_the_definition(name: str, size: tuple[int, ...], dtype: torch.dt
 def test_lengths(name: str, reverse: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are full, empty, or shorter, in blocks of two steps; poison in the padding."""
     monkeypatch.setattr(
-        stepped, "split_blocks", lambda steps, *_: [(k, min(k + 2, steps)) for k in range(0, steps, 2)]
+        stepped, "split_blocks", lambda steps, *_, **__: [(k, min(k + 2, steps)) for k in range(0, steps, 2)]
     )
     monkeypatch.setattr(cells, "_UNITS", 4)
     lengths = torch.tensor([5, 0, 3])
