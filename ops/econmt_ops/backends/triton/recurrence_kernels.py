@@ -43,25 +43,25 @@ def place(step, length, REVERSE: tl.constexpr):
 
 
 @triton.jit
-def fetch(
-    tensor, batch, stride, row, first, stop, unit, length, hidden, other, COUNT: tl.constexpr, REVERSE: tl.constexpr
-):  # fmt: skip
-    """The values (UNITS,) of each of COUNT steps from ``first`` on; ``other`` from ``stop`` on and where none are."""
+def fetch(at, stride, first, live, length, inside, other, COUNT: tl.constexpr, REVERSE: tl.constexpr):
+    """The values (UNITS,) of each of COUNT steps from ``first`` on; ``other`` from ``live`` on and before the first.
+
+    at: where the row's units lie. live: at most its length.
+    """
     found = ()
     for k in tl.static_range(COUNT):
         step = first + k
-        there = (unit < hidden) & (step >= 0) & (step < length) & (step < stop)
-        at = row * batch + place(step, length, REVERSE) * stride + unit
-        found = found + (tl.load(tensor + at, mask=there, other=other),)
+        there = inside & (step >= 0) & (step < live)
+        found = found + (tl.load(at + place(step, length, REVERSE) * stride, mask=there, other=other),)
     return found
 
 
 @triton.jit
-def put(tensor, value, row, step, unit, length, steps, hidden, REVERSE: tl.constexpr):
-    """Writes a step to a contiguous (B, T, H), zeros past the row's length."""
-    at = (row * steps + place(step, length, REVERSE)) * hidden + unit
+def put(at, stride, value, step, length, steps, inside, REVERSE: tl.constexpr):
+    """Writes a step where the row's units lie, zeros past the row's length."""
     kept = tl.where(step < length, value, 0.0)
-    tl.store(tensor + at, kept.to(tensor.dtype.element_ty), mask=(unit < hidden) & (step < steps))
+    place_ = at + place(step, length, REVERSE) * stride
+    tl.store(place_, kept.to(at.dtype.element_ty), mask=inside & (step < steps))
 
 
 @triton.jit
@@ -158,6 +158,22 @@ def states_around(p, e, start, number, tiles, units, parts, states, flags, UNITS
     return state, next_state
 
 
+@triton.jit
+def whole_forward(
+    a_at, a_step, b_at, b_step, start, end, live, length, inside, a, b, COUNT: tl.constexpr, UNITS: tl.constexpr,
+    REVERSE: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """What the steps from ``start`` to ``end`` make of the state before them; a and b are their first COUNT."""
+    p, e = tl.full((UNITS,), 1.0, ACC), tl.zeros((UNITS,), ACC)
+    for first in range(start, end, COUNT):
+        next_a = fetch(a_at, a_step, first + COUNT, live, length, inside, 1.0, COUNT, REVERSE)
+        next_b = fetch(b_at, b_step, first + COUNT, live, length, inside, 0.0, COUNT, REVERSE)
+        for k in tl.static_range(COUNT):
+            p, e = join(p, e, a[k].to(ACC), b[k].to(ACC))
+        a, b = next_a, next_b
+    return p, e
+
+
 @triton.jit(do_not_specialize=["steps", "blocks"])
 def recurrence_forward(
     decay, inputs, initial, lengths, outputs, carries, parts, states, flags, decay_batch, decay_step, inputs_batch,
@@ -171,49 +187,70 @@ def recurrence_forward(
     of_row = tl.cdiv(hidden, UNITS)
     row = (units // of_row).to(tl.int64)
     unit = units % of_row * UNITS + tl.arange(0, UNITS)
+    inside = unit < hidden
     length = tl.load(lengths + row).to(tl.int64) if HAS_LENGTHS else steps.to(tl.int64)
+    a_at, b_at = decay + row * decay_batch + unit, inputs + row * inputs_batch + unit
+    outputs_at = outputs + row * steps * hidden + unit
     state = tl.zeros((UNITS,), ACC)
     if HAS_INITIAL:
-        state = tl.load(initial + row * hidden + unit, mask=unit < hidden, other=0.0)
+        state = tl.load(initial + row * hidden + unit, mask=inside, other=0.0)
     start = tile.to(tl.int64) * BLOCK
     stop = start + BLOCK if TILED else steps.to(tl.int64)
-    end = tl.minimum(stop, steps)
-    a = fetch(decay, decay_batch, decay_step, row, start, stop, unit, length, hidden, 1.0, COUNT, REVERSE)
-    b = fetch(inputs, inputs_batch, inputs_step, row, start, stop, unit, length, hidden, 0.0, COUNT, REVERSE)
+    end, live = tl.minimum(stop, steps), tl.minimum(stop, length)
+    a = fetch(a_at, decay_step, start, live, length, inside, 1.0, COUNT, REVERSE)
+    b = fetch(b_at, inputs_step, start, live, length, inside, 0.0, COUNT, REVERSE)
     next_state = state
     if TILED:
-        head_a, head_b = a, b
-        p, e = tl.full((UNITS,), 1.0, ACC), tl.zeros((UNITS,), ACC)
-        for first in range(start, end, COUNT):
-            behind = first + COUNT
-            next_a = fetch(
-                decay, decay_batch, decay_step, row, behind, stop, unit, length, hidden, 1.0, COUNT, REVERSE
-            )
-            next_b = fetch(inputs, inputs_batch, inputs_step, row, behind, stop, unit, length, hidden, 0.0, COUNT,
-                           REVERSE)  # fmt: skip
-            for k in tl.static_range(COUNT):
-                p, e = join(p, e, a[k].to(ACC), b[k].to(ACC))
-            a, b = next_a, next_b
-        a, b = head_a, head_b
+        p, e = whole_forward(
+            a_at, decay_step, b_at, inputs_step, start, end, live, length, inside, a, b, COUNT, UNITS, REVERSE, ACC
+        )  # fmt: skip
         state, next_state = states_around(
             p, e, state, tile, blocks, units, parts, states, flags, UNITS, RADIX, WAITS
         )
     for first in range(start, end, COUNT):
-        behind = first + COUNT
-        next_a = fetch(
-            decay, decay_batch, decay_step, row, behind, stop, unit, length, hidden, 1.0, COUNT, REVERSE
-        )
-        next_b = fetch(
-            inputs, inputs_batch, inputs_step, row, behind, stop, unit, length, hidden, 0.0, COUNT, REVERSE
-        )
+        next_a = fetch(a_at, decay_step, first + COUNT, live, length, inside, 1.0, COUNT, REVERSE)
+        next_b = fetch(b_at, inputs_step, first + COUNT, live, length, inside, 0.0, COUNT, REVERSE)
         if KEEPS and first % BLOCK == 0:
-            tl.store(carries + (row * blocks + first // BLOCK) * hidden + unit, state, mask=unit < hidden)
+            tl.store(carries + (row * blocks + first // BLOCK) * hidden + unit, state, mask=inside)
         for k in tl.static_range(COUNT):
             state = after(a[k].to(ACC), b[k].to(ACC), state)
             if TILED and k == COUNT - 1:
-                state = tl.where(behind == stop, next_state, state)
-            put(outputs, state, row, first + k, unit, length, steps, hidden, REVERSE)
+                state = tl.where(first + COUNT == stop, next_state, state)
+            put(outputs_at, hidden, state, first + k, length, steps, inside, REVERSE)
         a, b = next_a, next_b
+
+
+@triton.jit
+def whole_backward(
+    a_at, a_step, d_at, d_step, last, count, live, length, inside, a, d, behind, COUNT: tl.constexpr,
+    UNITS: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """What ``count`` times COUNT steps make of the delta behind them, walked back from those at ``last``."""
+    p, e = tl.full((UNITS,), 1.0, ACC), tl.zeros((UNITS,), ACC)
+    for turn in range(count):
+        before = last - (turn + 1) * COUNT
+        next_a = fetch(a_at, a_step, before, live, length, inside, 1.0, COUNT, REVERSE)
+        next_d = fetch(d_at, d_step, before, live, length, inside, 0.0, COUNT, REVERSE)
+        for k in tl.static_range(COUNT - 1, -1, -1):
+            p, e = join(p, e, behind, d[k].to(ACC))
+            behind = a[k].to(ACC)
+        a, d = next_a, next_d
+    return p, e
+
+
+@triton.jit
+def outputs_again(
+    a_at, a_step, b_at, b_step, made_at, state, start, end, live, length, steps, hidden, inside, COUNT: tl.constexpr,
+    REVERSE: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Writes the outputs of the steps from ``start`` to ``end``, rounded, given the state before them."""
+    for first in range(start, end, COUNT):
+        a = fetch(a_at, a_step, first, live, length, inside, 1.0, COUNT, REVERSE)
+        b = fetch(b_at, b_step, first, live, length, inside, 0.0, COUNT, REVERSE)
+        for k in tl.static_range(COUNT):
+            state = after(a[k].to(ACC), b[k].to(ACC), state)
+            put(made_at, hidden, state, first + k, length, steps, inside, REVERSE)
+    tl.debug_barrier()  # other threads may read what these have written
 
 
 @triton.jit(do_not_specialize=["steps", "blocks"])
@@ -236,95 +273,47 @@ def recurrence_backward(
     unit = units % of_row * UNITS + tl.arange(0, UNITS)
     inside = unit < hidden
     length = tl.load(lengths + row).to(tl.int64) if HAS_LENGTHS else steps.to(tl.int64)
+    a_at, d_at = decay + row * decay_batch + unit, doutputs + row * doutputs_batch + unit
+    made = row * steps * hidden + unit
+    h_at, h_step = (ddecay + made, hidden) if AGAIN else (kept + row * kept_batch + unit, kept_step)
     begin = tl.zeros((UNITS,), ACC)
     if HAS_INITIAL:
         begin = tl.load(initial + row * hidden + unit, mask=inside, other=0.0)
     start = (blocks - 1 - number).to(tl.int64) * BLOCK if TILED else steps.to(tl.int64) * 0
     stop = start + BLOCK if TILED else steps.to(tl.int64)
+    live = tl.minimum(stop, length)
     count = tl.cdiv(tl.minimum(stop, steps) - start, COUNT)
     last = start + (count - 1) * COUNT
-    at = row * decay_batch + place(stop, length, REVERSE) * decay_step + unit
-    behind = tl.load(decay + at, mask=inside & (stop < length), other=1.0).to(
-        ACC
-    )  # the decay of the step behind
-    a = fetch(decay, decay_batch, decay_step, row, last, stop, unit, length, hidden, 1.0, COUNT, REVERSE)
-    d = fetch(
-        doutputs, doutputs_batch, doutputs_step, row, last, stop, unit, length, hidden, 0.0, COUNT, REVERSE
-    )
+    # the decay of the step behind
+    behind = fetch(a_at, decay_step, stop, length, length, inside, 1.0, 1, REVERSE)[0].to(ACC)
+    a = fetch(a_at, decay_step, last, live, length, inside, 1.0, COUNT, REVERSE)
+    d = fetch(d_at, doutputs_step, last, live, length, inside, 0.0, COUNT, REVERSE)
     delta = tl.zeros((UNITS,), ACC)
     if TILED:
-        head_a, head_d, head = a, d, behind
-        p, e = tl.full((UNITS,), 1.0, ACC), tl.zeros((UNITS,), ACC)
-        for turn in range(count):
-            before = last - (turn + 1) * COUNT
-            next_a = fetch(
-                decay, decay_batch, decay_step, row, before, stop, unit, length, hidden, 1.0, COUNT, REVERSE
-            )
-            next_d = fetch(doutputs, doutputs_batch, doutputs_step, row, before, stop, unit, length, hidden, 0.0, COUNT,
-                           REVERSE)  # fmt: skip
-            for k in tl.static_range(COUNT - 1, -1, -1):
-                p, e = join(p, e, behind, d[k].to(ACC))
-                behind = a[k].to(ACC)
-            a, d = next_a, next_d
-        a, d, behind = head_a, head_d, head
+        p, e = whole_backward(
+            a_at, decay_step, d_at, doutputs_step, last, count, live, length, inside, a, d, behind, COUNT, UNITS,
+            REVERSE, ACC,
+        )  # fmt: skip
         delta, _ = states_around(
             p, e, delta, number, blocks, units, parts, states, flags, UNITS, RADIX, WAITS
         )
-    whole = steps.to(tl.int64) * hidden
     if not AGAIN:
-        h = fetch(kept, kept_batch, kept_step, row, last - 1, stop, unit, length, hidden, 0.0, COUNT, REVERSE)
+        h = fetch(h_at, h_step, last - 1, live, length, inside, 0.0, COUNT, REVERSE)
     for turn in range(count):
         first = last - turn * COUNT
         before = first - COUNT
         if AGAIN:
-            block = first // BLOCK
+            begin = tl.load(carries + (row * blocks + first // BLOCK) * hidden + unit, mask=inside, other=0.0)
             if (turn == 0) | ((first + COUNT) % BLOCK == 0):
-                state = tl.load(carries + (row * blocks + block) * hidden + unit, mask=inside, other=0.0)
-                for again in range(block * BLOCK, first + COUNT, COUNT):
-                    earlier_a = fetch(
-                        decay,
-                        decay_batch,
-                        decay_step,
-                        row,
-                        again,
-                        stop,
-                        unit,
-                        length,
-                        hidden,
-                        1.0,
-                        COUNT,
-                        REVERSE,
-                    )
-                    earlier_b = fetch(
-                        kept,
-                        kept_batch,
-                        kept_step,
-                        row,
-                        again,
-                        stop,
-                        unit,
-                        length,
-                        hidden,
-                        0.0,
-                        COUNT,
-                        REVERSE,
-                    )
-                    for k in tl.static_range(COUNT):
-                        state = after(earlier_a[k].to(ACC), earlier_b[k].to(ACC), state)
-                        put(ddecay, state, row, again + k, unit, length, steps, hidden, REVERSE)
-                tl.debug_barrier()  # other threads may read what these have written
-            h = fetch(ddecay, whole, hidden, row, first - 1, stop, unit, length, hidden, 0.0, COUNT, REVERSE)
-            if first % BLOCK == 0:
-                begin = tl.load(carries + (row * blocks + block) * hidden + unit, mask=inside, other=0.0)
-        next_a = fetch(
-            decay, decay_batch, decay_step, row, before, stop, unit, length, hidden, 1.0, COUNT, REVERSE
-        )
-        next_d = fetch(doutputs, doutputs_batch, doutputs_step, row, before, stop, unit, length, hidden, 0.0, COUNT,
-                       REVERSE)  # fmt: skip
+                outputs_again(
+                    a_at, decay_step, kept + row * kept_batch + unit, kept_step, h_at, begin, first // BLOCK * BLOCK,
+                    first + COUNT, live, length, steps, hidden, inside, COUNT, REVERSE, ACC,
+                )  # fmt: skip
+            h = fetch(h_at, h_step, first - 1, live, length, inside, 0.0, COUNT, REVERSE)
+        next_a = fetch(a_at, decay_step, before, live, length, inside, 1.0, COUNT, REVERSE)
+        next_d = fetch(d_at, doutputs_step, before, live, length, inside, 0.0, COUNT, REVERSE)
         if not AGAIN:
-            next_h = fetch(
-                kept, kept_batch, kept_step, row, before - 1, stop, unit, length, hidden, 0.0, COUNT, REVERSE
-            )
+            next_h = fetch(h_at, h_step, before - 1, live, length, inside, 0.0, COUNT, REVERSE)
         for k in tl.static_range(COUNT - 1, -1, -1):
             step = first + k
             delta = after(behind, d[k].to(ACC), delta)
@@ -332,8 +321,8 @@ def recurrence_backward(
             if k == 0:
                 is_begin = (first % BLOCK == 0) if AGAIN else (first == 0)
                 state_before = tl.where(is_begin, begin.to(ddecay.dtype.element_ty).to(ACC), state_before)
-            put(dinputs, delta, row, step, unit, length, steps, hidden, REVERSE)
-            put(ddecay, delta * state_before, row, step, unit, length, steps, hidden, REVERSE)
+            put(dinputs + made, hidden, delta, step, length, steps, inside, REVERSE)
+            put(ddecay + made, hidden, delta * state_before, step, length, steps, inside, REVERSE)
             behind = a[k].to(ACC)
         a, d = next_a, next_d
         if not AGAIN:
