@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -64,6 +64,10 @@ class TextBatch(AnyBatch):
         """T by ``bptt`` where windows are drawn, so that a short one moves the parameters less."""
         return self.rate_factor
 
+    def renumbered(self) -> TextBatch:
+        """See :meth:`econmt.data.batch.AnyBatch.renumbered`."""
+        return replace(self, rows=torch.arange(1, len(self.rows) + 1))
+
     def part(self, rows: slice) -> TextBatch:
         """Some rows."""
         tensors = self._tensors(rows)
@@ -113,12 +117,10 @@ class TextBatches:
 
     Args:
         store: the text.
-        rows: B, over all ranks.
+        rows: B.
         bptt: tokens of a window.
         jitter: draw each window's length around that.
         seed: of the draws.
-        rank: which share of the rows this process takes: each ``ranks``-th.
-        ranks: number of processes.
 
     Raises:
         InputError: the text has fewer tokens than there are rows.
@@ -132,8 +134,6 @@ class TextBatches:
         *,
         jitter: bool = False,
         seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
     ) -> None:
         if store.total_tokens < rows:
             raise InputError(
@@ -142,7 +142,7 @@ class TextBatches:
             )
         self._text = Text(store, rows)
         self._bptt, self._jitter, self._seed = bptt, jitter, seed
-        self._rows = range(rank, rows, ranks)
+        self._rows = range(rows)
         self._go_to(0, 0)
 
     def _go_to(self, epoch: int, position: int) -> None:
