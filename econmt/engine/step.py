@@ -95,6 +95,11 @@ class TrainingStep:
         if (stands_for or self.device.type) == "cpu":
             give_sparse_gradients(model)
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Whose gradients a step makes in this process."""
+        return list(self.model.parameters())
+
     def __call__(self, batches: Sequence[AnyBatch]) -> StepResult:
         """An update from batches that may still lie on the CPU; see :meth:`run`."""
         return self.run([batch.to(self.device) for batch in batches], self.tokens(batches))
@@ -170,7 +175,7 @@ class TrainingStep:
         self.optimizer.prepare()
         if self.task.recipe.training.averaging.start != "never":
             ParameterAverage(self.optimizer)
-        for parameter in self.model.parameters() if gradients else ():
+        for parameter in self.parameters if gradients else ():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
@@ -234,5 +239,5 @@ class TrainingStep:
     def _add_up_over_ranks(self, loss: Tensor) -> None:
         if self.world.size > 1:
             self.optimizer.make_dense()
-            gradients = [part.grad for part in self.model.parameters() if part.grad is not None]
+            gradients = [part.grad for part in self.parameters if part.grad is not None]
             self.world.all_reduce([loss, *gradients])
