@@ -16,9 +16,9 @@ from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel, Seeds
 from econmt.model.layers import LSTMLayer
 from econmt.parallel.pipeline import Divided
+from econmt.parallel.pipeline_dropout import ChunkedDropout
 from econmt.parallel.pipeline_plan import Like, Output, Part
 from econmt_ops import LSTMWeights, lstm
-from econmt_ops.core.dropout import apply_dropout, keep_mask
 from econmt_ops.core.precision import compute_dtype
 
 
@@ -58,8 +58,8 @@ class LanguageModelParts:
         weight = model.embedding.weight
         self._dtype = compute_dtype(weight)
         self.targets = batch.targets
-        self._masks: dict[int, Tensor] = {}
         rows, steps = batch.inputs.shape
+        self._drop = ChunkedDropout(model.between, model.config.dropouts.variational, steps)
         sizes = [min(length, steps - begin) for begin in range(0, steps, length)]
         self.parts: list[Part] = [Part(homes[0], self._embed)]
         dropped: list[tuple[Output, ...]] = []
@@ -96,6 +96,7 @@ class LanguageModelParts:
     def _layer(self, layer: int, chunk: int, *, last: bool) -> Callable[..., Sequence[Tensor]]:
         """A layer at a chunk: outputs (B, C, H), h and c (B, H)."""
         drops = self._seeds.weights[layer] is not None
+        seed = self._seeds.layers if layer else None
 
         def run(below: Tensor, *rest: Tensor) -> Sequence[Tensor]:
             parameters = self._model.layers[layer]
@@ -110,7 +111,10 @@ class LanguageModelParts:
                 begin = self._place[:, layer].index_select(1, rows) * carries[:, None].to(self._place.dtype)
                 state = tuple(begin.unbind(0))
             outputs, ((h, c),) = lstm(
-                self._drop(layer, chunk, below), (weights,), state=((state[0], state[1]),), **self._how
+                self._drop(below, layer, chunk * self._length, seed, layer),
+                (weights,),
+                state=((state[0], state[1]),),
+                **self._how,
             )
             if last:
                 with torch.no_grad():
@@ -121,20 +125,6 @@ class LanguageModelParts:
             return outputs, h, c
 
         return run
-
-    def _drop(self, layer: int, chunk: int, below: Tensor) -> Tensor:
-        """What a layer reads, with the chunk's share of the mask that a whole window has."""
-        probability, seed = self._model.between, self._seeds.layers
-        if layer == 0 or seed is None:
-            return below
-        if layer not in self._masks:
-            rows, steps = self._batch.inputs.shape
-            shape = (rows, 1 if self._model.config.dropouts.variational else steps, below.shape[2])
-            self._masks[layer] = keep_mask(shape, probability, seed, below.device, layer)
-        mask = self._masks[layer]
-        if mask.shape[1] > 1:
-            mask = mask[:, chunk * self._length :][:, : below.shape[1]]
-        return apply_dropout(below, mask, probability)
 
     def _read_out(self, *outputs: Tensor) -> Sequence[Tensor]:
         return (self._model.read_out(torch.cat(outputs, 1), self._seeds).to(self._dtype),)

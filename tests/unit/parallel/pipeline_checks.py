@@ -8,15 +8,19 @@ import torch
 from torch import Tensor, distributed, nn
 
 from econmt.data.batch import AnyBatch
+from econmt.data.batches import Batch
 from econmt.data.text_batches import TextBatch
 from econmt.engine.step import TrainingStep
+from econmt.model import TranslationModel
 from econmt.model.language_model import LanguageModel
 from econmt.parallel.pipeline import PipelinedStep
 from econmt.parallel.pipeline_language_model import divide_language_model
+from econmt.parallel.pipeline_translation import Homes, divide_translation
 from econmt.parallel.stages import Stages
 from econmt.recipe import load_recipe
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, Task
+from econmt.tasks.translation import TranslationTask
 
 VOCABULARY = 37
 ALL_DROPOUT = "model.dropout={embedding: 0.1, inputs: 0.2, layers: 0.3, output: 0.2, weights: 0.2}"
@@ -107,4 +111,73 @@ def check_language_model() -> None:
         agrees(task, step, windows(task, (7, 5, 1)))
 
 
-CHECKS = {"language_model": check_language_model}
+PLAIN = ("model.decoder.input_feeding=false",)
+SHAPED = ("model.decoder.residual=true", "model.encoder.residual=true", "model.dropout=0.3")
+
+
+def translation_task(*overrides: str) -> TranslationTask:
+    small = (
+        "model.embedding=6",
+        "model.encoder={layers: 4, size: 8}",
+        "model.decoder={layers: 4, size: 6}",
+        "model.attention.size=5",
+    )
+    return TranslationTask(load_recipe("quickstart", [*small, *overrides]), VOCABULARY, VOCABULARY)
+
+
+def pairs_of_sentences(task: TranslationTask) -> list[Batch]:
+    """Two batches, with padded rows on both sides."""
+    torch.manual_seed(4)
+    found = [task.example(Shape(3, source, target)) for source, target in ((7, 5), (3, 6))]
+    for batch in found:
+        source = batch.source.shape[1]
+        batch.source_lengths.copy_(torch.tensor([source, 1, source - 1]))
+        batch.source[1, 1:] = 0
+        batch.source[2, -1:] = 0
+        batch.target_output[0, -2:] = 0
+        batch.target_input[0, -2:] = 0
+    return found
+
+
+def translation_homes(model: TranslationModel, size: int, fed: bool) -> Homes:
+    """Layers divided evenly, the two directions of a layer on two ranks."""
+    upper, layers = len(model.encoder.upper_layers), len(model.decoder.layers)
+    pairs = ((0, 1),) * len(model.encoder.forward_layers)
+    decoder = (size - 1,) * layers if fed else tuple(layer * size // layers for layer in range(layers))
+    return Homes(pairs, tuple(layer * size // upper for layer in range(upper)), decoder)
+
+
+def check_translation(cases: Sequence[tuple[tuple[str, ...], int]], fed: bool) -> None:
+    size = distributed.get_world_size()
+    for overrides, chunks in cases:
+        task = translation_task(*overrides)
+        model = new_model(task)
+        assert isinstance(model, TranslationModel)
+        divided = divide_translation(model, translation_homes(model, size, fed), chunks)
+        step = PipelinedStep(task, model, Stages(size), divided)
+        agrees(task, step, pairs_of_sentences(task))
+
+
+def check_parallel_decoder() -> None:
+    cases = (
+        (PLAIN, 2),
+        ((*PLAIN, *SHAPED, "model.encoder.bidirectional=bottom", "model.weight_tying=src_trg"), 3),
+        ((*PLAIN, "model.encoder={bidirectional: none, reverse_input: true}", "model.dropout=0.2"), 4),
+        ((*PLAIN, *SHAPED, "model.encoder.bidirectional=all", "model.weight_tying=src_trg_softmax"), 7),
+    )
+    check_translation(cases, fed=False)
+
+
+def check_input_feeding() -> None:
+    cases = (
+        (("model.encoder.bidirectional=bottom", "model.dropout=0.2"), 2),
+        ((*SHAPED, "model.encoder.bidirectional=none", "model.decoder.state_init=avg"), 3),
+    )
+    check_translation(cases, fed=True)
+
+
+CHECKS = {
+    "language_model": check_language_model,
+    "parallel_decoder": check_parallel_decoder,
+    "input_feeding": check_input_feeding,
+}

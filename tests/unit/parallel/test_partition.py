@@ -11,9 +11,7 @@ import pytest
 from econmt.parallel.partition import Division, Link, Piece, divide
 
 
-def seconds(
-    pieces: list[Piece], homes: tuple[int, ...], steps: int, length: int, link: Link
-) -> float:
+def seconds(pieces: list[Piece], homes: tuple[int, ...], steps: int, length: int, link: Link) -> float:
     """What a division takes, added up from its description."""
     chunks = math.ceil(steps / length)
     times = []
