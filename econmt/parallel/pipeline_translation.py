@@ -1,10 +1,10 @@
 """A translation model's step as parts on several ranks: layers of encoder and decoder over chunks of time.
 
 Both stacks are divided over all ranks, one after the other, since a decoder needs the whole source: a wavefront over
-the source, then one over the target. A layer that reads both ways cannot be cut in time; its two directions may have a rank
-each. A decoder without input feeding looks at the source from its bottom layer, chunk by chunk. With input feeding each
-step waits for the attention of the step before, so that the decoder is one part; the encoder's layers and the output
-layer are divided all the same (Ono et al., 2019, divide recurrences by model and the softmax by data).
+the source, then one over the target. A layer that reads both ways cannot be cut in time; its two directions may have a
+rank each. A decoder without input feeding looks at the source from its bottom layer, chunk by chunk. With input feeding
+each step waits for the attention of the step before, so that the decoder is one part; the encoder's layers and the
+output layer are divided all the same (Ono et al., 2019, divide recurrences by model and the softmax by data).
 
 Shapes: B rows, S source positions, T target positions, C of a chunk, I embedding, E encoder, H decoder, D output layer.
 """
@@ -36,11 +36,14 @@ class Homes(NamedTuple):
     Attributes:
         pairs: of the forward and the backward direction of layers that read both ways.
         upper: of the encoder's other layers. decoder: of the decoder's; one stage for all of them with input feeding.
+        source_chunks, target_chunks: into how many each side is cut.
     """
 
     pairs: tuple[tuple[int, int], ...]
     upper: tuple[int, ...]
     decoder: tuple[int, ...]
+    source_chunks: int
+    target_chunks: int
 
 
 class TranslationParts:
@@ -50,7 +53,6 @@ class TranslationParts:
         model: in training mode, with the values of this rank's parameters.
         batch: on the device.
         homes: of the layers.
-        chunks: into how many a side is cut.
         implementations: of the ops.
 
     Attributes:
@@ -65,7 +67,6 @@ class TranslationParts:
         model: TranslationModel,
         batch: Batch,
         homes: Homes,
-        chunks: int,
         implementations: Implementations,
     ) -> None:
         self._model, self._batch, self._homes, self._how = model, batch, homes, implementations
@@ -79,8 +80,8 @@ class TranslationParts:
         self._kept = model.source_embedding.weight.dtype
         self._dtype = compute_dtype(model.source_embedding.weight)
         (self._rows, source), target = batch.source.shape, batch.target_input.shape[1]
-        self._source = _Cuts(source, chunks)
-        self._target = _Cuts(target, chunks)
+        self._source = _Cuts(source, homes.source_chunks)
+        self._target = _Cuts(target, homes.target_chunks)
         drop = model.encoder.dropout
         self._drop_source = ChunkedDropout(drop.probability, drop.variational, source)
         self._drop_target = ChunkedDropout(drop.probability, drop.variational, target)
@@ -343,13 +344,12 @@ def _weights(layer: object) -> object:
     return layer.weights
 
 
-def divide_translation(model: TranslationModel, homes: Homes, chunks: int) -> Divided:
+def divide_translation(model: TranslationModel, homes: Homes) -> Divided:
     """A translation model over the stages.
 
     Args:
         model: of any rank, its layers LSTMs.
         homes: of the layers.
-        chunks: into how many a side is cut.
     """
     encoder = {f"encoder.upper_layers.{layer}": home for layer, home in enumerate(homes.upper)}
     for layer, (forward, backward) in enumerate(homes.pairs):
@@ -375,7 +375,7 @@ def divide_translation(model: TranslationModel, homes: Homes, chunks: int) -> Di
 
     def parts(batch: AnyBatch, implementations: Implementations) -> TranslationParts:
         assert isinstance(batch, Batch)
-        return TranslationParts(model, batch, homes, chunks, implementations)
+        return TranslationParts(model, batch, homes, implementations)
 
     found = {name: home(name, parameter) for name, parameter in model.named_parameters()}
     return Divided(found, model.output, tied, model.pad, parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any
 
+import torch
 from torch import Tensor, distributed
 
 from econmt.errors import InputError
@@ -18,6 +19,7 @@ class Stages:
 
     Args:
         size: S; the default process group exists.
+        device: of what travels: NCCL carries it between GPUs, gloo between CPUs.
 
     Attributes:
         size: S. rank: this one's stage. replica: whose stage it is. replicas: how many there are.
@@ -27,7 +29,7 @@ class Stages:
         InputError: the number of processes is no multiple of S.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, device: torch.device) -> None:
         processes, rank = distributed.get_world_size(), distributed.get_rank()
         if processes % size:
             raise InputError(
@@ -38,18 +40,21 @@ class Stages:
         self.replicas = processes // size
         self.replica, self.rank = divmod(rank, size)
         self._first = self.replica * size
-        groups = [distributed.new_group([*range(first, first + size)]) for first in range(0, processes, size)]
-        self._group = groups[self.replica]
-        stages = [distributed.new_group([*range(stage, processes, size)]) for stage in range(size)]
-        self.data = stages[self.rank]
+        gpu = device.type == "cuda"
+        backend = "nccl" if gpu else "gloo"
+
+        def group(ranks: range) -> Any:
+            return distributed.new_group([*ranks], backend=backend)
+
+        self._group = [group(range(first, first + size)) for first in range(0, processes, size)][self.replica]
+        self.data = [group(range(stage, processes, size)) for stage in range(size)][self.rank]
         # NCCL may run all that a group does one after the other: pairs that talk at the same time get one each.
         self._pairs: dict[tuple[int, int], Any] = {}
-        if distributed.get_backend() == "nccl":
-            for first in range(0, processes, size):
-                for low, high in combinations(range(size), 2):
-                    pair = distributed.new_group([first + low, first + high])
-                    if first == self._first:
-                        self._pairs[low, high] = pair
+        for first in range(0, processes, size) if gpu else ():
+            for low, high in combinations(range(size), 2):
+                pair = group(range(first + low, first + high + 1, high - low))
+                if first == self._first:
+                    self._pairs[low, high] = pair
 
     def send(self, tensor: Tensor, rank: int) -> distributed.Work:
         """See :class:`econmt.parallel.pipeline_plan.Exchange`."""

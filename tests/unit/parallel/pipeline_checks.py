@@ -23,6 +23,7 @@ from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask
 
 VOCABULARY = 37
+CPU = torch.device("cpu")
 ALL_DROPOUT = "model.dropout={embedding: 0.1, inputs: 0.2, layers: 0.3, output: 0.2, weights: 0.2}"
 VARIATIONAL = "model.dropout={inputs: 0.2, layers: 0.3, output: 0.2, variational: true}"
 
@@ -94,7 +95,7 @@ def pipelined_language_model(
 ) -> PipelinedStep:
     model = new_model(task)
     assert isinstance(model, LanguageModel)
-    return PipelinedStep(task, model, Stages(size), divide_language_model(model, homes, chunks))
+    return PipelinedStep(task, model, Stages(size, CPU), divide_language_model(model, homes, chunks))
 
 
 def check_language_model() -> None:
@@ -139,12 +140,12 @@ def pairs_of_sentences(task: TranslationTask) -> list[Batch]:
     return found
 
 
-def translation_homes(model: TranslationModel, size: int, fed: bool) -> Homes:
+def translation_homes(model: TranslationModel, size: int, fed: bool, chunks: int) -> Homes:
     """Layers divided evenly, the two directions of a layer on two ranks."""
     upper, layers = len(model.encoder.upper_layers), len(model.decoder.layers)
     pairs = ((0, 1),) * len(model.encoder.forward_layers)
     decoder = (size - 1,) * layers if fed else tuple(layer * size // layers for layer in range(layers))
-    return Homes(pairs, tuple(layer * size // upper for layer in range(upper)), decoder)
+    return Homes(pairs, tuple(layer * size // upper for layer in range(upper)), decoder, chunks, chunks + 1)
 
 
 def check_translation(cases: Sequence[tuple[tuple[str, ...], int]], fed: bool) -> None:
@@ -153,8 +154,8 @@ def check_translation(cases: Sequence[tuple[tuple[str, ...], int]], fed: bool) -
         task = translation_task(*overrides)
         model = new_model(task)
         assert isinstance(model, TranslationModel)
-        divided = divide_translation(model, translation_homes(model, size, fed), chunks)
-        step = PipelinedStep(task, model, Stages(size), divided)
+        divided = divide_translation(model, translation_homes(model, size, fed, chunks))
+        step = PipelinedStep(task, model, Stages(size, CPU), divided)
         agrees(task, step, pairs_of_sentences(task))
 
 
