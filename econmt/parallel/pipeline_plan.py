@@ -98,7 +98,7 @@ def forward_actions(parts: Sequence[Part], rank: int) -> list[Action]:
         for output in sorted(each for each in crossing if each[0] == number):
             for reader in crossing[output]:
                 actions += _transfer(output, part.rank, parts[reader].rank, rank)
-    return early(actions)
+    return actions
 
 
 def backward_actions(parts: Sequence[Part], rank: int) -> list[Action]:
@@ -114,7 +114,7 @@ def backward_actions(parts: Sequence[Part], rank: int) -> list[Action]:
             actions.append(Action("run", (number, 0)))
         for output in sorted(returned.get(number, ())):
             actions += _transfer(output, part.rank, parts[output[0]].rank, rank)
-    return early(actions)
+    return actions
 
 
 def _transfer(output: Output, source: int, destination: int, rank: int) -> list[Action]:
@@ -126,7 +126,9 @@ def _transfer(output: Output, source: int, destination: int, rank: int) -> list[
 def early(actions: Sequence[Action]) -> list[Action]:
     """The same with every receipt begun as early as may be: what travels does so while parts run.
 
-    The transfers between two ranks stay in their order, since these may have one queue for both directions.
+    The transfers between two ranks stay in their order, since these may have one queue for both directions. On a GPU it
+    is better not done: a receipt is a kernel that waits there, and one that needs the whole GPU at once, as an LSTM's
+    walk in one launch, would not begin before.
     """
     found: list[Action] = []
     for action in actions:
@@ -164,7 +166,7 @@ class Walk:
 
     def forward(self, wanted: Sequence[Output] = ()) -> list[Tensor]:
         """Runs every part; returns, of the ``wanted`` outputs, those of this rank's parts."""
-        for kind, output, peer in forward_actions(self._parts, self._rank):
+        for kind, output, peer in self._order(forward_actions(self._parts, self._rank)):
             if kind == "send":
                 self._send(self._values[output].detach(), peer)
             elif kind == "receive":
@@ -180,7 +182,7 @@ class Walk:
             gradients: of outputs of this rank's parts, beside those that come from parts that read them.
         """
         self._gradients.update(gradients)
-        for kind, output, peer in backward_actions(self._parts, self._rank):
+        for kind, output, peer in self._order(backward_actions(self._parts, self._rank)):
             if kind == "send":
                 self._send(self._gradient_of_copy(output), peer)
             elif kind == "receive":
@@ -190,6 +192,9 @@ class Walk:
         for pending, _ in self._sending:
             pending.wait()
         self._sending.clear()
+
+    def _order(self, actions: list[Action]) -> list[Action]:
+        return actions if self._device.type == "cuda" else early(actions)
 
     def _run(self, number: int) -> None:
         part = self._parts[number]

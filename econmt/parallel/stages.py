@@ -55,6 +55,18 @@ class Stages:
                 pair = group(range(first + low, first + high + 1, high - low))
                 if first == self._first:
                     self._pairs[low, high] = pair
+        if gpu:
+            self._connect(torch.zeros(1, device=device))
+
+    def _connect(self, tensor: Tensor) -> None:
+        """Makes NCCL open all its connections, which it cannot do while a CUDA graph is captured."""
+        for group in (self._group, self.data):
+            distributed.all_reduce(tensor, group=group)
+        for low, high in self._pairs:
+            if self.rank == low:
+                self.send(tensor, high).wait()
+            elif self.rank == high:
+                self.receive(tensor, low).wait()
 
     def send(self, tensor: Tensor, rank: int) -> distributed.Work:
         """See :class:`econmt.parallel.pipeline_plan.Exchange`."""
