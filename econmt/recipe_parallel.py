@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from econmt import limits
 from econmt.recipe_model import Section
 
 
@@ -20,4 +21,10 @@ class ParallelSection(Section):
         False,
         description="each rank holds the optimizer's state of some parameters only and updates these (ZeRO-1); what "
         "is learnt and saved is the same",
+    )
+    timeout: int = Field(
+        120,
+        ge=1,
+        le=limits.SECONDS,
+        description="seconds after which a rank that does not come to an exchange is given up, and with it the run",
     )

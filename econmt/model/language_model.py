@@ -81,7 +81,7 @@ class LanguageModel(nn.Module):
             LSTMLayer(config.embedding if number == 0 else config.size, config.size)
             for number in range(config.layers)
         )
-        self.weight_dropout = SeededDropout(dropout.weights, variational=False)
+        self.weight_dropout = SeededDropout(dropout.weights, variational=False, rows=False)
         self.output_dropout = SeededDropout(dropout.output, dropout.variational)
         tied = config.weight_tying == "softmax"
         # A tied output layer reads vectors as wide as an embedding; layers of another width are mapped to it.
@@ -145,7 +145,7 @@ class LanguageModel(nn.Module):
 
     def draw_seeds(self) -> Seeds:
         """Seeds for a forward pass: the same draws, whoever computes which part of it."""
-        words = draw_seed() if self.training and self.config.dropouts.embedding > 0.0 else None
+        words = draw_seed(rows=False) if self.training and self.config.dropouts.embedding > 0.0 else None
         inputs = self.input_dropout.draw()
         weights = tuple(self.weight_dropout.draw() for _ in self.layers)
         between = draw_seed() if self.between > 0.0 else None

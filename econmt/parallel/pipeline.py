@@ -7,21 +7,22 @@ to layer travels, see :mod:`econmt.parallel.pipeline_plan`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from econmt.data.batch import AnyBatch
-from econmt.engine.optimizers import make_optimizer
+from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep, Watch
-from econmt.engine.world import World
+from econmt.engine.world import Reduction, World
 from econmt.model import Implementations
 from econmt.model.layers import drawing_from
 from econmt.parallel.pipeline_output import Slice, split_cross_entropy
 from econmt.parallel.pipeline_plan import Like, Output, Part, Walk
+from econmt.parallel.reduction import BucketedReduction
 from econmt.parallel.stages import Stages, even_rows
 from econmt.tasks.protocol import Task
 
@@ -51,6 +52,7 @@ class Divided(NamedTuple):
         tied: the table that is the output layer's matrix too, or None.
         pad: the id that no loss counts.
         parts: of a batch's forward pass.
+        carried: the buffers that a step hands to the next one, an axis of each, and by place on it whose that is.
     """
 
     homes: Mapping[str, int]
@@ -58,6 +60,7 @@ class Divided(NamedTuple):
     tied: nn.Embedding | None
     pad: int
     parts: Callable[[AnyBatch, Implementations], Parts]
+    carried: Callable[[], list[tuple[Tensor, int, Sequence[int]]]]
 
 
 class PipelinedStep(TrainingStep):
@@ -70,7 +73,7 @@ class PipelinedStep(TrainingStep):
         divided: the model over them.
         precision: of products and feature maps.
         implementations: of the ops; None: those of the recipe.
-        world: the replicas of this stage, which train with other rows.
+        world: all ranks, those of other replicas among them.
     """
 
     def __init__(
@@ -101,16 +104,85 @@ class PipelinedStep(TrainingStep):
             task, model, precision, implementations=implementations, optimizer=optimizer, world=world
         )
         self._places = self._norm_places()
+        self._over_replicas: BucketedReduction | None = None
+        if stages.replicas > 1:
+            dtype = torch.bfloat16 if task.recipe.parallel.reduction == "bfloat16" else torch.float32
+            replicas = _Replicas(self.world, stages.replicas)
+            self._over_replicas = BucketedReduction(self.own.values(), replicas, stages.data, dtype)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Whose gradients a step makes here."""
         return [*self.own.values(), *self._embedding()]
 
+    def make_reduction(self) -> Reduction | None:
+        """None: a gradient is complete after the last chunk only."""
+        return None
+
     def _embedding(self) -> list[nn.Parameter]:
         """The tied table where it is read: on the first rank."""
         tied = self.divided.tied
         return [] if tied is None or self.stages.rank else [*tied.parameters()]
+
+    # ------------------------------------------------------------------ what is saved
+
+    def make_whole(self) -> None:
+        """See :meth:`econmt.engine.step.TrainingStep.make_whole`; every rank gets all."""
+        parameters = dict(self.model.named_parameters())
+        with self.world.watched(), torch.no_grad():
+            for name, home in self.divided.homes.items():
+                self._whole(parameters[name].data, home)
+            for buffer, axis, homes in self.divided.carried():
+                for place, home in enumerate(homes):
+                    part = buffer.select(axis, place).contiguous()
+                    self.stages.broadcast(part, home)
+                    buffer.select(axis, place).copy_(part)
+
+    def _whole(self, tensor: Tensor, home: int) -> None:
+        """Gives all stages a tensor that one of them has, or its rows that each has."""
+        if home >= 0:
+            self.stages.broadcast(tensor, home)
+            return
+        for rank in range(self.stages.size):
+            self.stages.broadcast(tensor[even_rows(len(tensor), self.stages.size, rank)], rank)
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """See :meth:`econmt.engine.step.TrainingStep.optimizer_tensors`; they are in the memory of the processor."""
+        parameters = dict(self.model.named_parameters())
+        if self.optimizer.state:
+            self.optimizer.prepare()
+        kinds = {kind: value.dim() for kind, value in self.optimizer.state.get(self._weight, {}).items()}
+        found = {}
+        with self.world.watched(), torch.no_grad():
+            for name, home in self.divided.homes.items():
+                for kind, dimensions in kinds.items():
+                    own = None if name not in self.own else self.optimizer.state[self.own[name]][kind]
+                    if dimensions == 0:  # a count, the same for all rows
+                        whole = torch.zeros((), device=self.device) if own is None else own.clone()
+                        self.stages.broadcast(whole, max(home, 0))
+                    else:
+                        whole = torch.zeros_like(parameters[name])
+                        if own is not None:
+                            self._rows_of(whole, home).copy_(own)
+                        self._whole(whole, home)
+                    found[f"{kind}/{name}"] = whole.cpu()
+        return found
+
+    def load_optimizer_tensors(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        """See :meth:`econmt.engine.step.TrainingStep.load_optimizer_tensors`."""
+        parameters = dict(self.model.named_parameters())
+        own = {}
+        for key, value in tensors.items():
+            name = key.partition("/")[2]
+            if name not in parameters or (value.dim() > 0 and value.shape != parameters[name].shape):
+                own[key] = value  # which is refused
+            elif name in self.own:
+                own[key] = value if value.dim() == 0 else self._rows_of(value, self.divided.homes[name])
+        load_optimizer_tensors(self.optimizer, self.own, own, where)
+
+    def _rows_of(self, whole: Tensor, home: int) -> Tensor:
+        """This rank's rows of a divided tensor; all of another."""
+        return whole[even_rows(len(whole), self.stages.size, self.stages.rank)] if home < 0 else whole
 
     # ------------------------------------------------------------------ a batch
 
@@ -128,7 +200,12 @@ class PipelinedStep(TrainingStep):
             self.seeds.advance()
         if watch is not None:
             watch("forward", None)
-        with self.precision.products(self.device), drawing_from(self.seeds):
+        first_row = self.stages.replica * len(batch.indices)
+        with (
+            self.world.watched(),
+            self.precision.products(self.device),
+            drawing_from(self.seeds, first_row),
+        ):
             with self.precision.autocast(self.device):
                 whole = self.divided.parts(batch, how)
                 walk = Walk(whole.parts, self.stages.rank, self.stages, self.device)
@@ -177,11 +254,14 @@ class PipelinedStep(TrainingStep):
 
     def finish(self, loss: Tensor) -> StepResult:
         """See :meth:`econmt.engine.step.TrainingStep.finish`; the norm is that of all stages' gradients."""
-        self._give_embedding_gradients()
-        self._add_up_over_ranks(loss)
+        with self.world.watched():
+            self._give_embedding_gradients()
+        if self._over_replicas is not None:
+            self._over_replicas.finish(loss)
         own = self.optimizer.norms()
         norms = own.new_zeros(self._places[1]).index_copy_(0, self._places[0], own)
-        self.stages.all_reduce(norms)
+        with self.world.watched():
+            self.stages.all_reduce(norms)
         norm = torch.linalg.vector_norm(norms)
         return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold, norm))
 
@@ -189,7 +269,8 @@ class PipelinedStep(TrainingStep):
         """See :meth:`econmt.engine.step.TrainingStep.update`; a tied table is read whole on the first rank."""
         super().update()
         if self.divided.tied is not None:
-            self._rows_to_first(self.divided.tied.weight.data)
+            with self.world.watched():
+                self._rows_to_first(self.divided.tied.weight.data)
 
     def _norm_places(self) -> tuple[Tensor, int]:
         """Where the norms of this rank's gradients stand among those of all, and how many these are.
@@ -231,6 +312,14 @@ class PipelinedStep(TrainingStep):
             return
         for rank in range(1, self.stages.size):
             self.stages.receive(table[even_rows(len(table), self.stages.size, rank)], rank).wait()
+
+
+class _Replicas:
+    """What a reduction over replicas asks of the ranks, see :class:`econmt.parallel.reduction.Watched`."""
+
+    def __init__(self, world: World, size: int) -> None:
+        self.size = size
+        self.watched = world.watched
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:

@@ -152,6 +152,9 @@ def divide_language_model(model: LanguageModel, homes: Sequence[int], chunks: in
         length = -(-batch.inputs.shape[1] // chunks)
         return LanguageModelParts(model, batch, homes, length, implementations)
 
+    def carried() -> list[tuple[Tensor, int, Sequence[int]]]:
+        return [(model.carried, 1, homes)]
+
     names = [name for name, _ in model.named_parameters()]
     table = model.embedding if tied else None
-    return Divided({name: home(name) for name in names}, model.output, table, model.pad, parts)
+    return Divided({name: home(name) for name in names}, model.output, table, model.pad, parts, carried)

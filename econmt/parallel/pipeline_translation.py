@@ -378,4 +378,4 @@ def divide_translation(model: TranslationModel, homes: Homes) -> Divided:
         return TranslationParts(model, batch, homes, implementations)
 
     found = {name: home(name, parameter) for name, parameter in model.named_parameters()}
-    return Divided(found, model.output, tied, model.pad, parts)
+    return Divided(found, model.output, tied, model.pad, parts, list)

@@ -32,6 +32,7 @@ FREE_KEYS = frozenset(
         "training.threads",
         "training.log_interval",
         "parallel.shard_optimizer",
+        "parallel.timeout",
     }
 )
 """Keys that may differ when a run goes on: they change when it ends or how it runs, not what it learns."""

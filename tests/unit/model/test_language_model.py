@@ -49,8 +49,8 @@ def test_gradients_reach_every_parameter_through_dropped_weights(
     }
     model = make(dropout=dropout, weight_tying=tying)
     (window,) = windows(1)
-    monkeypatch.setattr("econmt.model.language_model.draw_seed", lambda: 7)
-    monkeypatch.setattr("econmt.model.layers.draw_seed", lambda: 8)
+    monkeypatch.setattr("econmt.model.language_model.draw_seed", lambda **_: 7)
+    monkeypatch.setattr("econmt.model.layers.draw_seed", lambda **_: 8)
     how = Implementations.everywhere(name)
 
     def loss(*_: Tensor) -> Tensor:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from econmt.data.batch import AnyBatch
 from econmt.data.batches import Batch
 from econmt.data.text_batches import TextBatch
 from econmt.engine.step import TrainingStep
+from econmt.engine.world import World
 from econmt.model import TranslationModel
 from econmt.model.language_model import LanguageModel
 from econmt.parallel.pipeline import PipelinedStep
@@ -21,6 +22,9 @@ from econmt.recipe import load_recipe
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask
+
+Check = Callable[[World], None]
+"""Fails on some rank if what it says does not hold."""
 
 VOCABULARY = 37
 CPU = torch.device("cpu")
@@ -98,8 +102,8 @@ def pipelined_language_model(
     return PipelinedStep(task, model, Stages(size, CPU), divide_language_model(model, homes, chunks))
 
 
-def check_language_model() -> None:
-    size = distributed.get_world_size()
+def language_model(world: World) -> None:
+    size = world.size
     homes = [layer * size // 8 for layer in range(8)]
     for overrides, chunks in (
         ((), 3),
@@ -148,8 +152,8 @@ def translation_homes(model: TranslationModel, size: int, fed: bool, chunks: int
     return Homes(pairs, tuple(layer * size // upper for layer in range(upper)), decoder, chunks, chunks + 1)
 
 
-def check_translation(cases: Sequence[tuple[tuple[str, ...], int]], fed: bool) -> None:
-    size = distributed.get_world_size()
+def translation(world: World, cases: Sequence[tuple[tuple[str, ...], int]], fed: bool) -> None:
+    size = world.size
     for overrides, chunks in cases:
         task = translation_task(*overrides)
         model = new_model(task)
@@ -159,26 +163,19 @@ def check_translation(cases: Sequence[tuple[tuple[str, ...], int]], fed: bool) -
         agrees(task, step, pairs_of_sentences(task))
 
 
-def check_parallel_decoder() -> None:
+def decoder_without_input_feeding(world: World) -> None:
     cases = (
         (PLAIN, 2),
         ((*PLAIN, *SHAPED, "model.encoder.bidirectional=bottom", "model.weight_tying=src_trg"), 3),
         ((*PLAIN, "model.encoder={bidirectional: none, reverse_input: true}", "model.dropout=0.2"), 4),
         ((*PLAIN, *SHAPED, "model.encoder.bidirectional=all", "model.weight_tying=src_trg_softmax"), 7),
     )
-    check_translation(cases, fed=False)
+    translation(world, cases, fed=False)
 
 
-def check_input_feeding() -> None:
+def decoder_with_input_feeding(world: World) -> None:
     cases = (
         (("model.encoder.bidirectional=bottom", "model.dropout=0.2"), 2),
         ((*SHAPED, "model.encoder.bidirectional=none", "model.decoder.state_init=avg"), 3),
     )
-    check_translation(cases, fed=True)
-
-
-CHECKS = {
-    "language_model": check_language_model,
-    "parallel_decoder": check_parallel_decoder,
-    "input_feeding": check_input_feeding,
-}
+    translation(world, cases, fed=True)

@@ -1,22 +1,23 @@
-"""Pipelines of two and three processes compute what one process does; all checks of a size share one group."""
+"""Pipelines of two and three processes compute what one process does."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.unit.parallel.pipeline_checks import CHECKS
-from tests.unit.parallel.several import failures
+from tests.unit.parallel import pipeline_checks
+from tests.unit.parallel.group import Group
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What went wrong on so many processes, by check."""
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    return failures(request.param, folder, CHECKS)
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_a_pipeline_computes_what_one_process_does(name: str, found: dict[str, str]) -> None:
-    assert not found[name]
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    "check",
+    [
+        pipeline_checks.language_model,
+        pipeline_checks.decoder_without_input_feeding,
+        pipeline_checks.decoder_with_input_feeding,
+    ],
+)
+def test_a_pipeline_computes_what_one_process_does(
+    ranks: int, check: pipeline_checks.Check, group: Group
+) -> None:
+    group.run(ranks, check)
