@@ -15,7 +15,7 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.parallel.pipeline import PipelinedStep
-from econmt.parallel.pipeline_costs import Plan, check_model, divided, measured_link, plan_pipeline
+from econmt.parallel.pipeline_costs import Plan, divided, measured_link, plan_pipeline
 from econmt.parallel.stages import Stages
 from econmt.recipe import Recipe
 from econmt.tasks.protocol import Shape
@@ -88,7 +88,6 @@ def pipelined(run: Run, stages: Stages, updates: int, plan: Plan | None = None) 
         torch.manual_seed(run.recipe.training.seed)
         task = task_of_sizes(run.recipe, run.sizes)
         model = task.build_model().to(run.device).train()
-        check_model(model, stages.size)
         chosen = plan
         if chosen is None:
             values = run.shape.rows * run.recipe.model.widest * run.precision.dtype.itemsize
