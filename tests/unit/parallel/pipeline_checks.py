@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from econmt.data.batch import AnyBatch
 from econmt.data.batches import Batch
 from econmt.data.text_batches import TextBatch
+from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.engine.world import World
 from econmt.model import TranslationModel
@@ -33,6 +34,7 @@ Check = Callable[[World], None]
 
 VOCABULARY = 37
 CPU = torch.device("cpu")
+BFLOAT16 = Precision(torch.bfloat16)
 ALL_DROPOUT = "model.dropout={embedding: 0.1, inputs: 0.2, layers: 0.3, output: 0.2, weights: 0.2}"
 VARIATIONAL = "model.dropout={inputs: 0.2, layers: 0.3, output: 0.2, variational: true}"
 
@@ -184,6 +186,29 @@ def decoder_with_input_feeding(world: World) -> None:
         ((*SHAPED, "model.encoder.bidirectional=none", "model.decoder.state_init=avg"), 3),
     )
     translation(world, cases, fed=True)
+
+
+def bfloat16(world: World) -> None:
+    """What travels has the type of the products: losses and norms are those of one process but for rounding."""
+    text, pairs = language_model_task("model.dropout=0.2"), translation_task(*PLAIN, *SHAPED)
+    for task, batch in ((text, windows(text, (6,))[0]), (pairs, pairs_of_sentences(pairs)[0])):
+        found = []
+        for alone in (True, False):
+            torch.manual_seed(5)
+            model = task.build_model().train()
+            if alone:
+                step = TrainingStep(task, model, BFLOAT16)
+            else:
+                divided = (
+                    divide_language_model(model, [layer * world.size // 8 for layer in range(8)], 3)
+                    if isinstance(model, LanguageModel)
+                    else divide_translation(model, translation_homes(model, world.size, False, 2))
+                )
+                step = PipelinedStep(task, model, Stages(world.size, CPU), divided, BFLOAT16)
+            torch.manual_seed(6)
+            found.append(step.gradient([batch], torch.tensor(batch.target_tokens)))
+        for ours, wanted in zip(*found, strict=True):
+            torch.testing.assert_close(ours, wanted, rtol=0.03, atol=0.0)
 
 
 def run_evenly(world: World, path: Path, text: Path, overrides: Sequence[str] = ()) -> str:
