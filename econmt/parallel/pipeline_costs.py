@@ -189,7 +189,7 @@ class _Measure:
         """The same as a CUDA graph where steps will be, which launches kernels faster than Python does."""
         if not MODE.captured:
             return run
-        capturer = Capturer(self._device)
+        capturer = Capturer(self._device, threads=True)
         try:
             with capturer.warming_up():
                 run()

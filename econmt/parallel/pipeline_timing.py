@@ -13,6 +13,7 @@ from torch import distributed
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
+from econmt.engine.world import World
 from econmt.model import Implementations
 from econmt.parallel.pipeline import PipelinedStep
 from econmt.parallel.pipeline_costs import Plan, divided, measured_link, plan_pipeline
@@ -136,7 +137,9 @@ def pipelined(run: Run, stages: Stages, plan: Plan | None = None) -> Timer:
                 return list(plan_pipeline(model, stages.size, run.shape, link, run.precision, how))
 
         plan = Plan(*_from_first(planned))
-    step = PipelinedStep(task, model, stages, divided(model, plan), run.precision)
+    world = World()
+    world.rank, world.size, world.stages = stages.rank, stages.size, stages.size
+    step = PipelinedStep(task, model, stages, divided(model, plan), run.precision, world=world)
     return Timer(run, step, [plan.note], distributed.barrier)
 
 
