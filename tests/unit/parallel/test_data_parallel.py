@@ -70,7 +70,9 @@ def one(tmp_path_factory: pytest.TempPathFactory, text: Path, group: Group) -> P
     return train(group, 1, path, text, *LONG)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    "ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_ranks_train_the_model_of_one(
     group: Group, ranks: int, one: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -136,9 +138,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
         assert mine["valid_perplexity"] == pytest.approx(other["valid_perplexity"], rel=1e-4)
 
 
-def test_ranks_that_share_the_optimizer_save_what_one_saves(
-    group: Group, text: Path, one: Path, tmp_path: Path
-) -> None:
+def test_ranks_that_share_the_optimizer_save_what_one_saves(group: Group, text: Path, tmp_path: Path) -> None:
     path = recipe_in(tmp_path, text)
     plain = train(group, 2, path, text, name="plain")
     shared = train(group, 2, path, text, "parallel.shard_optimizer=true", name="shared")
@@ -154,7 +154,7 @@ def test_each_rank_holds_a_share_of_the_state(group: Group, text: Path, tmp_path
     assert max(sizes) < 0.55 * whole
 
 
-def test_gradients_may_travel_in_bfloat16(group: Group, text: Path, one: Path, tmp_path: Path) -> None:
+def test_gradients_may_travel_in_bfloat16(group: Group) -> None:
     sums = group.run(2, jobs.reduced, "bfloat16", reduction="bfloat16")
     exact = group.run(2, jobs.reduced, "float32")
     assert sums[0].equal(sums[1])
