@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from econmt.data.batch import AnyBatch, BatchShape
-from econmt.engine.optimizers import optimizer_tensors
 from econmt.engine.step import TrainingStep
 from econmt.engine.world import rows_of_share
 from econmt.memory.plan.planner import Plan
@@ -62,20 +61,20 @@ class Ranks:
             planned = plan()
             if planned is not None:
                 return planned.find(batch).rows
-            return rows_of_share(most.get(batch.positions, 0), self._world.size)
+            return rows_of_share(most.get(batch.positions, 0), self._world.replicas)
 
         self._most_rows = rows
         return rows
 
     def share(self, batch: AnyBatch) -> AnyBatch:
         """This rank's rows of a batch, of the same shape on every rank."""
-        size = self._world.size
+        size = self._world.replicas
         if size == 1:
             return batch
         rows = rows_of_share(len(batch.indices), size)
         if self._most_rows is not None:
             rows = max(rows, self._most_rows(batch))
-        return batch.share(self._world.rank, size, rows)
+        return batch.share(self._world.replica, size, rows)
 
     def carried(self, rows: int) -> dict[str, Tensor]:
         """What a step hands to the next one, with the rows that each rank has of a batch of so many.
@@ -83,7 +82,7 @@ class Ranks:
         A buffer has a state for each row of the whole batch, from the second on, and a rank that of its own.
         """
         found = self._step.carried()
-        size = self._world.size
+        size = self._world.replicas
         if size == 1:
             return found
         share = rows_of_share(rows, size)
@@ -92,13 +91,13 @@ class Ranks:
                 begin, end = 1 + rank * share, 1 + min((rank + 1) * share, rows)
                 if begin < end:
                     part = buffer[:, :, begin:end].contiguous()
-                    self._world.broadcast([part], rank)
+                    self._world.broadcast([part], rank * self._world.stages)
                     buffer[:, :, begin:end] = part
         return found
 
     def optimizer_tensors(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """The optimizer's state by name: on rank 0, which saves it, all of it, wherever it is; else what is there."""
-        own = optimizer_tensors(self._step.optimizer, parameters)
+        own = self._step.optimizer_tensors()
         shares = self._step.shares
         if shares is None:
             return own

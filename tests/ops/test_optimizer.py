@@ -315,6 +315,21 @@ def test_gradients_can_be_made_dense() -> None:
     assert matrix.grad.flatten().tolist() == [0.0, 1.0, 0.0, 3.0]
 
 
+def test_a_norm_may_be_that_of_gradients_elsewhere() -> None:
+    parameters = [nn.Parameter(torch.zeros(4, 2)), nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))]
+    optimizer = FusedOptimizer(parameters, name="sgd", learning_rate=1.0)
+    rows = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+    parameters[0].grad = torch.sparse_coo_tensor(torch.tensor([[2, 0]]), rows, (4, 2))
+    parameters[2].grad = torch.tensor([0.0, 12.0])
+    torch.testing.assert_close(optimizer.norms(), torch.tensor([5.0, 0.0, 12.0]))
+    own = optimizer.clip("norm", 1.0)
+    assert float(own) == pytest.approx(13.0)
+    whole = optimizer.clip("norm", 1.0, torch.tensor(24.0))
+    assert float(whole) == 24.0
+    optimizer.step()
+    assert float(parameters[2][1]) == pytest.approx(-0.5, rel=1e-6)
+
+
 def test_an_unknown_algorithm() -> None:
     with pytest.raises(ValueError, match="name must be sgd, adam or adamw, got 'adagrad'"):
         make([], name="adagrad")
