@@ -200,7 +200,15 @@ def paper_profile(
         value_bytes=value_bytes,
         held_bytes=8,
         state_bytes=8 if adam else 0,
+        tied=_tied(model),
     )
+
+
+def _tied(model: LanguageModelSection | Model) -> str:
+    """The name of the table that is the output layer's matrix."""
+    names = {"softmax": "target", "trg_softmax": "target", "src_trg_softmax": "source"}
+    side = names.get(model.weight_tying)
+    return "" if side is None else f"{side} embedding"
 
 
 def _language_model(paper: _Paper, model: LanguageModelSection, words: int) -> list[Layer]:

@@ -68,6 +68,7 @@ class Profile(NamedTuple):
         overhead: seconds an update beside.
         value_bytes: of a value that goes from a layer to the next one on another rank. gradient_bytes: of one gradient.
         held_bytes: of weight and gradient of a parameter. state_bytes: of its optimizer's state.
+        tied: the name of the table whose matrix is the output layer's, too, and is counted there; empty: none is.
     """
 
     layers: tuple[Layer, ...]
@@ -77,6 +78,16 @@ class Profile(NamedTuple):
     gradient_bytes: int = 4
     held_bytes: int = 8
     state_bytes: int = 8
+    tied: str = ""
+
+    def over_stages(self) -> Profile:
+        """The same for a pipeline, in which a tied matrix is divided as the output layer's rows are."""
+        if not self.tied:
+            return self
+        table = next(layer for layer in self.layers if layer.name == self.tied)
+        output = self.output._replace(parameters=table.parameters)
+        body = [layer._replace(parameters=0.0) if layer.name == self.tied else layer for layer in self.body]
+        return self._replace(layers=(*body, output))
 
     @property
     def body(self) -> tuple[Layer, ...]:

@@ -103,6 +103,7 @@ def predict(profile: Profile, machine: Machine, division: Division, batches: Seq
 
 def memory_bytes(profile: Profile, division: Division, batch: Batch) -> float:
     """Bytes of weights, gradients, optimizer state and feature maps on the fullest rank."""
+    profile = profile.over_stages() if division.stages > 1 else profile
     rows = ceil(batch.rows / division.data)
     state = profile.state_bytes / (division.data if division.sharded else 1)
     held = profile.held_bytes + state

@@ -46,6 +46,7 @@ class Machine(NamedTuple):
         ranks_per_host: ranks beyond it are on further hosts.
         within: a link inside a host. between: one between hosts, that of one rank.
         overlaps: whether a rank can compute while it exchanges; a process with one core cannot.
+        messages: between neighbours of a pipeline on a host, where they were measured apart; None: as ``within``.
         crowding: by how much N busy ranks of a host slow each other down, (N, factor) with rising N; between them it is
             interpolated, beyond the last one kept.
     """
@@ -56,10 +57,11 @@ class Machine(NamedTuple):
     between: Link
     overlaps: bool = True
     crowding: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    messages: Link | None = None
 
     def without_exchanges(self) -> Machine:
         """The same machine with links that take no time."""
-        return self._replace(within=FREE, between=FREE)
+        return self._replace(within=FREE, between=FREE, messages=None)
 
 
 class Group(NamedTuple):

@@ -53,7 +53,7 @@ class Times(NamedTuple):
 
 def schedule(profile: Profile, machine: Machine, division: Division, batch: Batch) -> Times:
     """The time line of an update."""
-    return _Update(profile, machine, division, batch).run()
+    return _Update(profile.over_stages() if division.stages > 1 else profile, machine, division, batch).run()
 
 
 class _Update:
@@ -66,7 +66,7 @@ class _Update:
         self.crowding = value_at(machine.crowding, min(busy, machine.crowding[-1][0]))
         # A pipeline's stages are neighbours, on one host if it has room for them.
         inside = division.stages <= machine.ranks_per_host
-        self.link = machine.within if inside else machine.between
+        self.link = (machine.messages or machine.within) if inside else machine.between
         self.free: dict[object, float] = defaultdict(float)
         self.computed: dict[object, float] = defaultdict(float)
         self.sent: dict[int, float] = defaultdict(float)
@@ -79,14 +79,20 @@ class _Update:
             if self.batch.steps(side):
                 ready = [self._through(side, "forward", ready[number]) for number in micro]
         ready = [self._output(ready[number]) for number in micro]
-        self._reduce(self.last, [self.profile.output], max(ready), divided=True)
+        tied = self.profile.tied and self.last
+        if not tied:
+            self._reduce(self.last, [self.profile.output], max(ready), divided=True)
         for side in reversed(SIDES):
             if self.batch.steps(side):
                 ready = [self._through(side, "backward", ready[number]) for number in micro]
                 for stage, layers in enumerate(self.stages):
                     own = [layer for layer in layers if layer.side == side]
                     self._reduce(stage, own, self.free["rank", stage])
-        return self._finish(max(self.free.values()))
+        end = max(self.free.values())
+        if tied:
+            end += self._return_table()
+            self._reduce(self.last, [self.profile.output], end, divided=True)
+        return self._finish(max(end, *self.free.values()))
 
     def _do(self, what: object, seconds: float, ready: float) -> float:
         """Puts something on the time line of a rank or a link; when it is done."""
@@ -162,6 +168,12 @@ class _Update:
         arrived = self._do("hidden", exchange, ready)
         done = max(self._compute(stage, seconds, arrived) for stage in range(stages))
         return self._do("hidden", sums + exchange, done)
+
+    def _return_table(self) -> float:
+        """Seconds in which the rank that reads a tied table sends its gradient to all slices and gets these back."""
+        size = self.profile.output.parameters * 4.0 / (self.last + 1)
+        self.sent[0] += self.last * size
+        return 2.0 * self.last * self.link.seconds(size)
 
     def _reduce(self, stage: int, layers: Sequence[Layer], ready: float, *, divided: bool = False) -> None:
         """Adds gradients up over pipelines, in buckets, as soon as a part of the backward pass has them."""

@@ -335,3 +335,23 @@ def test_divisions_in_words() -> None:
     words = [str(Division(*each)) for each in ((), (4,), (1, 4, 6), (2, 4, 6, 2))]
     assert words == ["alone", "4 data", "4 stages", "2 x 4 stages"]
     assert [Division(*each).cuts for each in ((4,), (1, 4, 6), (2, 4, 6, 2))] == ["", "6", "6 x 2"]
+
+
+def tied() -> Profile:
+    """A table of 3,000 parameters, which the output layer has too."""
+    table = Layer("table", "target", "table", 3000, "positions", ((0, 0),), ((0, 0),))
+    return Profile(
+        (table, *(recurrent(f"layer {n}") for n in range(2)), output(0.0)), update=1e-6, tied="table"
+    )
+
+
+def test_a_tied_table_is_divided_and_its_rows_go_there_and_back() -> None:
+    link = Link("", 1e-3, 1e6)
+    found = predict(tied(), MACHINE._replace(within=link), Division(1, 2, chunks=6), [BATCH])
+    plain = predict(
+        tied()._replace(tied=""), MACHINE._replace(within=link), Division(1, 2, chunks=6), [BATCH]
+    )
+    # Half of the table each way; the update of a stage has half a table instead of a whole one.
+    assert found.seconds - plain.seconds == pytest.approx(2 * (1e-3 + 6000 / 1e6) - 1500e-6)
+    assert memory_bytes(tied(), Division(1, 2), BATCH) == pytest.approx(2500 * 16 + 40 * 96)
+    assert memory_bytes(tied(), Division(), BATCH) == pytest.approx(5000 * 16 + 2 * 40 * 96)

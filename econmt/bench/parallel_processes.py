@@ -1,0 +1,97 @@
+"""Processes that work together for a benchmark: started, heard, and ended when they take too long."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import torch
+
+from econmt.errors import EconmtError
+
+Job = Mapping[str, Any]
+"""What a process is to do, as JSON values."""
+
+Work = Callable[[Job], Job]
+"""What each process does, a function of a module: it finds its rank in the environment, and gives JSON values."""
+
+
+def together(work: Work, job: Job, processes: int, threads: int, limit: float) -> list[dict[str, Any]]:
+    """Has a function run in several processes of this host at once, each of which knows its rank as torchrun tells it.
+
+    Args:
+        work: what each does. job: what it gets.
+        processes: how many. threads: of each.
+        limit: seconds after which all are ended.
+
+    Returns:
+        What each rank gave.
+
+    Raises:
+        EconmtError: one failed, or they were not ready in time; all have ended.
+    """
+    context = get_context("spawn")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running: list[SpawnProcess] = []
+    heard: list[Connection] = []
+    try:
+        for rank in range(processes):
+            hears, tells = context.Pipe(duplex=False)
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+            environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            process = context.Process(
+                target=_run, args=(work, json.dumps(job), environment, threads, tells), daemon=True
+            )
+            process.start()
+            tells.close()
+            running.append(process)
+            heard.append(hears)
+        return _results(heard, limit)
+    finally:
+        for process in running:
+            process.kill()
+            process.join()
+        for connection in heard:
+            connection.close()
+
+
+def _results(heard: Sequence[Connection], limit: float) -> list[dict[str, Any]]:
+    until, found = time.monotonic() + limit, dict[int, dict[str, Any]]()
+    while len(found) < len(heard):
+        left = [connection for rank, connection in enumerate(heard) if rank not in found]
+        ready = wait(left, max(0.0, until - time.monotonic()))
+        if not ready:
+            raise EconmtError(f"not ready within {limit:.0f} s")
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            rank = heard.index(connection)
+            try:
+                told = json.loads(connection.recv_bytes())
+            except EOFError:
+                raise EconmtError(f"rank {rank} ended without a word") from None
+            if "failure" in told:
+                raise EconmtError(f"rank {rank}: {told['failure']}")
+            found[rank] = told
+    return [found[rank] for rank in range(len(heard))]
+
+
+def _run(work: Work, job: str, environment: Mapping[str, object], threads: int, tells: Connection) -> None:
+    """In the new process: does the work and tells the result, or in a line why there is none."""
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's own name need not lead to where it listens
+    torch.set_num_threads(threads)
+    try:
+        told = work(json.loads(job))
+    except (EconmtError, RuntimeError, MemoryError) as error:
+        told = {"failure": str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}
+    tells.send_bytes(json.dumps(told).encode())
+    tells.close()
