@@ -41,6 +41,8 @@ JUDGED = 100_000
 LINES = 10_000_000
 """Lines that are read before any is translated."""
 THREADS = 1024
+PROCESSES = 1024
+RESTARTS = 1000
 SEED = 2**31 - 1
 BEAM = 1000
 NBEST = 100_000

@@ -34,6 +34,7 @@ from econmt.recipe_optimizer import Checkpoints, Updates
 from econmt.recipe_optimizer import GradientClipping as GradientClipping
 from econmt.recipe_optimizer import OptimizerSection as OptimizerSection
 from econmt.recipe_optimizer import ScheduleSection as ScheduleSection
+from econmt.recipe_parallel import ParallelSection as ParallelSection
 from econmt.recipe_text import LanguageModelSection as LanguageModelSection
 from econmt.recipe_text import TextData as TextData
 from econmt.recipe_text import TextSubwords as TextSubwords
@@ -294,6 +295,7 @@ class Recipe(Section):
     ] = Field(Model(), description="the translation model, or the language model")
     ops: Ops = Field(Ops(), description="how the large operations keep their feature maps")
     training: Training = Field(description="how the parameters are learnt")
+    parallel: ParallelSection = Field(ParallelSection(), description="how several processes share one run")
     decoding: Decoding = Field(Decoding(), description="how translations are searched for")
 
     @property

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from econmt import limits
 from econmt.cli.consoles import table_console
 from econmt.cli.options import (
     DataDirOption,
@@ -26,9 +28,12 @@ from econmt.data.store import PreparedData, left_out, prepare, store_folder
 from econmt.data.tables import print_table
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of_run
+from econmt.engine.world import World
 from econmt.errors import InputError, printable
 from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
+from econmt.parallel.launch import launch
+from econmt.parallel.processes import Place, joined, place_of_environment, take_own_gpu
 from econmt.recipe import Recipe, TextData, find_recipe, load_recipe
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
@@ -36,11 +41,12 @@ from econmt.training.checkpoints import load_state
 from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import Results
-from econmt.training.run import run_recipe
+from econmt.training.run import Outcome, run_recipe
 from econmt.training.state import seed_everything
 
 
 def train(
+    context: typer.Context,
     recipe: RecipeArgument,
     overrides: OverridesArgument = None,
     data_dir: DataDirOption = None,
@@ -60,6 +66,20 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Prepare the text, say what would be trained, and leave.")
     ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=limits.PROCESSES,
+            help="Processes of this host that train together, each with a GPU or its share of the cores.",
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int,
+        typer.Option(
+            min=0, max=limits.RESTARTS, help="Start all processes again, so often, when one was lost."
+        ),
+    ] = 0,
 ) -> None:
     """Train a model from a recipe. The same command again goes on where training stopped, however it stopped.
 
@@ -67,6 +87,7 @@ def train(
     Example:
       econmt train multi30k training.batch.size=128 --output runs/m1
     """
+    place = _place(processes, max_restarts)
     if overwrite_output and resume_with_changes:
         raise InputError("--overwrite-output starts anew and --resume-with-changes goes on; give one of them")
     said = {"output": output, "training.device": device, "training.threads": threads}
@@ -83,26 +104,62 @@ def train(
         )
         _describe(loaded, prepared, results)
         return
+    if place is None and processes is not None and (processes > 1 or max_restarts):
+        raise typer.Exit(launch(context.obj, processes, max_restarts))
     try:
-        outcome = run_recipe(
-            loaded,
-            search,
-            console=talk,
-            overwrite_output=overwrite_output,
-            resume_with_changes=resume_with_changes,
-            verify=verify,
-        )
+        with world_of(place, loaded) as world:
+            outcome = run_recipe(
+                loaded,
+                search,
+                console=talk,
+                # Processes that start again go on with what those before them began.
+                overwrite_output=overwrite_output and (place is None or place.restarts == 0),
+                resume_with_changes=resume_with_changes,
+                verify=verify,
+                world=world,
+            )
     except Interrupted as interrupted:
         talk.print(f"econmt: {interrupted}", soft_wrap=True, markup=False)
         raise typer.Exit(interrupted.exit_code) from interrupted
-    if outcome.results is None:
-        result = outcome.training
-        print(
-            f"{loaded.output}: finished at update {result.update} ({result.reason}), best checkpoint "
-            f"{result.best_update}; nothing to do"
+    if world.writes:
+        _print_outcome(loaded, outcome, results)
+
+
+def _place(processes: int | None, max_restarts: int) -> Place | None:
+    """Who this process is among several; None if it is alone, or will start them.
+
+    Raises:
+        InputError: the options do not fit that.
+    """
+    if max_restarts and processes is None:
+        raise InputError("--max-restarts is of --processes; torchrun has an option of the same name")
+    place = place_of_environment()
+    if place is not None and processes not in (None, place.size):
+        raise InputError(
+            f"--processes {processes}: this is one of {place.size} processes that were started already (WORLD_SIZE); "
+            "leave it out"
         )
+    return place
+
+
+def world_of(place: Place | None, recipe: Recipe) -> AbstractContextManager[World]:
+    """The processes that train together, as the environment says: mostly this one alone."""
+    if place is None:
+        return nullcontext(World())
+    take_own_gpu(recipe.training.device, place)
+    return joined(place, recipe.parallel, resolve_device(recipe.training.device))
+
+
+def _print_outcome(recipe: Recipe, outcome: Outcome, console: Console) -> None:
+    """What a command did, on standard output."""
+    if outcome.results is not None:
+        _print_results(outcome.results, console)
         return
-    _print_results(outcome.results, results)
+    result = outcome.training
+    print(
+        f"{recipe.output}: finished at update {result.update} ({result.reason}), best checkpoint "
+        f"{result.best_update}; nothing to do"
+    )
 
 
 def _print_results(found: Results, console: Console) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
+
+from econmt.data.subwords import PAD
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class AnyBatch(ABC):
     """Rows of token ids; every tensor is int64 with B rows."""
+
+    filler: ClassVar[Mapping[str, int]] = MappingProxyType({"indices": -1})
+    """What a row that stands in holds, by the name of a tensor; padding in all others."""
 
     indices: torch.Tensor
     """(B,): where each row is in its store, for a person; it stays on the CPU. -1 in a row that stands in."""
@@ -64,6 +70,31 @@ class AnyBatch(ABC):
     def trimmed(self) -> Self:
         """The same rows without the columns in which all have padding."""
         return self
+
+    def share(self, rank: int, size: int, rows: int | None = None) -> Self:
+        """The rows of one of ``size`` ranks: neighbours, as many on each, with rows that stand in where there are none.
+
+        Args:
+            rank: whose. size: how many ranks.
+            rows: of each rank, enough for all together; None: the fewest.
+        """
+        if size == 1:
+            return self
+        rows = -(-len(self.indices) // size) if rows is None else rows
+        part = self.part(slice(rank * rows, (rank + 1) * rows))
+        return part.filled(rows)
+
+    def filled(self, rows: int) -> Self:
+        """The same rows, and after them so many that stand in that there are ``rows``: no token of them is learnt."""
+        missing = rows - len(self.indices)
+        if missing <= 0:
+            return self
+        tensors = {
+            name: torch.cat([value, value.new_full((missing, *value.shape[1:]), self.filler.get(name, PAD))])
+            for name, value in self._tensors(slice(None)).items()
+        }
+        changes: dict[str, Any] = {**tensors}
+        return replace(self, **changes)
 
     @abstractmethod
     def part(self, rows: slice) -> Self:

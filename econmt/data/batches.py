@@ -11,8 +11,8 @@ first those of the same two lengths among each other, then those that stand with
 the order of lengths, counted from another place in each epoch. So batches hold pairs of nearly the same lengths, and
 which pairs share a batch changes with the epoch.
 
-Over several ranks the table is the same and each batch is divided: rank r of R takes its rows r, r + R,
-r + 2R, ... The recipe's batch size is therefore that of one update over all ranks, whatever their number.
+The stream knows nothing of ranks: each of several makes the same batches and takes its rows of them
+(:meth:`econmt.data.batch.AnyBatch.share`), so that the recipe's batch is that of one update over all ranks.
 
 With BPE-dropout a pair is cut anew in every epoch, from a generator seeded by (seed, epoch, pair): neither
 the batch, the rank nor the history matters, so a resumed run sees what an uninterrupted one sees. Buckets are
@@ -22,8 +22,10 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +48,9 @@ from econmt.recipe import BatchSize, Recipe
 class Batch(AnyBatch):
     """Padded sentence pairs; B rows, S source positions, T target positions, all tensors int64."""
 
+    filler: ClassVar[Mapping[str, int]] = MappingProxyType({"indices": -1, "source_lengths": 1})
+    """A row that stands in has one source position, since an attention cannot attend to none."""
+
     source: torch.Tensor
     """(B, S): tokens, ``</s>``, padding."""
     source_lengths: torch.Tensor
@@ -55,7 +60,7 @@ class Batch(AnyBatch):
     target_output: torch.Tensor
     """(B, T): tokens, ``</s>``, padding."""
     target_lengths: torch.Tensor
-    """(B,): ``</s>`` counted; 0 in the row that stands in where a rank has no pair of a batch."""
+    """(B,): ``</s>`` counted; 0 in a row that stands in."""
     source_tokens: int
     """Sum of ``source_lengths`` over real pairs: tokens that are not padding."""
 
@@ -136,15 +141,6 @@ def _with_end(ids: IntArray, lengths: IntArray, width: int) -> npt.NDArray[np.in
     return padded
 
 
-def _stand_in(shape: tuple[int, int]) -> Batch:
-    """One row without a pair, for a rank to which a short batch gives none: its loss counts no token."""
-    none, empty = np.zeros(1, np.int64), np.zeros((1, 0), np.int64)
-    batch = pad_batch(none - 1, empty, none, empty, none, shape)
-    batch.target_output.fill_(PAD)
-    batch.target_lengths.zero_()
-    return replace(batch, source_tokens=0, target_tokens=0)
-
-
 def rows_of_batch(batch: BatchSize, target_positions: int) -> int:
     """Rows of a full batch with ``target_positions`` padded target positions: at least one."""
     return batch.size if batch.type == "sentence" else max(1, batch.size // target_positions)
@@ -161,22 +157,17 @@ class BatchIterator:
         seed: int,
         *,
         max_length: int,
-        rank: int = 0,
-        world_size: int = 1,
     ) -> None:
         """Plan the epochs.
 
         Args:
             data: prepared data, of which the training split is read, with BPE-dropout if its recipe asks for
                 it; or a token store, without.
-            batch: how many pairs an update takes, over all ranks.
+            batch: how many pairs an update takes.
             rule: a width, of which lengths are rounded up to multiples; or how buckets are derived.
             seed: of the order and of BPE-dropout.
             max_length: no side of a pair is longer than this many tokens, BPE-dropout or not.
-            rank: which share of each batch this process takes.
-            world_size: number of ranks.
         """
-        assert 0 <= rank < world_size
         self._store = data.train if isinstance(data, PreparedData) else data
         assert len(self._store) > 0, "an empty store is refused when it is made"
         self._dropout: BpeDropout | None = None
@@ -194,7 +185,7 @@ class BatchIterator:
         self._buckets, self._rule, self._seed = buckets, rule, seed
         rows = [rows_of_batch(batch, target) for target in buckets.shapes[:, 1].tolist()]
         self._table = plan_epoch(buckets.shapes, buckets.counts, rows, rule)
-        self._rank, self._world_size, self._max_length = rank, world_size, max_length
+        self._max_length = max_length
         self._epoch, self._position = 0, 0
         self._shuffled_epoch = -1
         self._order = buckets.order.copy()
@@ -212,7 +203,7 @@ class BatchIterator:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of batches in an epoch: the same in each, and on each rank."""
+        """Number of batches in an epoch: the same in each."""
         return len(self._table.rows)
 
     def state_dict(self) -> dict[str, int]:
@@ -243,7 +234,7 @@ class BatchIterator:
         return batch
 
     def plan(self) -> Iterator[tuple[npt.NDArray[np.int32], tuple[int, int]]]:
-        """The pairs, of all ranks, and the shape of each batch of the current epoch, from its first; reads no text."""
+        """The pairs and the shape of each batch of the current epoch, from its first; reads no text."""
         self._shuffle()
         for row in self._permutation.tolist():
             yield self._pairs_of(row, self._order), self._shape_of(row)
@@ -255,7 +246,7 @@ class BatchIterator:
         """
         found: dict[tuple[int, int], list[int]] = {}
         for row, rows in enumerate(self._table.rows.tolist()):
-            found.setdefault(self._shape_of(row), []).append(-(-rows // self._world_size))
+            found.setdefault(self._shape_of(row), []).append(rows)
         return [
             BatchShape(source, target, max(rows), len(rows))
             for (source, target), rows in sorted(found.items(), key=lambda item: item[0][::-1])
@@ -274,9 +265,7 @@ class BatchIterator:
 
     def _plain_batch(self, row: int) -> Batch:
         """A batch as the table has it: no epoch's order, no BPE-dropout."""
-        indices = self._pairs_of(row, self._buckets.order)[self._rank :: self._world_size]
-        if not len(indices):
-            return _stand_in(self._shape_of(row))
+        indices = self._pairs_of(row, self._buckets.order)
         return pad_batch(indices, *self._store.gather(indices), self._shape_of(row))
 
     def _shape_of(self, row: int) -> tuple[int, int]:
@@ -304,10 +293,7 @@ class BatchIterator:
         self._permutation = draw.permutation(self.batches_per_epoch)
         self._shuffled_epoch = self._epoch
 
-    def _build(self, chosen: npt.NDArray[np.int32], shape: tuple[int, int], epoch: int) -> Batch:
-        indices = chosen[self._rank :: self._world_size]
-        if not len(indices):
-            return _stand_in(shape)
+    def _build(self, indices: npt.NDArray[np.int32], shape: tuple[int, int], epoch: int) -> Batch:
         pairs = self._store.gather(indices)
         if self._dropout is not None:
             room = min(shape[0] - 1, self._max_length), min(shape[1] - 1, self._max_length)
@@ -342,9 +328,7 @@ def bucket_rule(recipe: Recipe, target_vocabulary: int) -> int | Derived:
     return Derived(training.max_buckets, pair_flops(recipe.translation_model, target_vocabulary))
 
 
-def training_batches(
-    recipe: Recipe, prepared: PreparedData, *, rank: int = 0, world_size: int = 1
-) -> BatchIterator:
+def training_batches(recipe: Recipe, prepared: PreparedData) -> BatchIterator:
     """The batches of a recipe's training; see :class:`BatchIterator`."""
     training = recipe.training
     return BatchIterator(
@@ -353,8 +337,6 @@ def training_batches(
         bucket_rule(recipe, prepared.vocabularies.target.size),
         training.seed,
         max_length=recipe.pairs.max_length,
-        rank=rank,
-        world_size=world_size,
     )
 
 

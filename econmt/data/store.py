@@ -119,6 +119,11 @@ def prepare(
     return open_prepared(folder)
 
 
+def reopen(recipe: Recipe, folder: Path) -> PreparedData:
+    """What :func:`prepare` has just left in ``folder``, for another process of the same run."""
+    return dataclasses.replace(open_prepared(folder), subword_dropout=_subword_dropout(recipe.data))
+
+
 def holds_text_of(recipe: Recipe, folder: Path) -> bool:
     """Whether ``folder`` holds a store of the recipe's text, cut as the recipe says; the text is not looked at."""
     try:

@@ -113,12 +113,10 @@ class TextBatches:
 
     Args:
         store: the text.
-        rows: B, over all ranks.
+        rows: B.
         bptt: tokens of a window.
         jitter: draw each window's length around that.
         seed: of the draws.
-        rank: which share of the rows this process takes: each ``ranks``-th.
-        ranks: number of processes.
 
     Raises:
         InputError: the text has fewer tokens than there are rows.
@@ -132,8 +130,6 @@ class TextBatches:
         *,
         jitter: bool = False,
         seed: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
     ) -> None:
         if store.total_tokens < rows:
             raise InputError(
@@ -142,7 +138,7 @@ class TextBatches:
             )
         self._text = Text(store, rows)
         self._bptt, self._jitter, self._seed = bptt, jitter, seed
-        self._rows = range(rank, rows, ranks)
+        self._rows = range(rows)
         self._go_to(0, 0)
 
     def _go_to(self, epoch: int, position: int) -> None:

@@ -54,16 +54,13 @@ class _Inputs:
         views = {
             name: part.view(shape) for name, part, shape in zip(fields, parts, self._shapes, strict=True)
         }
-        changes: dict[str, Any] = {**views}
+        changes: dict[str, Any] = {**views, "indices": torch.full((rows,), -1)}
         self.batch = dataclasses.replace(batch, **changes)
         self.tokens = tokens[0]
         self.rows = rows
 
     def fill(self, batch: AnyBatch, tokens: int) -> None:
-        """Enqueues the copy of a batch that lies on the CPU; rows that it lacks are padding, which has no gradient.
-
-        They have one source position, since an attention cannot attend to none.
-        """
+        """Enqueues the copy of a batch that lies on the CPU; rows that it lacks stand in and have no gradient."""
         host, copied = self._hosts[self._next], self._copied[self._next]
         self._next = (self._next + 1) % len(self._hosts)
         copied.synchronize()  # of some batches ago, so there is nothing to wait for
@@ -71,7 +68,7 @@ class _Inputs:
         for part, shape, (name, tensor) in zip(parts, self._shapes, _tensors(batch).items(), strict=True):
             rows = part.view(shape)
             rows[: len(tensor)] = tensor
-            rows[len(tensor) :] = 1 if name == "source_lengths" else PAD
+            rows[len(tensor) :] = batch.filler.get(name, PAD)
         count.fill_(tokens)
         self._flat.copy_(host, non_blocking=True)
         copied.record()
@@ -144,27 +141,35 @@ class GraphedStep:
         return sum(map(len, self._graphs.values())) + (self._update is not None)
 
     def __call__(
-        self, batches: Sequence[AnyBatch], implementations: Sequence[Implementations] | None = None
+        self,
+        batches: Sequence[AnyBatch],
+        implementations: Sequence[Implementations] | None = None,
+        tokens: int | None = None,
     ) -> StepResult:
         """One update of the parameters; see :meth:`econmt.engine.step.TrainingStep.run`.
 
         Args:
             batches: on the CPU; their gradients are added up.
             implementations: of the ops for each batch; None: the step's.
+            tokens: by which the sum of their losses is divided; None: the target tokens of the batches.
 
         Returns:
             Scalars on the device that hold until the next call.
         """
         chosen = implementations or [self.step.implementations] * len(batches)
         found = []
+        before = self.captured
         for number, (batch, how) in enumerate(zip(batches, chosen, strict=True)):
             self.step.number = number
             found.append(self._find(batch, how))
         self.step.number = None
+        if self.captured != before:
+            self.step.agree()
         if any(each is None for each in found) or (len(batches) > 1 and not self._several):
             moved = [batch.to(self.step.device) for batch in batches]
-            return self.step.run(moved, self.step.tokens(batches), chosen)
-        tokens = sum(batch.target_tokens for batch in batches)
+            return self.step.run(moved, self.step.tokens(batches, tokens), chosen)
+        if tokens is None:
+            tokens = sum(batch.target_tokens for batch in batches)
         for each, batch in zip(found, batches, strict=True):
             assert each is not None
             each.inputs.fill(batch, tokens)

@@ -35,6 +35,18 @@ class StepResult(NamedTuple):
     norm: Tensor
 
 
+class OtherRankError(RuntimeError):
+    """Another rank could not compute the gradient of a batch, so that this one leaves its own.
+
+    Attributes:
+        number: of the batch.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"another rank could not compute batch {number}")
+        self.number = number
+
+
 class TrainingStep:
     """Zero, forward and backward of every batch, all-reduce, clip, update.
 
@@ -53,6 +65,8 @@ class TrainingStep:
         stands_for: the type of device that fake tensors are meant to be on; None: where the model is.
 
     Attributes:
+        overlaps: let gradients leave for other ranks while the backward pass still runs; else after it, so that a
+            backward pass that fails has sent nothing.
         keeps_gradients: fill gradients with zeros from one step to the next instead of giving them back, so that they
             stay where they are in memory.
         number: of the batch whose gradient is being computed; after an error, of the one that failed.
@@ -86,6 +100,8 @@ class TrainingStep:
             else optimizer
         )
         self.keeps_gradients = False
+        self.overlaps = True
+        self._reduction = self.world.reduction(model.parameters())
         self.number: int | None = None
         self.seeds: SeedCounter | None = None
         if self.device.type == "cuda":
@@ -99,12 +115,11 @@ class TrainingStep:
         """An update from batches that may still lie on the CPU; see :meth:`run`."""
         return self.run([batch.to(self.device) for batch in batches], self.tokens(batches))
 
-    def tokens(self, batches: Sequence[AnyBatch]) -> Tensor:
-        """The target tokens of batches, those of other ranks included: an int64 scalar on the device."""
-        tokens = torch.tensor(sum(batch.target_tokens for batch in batches))
+    def tokens(self, batches: Sequence[AnyBatch], number: int | None = None) -> Tensor:
+        """The target tokens of batches, or that ``number``, as an int64 scalar on the device."""
+        tokens = torch.tensor(sum(batch.target_tokens for batch in batches) if number is None else number)
         if self.device.type == "cuda":
             tokens = tokens.pin_memory().to(self.device, non_blocking=True)
-        self.world.all_reduce([tokens])
         return tokens
 
     def run(
@@ -142,15 +157,38 @@ class TrainingStep:
         for number, batch in enumerate(batches):
             chosen = self.implementations if implementations is None else implementations[number]
             self.number = number
+            if self._reduction is not None and self.overlaps and number == len(batches) - 1:
+                self._reduction.begin()
             total = total + self.accumulate(batch, tokens, chosen, watch)
         self.number = None
+        self.agree()
         if watch is not None:
             watch("optimizer", None)
         return self.finish(total)
 
+    def agree(self, failed: int | None = None) -> int:
+        """Finds out with the other ranks whether all have come so far, unless gradients are on their way already.
+
+        Args:
+            failed: the number of the batch that this rank could not compute; None: it could.
+
+        Returns:
+            The number of the batch that some rank could not compute.
+
+        Raises:
+            OtherRankError: this rank could compute all, and another could not.
+        """
+        if self.world.size == 1 or self.overlaps:
+            return failed or 0
+        (found,) = self.world.largest(0 if failed is None else failed + 1)
+        if found and failed is None:
+            raise OtherRankError(found - 1)
+        return found - 1
+
     def finish(self, loss: Tensor) -> StepResult:
         """Adds gradients and the summed ``loss`` up over all ranks, and bounds the gradients of :meth:`update`."""
-        self._add_up_over_ranks(loss)
+        if self._reduction is not None:
+            self._reduction.finish(loss)
         return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold))
 
     def update(self) -> None:
@@ -159,6 +197,8 @@ class TrainingStep:
 
     def clear(self) -> None:
         """Forgets the gradients."""
+        if self._reduction is not None:
+            self._reduction.abandon()
         self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
 
     def set_learning_rate(self, rate: float) -> None:
@@ -222,7 +262,8 @@ class TrainingStep:
             self.seeds.advance()
         if watch is not None:
             watch("forward", None)
-        with self.precision.products(self.device), drawing_from(self.seeds):
+        first_row = self.world.rank * len(batch.indices)
+        with self.precision.products(self.device), drawing_from(self.seeds, first_row):
             with self.precision.autocast(self.device):
                 loss = self.task.loss(self.model, batch, implementations, self.label_smoothing)
             mean = loss / tokens
@@ -230,9 +271,3 @@ class TrainingStep:
                 watch("backward", mean)
             torch.autograd.backward(mean)
         return loss.detach()
-
-    def _add_up_over_ranks(self, loss: Tensor) -> None:
-        if self.world.size > 1:
-            self.optimizer.make_dense()
-            gradients = [part.grad for part in self.model.parameters() if part.grad is not None]
-            self.world.all_reduce([loss, *gradients])

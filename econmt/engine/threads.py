@@ -53,7 +53,9 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def threads_for(wanted: int | None, device: torch.device, size: int, saved: int = 0) -> Threads:
+def threads_for(
+    wanted: int | None, device: torch.device, size: int, saved: int = 0, processes: int = 1
+) -> Threads:
     """How many threads are to compute.
 
     Args:
@@ -61,10 +63,15 @@ def threads_for(wanted: int | None, device: torch.device, size: int, saved: int 
         device: that computes.
         size: of the model's widest layer.
         saved: what the run began with; 0 at its start.
+        processes: of the run that share this host's cores.
     """
     most = torch.get_num_threads()
     if wanted is not None:
         return Threads(wanted, "as asked")
+    if processes > 1 and device.type == "cpu":
+        cores = usable_cores()
+        share = max(1, min(most, cores // processes))
+        return Threads(share, f"{processes} processes share {cores} cores")
     if saved:
         return Threads(saved, "as the run began")
     if device.type != "cpu":

@@ -2,35 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
+
+Json = TypeVar("Json")
+"""What JSON can hold, so that nothing that comes from another process is ever executed."""
+
+
+class Reduction(Protocol):
+    """Adds gradients up over all ranks, as far as it can while the backward pass still runs."""
+
+    def begin(self) -> None:
+        """From now on a gradient that is complete may leave: the backward pass of an update's last batch begins."""
+
+    def finish(self, loss: Tensor) -> None:
+        """Waits until every gradient, and the ``loss``, is the sum over all ranks, in place."""
+
+    def abandon(self) -> None:
+        """Forgets what has begun, after an error in the backward pass."""
 
 
 class World:
     """One process alone, for which every exchange with the others is done before it begins.
 
-    Whoever trains asks it: the step adds up gradients, the stream of batches takes the rank's share of each, and rank 0
-    alone writes checkpoints. A world of several processes overrides all of it.
+    Whoever trains asks it: the step adds up gradients, each rank takes its share of a batch's rows, and rank 0 alone
+    writes. A world of several processes (:class:`econmt.parallel.processes.Processes`) overrides all of it.
 
     Attributes:
         rank: of this process, from 0.
         size: how many there are.
+        local_size: how many of them are on this host.
     """
 
     rank = 0
     size = 1
+    local_size = 1
 
     @property
     def writes(self) -> bool:
-        """Whether this process is the one that writes files."""
+        """Whether this process is the one that writes files and speaks."""
         return self.rank == 0
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         """Adds each tensor up over all ranks, in place on every rank."""
 
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Gives every rank the values of rank 0, in place."""
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """Gives every rank the values of one, in place."""
 
-    def barrier(self) -> None:
-        """Waits until every rank has come here."""
+    def gather(self, value: Json) -> list[Json]:
+        """The values of all ranks, in their order; JSON."""
+        return [value]
+
+    def first(self, function: Callable[[], Json]) -> Json:
+        """Calls a function on rank 0, however long it takes, and gives its result, JSON, to all."""
+        return function()
+
+    def largest(self, *values: int) -> list[int]:
+        """The largest of each value over all ranks."""
+        return list(values)
+
+    def reduction(self, parameters: Iterable[nn.Parameter]) -> Reduction | None:  # noqa: ARG002  there is no other
+        """What adds up the gradients of parameters; None where there is one rank."""
+        return None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within it an exchange that fails, since a rank is gone, is told as that."""
+        yield
+
+    def note(self, update: int) -> None:
+        """Takes note of the update that is done, by which a rank that has stopped is found."""
+
+
+def rows_of_share(rows: int, size: int) -> int:
+    """Rows that each of ``size`` ranks has of a batch of so many; the last ones may be padding."""
+    return -(-rows // size)
+
+
+def jsonable(value: Any) -> Any:
+    """Tuples as lists, as JSON has them."""
+    return [jsonable(each) for each in value] if isinstance(value, (list, tuple)) else value

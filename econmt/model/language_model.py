@@ -64,7 +64,7 @@ class LanguageModel(nn.Module):
             LSTMLayer(config.embedding if number == 0 else config.size, config.size)
             for number in range(config.layers)
         )
-        self.weight_dropout = SeededDropout(dropout.weights, variational=False)
+        self.weight_dropout = SeededDropout(dropout.weights, variational=False, rows=False)
         self.output_dropout = SeededDropout(dropout.output, dropout.variational)
         tied = config.weight_tying == "softmax"
         # A tied output layer reads vectors as wide as an embedding; layers of another width are mapped to it.
@@ -174,7 +174,8 @@ class LanguageModel(nn.Module):
         probability = self.config.dropouts.embedding
         if not self.training or probability == 0.0:
             return embedded
-        words = keep_mask((self.embedding.num_embeddings,), probability, draw_seed(), embedded.device)
+        seed = draw_seed(rows=False)
+        words = keep_mask((self.embedding.num_embeddings,), probability, seed, embedded.device)
         return apply_dropout(embedded, words[ids][..., None], probability)
 
     def _weights(self) -> tuple[LSTMWeights, ...]:

@@ -23,7 +23,7 @@ from econmt.recipe_model import RecurrentStack
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
 from econmt_ops.cells.lstm import LSTMCell
 from econmt_ops.cells.protocol import Cell
-from econmt_ops.core.dropout import Seed, SeedCounter, apply_dropout, dropout, keep_mask
+from econmt_ops.core.dropout import RowsSeed, Seed, SeedCounter, apply_dropout, dropout, keep_mask
 from econmt_ops.core.look_up import look_up
 from econmt_ops.core.weights import AnyLSTMWeights
 
@@ -202,49 +202,59 @@ class SeededDropout(nn.Module):
     """Dropout whose mask is made from a seed, so that it can be made again instead of being kept.
 
     The seed comes from torch's default CPU generator, whose state a checkpoint saves. ``variational`` draws one mask
-    a row for all its positions (Gal and Ghahramani, 2016).
+    a row for all its positions (Gal and Ghahramani, 2016). Where several processes share the rows of a batch, each
+    drops what one process would drop in its rows; with ``rows`` False the first axis is not that of a batch, and all
+    drop the same.
     """
 
-    def __init__(self, probability: float, variational: bool) -> None:
+    def __init__(self, probability: float, variational: bool, *, rows: bool = True) -> None:
         super().__init__()
         self.probability = probability
         self.variational = variational
+        self.rows = rows
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Drop units of ``inputs`` (B, T, H) in training mode; the identity otherwise."""
         if not self.training or self.probability == 0.0:
             return inputs
+        seed = draw_seed(rows=self.rows)
         if inputs.is_cuda:
-            return dropout(inputs, self.probability, draw_seed(), self.variational)
+            return dropout(inputs, self.probability, seed, self.variational)
         shape = (inputs.shape[0], 1, inputs.shape[2]) if self.variational else inputs.shape
         return apply_dropout(
-            inputs, keep_mask(shape, self.probability, draw_seed(), inputs.device), self.probability
+            inputs, keep_mask(shape, self.probability, seed, inputs.device), self.probability
         )
 
 
 class _Drawing(threading.local):
-    """Of this thread: where dropout seeds are drawn from."""
+    """Of this thread: where dropout seeds are drawn from, and which row of a batch is the first one here."""
 
     seeds: SeedCounter | None = None
+    first_row: int = 0
 
 
 _DRAWING = _Drawing()
 
 
 @contextmanager
-def drawing_from(seeds: SeedCounter | None) -> Iterator[None]:
-    """Within it, dropout seeds are those of ``seeds``, or if it is None of torch's default CPU generator."""
-    before, _DRAWING.seeds = _DRAWING.seeds, seeds
+def drawing_from(seeds: SeedCounter | None, first_row: int = 0) -> Iterator[None]:
+    """Within it, dropout seeds are those of ``seeds``, or if it is None of torch's default CPU generator.
+
+    Masks are those that rows have from the ``first_row`` of a batch on.
+    """
+    before = _DRAWING.seeds, _DRAWING.first_row
+    _DRAWING.seeds, _DRAWING.first_row = seeds, first_row
     try:
         yield
     finally:
-        _DRAWING.seeds = before
+        _DRAWING.seeds, _DRAWING.first_row = before
 
 
-def draw_seed() -> Seed:
-    """A dropout seed: see :func:`drawing_from`."""
-    seeds = _DRAWING.seeds
-    return int(torch.randint(2**62, (), device="cpu")) if seeds is None else seeds.draw()
+def draw_seed(*, rows: bool = True) -> Seed:
+    """A dropout seed, of masks whose first axis is that of a batch or not: see :func:`drawing_from`."""
+    seeds, first_row = _DRAWING.seeds, _DRAWING.first_row
+    seed = int(torch.randint(2**62, (), device="cpu")) if seeds is None else seeds.draw()
+    return RowsSeed(seed, first_row) if rows and first_row else seed
 
 
 def uniform_bound(rows: int, columns: int, init: Initialization) -> float:

@@ -50,7 +50,7 @@ class LanguageModelTask:
         """See :meth:`econmt.tasks.protocol.Task.build_model`."""
         return build_language_model(self.recipe, self.size, self.recipe.training.batch.size)
 
-    def batches(self, prepared: PreparedData, rank: int = 0, ranks: int = 1) -> TextBatches:
+    def batches(self, prepared: PreparedData) -> TextBatches:
         """See :meth:`econmt.tasks.protocol.Task.batches`."""
         training = self.recipe.training
         return TextBatches(
@@ -59,8 +59,6 @@ class LanguageModelTask:
             training.bptt,
             jitter=training.bptt_jitter,
             seed=training.seed,
-            rank=rank,
-            ranks=ranks,
         )
 
     def evaluation(self, prepared: PreparedData, split: Split, *, exact: bool = False) -> Evaluation:
@@ -75,7 +73,7 @@ class LanguageModelTask:
         rows = 1 if exact else min(training.valid_rows, store.total_tokens)
         window = max(1, training.batch.size * training.bptt // rows)
         words = int(prepared.statistics[split]["words"])
-        return Evaluation(whole_text(store, rows, window), words)
+        return Evaluation(whole_text(store, rows, window), words, consecutive=True)
 
     def example(self, shape: Shape) -> TextBatch:
         """See :meth:`econmt.tasks.protocol.Task.example`; the source positions are not looked at."""

@@ -37,10 +37,12 @@ class Evaluation(NamedTuple):
     Attributes:
         batches: in order, for a model in evaluation mode: :meth:`Task.loss` of each is added up.
         words: of all of them, by which the sum is divided; None: their target tokens.
+        consecutive: whether each batch goes on, row by row, with the state that the one before has left.
     """
 
     batches: Iterator[AnyBatch]
     words: int | None = None
+    consecutive: bool = False
 
 
 class Task(Protocol):
@@ -68,8 +70,8 @@ class Task(Protocol):
     def build_model(self) -> nn.Module:
         """A model with first parameters, drawn from torch's default generator, on the default device."""
 
-    def batches(self, prepared: PreparedData, rank: int = 0, ranks: int = 1) -> Batches:
-        """The endless stream of training batches, of which this rank gets its share; its state can be saved."""
+    def batches(self, prepared: PreparedData) -> Batches:
+        """The endless stream of training batches, the same on each rank; its state can be saved."""
 
     def evaluation(self, prepared: PreparedData, split: Split, *, exact: bool = False) -> Evaluation:
         """What the perplexity of a split is measured with; ``exact``: for a final figure, however long it takes."""

@@ -48,9 +48,9 @@ class TranslationTask:
         """See :meth:`econmt.tasks.protocol.Task.build_model`."""
         return build_model(self.recipe, self.source_size, self.target_size)
 
-    def batches(self, prepared: PreparedData, rank: int = 0, ranks: int = 1) -> BatchIterator:
+    def batches(self, prepared: PreparedData) -> BatchIterator:
         """See :meth:`econmt.tasks.protocol.Task.batches`."""
-        return training_batches(self.recipe, prepared, rank=rank, world_size=ranks)
+        return training_batches(self.recipe, prepared)
 
     def evaluation(
         self,

@@ -12,6 +12,7 @@ import torch
 from econmt.data.batch import AnyBatch, Batches
 from econmt.data.store import PreparedData
 from econmt.decoding.search import MAX_OUTPUT_EXTRA
+from econmt.engine.world import World, rows_of_share
 from econmt.errors import InputError, TrainingError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
 from econmt.memory.measure.byte_budget import budget_bytes, size_text, total_memory
@@ -27,20 +28,24 @@ from econmt_ops.optimizer import FusedOptimizer
 
 
 def divide(
-    batch: AnyBatch, plan: Plan | None, implementations: Implementations
+    batch: AnyBatch, plan: Plan | None, implementations: Implementations, ranks: int = 1
 ) -> list[tuple[AnyBatch, Implementations]]:
-    """The micro-batches of a batch and how their ops are run as planned.
+    """The micro-batches of a batch, of all ranks together, and how their ops are run as planned.
 
     Without a plan it is the batch itself, with the given ``implementations``.
     """
     if plan is None:
         return [(batch, implementations)]
     entry = plan.find(batch)
-    return [(part, entry.implementations) for part in batch.split(entry.rows)]
+    return [(part, entry.implementations) for part in batch.split(entry.rows * ranks)]
 
 
 def first_plan(
-    recipe: Recipe, prepared: PreparedData, device: torch.device, precision: torch.dtype
+    recipe: Recipe,
+    prepared: PreparedData,
+    device: torch.device,
+    precision: torch.dtype,
+    world: World | None = None,
 ) -> Plan | None:
     """The plan with which a run would begin; None without a budget.
 
@@ -49,6 +54,7 @@ def first_plan(
         prepared: its text.
         device: where it would compute.
         precision: of products and feature maps.
+        world: the ranks; None: this process alone.
 
     Raises:
         InputError: if the budget does not suffice for one sentence.
@@ -59,7 +65,7 @@ def first_plan(
     batches = task.batches(prepared)
     with torch.device("meta"):
         model = task.build_model()
-    budget = Budget(task, prepared, batches, device, precision, model.parameters())
+    budget = Budget(task, prepared, batches, device, precision, model.parameters(), world)
     budget.make(TrainingState(), 0)
     return budget.plan
 
@@ -74,6 +80,7 @@ class Budget:
         device: where it computes.
         precision: of products and feature maps.
         parameters: of the model.
+        world: the ranks, of which each has its own bytes.
 
     Attributes:
         plan: None until :meth:`make`, and if the recipe has no budget.
@@ -88,6 +95,7 @@ class Budget:
         device: torch.device,
         precision: torch.dtype,
         parameters: Iterable[torch.Tensor],
+        world: World | None = None,
     ) -> None:
         self.plan: Plan | None = None
         self.notes: list[str] = []
@@ -95,6 +103,7 @@ class Budget:
         self._recipe = task.recipe
         self._prepared = prepared
         self._batches = batches
+        self._world = World() if world is None else world
         self._device = device
         self._precision = precision
         self._weights = sum(parameter.nbytes for parameter in parameters)
@@ -145,11 +154,15 @@ class Budget:
             state.plan = {"made_for": self._made_for(state.text), **self.plan.state_dict()}
 
     def largest_batches(self) -> list[AnyBatch]:
-        """Batches whose gradient needs as much memory as any: one, or two alike where gradients are added up."""
+        """Batches whose gradient needs as much memory as any: one, or two alike where gradients are added up.
+
+        They are those of all ranks together.
+        """
         if self.plan is None:
             return [self._batches.worst_batch()]
         worst = self.plan.worst
-        batch = self._batches.largest_batch(worst.source, worst.target).first(worst.rows)
+        rows = worst.rows * self._world.size
+        batch = self._batches.largest_batch(worst.source, worst.target).first(rows)
         return [batch, batch] if worst.parts > 1 and self._device.type == "cuda" else [batch]
 
     def room_for_optimizer(self, optimizer: FusedOptimizer) -> torch.Tensor:
@@ -215,6 +228,8 @@ class Budget:
         }
         if training.averaging.start != "never":
             parts["averaging"] = True
+        if self._world.size > 1:
+            parts["ranks"] = self._world.size
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -225,8 +240,9 @@ class Budget:
     def _planned(self, budget: int) -> Plan:
         recipe, training = self._recipe, self._recipe.training
         kind = self._device.type
+        size = self._world.size
         planner = Planner(
-            self._batches.shapes(),
+            [shape._replace(rows=rows_of_share(shape.rows, size)) for shape in self._batches.shapes()],
             settings(Implementations.of(recipe.ops), kind),
             budget,
             estimator(self._task, kind, self._precision),

@@ -206,3 +206,30 @@ class Progress:
         for name, value in values.items():
             self._writer.add_scalar(name, value, update)
         self._writer.flush()
+
+
+class Silence(Progress):
+    """The progress of a rank that is not the first, of which nobody is told."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def note(self, text: str) -> None:
+        """See :class:`Progress`, as the others."""
+
+    def show(self, table: Table) -> None:
+        """Nothing."""
+
+    def record(self, text: str) -> None:
+        """Nothing."""
+
+    def updates(self, figures: Figures) -> None:
+        """Nothing."""
+
+    def scalars(self, values: dict[str, float], update: int) -> None:
+        """Nothing."""

@@ -31,6 +31,8 @@ FREE_KEYS = frozenset(
         "training.cuda_graphs",
         "training.threads",
         "training.log_interval",
+        "parallel.shard_optimizer",
+        "parallel.timeout",
     }
 )
 """Keys that may differ when a run goes on: they change when it ends or how it runs, not what it learns."""

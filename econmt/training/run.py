@@ -7,17 +7,18 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 
 from econmt.data.files import whole_file
-from econmt.data.store import PreparedData, left_out, prepare
+from econmt.data.store import PreparedData, left_out, prepare, reopen
 from econmt.data.subwords import fingerprint
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.precision import Precision, precision_of_run
 from econmt.engine.threads import Threads, crowded, threads_for
+from econmt.engine.world import World, jsonable
 from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.evaluation.metrics import recipe_tokenizer
 from econmt.memory.plan.planner import plan_table
@@ -39,13 +40,13 @@ from econmt.training.choice import (
 )
 from econmt.training.end_of_run import end_reason
 from econmt.training.environment import differences, environment_of
-from econmt.training.folder import ModelFolder
+from econmt.training.folder import Commit, ModelFolder
 from econmt.training.initialization import initialize, parameters_to_start_from
 from econmt.training.interrupts import Interrupts
-from econmt.training.progress import Progress
+from econmt.training.progress import Progress, Silence
 from econmt.training.results import Results, are_complete, make_results
 from econmt.training.resume import Start, find_start
-from econmt.training.state import TrainingState, seed_everything
+from econmt.training.state import TrainingState, random_states, restore_random_states, seed_everything
 from econmt.training.tensor_files import write_text
 from econmt.training.trainer import Trainer, TrainingResult
 from econmt.training.validation import check_lengths
@@ -67,8 +68,11 @@ def run_recipe(
     overwrite_output: bool = False,
     resume_with_changes: bool = False,
     verify: bool = False,
+    world: World | None = None,
 ) -> Outcome:
     """Trains a recipe in its model folder, from the beginning or from where it stands.
+
+    Of several ranks the first one alone prepares, writes and speaks, and the others wait where it does.
 
     Args:
         recipe: the run.
@@ -77,42 +81,67 @@ def run_recipe(
         overwrite_output: start anew, whatever is in the folder.
         resume_with_changes: go on although the recipe differs from the one the run began with.
         verify: see :func:`econmt.data.store.prepare`.
+        world: the processes that train together; None: this one alone.
 
     Raises:
         InputError: if something that the user gave cannot be used.
         TrainingError: if training had to stop.
         Interrupted: after SIGTERM or Ctrl-C, with everything saved.
     """
+    world = World() if world is None else world
     device = resolve_device(recipe.training.device)
     folder = ModelFolder(recipe.output)
-    folder.check(overwrite=overwrite_output, last=recipe.training.max_updates)
-    folder.create()
-    with folder.locked():
+    if world.writes:
+        folder.check(overwrite=overwrite_output, last=recipe.training.max_updates)
+        folder.create()
+    with folder.locked() if world.writes else contextlib.nullcontext():
         start = Start()
         if not overwrite_output:
-            start = find_start(recipe, folder, resume_with_changes=resume_with_changes)
+            start = _start(recipe, folder, resume_with_changes, world)
         if start.commit is not None:
             state = load_state(folder, start.commit)
             reason = end_reason(recipe.training, state, state.data["epoch"])
             ended = reason is not None and state.last_checkpoint == state.update
-            if ended and are_complete(folder, recipe, state.update):
+            update = state.update
+            if ended and world.first(lambda: are_complete(folder, recipe, update)):
                 assert reason is not None
                 result = TrainingResult(reason, state.update, state.best_update, state.metrics, False)
                 return Outcome(result, None)
         if start.commit is None:
             # Preparing text may take long: what cannot be used is told before.
             parameters_to_start_from(recipe)
-        threads = _threads(recipe, folder, start, device)
+        threads = _threads(recipe, folder, start, device, world)
         with reproducible(device, threads.number):
             store = Path(recipe.data.prepared) if recipe.data.prepared else folder.prepared
-            prepared = prepare(recipe, store, search, show_progress=console.is_terminal, verify=verify)
-            precision = _precision(recipe, folder, start, device)
+            if world.writes:
+                prepared = prepare(recipe, store, search, show_progress=console.is_terminal, verify=verify)
+            world.first(_nothing)
+            if not world.writes:
+                prepared = reopen(recipe, store)
+            precision = _precision(recipe, folder, start, device, world)
             if overwrite_output:  # only now: text or a budget that cannot be used must not cost the old run
-                first_plan(recipe, prepared, device, precision.dtype)
-                folder.clear()
-                folder.create()
-            result = train(recipe, folder, prepared, start=start, console=console, threads=threads)
+                first_plan(recipe, prepared, device, precision.dtype, world)
+                if world.writes:
+                    folder.clear()
+                    folder.create()
+            result = train(
+                recipe, folder, prepared, start=start, console=console, threads=threads, world=world
+            )
+            if not world.writes:
+                return Outcome(result, None)
             return Outcome(result, make_results(recipe, folder, prepared, device, precision))
+
+
+def _nothing() -> None:
+    """What rank 0 does where the others only wait until it has come so far."""
+
+
+def _start(recipe: Recipe, folder: ModelFolder, resume_with_changes: bool, world: World) -> Start:
+    """Where the run starts, as rank 0 finds it."""
+    commit, changes, with_changes, notes = world.first(
+        lambda: jsonable(find_start(recipe, folder, resume_with_changes=resume_with_changes))
+    )
+    return Start(None if commit is None else Commit(*commit), tuple(changes), with_changes, tuple(notes))
 
 
 def train(
@@ -123,6 +152,7 @@ def train(
     start: Start,
     console: Console,
     threads: Threads | None = None,
+    world: World | None = None,
 ) -> TrainingResult:
     """Trains prepared text until a limit; the folder must be this process's alone.
 
@@ -133,6 +163,7 @@ def train(
         start: from where.
         console: where a person reads how it goes.
         threads: that compute, of which a person is told.
+        world: the processes that train together; None: this one alone.
 
     Raises:
         TrainingError: if the loss is not finite, or memory or the disk are full.
@@ -141,15 +172,18 @@ def train(
     if recipe.training.memory_budget is not None:
         # It takes some seconds.
         console.print(f"planning for a memory budget of {recipe.training.memory_budget}", markup=False)
-    trainer, notes = make_trainer(recipe, folder, prepared, start)
+    world = World() if world is None else world
+    trainer, notes = make_trainer(recipe, folder, prepared, start, world)
     if threads is not None:
         notes.append(f"threads: {threads.number} ({threads.why})")
         warning = crowded(threads.number)
         notes += [] if warning is None else [f"warning: {warning}"]
     try:
-        _write_recipe(folder.recipe, recipe)
+        if world.writes:
+            _write_recipe(folder.recipe, recipe)
         interrupts = Interrupts()
-        progress = Progress(folder.log, folder.tensorboard, console, trainer.state.update)
+        kind = Progress if world.writes else Silence
+        progress = kind(folder.log, folder.tensorboard, console, trainer.state.update)
         with interrupts, progress, rules_only():
             for note in notes:
                 progress.note(note)
@@ -172,16 +206,18 @@ def train(
 
 
 def make_trainer(
-    recipe: Recipe, folder: ModelFolder, prepared: PreparedData, start: Start
+    recipe: Recipe, folder: ModelFolder, prepared: PreparedData, start: Start, world: World | None = None
 ) -> tuple[Trainer, list[str]]:
     """A trainer at its start, and what a person should know about it, one line each."""
+    world = World() if world is None else world
     device = resolve_device(recipe.training.device)
-    precision = _precision(recipe, folder, start, device)
+    precision = _precision(recipe, folder, start, device, world)
     seed_everything(recipe.training.seed)
     task = make_task(recipe, prepared)
     model = task.build_model()
-    for path in prepared.vocabulary_files:
+    for path in prepared.vocabulary_files if world.writes else ():
         _copy(path, folder.path / path.name, start)
+    world.first(_nothing)
     state = TrainingState(
         vocabulary=fingerprint(folder.path),
         text=text_fingerprint(prepared),
@@ -189,7 +225,7 @@ def make_trainer(
     )
     given = parameters_to_start_from(recipe) if start.commit is None else None
     beginnings = [] if given is None else [initialize(model, given, state.vocabulary)]
-    trainer = Trainer(task, folder, prepared, model.to(device), state, precision)
+    trainer = Trainer(task, folder, prepared, model.to(device), state, precision, world)
     count = sum(parameter.numel() for parameter in model.parameters())
     notes = [
         f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} {'pairs' if task.translates else 'lines'}, "
@@ -197,6 +233,7 @@ def make_trainer(
         *filter(None, [left_out(recipe, prepared)]),
         f"precision: {precision.name} ({precision.why})",
         *beginnings,
+        *filter(None, [_of_ranks(world, recipe)]),
     ]
     if start.commit is not None:
         notes += [*start.notes, *trainer.load(start.commit)]
@@ -219,25 +256,66 @@ def make_trainer(
     trainer.state.precision = precision.name
     trainer.make_plan()
     if trainer.budget.plan is None:
-        notes.append(_choose(trainer))
+        notes.append(_choose(trainer, world))
+    if world.size > 1:  # rank 0 may have drawn while it measured
+        restore_random_states(world.first(random_states))
     return trainer, notes
 
 
-def _precision(recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device) -> Precision:
-    """What the run trains with: as it began, or what is faster here if it begins now."""
-    saved = "" if start.commit is None else load_state(folder, start.commit).precision
-    return precision_of_run(recipe, device, saved)
+def _of_ranks(world: World, recipe: Recipe) -> str:
+    """How several ranks share the run; nothing of one alone."""
+    if world.size == 1:
+        return ""
+    parts = [f"gradients in {recipe.parallel.reduction}"]
+    parts += ["the optimizer's state in shares"] if recipe.parallel.shard_optimizer else []
+    return f"ranks: {world.size}, {world.local_size} on this host, {', '.join(parts)}"
 
 
-def _threads(recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device) -> Threads:
+def _precision(
+    recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device, world: World
+) -> Precision:
+    """What the run trains with: as it began, or what is faster on rank 0 if it begins now."""
+    found: list[Precision] = []
+
+    def own() -> str:
+        saved = "" if start.commit is None else load_state(folder, start.commit).precision
+        found.append(precision_of_run(recipe, device, saved))
+        return found[0].name
+
+    name = world.first(own)
+    return found[0] if found else precision_of_run(recipe, device, name)
+
+
+def _threads(
+    recipe: Recipe, folder: ModelFolder, start: Start, device: torch.device, world: World
+) -> Threads:
     """How many threads train: as the recipe says, as the run began, or what is faster here if it begins now."""
-    saved = "" if start.commit is None else load_state(folder, start.commit).environment.get("threads", "")
-    return threads_for(
-        recipe.training.threads, device, recipe.model.widest, int(saved) if saved.isdecimal() else 0
-    )
+
+    def own() -> list[Any]:
+        saved = (
+            "" if start.commit is None else load_state(folder, start.commit).environment.get("threads", "")
+        )
+        began = int(saved) if saved.isdecimal() else 0
+        return [*threads_for(recipe.training.threads, device, recipe.model.widest, began, world.local_size)]
+
+    return Threads(*world.first(own))
 
 
-def _choose(trainer: Trainer) -> str:
+def _choose(trainer: Trainer, world: World) -> str:
+    """:func:`_chosen` of rank 0 for all of them."""
+    found: list[str] = []
+
+    def own() -> list[str]:
+        found.append(_chosen(trainer))
+        return list(trainer.step.implementations)
+
+    chosen = Implementations(*world.first(own))
+    trainer.step.implementations = chosen
+    trainer.state.choices = as_saved(chosen, trainer.device)
+    return "".join(found)
+
+
+def _chosen(trainer: Trainer) -> str:
     """Fixes what the recipe leaves at auto, as it was when the run began or by measuring; says which and why."""
     recipe, model, state = trainer.recipe, trainer.model, trainer.state
     given = Implementations.of(recipe.ops)

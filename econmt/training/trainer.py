@@ -23,8 +23,8 @@ from econmt.engine.devices import (
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors
 from econmt.engine.precision import Precision
-from econmt.engine.step import StepResult, TrainingStep
-from econmt.engine.world import World
+from econmt.engine.step import OtherRankError, StepResult, TrainingStep
+from econmt.engine.world import World, rows_of_share
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
 from econmt.tasks.protocol import Task
@@ -44,13 +44,14 @@ from econmt.training.failures import not_finite, out_of_memory
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Figures, Progress
+from econmt.training.ranks import Ranks
 from econmt.training.recovery import finish_commit
 from econmt.training.run_average import RunAverage
 from econmt.training.schedules import Schedule
 from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
 from econmt.training.tensor_files import read_tensors
 from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
-from econmt.training.validation import Abandoned, Validation, validate
+from econmt.training.validation import Abandoned, Validation, tell, validate
 
 _UPDATES_BETWEEN_TRIMS = 5
 
@@ -76,6 +77,7 @@ class Trainer:
         model: with first parameters, on the device.
         state: where it stands; a new one or a saved one's.
         precision: of products and feature maps.
+        world: the processes that train together.
     """
 
     def __init__(
@@ -100,13 +102,18 @@ class Trainer:
         self.optimizer = self.step.optimizer
         self.parameters = named_parameters(model)
         self.schedule = Schedule(training.schedule, training.optimizer.learning_rate)
-        self.batches = task.batches(prepared, self.step.world.rank, self.step.world.size)
-        self.budget = Budget(task, prepared, self.batches, device, precision.dtype, self.parameters.values())
+        self.world = self.step.world
+        self.world.broadcast(list(self.parameters.values()))
+        self.batches = task.batches(prepared)
+        self.budget = Budget(
+            task, prepared, self.batches, device, precision.dtype, self.parameters.values(), self.world
+        )
         self._trims = trims_batches(training.trim_batches, device)
         self._graphed: GraphedStep | None = None
         self._average = RunAverage(training.averaging, self.optimizer)
         self._average.begin(state)
         self._metrics = MetricsQueue(device)
+        self._ranks = Ranks(self.step)
         self._saved = state.update
         self._pace = Pace()
         self._clock = time.monotonic()
@@ -168,8 +175,9 @@ class Trainer:
             def most_rows(batch: AnyBatch) -> int:
                 if self.budget.plan is not None:
                     return self.budget.plan.find(batch).rows
-                return shapes.get(batch.positions, 0)
+                return rows_of_share(shapes.get(batch.positions, 0), self.world.size)
 
+            self._ranks.most_rows = most_rows
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
@@ -177,7 +185,7 @@ class Trainer:
         give_back_library_pages()
         self._clock = time.monotonic()
         while True:
-            if interrupts.pending:
+            if self._ranks.told_to_leave(interrupts, self.state):
                 self._leave(interrupts)
             reason = end_reason(self.recipe.training, self.state, self.batches.epoch)
             if self._checkpoint_due(reason):
@@ -204,8 +212,8 @@ class Trainer:
             if self._graphed is None:
                 self.gradient(largest)
             else:
-                for part, how in divide(largest[0], self.budget.plan, self.step.implementations):
-                    self._capture(self._graphed, part, how)
+                for part, how in self._divided(largest[0]):
+                    self._capture(self._graphed, self._ranks.share(part), how)
             del room
         self.step.clear()
 
@@ -268,32 +276,39 @@ class Trainer:
             TrainingError: if memory was full and there is no plan, or nothing left to divide.
         """
         before = None
+        self.step.overlaps = self.budget.plan is None
         if self.budget.plan is not None:
             before = random_states(), self.step.random_state(), self.step.carried()
         while True:
             found = [
-                (batch, part.trimmed() if trim else part, how)
+                (batch, self._ranks.share(part.trimmed() if trim else part), how)
                 for batch in batches
-                for part, how in divide(batch, self.budget.plan, self.step.implementations)
+                for part, how in self._divided(batch)
             ]
             origins, parts, implementations = zip(*found, strict=True)
             try:
                 if self._graphed is not None:
-                    return self._graphed(parts, implementations)
+                    return self._graphed(parts, implementations, sum(b.target_tokens for b in batches))
                 moved = [part.to(self.device) for part in parts]
                 return self.step.gradient(moved, self.step.tokens(batches), implementations)
+            except OtherRankError as error:
+                failed = error.number
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                failed = self.step.number or 0
+                failed = self.step.agree(self.step.number or 0)
                 if before is None or len(parts[failed].indices) == 1:
                     raise TrainingError(self._out_of_memory(parts[failed])) from error
+            assert before is not None
             # Only now, after the error, are the tensors of the step that failed gone.
             self.step.clear()
             self.budget.shrink(origins[failed], len(parts[failed].indices))
             restore_random_states(before[0])
             self.step.set_random_state(before[1])
             self.step.set_carried(before[2])
+
+    def _divided(self, batch: AnyBatch) -> list[tuple[AnyBatch, Implementations]]:
+        return divide(batch, self.budget.plan, self.step.implementations, self.world.size)
 
     def _count(self, metrics: UpdateMetrics) -> None:
         if not metrics.finite:
@@ -356,7 +371,7 @@ class Trainer:
             progress.note(note)
         if new_signature:
             progress.note(f"BLEU signature {result.signature}")
-        self._tell(progress, result, improved, goes_back)
+        tell(progress, result, state, goes_back=goes_back)
 
     def _best(self, current: dict[str, Tensor], progress: Progress) -> Saved:
         """The best checkpoint; with the ``current`` optimizer tensors if its own were not kept or are damaged."""
@@ -403,8 +418,10 @@ class Trainer:
         """Writes a checkpoint with a validation's result or, without one, where training stands between two."""
         state, training = self.state, self.recipe.training
         self._remember()
-        if self.step.world.writes:
-            saved = Saved(state, self.parameters, optimizer, training.optimizer.name, self.step.carried())
+        carried = self._ranks.carried(training.batch.size)
+        saved = Saved(state, self.parameters, optimizer, training.optimizer.name, carried)
+
+        def write() -> None:
             with saving(self.folder, state.update, self._saved), self._average.in_place(self.state):
                 if result is None:
                     save_interrupted(self.folder, saved, self.task.description())
@@ -412,7 +429,8 @@ class Trainer:
                     save_checkpoint(self.folder, saved, self.task.description(), result.hypotheses)
                 prove(self.folder, Commit(state.update, result is not None))
                 finish_commit(self.folder, state, training.keep_last_params, self.schedule.goes_back)
-        self.step.world.barrier()
+
+        self.world.first(write)
         self._saved = state.update
 
     def _remember(self) -> None:
@@ -426,21 +444,6 @@ class Trainer:
         for note in self.budget.notes:
             progress.note(note)
         self.budget.notes.clear()
-
-    def _tell(self, progress: Progress, result: Validation, improved: bool, goes_back: bool) -> None:
-        state = self.state
-        parts = [f"checkpoint {state.update}: validation perplexity {result.perplexity:.2f}"]
-        if result.signature:
-            parts.append(f"BLEU {result.bleu:.2f}")
-        best = "the best so far" if improved else f"best is checkpoint {state.best_update}"
-        parts.append(
-            best if improved or not goes_back else f"{best}; training goes back to it, learning rate reduced"
-        )
-        progress.note(", ".join(parts))
-        scalars = {"valid/perplexity": result.perplexity}
-        if result.signature:
-            scalars["valid/bleu"] = result.bleu
-        progress.scalars(scalars, state.update)
 
     def _leave(self, interrupts: Interrupts) -> None:
         """Saves between two checkpoints and leaves."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import chain
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from econmt.data.batches import longer_than
 from econmt.data.store import PreparedData
@@ -15,6 +18,7 @@ from econmt.decoding.search import SearchOptions
 from econmt.decoding.search_model import SearchModel
 from econmt.decoding.translator import Translator
 from econmt.engine.step import TrainingStep
+from econmt.engine.world import World
 from econmt.errors import InputError
 from econmt.evaluation.metrics import bleu, recipe_tokenizer
 from econmt.memory.plan.planner import Plan
@@ -22,7 +26,9 @@ from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt.recipe import Recipe
 from econmt.tasks.protocol import Evaluation
 from econmt.training.budget import divide
+from econmt.training.progress import Progress
 from econmt.training.progress import perplexity as perplexity_of
+from econmt.training.state import TrainingState
 
 
 class Abandoned(Exception):  # noqa: N818  not an error
@@ -47,6 +53,8 @@ def validate(
 ) -> Validation:
     """Perplexity of the validation text and, of a translation model if the recipe wants it, translations and BLEU.
 
+    Ranks share the work, and all get the result, which is the same whatever their number.
+
     Args:
         step: whose model is put into evaluation mode and back into training mode.
         prepared: with the validation text raw, so that BLEU compares detokenised text with it.
@@ -67,12 +75,39 @@ def validate(
         translator = make_translator(
             IncrementalModel(model), prepared.vocabularies, step.task.recipe, step.device, plan, stop
         )
-        hypotheses = [found.text for found in translator.translate(prepared.valid_source[:count])]
+        hypotheses = _translated(step.world, translator, prepared.valid_source[:count])
         tokenizer = recipe_tokenizer(step.task.recipe, signature).name
         score = bleu(hypotheses, prepared.valid_target[:count], tokenizer)
         return Validation(value, score.value, score.signature, hypotheses)
     finally:
         model.train()
+
+
+def _translated(world: World, translator: Translator, sources: Sequence[str]) -> list[str]:
+    """Translations of all sources, of which each rank makes each so many-th."""
+    own: list[str] = []
+    given_up = False
+    try:
+        own = [found.text for found in translator.translate(sources[world.rank :: world.size])]
+    except Abandoned:
+        given_up = True
+    found = _gathered(world, own, given_up)
+    translations = [""] * len(sources)
+    for rank, part in enumerate(found):
+        translations[rank :: world.size] = part
+    return translations
+
+
+def _gathered(world: World, own: list[Any], given_up: bool) -> list[list[Any]]:
+    """What every rank has made, in their order.
+
+    Raises:
+        Abandoned: one has left it.
+    """
+    found: list[Any] = world.gather([given_up, own])
+    if any(left for left, _ in found):
+        raise Abandoned
+    return [part for _, part in found]
 
 
 def perplexity(
@@ -83,23 +118,39 @@ def perplexity(
 ) -> float:
     """Perplexity of a text, ends of sentences or lines counted, without label smoothing.
 
+    Ranks deal batches out; of batches that go on with a state each has some rows. Losses are added up in one order,
+    whatever the number of ranks.
+
     Args:
         step: whose model is in evaluation mode.
         evaluation: of the text.
         stop, plan: see :func:`validate`.
     """
-    task, precision, device = step.task, step.precision, step.device
+    task, precision, device, world = step.task, step.precision, step.device, step.world
     given = Implementations.of(task.recipe.ops)
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    tokens = 0
-    with torch.no_grad(), precision.products(device), precision.autocast(device):
-        for whole in evaluation.batches:
-            for batch, how in divide(whole, plan, given):
-                if stop():
-                    raise Abandoned
-                total += task.loss(step.model, batch.to(device), how)
-                tokens += batch.target_tokens
-    return perplexity_of(total.item() / (evaluation.words or tokens))
+    losses: list[Tensor] = []
+    numbers: list[int] = []
+    tokens, given_up = 0, False
+    try:
+        with torch.no_grad(), precision.products(device), precision.autocast(device):
+            for number, whole in enumerate(evaluation.batches):
+                tokens += whole.target_tokens
+                if not evaluation.consecutive and number % world.size != world.rank:
+                    continue
+                own = whole.share(world.rank, world.size) if evaluation.consecutive else whole
+                for batch, how in divide(own, plan, given):
+                    if stop():
+                        raise Abandoned
+                    losses.append(task.loss(step.model, batch.to(device), how))
+                    numbers.append(number)
+    except Abandoned:
+        given_up = True
+    values: list[float] = torch.stack(losses).double().tolist() if losses else []
+    found = _gathered(world, list(zip(numbers, values, strict=True)), given_up)
+    total = 0.0
+    for _, loss in sorted(chain.from_iterable(found), key=itemgetter(0)):
+        total += loss
+    return perplexity_of(total / (evaluation.words or tokens))
 
 
 def check_lengths(prepared: PreparedData, recipe: Recipe) -> list[str]:
@@ -151,3 +202,27 @@ def make_translator(
         watch=watch,
         continuous=None if plan is None else False,  # the plan does not count on graphs
     )
+
+
+def tell(progress: Progress, result: Validation, state: TrainingState, *, goes_back: bool) -> None:
+    """Tells a person how the newest checkpoint is.
+
+    Args:
+        progress: to whom.
+        result: of its validation.
+        state: with the checkpoint in it.
+        goes_back: whether training goes on from the best checkpoint instead.
+    """
+    improved = state.best_update == state.update
+    parts = [f"checkpoint {state.update}: validation perplexity {result.perplexity:.2f}"]
+    if result.signature:
+        parts.append(f"BLEU {result.bleu:.2f}")
+    best = "the best so far" if improved else f"best is checkpoint {state.best_update}"
+    parts.append(
+        best if improved or not goes_back else f"{best}; training goes back to it, learning rate reduced"
+    )
+    progress.note(", ".join(parts))
+    scalars = {"valid/perplexity": result.perplexity}
+    if result.signature:
+        scalars["valid/bleu"] = result.bleu
+    progress.scalars(scalars, state.update)

@@ -52,6 +52,7 @@ BASE = {
     "econmt.recipe_data",
     "econmt.recipe_model",
     "econmt.recipe_optimizer",
+    "econmt.recipe_parallel",
     "econmt.recipe_text",
     "econmt.typed_json",
     "econmt.typed_yaml",

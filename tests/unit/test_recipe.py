@@ -129,7 +129,7 @@ def test_subwords_and_dropout_take_either_form(tmp_path: Path) -> None:
         ),
         (
             ("name: small", "zzz: 1\nname: x"),
-            "mine.yaml:1: zzz: unknown key; valid keys here: name, task, output, data, model, ops, training, decoding",
+            "mine.yaml:1: zzz: unknown key; valid keys here: name, task, output, data, model, ops, training, parallel, decoding",
         ),
         (
             ("  max_updates: 10", "  batch: {type: token}\n  max_updates: 10"),

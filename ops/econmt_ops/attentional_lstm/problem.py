@@ -48,7 +48,7 @@ class Arguments(NamedTuple):
         lengths: (B,) int64, of the keys.
         places: (B, T) int64, which row of the inputs stands where.
         first_h, first_c: (B, H) a layer, the state before the first step. first_output: (B, H), o before it.
-        seed, device_seed: as `split_seed` gives them.
+        seed, device_seed, first_row: as `split_seed` gives them.
     """
 
     inputs: Tensor
@@ -72,6 +72,7 @@ class Arguments(NamedTuple):
     dropout: float
     seed: int
     device_seed: Tensor | None
+    first_row: int
     variational: bool
     scale: float
     stash: str
@@ -128,7 +129,7 @@ class Problem:
             self.steps,
             self.hidden,
             given.dropout,
-            join_seed(given.seed, given.device_seed),
+            join_seed(given.seed, given.device_seed, given.first_row),
             given.variational,
             inputs.device,
         )

@@ -92,7 +92,7 @@ def attentional_lstm(
     gain, shift = (None, None) if layer_norm is None else layer_norm
     if weights.score is not None:
         keys = clean_keys(keys, lengths)
-    seed, device_seed = split_seed(dropout_seed)
+    seed, device_seed, first_row = split_seed(dropout_seed)
     result = _operator(
         Arguments(
             values_of(inputs),
@@ -116,6 +116,7 @@ def attentional_lstm(
             dropout,
             seed,
             device_seed,
+            first_row,
             variational,
             scale,
             stash,

@@ -5,6 +5,9 @@ replayed. On the CPU an int seeds PyTorch's generator. Every other mask, that of
 counter-based: 16 bits an element from Philox 4x32-10 (Salmon, Moraes, Dror and Shaw 2011), whose key is the seed and
 whose counter is the number of a group of eight elements in row-major order. Every implementation makes the same bits,
 and may make those of any part alone.
+
+Where several processes hold rows of one batch, each makes the masks of its own rows as if it made those of all of them:
+the seed tells the first row (`RowsSeed`).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import importlib
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, TypeAlias, TypeVar, Union
+from typing import Any, NamedTuple, TypeAlias, TypeVar, Union
 
 import torch
 from torch import Tensor
@@ -22,8 +25,21 @@ from econmt_ops.backends import triton
 from econmt_ops.dispatch.registration import custom_op
 from econmt_ops.dispatch.rule import MODE
 
-Seed: TypeAlias = Union[int, Tensor]
-"""Of dropout masks: any 64-bit int, or an int64 scalar tensor on the device of the masks."""
+
+class RowsSeed(NamedTuple):
+    """A seed of masks of some rows of a batch: those that the same rows have in a mask of the whole batch.
+
+    Attributes:
+        seed: an int of 64 bits, or an int64 scalar tensor on the device of the masks.
+        first_row: which row of the batch the first row of the values is.
+    """
+
+    seed: int | Tensor
+    first_row: int
+
+
+Seed: TypeAlias = Union[int, Tensor, RowsSeed]
+"""Of dropout masks: any 64-bit int, or an int64 scalar tensor on the device of the masks; or one of some rows."""
 
 _Seed = TypeVar("_Seed", int, Tensor)
 
@@ -64,17 +80,18 @@ def derive_seed(seed: _Seed, index: int) -> _Seed:
     return _shifted(z ^ _shifted(z, 31), 1)
 
 
-def split_seed(seed: Seed | None) -> tuple[int, Tensor | None]:
-    """A seed as operators of torch.library take it, "int seed, Tensor? device_seed"; none is (0, None)."""
-    return (0, seed) if isinstance(seed, Tensor) else (seed or 0, None)
+def split_seed(seed: Seed | None) -> tuple[int, Tensor | None, int]:
+    """A seed as operators of torch.library take it, "int seed, Tensor? device_seed, int first_row"; none is zeros."""
+    number, first_row = seed if isinstance(seed, RowsSeed) else (seed, 0)
+    return (0, number, first_row) if isinstance(number, Tensor) else (number or 0, None, first_row)
 
 
-def join_seed(seed: int, device_seed: Tensor | None) -> Seed:
+def join_seed(seed: int, device_seed: Tensor | None, first_row: int) -> RowsSeed:
     """What `split_seed` has split."""
-    return seed if device_seed is None else device_seed
+    return RowsSeed(seed if device_seed is None else device_seed, first_row)
 
 
-def seed_tensor(seed: Seed, device: torch.device) -> Tensor:
+def seed_tensor(seed: int | Tensor, device: torch.device) -> Tensor:
     """The seed as an int64 scalar tensor on a device, where a kernel can read it."""
     if isinstance(seed, Tensor):
         return seed.to(device)
@@ -150,12 +167,13 @@ def philox(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     return first, second, third, fourth
 
 
-def _counted_mask(elements: int, threshold: int, seed: Tensor, index: int) -> Tensor:
-    """The counter-based mask (elements,) in PyTorch."""
+def _counted_mask(elements: int, threshold: int, seed: Tensor, index: int, first: int) -> Tensor:
+    """The counter-based mask of so many elements from the ``first`` on, in PyTorch."""
     seed = seed if index < 0 else derive_seed(seed, index)
-    groups = torch.arange(-(-elements // 8), dtype=torch.int64, device=seed.device)
+    before = first % 8
+    groups = torch.arange(first // 8, -(-(first + elements) // 8), dtype=torch.int64, device=seed.device)
     halves = [half for word in philox(seed, groups) for half in (word & 0xFFFF, word >> 16)]
-    return (torch.stack(halves, 1) < threshold).flatten()[:elements]
+    return (torch.stack(halves, 1) < threshold).flatten()[before : before + elements]
 
 
 def _is_counted(device: torch.device, device_seed: Tensor | None) -> bool:
@@ -178,19 +196,23 @@ def _keep_mask(
     index: int,
     device: torch.device,
     device_seed: Tensor | None = None,
+    first_row: int = 0,
 ) -> Tensor:
     values, threshold = math.prod(shape), keep_threshold(p)
+    first = first_row * math.prod(shape[1:])
     if not _is_counted(device, device_seed):
         generator = torch.Generator().manual_seed(seed if index < 0 else derive_seed(seed, index))
-        words = torch.empty(-(-values // 4), dtype=torch.int64)
+        # The generator knows no way to skip what other rows draw.
+        words = torch.empty(-(-(first + values) // 4), dtype=torch.int64)
         words.random_(-(1 << 63), None, generator=generator)
         # 2^15 is no int16, so the comparison is with the largest number that is kept.
-        return (words.view(torch.int16)[:values] <= threshold - _LEVELS // 2 - 1).view(shape)
-    place = seed_tensor(join_seed(seed, device_seed), device)
+        own = words.view(torch.int16)[first : first + values]
+        return (own <= threshold - _LEVELS // 2 - 1).view(shape)
+    place = seed_tensor(seed if device_seed is None else device_seed, device)
     kernels = _kernels(device)
     if kernels is None:
-        return _counted_mask(values, threshold, place, index).view(shape)
-    mask: Tensor = kernels.keep_mask(values, place, index, threshold)
+        return _counted_mask(values, threshold, place, index, first).view(shape)
+    mask: Tensor = kernels.keep_mask(values, place, index, threshold, first)
     return mask.view(shape)
 
 
@@ -203,6 +225,7 @@ def _(
     _index: int,
     device: torch.device,
     _device_seed: Tensor | None = None,
+    _first_row: int = 0,
 ) -> Tensor:
     return torch.empty(shape, device=device, dtype=torch.bool)
 
@@ -216,14 +239,14 @@ def keep_mask(shape: Sequence[int], p: float, seed: Seed, device: torch.device, 
     Args:
         shape: of the mask.
         p: the probability that a value is dropped, in [0, 1); rounded to a multiple of 2^-16.
-        seed: any 64-bit int, or an int64 scalar tensor on the device.
+        seed: any 64-bit int, or an int64 scalar tensor on the device; or with the first row, see `RowsSeed`.
         device: where the mask is made.
         index: if not negative, the mask is drawn from `derive_seed(seed, index)`.
     """
     if device.type == "meta":
         return torch.empty(tuple(shape), device=device, dtype=torch.bool)
-    number, device_seed = split_seed(seed)
-    mask: Tensor = _keep_mask(tuple(shape), p, number, index, device, device_seed)
+    number, device_seed, first_row = split_seed(seed)
+    mask: Tensor = _keep_mask(tuple(shape), p, number, index, device, device_seed, first_row)
     return mask
 
 
@@ -264,16 +287,24 @@ def layer_keep_masks(
 
 @custom_op("econmt_ops::dropout")
 def _dropout(
-    values: Tensor, p: float, seed: int, index: int, variational: bool, device_seed: Tensor | None = None
+    values: Tensor,
+    p: float,
+    seed: int,
+    index: int,
+    variational: bool,
+    device_seed: Tensor | None = None,
+    first_row: int = 0,
 ) -> Tensor:
     kernels = _kernels(values.device) if _is_counted(values.device, device_seed) else None
     if kernels is not None and values.dtype != torch.float64:
-        place = seed_tensor(join_seed(seed, device_seed), values.device)
+        place = seed_tensor(seed if device_seed is None else device_seed, values.device)
         scale = 1.0 / (1.0 - p)
-        dropped: Tensor = kernels.dropout(values, place, index, keep_threshold(p), scale, variational)
+        dropped: Tensor = kernels.dropout(
+            values, place, index, keep_threshold(p), scale, variational, first_row
+        )
         return dropped
     shape = (values.shape[0], 1, *values.shape[2:]) if variational else values.shape
-    mask = keep_mask(shape, p, join_seed(seed, device_seed), values.device, index)
+    mask = keep_mask(shape, p, join_seed(seed, device_seed, first_row), values.device, index)
     return apply_dropout(values, mask, p)
 
 
@@ -285,18 +316,20 @@ def _(
     _index: int,
     _variational: bool,
     _device_seed: Tensor | None = None,
+    _first_row: int = 0,
 ) -> Tensor:
     return torch.empty_like(values, memory_format=torch.contiguous_format)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch names them
     # Saved as autograd saves tensors, it finds out if a seed moves on before the backward pass.
-    *ctx.rest, device_seed = inputs[1:]
+    *ctx.rest, device_seed, ctx.first_row = inputs[1:]
     ctx.save_for_backward(device_seed)
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    return _dropout(gradient, *ctx.rest, *ctx.saved_tensors), None, None, None, None, None
+    dropped = _dropout(gradient, *ctx.rest, *ctx.saved_tensors, ctx.first_row)
+    return dropped, None, None, None, None, None, None
 
 
 _dropout.register_autograd(_backward, setup_context=_remember)
@@ -316,6 +349,6 @@ def dropout(values: Tensor, p: float, seed: Seed, variational: bool = False, ind
     """
     if p == 0.0:
         return values
-    number, device_seed = split_seed(seed)
-    result: Tensor = _dropout(values, p, number, index, variational, device_seed)
+    number, device_seed, first_row = split_seed(seed)
+    result: Tensor = _dropout(values, p, number, index, variational, device_seed, first_row)
     return result

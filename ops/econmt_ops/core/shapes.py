@@ -205,6 +205,8 @@ def check_dropout(op: str, dropout: float, seed: object) -> None:
         raise ValueError(f"{op}: dropout must be at least 0 and less than 1, got {dropout}")
     if dropout > 0.0 and seed is None:
         raise ValueError(f"{op}: dropout {dropout} needs dropout_seed, an int")
+    if isinstance(seed, tuple):  # a `RowsSeed`
+        seed = seed[0]
     whole = isinstance(seed, int) and -(2**63) <= seed < 2**63
     scalar = isinstance(seed, Tensor) and seed.dtype == int64 and seed.numel() == 1
     if seed is not None and not whole and not scalar:

@@ -33,14 +33,22 @@ def iterator(
     store: TokenStore | PreparedData,
     batch: BatchSize = SENTENCES,
     seed: int = 1,
-    rank: int = 0,
-    ranks: int = 1,
 ) -> BatchIterator:
-    return BatchIterator(store, batch, 4, seed, max_length=60, rank=rank, world_size=ranks)
+    return BatchIterator(store, batch, 4, seed, max_length=60)
 
 
 def epoch_of(stream: BatchIterator) -> list[Batch]:
     return [next(stream) for _ in range(stream.batches_per_epoch)]
+
+
+def shares_of(batches: list[Batch], ranks: int) -> list[list[Batch]]:
+    """The batches of each rank."""
+    return [[batch.share(rank, ranks) for batch in batches] for rank in range(ranks)]
+
+
+def real(batch: Batch) -> Batch:
+    """The rows that do not stand in."""
+    return batch.part(slice(0, int((batch.indices >= 0).sum())))
 
 
 def pairs_of(batches: list[Batch]) -> list[int]:
@@ -110,24 +118,19 @@ def test_every_pair_once_an_epoch_over_all_ranks(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = write_store(Path(folder), lengths)
-        streams = [
-            BatchIterator(store, size, width, seed, max_length=25, rank=rank, world_size=ranks)
-            for rank in range(ranks)
-        ]
-        assert len({stream.batches_per_epoch for stream in streams}) == 1
+        stream = BatchIterator(store, size, width, seed, max_length=25)
         for epoch in range(2):
-            assert all(stream.epoch == epoch for stream in streams)
-            by_rank = [epoch_of(stream) for stream in streams]
+            assert stream.epoch == epoch
+            by_rank = shares_of(epoch_of(stream), ranks)
             assert sorted(itertools.chain(*map(pairs_of, by_rank))) == list(range(len(lengths)))
             for parts in zip(*by_rank, strict=True):
                 rows = sum(len(pairs_of([part])) for part in parts)
                 positions = parts[0].target_output.shape[1]
                 assert rows <= (size.size if size.type == "sentence" else max(1, size.size // positions))
-                assert len({(part.source.shape[1], part.target_output.shape[1]) for part in parts}) == 1
+                assert len({(part.source.shape, part.target_output.shape) for part in parts}) == 1
                 for part in parts:
                     assert part.source.shape[1] % width == part.target_output.shape[1] % width == 0
-                    if part.target_tokens:
-                        check_batch(part, lengths)
+                    check_batch(real(part), lengths)
 
 
 def write_store(folder: Path, lengths: Sequence[tuple[int, int]]) -> TokenStore:
@@ -144,18 +147,18 @@ def write_store(folder: Path, lengths: Sequence[tuple[int, int]]) -> TokenStore:
 
 
 @settings(max_examples=25, deadline=None)
-@given(lengths_of_pairs, batch_sizes, st.integers(0, 60), st.integers(1, 3))
+@given(lengths_of_pairs, batch_sizes, st.integers(0, 60))
 def test_restored_in_the_middle_it_goes_on_the_same(
-    lengths: list[tuple[int, int]], size: BatchSize, taken: int, ranks: int
+    lengths: list[tuple[int, int]], size: BatchSize, taken: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = write_store(Path(folder), lengths)
-        stream = iterator(store, size, rank=ranks - 1, ranks=ranks)
+        stream = iterator(store, size)
         for _ in range(taken):
             next(stream)
         state = json.loads(json.dumps(stream.state_dict()))
         expected = [next(stream) for _ in range(2 * stream.batches_per_epoch)]
-        again = iterator(store, size, rank=ranks - 1, ranks=ranks)
+        again = iterator(store, size)
         again.load_state_dict(state)
         assert again.epoch == taken // again.batches_per_epoch
         assert all(same(next(again), batch) for batch in expected)
@@ -187,22 +190,30 @@ def test_short_and_long_batches_are_mixed_anew_in_each_epoch(store: TokenStore) 
 
 def test_the_rows_of_all_ranks_are_the_batch_of_one(store: TokenStore) -> None:
     whole = epoch_of(iterator(store))
-    shares = [epoch_of(iterator(store, rank=rank, ranks=3)) for rank in range(3)]
-    for batch, *parts in zip(whole, *shares, strict=True):
-        assert Counter(batch.indices.tolist()) == Counter(pairs_of(parts))
+    for batch, *parts in zip(whole, *shares_of(whole, 3), strict=True):
+        assert batch.indices.tolist() == pairs_of(parts)
         assert batch.target_tokens == sum(part.target_tokens for part in parts)
+        assert batch.source_tokens == sum(part.source_tokens for part in parts)
+
+
+def test_a_share_may_have_more_rows_than_it_needs(store: TokenStore) -> None:
+    batch = next(iterator(store))
+    parts = [batch.share(rank, 2, 3) for rank in range(2)]
+    assert [part.indices.tolist() for part in parts] == [
+        batch.indices.tolist()[:3],
+        [*batch.indices.tolist()[3:], -1, -1],
+    ]
+    assert batch.share(0, 1) is batch
 
 
 def test_a_rank_without_a_row_gets_one_that_counts_nothing(tmp_path: Path, make_store: MakeStore) -> None:
     store = make_store(tmp_path, [(3, 4)])
-    batch = next(iterator(store, rank=1, ranks=2))
+    batch = next(iterator(store)).share(1, 2)
     assert batch.indices.tolist() == [-1]
     assert (batch.target_tokens, batch.source_tokens) == (0, 0)
     assert batch.target_lengths.tolist() == [0]
     assert (batch.target_output == PAD).all()
     assert batch.source_lengths.tolist() == [1]
-    assert batch.source[0, 0] == EOS
-    assert iterator(store, rank=1, ranks=2).worst_batch().target_tokens == 0
 
 
 def test_remainders_share_batches(tmp_path: Path, make_store: MakeStore) -> None:
@@ -306,11 +317,9 @@ class TestDropout:
         self,
         prepared: PreparedData,
         size: BatchSize = SENTENCES,
-        rank: int = 0,
-        ranks: int = 1,
         rule: int | Derived = 4,
     ) -> BatchIterator:
-        return BatchIterator(prepared, size, rule, 1, max_length=40, rank=rank, world_size=ranks)
+        return BatchIterator(prepared, size, rule, 1, max_length=40)
 
     def texts(self, prepared: PreparedData, batches: list[Batch]) -> dict[int, str]:
         decode = prepared.vocabularies.source.decode
@@ -348,7 +357,7 @@ class TestDropout:
                 if index >= 0
             }
 
-        shares = [rows(epoch_of(self.stream(prepared, rank=rank, ranks=2))) for rank in range(2)]
+        shares = [rows(part) for part in shares_of(epoch_of(self.stream(prepared)), 2)]
         assert rows(epoch_of(self.stream(prepared))) == {**shares[0], **shares[1]}
 
     def test_lengths_keep_their_limits(self, prepared: PreparedData) -> None:
@@ -431,27 +440,26 @@ def test_split_gives_the_fewest_even_parts_of_the_same_rows(
 
 
 def test_a_row_that_stands_in_has_no_tokens_after_a_split(tmp_path: Path, make_store: MakeStore) -> None:
-    (batch,) = epoch_of(iterator(make_store(tmp_path, [(3, 3)]), rank=1, ranks=2))
+    (whole,) = epoch_of(iterator(make_store(tmp_path, [(3, 3)])))
+    batch = whole.share(1, 2)
     for part in (*batch.split(1), batch.first(1)):
         assert (part.source_tokens, part.target_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize("size", [SENTENCES, WORDS])
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_shapes_are_those_of_an_epoch(store: TokenStore, size: BatchSize, ranks: int) -> None:
-    streams = [iterator(store, size, rank=rank, ranks=ranks) for rank in range(ranks)]
+def test_shapes_are_those_of_an_epoch(store: TokenStore, size: BatchSize) -> None:
+    stream = iterator(store, size)
     found: dict[tuple[int, int], list[int]] = {}
-    for batches in zip(*map(epoch_of, streams), strict=True):
-        rows = max(int((batch.indices >= 0).sum()) for batch in batches)
-        shape = batches[0].source.shape[1], batches[0].target_output.shape[1]
-        found.setdefault(shape, []).append(rows)
-    shapes = streams[0].shapes()
+    for batch in epoch_of(stream):
+        shape = batch.source.shape[1], batch.target_output.shape[1]
+        found.setdefault(shape, []).append(len(batch.indices))
+    shapes = stream.shapes()
     assert {shape[:2]: shape[2:] for shape in shapes} == {
         key: (max(rows), len(rows)) for key, rows in found.items()
     }
     assert [shape[1::-1] for shape in shapes] == sorted(shape[1::-1] for shape in shapes)
     for source, target, rows, _ in shapes:
-        batch = streams[0].largest_batch(source, target)
+        batch = stream.largest_batch(source, target)
         assert (len(batch.indices), batch.source.shape[1], batch.target_output.shape[1]) == (
             rows,
             source,
@@ -470,14 +478,11 @@ def test_derived_buckets_give_every_pair_once_an_epoch_in_few_shapes(
     rule = Derived(most, PairFlops(2, 5, 1))
     with tempfile.TemporaryDirectory() as folder:
         store = write_store(Path(folder), lengths)
-        streams = [
-            BatchIterator(store, size, rule, seed, max_length=25, rank=rank, world_size=ranks)
-            for rank in range(ranks)
-        ]
-        shapes = {shape[:2] for shape in streams[0].shapes()}
+        stream = BatchIterator(store, size, rule, seed, max_length=25)
+        shapes = {shape[:2] for shape in stream.shapes()}
         assert len(shapes) <= most
         for _ in range(2):
-            by_rank = [epoch_of(stream) for stream in streams]
+            by_rank = shares_of(epoch_of(stream), ranks)
             assert sorted(itertools.chain(*map(pairs_of, by_rank))) == list(range(len(lengths)))
             for parts in zip(*by_rank, strict=True):
                 shape = parts[0].source.shape[1], parts[0].target_output.shape[1]
@@ -486,8 +491,7 @@ def test_derived_buckets_give_every_pair_once_an_epoch_in_few_shapes(
                 for part in parts:
                     assert (part.source.shape[1], part.target_output.shape[1]) == shape
                     assert shape in shapes
-                    if part.target_tokens:
-                        check_batch(part, lengths)
+                    check_batch(real(part), lengths)
 
 
 @settings(max_examples=25, deadline=None)
@@ -555,7 +559,7 @@ def test_trimmed_is_the_same_pairs_without_columns_of_padding(
 
 
 def test_trimming_a_row_that_stands_in_leaves_a_position(tmp_path: Path, make_store: MakeStore) -> None:
-    batch = next(iterator(make_store(tmp_path, [(3, 4)]), rank=1, ranks=2)).trimmed()
+    batch = next(iterator(make_store(tmp_path, [(3, 4)]))).share(1, 2).trimmed()
     assert (batch.source.shape, batch.target_output.shape) == ((1, 1), (1, 1))
 
 

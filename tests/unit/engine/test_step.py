@@ -10,7 +10,6 @@ from econmt.data.batches import Batch
 from econmt.engine.optimizers import make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
-from econmt.engine.world import World
 from econmt.memory.measure.ledger import measure_step
 from econmt.model import Implementations, layers
 from econmt.tasks.protocol import Shape
@@ -220,28 +219,6 @@ def test_bfloat16_rounds_products_and_keeps_float32_parameters() -> None:
     assert float(other.loss) == pytest.approx(float(one.loss), rel=0.02)
     assert float(other.loss) != float(one.loss)
     assert {part.dtype for part in rounded.model.parameters()} == {torch.float32}
-
-
-class _Twins(World):
-    """Two ranks that have the same batches."""
-
-    size = 2
-
-    def all_reduce(self, tensors: list[Tensor]) -> None:  # type: ignore[override]
-        for tensor in tensors:
-            tensor.mul_(2)
-
-
-def test_ranks_add_up_what_they_have() -> None:
-    task = make_task("model.dropout=0.0")
-    batches = some_batches(task)
-    alone, together = make_step(task), make_step(task)
-    together.world = _Twins()
-    one, other = (step.gradient(batches, step.tokens(batches)) for step in (alone, together))
-    assert float(other.loss) == pytest.approx(2 * float(one.loss))
-    assert float(other.norm) == pytest.approx(float(one.norm), rel=1e-5)
-    for name, value in gradients(alone.model).items():
-        torch.testing.assert_close(gradients(together.model)[name], value, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("implementation", ["reference", "recompute"])

@@ -46,8 +46,8 @@ class LettersTask:
         source, target = self.sizes
         return nn.Sequential(nn.Embedding(source, 5), nn.Linear(5, target))
 
-    def batches(self, prepared: PreparedData, rank: int = 0, ranks: int = 1) -> BatchIterator:
-        return TranslationTask(self.recipe, *self.sizes).batches(prepared, rank, ranks)
+    def batches(self, prepared: PreparedData) -> BatchIterator:
+        return TranslationTask(self.recipe, *self.sizes).batches(prepared)
 
     def example(self, shape: Shape) -> Batch:
         return TranslationTask(self.recipe, *self.sizes).example(shape)

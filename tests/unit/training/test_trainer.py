@@ -10,9 +10,6 @@ import sacrebleu
 import torch
 
 from econmt.data.batches import Batch, pad_batch
-from econmt.engine.optimizers import optimizer_tensors
-from econmt.engine.precision import Precision
-from econmt.engine.world import World
 from econmt.errors import TrainingError
 from econmt.evaluation.metrics import Score
 from econmt.tasks.translation import TranslationTask
@@ -385,25 +382,3 @@ def test_worst_batches_run_out_of_memory_with_a_line_that_says_what_to_do(
         TrainingError, match=r"no memory left on cpu for a batch of 3 pairs, \d source and \d target"
     ):
         trainer.gradient([batch])
-
-
-def test_only_the_rank_that_writes_writes(make_run: MakeRun) -> None:
-    class Second(World):
-        """The second of two processes that have the same gradients, so that nothing need be exchanged."""
-
-        rank, size = 1, 2
-
-    run = make_run("training.max_updates=2")
-    made = run.trainer()
-    trainer = Trainer(
-        made.task, run.folder, made.prepared, made.model, made.state, Precision(), world=Second()
-    )
-    assert len(next(trainer.batches).indices) == 2  # of the 4 that an update takes
-    trainer.model.train()
-    progress = Progress(run.folder.log, run.folder.tensorboard, run.console, 0)
-    with progress:
-        trainer._update(progress)
-        trainer._save(optimizer_tensors(trainer.optimizer, trainer.parameters), None)
-    assert run.folder.commits() == []
-    assert not list(run.folder.path.glob("*.safetensors"))
-    assert trainer.state.random.keys() >= {"torch", "dropout"}

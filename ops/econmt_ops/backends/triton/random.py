@@ -62,24 +62,25 @@ def _keep_groups(seed, group, threshold):
     return tl.reshape(halves, (group.shape[0] * 8,)).to(tl.int32) < threshold
 
 
-@triton.jit(do_not_specialize=["index", "threshold"])
+@triton.jit(do_not_specialize=["index", "threshold", "first"])
 def dropout_mask(
     seed_pointer,
     index,
     threshold,
     mask,
     elements,
+    first,
     GROUPS: tl.constexpr,
 ):
-    """mask (N,) of bytes."""
+    """mask (N,) of bytes: of the elements from the ``first`` on."""
     seed = derive(tl.load(seed_pointer), index)
-    group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
-    element = tl.program_id(0).to(tl.int64) * (8 * GROUPS) + tl.arange(0, 8 * GROUPS)
-    kept = _keep_groups(seed, group, threshold)
-    tl.store(mask + element, kept.to(tl.int8), mask=element < elements)
+    begin = tl.program_id(0).to(tl.int64) * GROUPS + first.to(tl.int64) // 8
+    element = begin * 8 - first.to(tl.int64) + tl.arange(0, 8 * GROUPS)
+    kept = _keep_groups(seed, begin + tl.arange(0, GROUPS), threshold)
+    tl.store(mask + element, kept.to(tl.int8), mask=(element >= 0) & (element < elements))
 
 
-@triton.jit(do_not_specialize=["index", "threshold", "positions"])
+@triton.jit(do_not_specialize=["index", "threshold", "positions", "first"])
 def dropout_values(
     seed_pointer,
     index,
@@ -89,16 +90,20 @@ def dropout_values(
     results,
     positions,
     width,
+    first,
     GROUPS: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):
-    """values and results (B, T, W); the mask is (B, 1, W). A program: groups of a row, some of its positions."""
+    """values and results (B, T, W); the mask is (B, 1, W), and that of the elements from the ``first`` on.
+
+    A program: groups of a row, some of its positions.
+    """
     seed = derive(tl.load(seed_pointer), index)
     row = tl.program_id(2).to(tl.int64)
-    begin = row * width
-    first = begin // 8 + tl.program_id(0) * GROUPS
-    kept = _keep_groups(seed, first + tl.arange(0, GROUPS), threshold)
-    column = first * 8 - begin + tl.arange(0, 8 * GROUPS)
+    begin = first.to(tl.int64) + row * width
+    group = begin // 8 + tl.program_id(0) * GROUPS
+    kept = _keep_groups(seed, group + tl.arange(0, GROUPS), threshold)
+    column = group * 8 - begin + tl.arange(0, 8 * GROUPS)
     within = (column >= 0) & (column < width)
     start = tl.program_id(1) * POSITIONS
     for position in range(start, tl.minimum(start + POSITIONS, positions)):
@@ -108,24 +113,31 @@ def dropout_values(
         tl.store(results + place, dropped, mask=within)
 
 
-def keep_mask(elements: int, seed: Tensor, index: int, threshold: int) -> Tensor:
-    """The bool mask (elements,); as `econmt_ops.core.dropout.keep_mask`.
+def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: int = 0) -> Tensor:
+    """The bool mask (elements,) from the ``first`` element on; as `econmt_ops.core.dropout.keep_mask`.
 
     Args:
         elements: how many.
         seed: a scalar int64 tensor on the device.
         index: of the mask, or negative.
         threshold: how many of 65,536 are kept.
+        first: the number of the first element.
     """
     mask = torch.empty(elements, dtype=torch.bool, device=seed.device)
     if elements:
-        grid = (triton.cdiv(elements, 8 * _GROUPS),)
-        dropout_mask[grid](seed, index, threshold, mask.view(torch.int8), elements, GROUPS=_GROUPS)
+        grid = (triton.cdiv(elements + first % 8, 8 * _GROUPS),)
+        dropout_mask[grid](seed, index, threshold, mask.view(torch.int8), elements, first, GROUPS=_GROUPS)
     return mask
 
 
 def dropout(
-    values: Tensor, seed: Tensor, index: int, threshold: int, scale: float, variational: bool
+    values: Tensor,
+    seed: Tensor,
+    index: int,
+    threshold: int,
+    scale: float,
+    variational: bool,
+    first_row: int = 0,
 ) -> Tensor:
     """Dropout of values (B, T, ...) in one kernel, which makes the mask as it reads them.
 
@@ -134,15 +146,18 @@ def dropout(
         seed, index, threshold: as for `keep_mask`.
         scale: what is kept is multiplied by it.
         variational: the mask is (B, 1, ...).
+        first_row: the number of the first row.
     """
     values = values.contiguous()
     results = torch.empty_like(values)
     if not values.numel():
         return results
     rows, positions, width = 1, 1, values.numel()
+    first = first_row * (width // values.shape[0])
     if variational:
         rows, positions = values.shape[:2]
         width //= rows * positions
+        first = first_row * width
     # One group more: that of a row's first elements may begin in the row before.
     groups = min(_GROUPS, triton.next_power_of_2(width // 8 + 1))
     grid = (triton.cdiv(width + 7, 8 * groups), triton.cdiv(positions, _POSITIONS), rows)
@@ -155,6 +170,7 @@ def dropout(
         results,
         positions,
         width,
+        first,
         GROUPS=groups,
         POSITIONS=_POSITIONS,
     )

@@ -1,0 +1,385 @@
+"""Several processes, on one host or many, as one world: how they meet, agree, notice that one is gone, and leave.
+
+They are started by torchrun or by ``econmt train --processes N``, which tell each in its environment who it is (RANK,
+WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) and where they meet (MASTER_ADDR, MASTER_PORT). Gradients go through NCCL on
+GPUs and gloo on CPUs; what processes agree on goes through gloo, and what takes long on one rank through the store that
+torch keeps where they meet.
+
+A rank that dies or stops must not leave the others waiting. Whoever finds that an exchange fails, by a broken
+connection or by its timeout, writes that into the store, where a thread of every rank waits for it. These threads
+answer a roll call, so that it comes out which rank does not answer, or has not come to the exchange in which all others
+wait; one of them tells it in one line, and all leave.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from econmt.engine.world import Json, World
+from econmt.errors import EconmtError, InputError, printable, talk
+from econmt.parallel.reduction import BucketedReduction
+from econmt.recipe import ParallelSection
+
+STOP = "stop"
+"""The key of the store that ends the run: why, as JSON."""
+
+SPOKEN = "spoken"
+"""The key of the store that counts who has told the reason: the first one does."""
+
+LOST = "lost"
+"""The key of the store that says that a rank was lost, so that starting all again may help."""
+
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""The variable that counts how often the processes were started again."""
+
+_ROLL_CALL = 4.0
+"""Seconds in which a rank that lives answers."""
+
+_LEAVING = 3.0
+"""Seconds that a rank has to leave by itself, once it is told that another has told why."""
+
+_EXIT_LOST = 1
+
+
+class Place(NamedTuple):
+    """Who a process is among those that train together, as its environment says.
+
+    Attributes:
+        rank, size: of all. local_rank, local_size: of those on this host.
+        restarts: how often they were started again.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    restarts: int
+
+
+def place_of_environment() -> Place | None:
+    """Who this process is; None if it was started alone.
+
+    Raises:
+        InputError: the environment says it only in part, or nonsense.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    found = []
+    for name, default in (
+        ("RANK", None),
+        ("WORLD_SIZE", None),
+        ("LOCAL_RANK", "0"),
+        ("LOCAL_WORLD_SIZE", "1"),
+        (RESTARTS, "0"),
+    ):
+        value = os.environ.get(name, default)
+        assert value is not None
+        if not value.isdecimal():
+            raise InputError(
+                f"environment variable {name} is '{value}', which is no number; torchrun sets it"
+            )
+        found.append(int(value))
+    place = Place(*found)
+    if place.rank >= place.size or place.local_rank >= place.local_size:
+        raise InputError(
+            f"environment variables RANK {place.rank} and LOCAL_RANK {place.local_rank} must be less than WORLD_SIZE "
+            f"{place.size} and LOCAL_WORLD_SIZE {place.local_size}; torchrun sets them"
+        )
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise InputError(f"environment variable {missing[0]} is missing, where ranks meet; torchrun sets it")
+    return place
+
+
+class Processes(World):
+    """The world of several processes; see :func:`joined`.
+
+    Args:
+        place: who this one is.
+        settings: of the recipe.
+        store: of torch, where they meet.
+        device: on which this one computes.
+    """
+
+    def __init__(self, place: Place, settings: ParallelSection, store: Any, device: torch.device) -> None:
+        self.rank, self.size, self.local_size = place.rank, place.size, place.local_size
+        self._settings = settings
+        self._timeout = timedelta(seconds=settings.timeout)
+        prefix = f"econmt/{place.restarts}"
+        self._store = PrefixStore(prefix, store)
+        # A connection of its own, or whoever waits would hold up the others.
+        self._watch = _Watch(self.rank, self.size, PrefixStore(prefix, store.clone()), settings.timeout)
+        self._control = dist.new_group(backend="gloo", timeout=self._timeout)
+        self._group: Any = self._control
+        if device.type == "cuda":
+            self._group = dist.new_group(backend="nccl", timeout=self._timeout, device_id=device)
+        self._calls = 0
+        self._watch.start()
+
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """See :meth:`econmt.engine.world.World.all_reduce`."""
+        with self.watched(), torch.no_grad():
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=self._group_of(tensor))
+
+    def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
+        """See :meth:`econmt.engine.world.World.broadcast`."""
+        with self.watched(), torch.no_grad():
+            for tensor in tensors:
+                dist.broadcast(tensor, source, group=self._group_of(tensor))
+
+    def gather(self, value: Json) -> list[Json]:
+        """See :meth:`econmt.engine.world.World.gather`."""
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        with self.watched():
+            sizes = torch.zeros(self.size, dtype=torch.int64)
+            sizes[self.rank] = len(text)
+            dist.all_reduce(sizes, group=self._control)
+            own = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+            own[: len(text)] = text
+            found = [torch.empty_like(own) for _ in range(self.size)]
+            dist.all_gather(found, own, group=self._control)
+        return [
+            json.loads(bytes(each[:size].tolist())) for each, size in zip(found, sizes.tolist(), strict=True)
+        ]
+
+    def first(self, function: Callable[[], Json]) -> Json:
+        """See :meth:`econmt.engine.world.World.first`."""
+        self._calls += 1
+        key = f"first/{self._calls}"
+        if self.rank == 0:
+            result = function()
+            with self.watched():
+                self._store.set(key, json.dumps(result))
+            return result
+        with self.watched():
+            while True:
+                with suppress(dist.DistStoreError):  # it has not come yet: signals get their turn
+                    self._store.wait([key], timedelta(seconds=1))
+                    break
+            found: Json = json.loads(self._store.get(key))
+        return found
+
+    def largest(self, *values: int) -> list[int]:
+        """See :meth:`econmt.engine.world.World.largest`."""
+        tensor = torch.tensor(values, dtype=torch.int64)
+        with self.watched():
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control)
+        found: list[int] = tensor.tolist()
+        return found
+
+    def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction:
+        """See :meth:`econmt.engine.world.World.reduction`."""
+        dtype = torch.bfloat16 if self._settings.reduction == "bfloat16" else torch.float32
+        return BucketedReduction(parameters, self, self._group, dtype)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """See :meth:`econmt.engine.world.World.watched`."""
+        self._watch.exchanges += 1
+        try:
+            yield
+        except (RuntimeError, dist.DistError) as error:
+            self._watch.lost(str(error))
+
+    def note(self, update: int) -> None:
+        """See :meth:`econmt.engine.world.World.note`."""
+        self._watch.update = update
+
+    def failed(self, line: str) -> bool:
+        """Tells the others that this rank leaves with an error; whether it is this rank's part to tell a person why."""
+        return self._watch.failed(line)
+
+    def leave(self) -> None:
+        """Leaves the others, who may go on."""
+        self._watch.leave()
+
+    def _group_of(self, tensor: Tensor) -> Any:
+        return self._group if tensor.is_cuda else self._control
+
+
+class _Watch(threading.Thread):
+    """Waits until some rank ends the run, answers the roll call, and leaves.
+
+    Attributes:
+        exchanges: that this rank has come to. update: the last one it has done.
+    """
+
+    def __init__(self, rank: int, size: int, store: Any, timeout: int) -> None:
+        super().__init__(daemon=True, name="econmt-watch")
+        self._rank, self._size, self._store, self._timeout = rank, size, store, timeout
+        self._left = threading.Event()
+        self.exchanges = 0
+        self.update = 0
+        store.set(f"host/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
+
+    def run(self) -> None:
+        """Until the process ends."""
+        while not self._left.is_set():
+            try:
+                self._store.wait([STOP], timedelta(hours=1))
+            except dist.DistStoreError:
+                continue
+            except RuntimeError:
+                if not self._left.is_set():
+                    self._leave_without_store()
+                return
+            if self._left.is_set():
+                return
+            reason = json.loads(self._store.get(STOP))
+            if reason["told"]:
+                time.sleep(_LEAVING)
+            else:
+                self._call_roll(reason["why"])
+            if not self._left.is_set():
+                os._exit(_EXIT_LOST)
+
+    def lost(self, why: str) -> NoReturn:
+        """An exchange has failed: finds out why with the others, tells it and ends the process."""
+        if not self._left.is_set():
+            with suppress(RuntimeError):
+                self._store.set(LOST, "1")
+                if not self._store.check([STOP]):
+                    self._store.set(STOP, json.dumps({"told": False, "why": why}))
+            time.sleep(_ROLL_CALL + 2 * _LEAVING)  # the thread ends the process before
+        os._exit(_EXIT_LOST)
+
+    def failed(self, line: str) -> bool:
+        """See :meth:`Processes.failed`."""
+        self._left.set()
+        with suppress(RuntimeError):
+            speaks: bool = self._store.add(SPOKEN, 1) == 1
+            self._store.set(STOP, json.dumps({"told": True, "why": line}))
+            return speaks
+        return True
+
+    def leave(self) -> None:
+        """See :meth:`Processes.leave`."""
+        self._left.set()
+
+    def _call_roll(self, why: str) -> None:
+        """Who answers, and how far each has come; the first that knows tells a person."""
+        try:
+            self._store.set(f"here/{self._rank}", json.dumps([self.exchanges, self.update]))
+            until = time.monotonic() + _ROLL_CALL
+            keys = [f"here/{rank}" for rank in range(self._size)]
+            while not self._store.check(keys) and time.monotonic() < until:
+                time.sleep(0.1)
+            here = {
+                rank: json.loads(self._store.get(key))
+                for rank, key in enumerate(keys)
+                if self._store.check([key])
+            }
+            line = self._line(here, why)
+            if self._store.add(SPOKEN, 1) == 1:
+                talk(f"econmt: error: {line}")
+        except RuntimeError:
+            self._leave_without_store()
+
+    def _line(self, here: dict[int, list[int]], why: str) -> str:
+        """What a person is told, by what the ranks that answered said of themselves."""
+        gone = [rank for rank in range(self._size) if rank not in here]
+        update = max(last for _, last in here.values())
+        if gone:
+            names = " and ".join(f"rank {rank} ({self._host(rank)})" for rank in gone)
+            what = (
+                f"{names} {'is' if len(gone) == 1 else 'are'} gone or does not answer, after update {update}"
+            )
+        else:
+            least = min(count for count, _ in here.values())
+            late = [rank for rank, (count, _) in here.items() if count == least]
+            if least < max(count for count, _ in here.values()):
+                names = " and ".join(f"rank {rank} ({self._host(rank)})" for rank in late)
+                what = f"{names} did not come to an exchange after update {update} within {self._timeout} s"
+            else:
+                what = f"an exchange between ranks failed after update {update} ({printable(why)})"
+        return f"{what}; all ranks leave: the same command goes on from the last saved state"
+
+    def _host(self, rank: int) -> str:
+        key = f"host/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else "it never came"
+
+    def _leave_without_store(self) -> NoReturn:
+        """Whoever kept the store is gone, and with it the way to agree on who tells."""
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            address = os.environ.get("MASTER_ADDR", "?")
+            talk(
+                f"econmt: error: rank {self._rank} ({socket.gethostname()}) lost the process at {address} where ranks "
+                "meet; all ranks leave: the same command goes on from the last saved state"
+            )
+        os._exit(_EXIT_LOST)
+
+
+@contextmanager
+def joined(place: Place, settings: ParallelSection, device: torch.device) -> Iterator[Processes]:
+    """The world of all processes that were started together, within which an error on one ends all.
+
+    Args:
+        place: who this process is.
+        settings: of the recipe.
+        device: on which it computes.
+
+    Raises:
+        EconmtError: the processes do not find each other.
+        SystemExit: this process had an error that another one tells of.
+    """
+    timeout = timedelta(seconds=settings.timeout)
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+        world = Processes(place, settings, store, device)
+    except (RuntimeError, ValueError) as error:
+        raise EconmtError(
+            f"rank {place.rank} ({socket.gethostname()}) did not find the other {place.size - 1} ranks at "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} ({printable(error)})"
+        ) from error
+    try:
+        yield world
+    except BaseException as error:
+        if not world.failed(str(error)):
+            sys.exit(getattr(error, "exit_code", _EXIT_LOST))
+        raise
+    world.leave()
+    with suppress(RuntimeError):  # the others may have left
+        dist.destroy_process_group()
+
+
+def take_own_gpu(name: str, place: Place) -> None:
+    """Makes "cuda" mean the GPU of this process, the one with its number on this host.
+
+    Args:
+        name: of the recipe's device.
+        place: who this process is.
+
+    Raises:
+        InputError: the recipe names one GPU for several processes, or there are fewer GPUs than processes.
+    """
+    if name == "cpu" or not torch.cuda.is_available():
+        return
+    if name not in ("auto", "cuda") and place.local_size > 1:
+        raise InputError(
+            f"training.device {name}: {place.local_size} processes need a GPU each; give cuda or auto"
+        )
+    count: int = torch.cuda.device_count()
+    if count < place.local_size:
+        raise InputError(
+            f"{place.local_size} processes on {socket.gethostname()}, which has {count} GPUs; start as many as there "
+            "are GPUs, or give training.device=cpu"
+        )
+    if name in ("auto", "cuda"):
+        torch.cuda.set_device(place.local_rank)

@@ -1,0 +1,78 @@
+"""Processes that stay for a whole session of tests and train together in worlds of one to four ranks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from econmt.parallel.processes import Place, Processes, joined
+from econmt.recipe import ParallelSection
+
+RANKS = 4
+
+Job = Callable[..., Any]
+"""Called on each rank with its world first; what it returns goes to the test."""
+
+
+class Group:
+    """Four processes that wait for jobs."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        pairs = [context.Pipe() for _ in range(RANKS)]
+        self._pipes = [here for here, _ in pairs]
+        self._workers = [context.Process(target=_work, args=(there,), daemon=True) for _, there in pairs]
+        for worker in self._workers:
+            worker.start()
+
+    def run(self, ranks: int, job: Job, *arguments: Any, **settings: Any) -> list[Any]:
+        """What a job returns on each of so many ranks, which meet anew for it.
+
+        Args:
+            ranks: how many.
+            job: of a module that the processes can import.
+            arguments: of the job, after the world.
+            settings: of the recipe's section ``parallel``.
+        """
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for rank in range(ranks):
+            self._pipes[rank].send((rank, ranks, store.port, job, arguments, settings))
+        found = [self._pipes[rank].recv() for rank in range(ranks)]
+        for rank, (good, value) in enumerate(found):
+            assert good, f"rank {rank} of {ranks}: {value}"
+        return [value for _, value in found]
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for pipe, worker in zip(self._pipes, self._workers, strict=True):
+            pipe.send(None)
+            worker.join(10)
+            worker.kill()
+
+
+def _work(pipe: Connection) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    while (order := pipe.recv()) is not None:
+        rank, ranks, port, job, arguments, settings = order
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
+        os.environ |= {"WORLD_SIZE": str(ranks), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        place = Place(rank, ranks, rank, ranks, 0)
+        try:
+            with joined(place, ParallelSection(**settings), torch.device("cpu")) as world:
+                result = job(world, *arguments)
+            pipe.send((True, result))
+        except BaseException:  # noqa: BLE001  the test is told
+            pipe.send((False, traceback.format_exc()))
+
+
+def world_of(world: Processes) -> tuple[int, int]:
+    """A job: who a rank is."""
+    return world.rank, world.size
