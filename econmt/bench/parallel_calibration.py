@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from econmt.bench.parallel_hardware import LINKS
 from econmt.bench.parallel_processes import Job, together
-from econmt.bench.parallel_profile import Alone, measured_profile
+from econmt.bench.parallel_profile import Alone, chosen_by_auto, measured_profile
 from econmt.data.files import write_atomically
 from econmt.engine.precision import precision_of
 from econmt.engine.threads import usable_cores
 from econmt.errors import InputError
+from econmt.model import Implementations
 from econmt.parallel.cost_layers import Layer, Profile, Side, Unit
 from econmt.parallel.cost_network import Link, Machine
 from econmt.recipe import Recipe
@@ -30,6 +32,9 @@ SMALL, LARGE = 8, 4 << 20
 
 EXCHANGES = 12
 """Exchanges of each size that are timed; the median counts."""
+
+HALVES = 4
+"""The whole batch, and how often it is halved for fewer rows, whose times are measured."""
 
 TIMEOUT = timedelta(seconds=120)
 """After which a rank gives up waiting for another."""
@@ -86,6 +91,11 @@ class Calibration(Record):
     reduction: LinkRecord
     messages: LinkRecord
     crowding: list[list[float]]
+
+    @property
+    def sides(self) -> int:
+        """2 where there is a source, else 1."""
+        return len({layer.side for layer in self.layers})
 
     @property
     def profile(self) -> Profile:
@@ -160,45 +170,64 @@ def write_calibration(path: Path, found: Calibration) -> None:
         raise InputError(f"{path}: {error.strerror}") from None
 
 
-def calibrate(
-    recipe: Recipe,
-    length: int,
-    rows: Sequence[int],
-    ranks: int,
-    device: torch.device,
-    threads: int,
-    **rest: Any,
-) -> Calibration:
+class Setting(NamedTuple):
+    """What is measured, and how.
+
+    Attributes:
+        recipe: the run. rows, length: of the whole batch, all rows full.
+        grown: whether the batch has as many times its rows as there are processes.
+        device: cpu or cuda, a GPU a process. threads: of each process. precision: by name.
+        seconds: for each thing that is timed. limit: after which processes are ended.
+    """
+
+    recipe: Recipe
+    rows: int
+    length: int
+    grown: bool
+    device: str
+    threads: int
+    precision: str
+    seconds: float
+    limit: float
+
+    def implementations(self) -> Implementations:
+        """The ops that a run of this shape would use: measured on the CPU, by the rule in CUDA graphs."""
+        return chosen_by_auto(self.recipe, self.rows, self.length, self.device, self.precision)
+
+
+def calibrate(setting: Setting, ranks: int) -> Calibration:
     """Measures here what a prediction needs.
 
     Args:
-        recipe: the run. length: of full rows. rows: how many, rising, the whole batch last.
-        ranks: that work at once. device: where; each rank has its own GPU.
-        threads: of each rank. rest: ``precision``, by name; ``seconds`` for each number of rows; ``limit`` in seconds.
+        setting: what is predicted.
+        ranks: that work at once.
 
     Raises:
         EconmtError: a rank failed, or they were not ready in time.
     """
+    sizes = sorted({max(1, setting.rows // 2**power) for power in range(HALVES)})
     job = {
-        "recipe": recipe.model_dump(mode="json"),
-        "length": length,
-        "rows": list(rows),
-        "device": device.type,
-        "precision": rest["precision"],
-        "seconds": rest["seconds"],
+        "recipe": setting.recipe.model_dump(mode="json"),
+        "length": setting.length,
+        "rows": sizes,
+        "device": setting.device,
+        "precision": setting.precision,
+        "implementations": list(setting.implementations()),
+        "seconds": setting.seconds,
     }
-    found = together(_calibrate, job, ranks, threads, rest["limit"])
-    hosted = torch.cuda.device_count() if device.type == "cuda" else max(1, usable_cores() // threads)
+    found = together(_calibrate, job, ranks, setting.threads, setting.limit)
+    on_gpu = setting.device == "cuda"
+    hosted = torch.cuda.device_count() if on_gpu else usable_cores() // setting.threads
     whole = {
         **found[0],
-        "recipe": recipe.name,
-        "batch": rows[-1],
-        "length": length,
-        "device": device.type,
+        "recipe": setting.recipe.name,
+        "batch": setting.rows,
+        "length": setting.length,
+        "device": setting.device,
         "ranks": ranks,
         "hosted": max(hosted, ranks),
     }
-    return Calibration.model_validate(whole)
+    return Calibration.model_validate(json.loads(json_text(whole)))
 
 
 def _calibrate(job: Job) -> Job:
@@ -211,7 +240,12 @@ def _calibrate(job: Job) -> Job:
     device = torch.device("cuda", rank) if job["device"] == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    alone = Alone(recipe, device, precision_of(job["precision"], device, [recipe]))
+    alone = Alone(
+        recipe,
+        device,
+        precision_of(job["precision"], device, [recipe]),
+        Implementations(*job["implementations"]),
+    )
     found: dict[str, Any] = {}
     if rank == 0:
         profile = measured_profile(alone, job["rows"], job["length"], job["seconds"])

@@ -22,6 +22,9 @@ Job = Mapping[str, Any]
 Work = Callable[[Job], Job]
 """What each process does, a function of a module: it finds its rank in the environment, and gives JSON values."""
 
+_GRACE = 10.0
+"""Seconds in which the others may tell why one left."""
+
 
 def together(work: Work, job: Job, processes: int, threads: int, limit: float) -> list[dict[str, Any]]:
     """Has a function run in several processes of this host at once, each of which knows its rank as torchrun tells it.
@@ -65,19 +68,24 @@ def together(work: Work, job: Job, processes: int, threads: int, limit: float) -
 
 
 def _results(heard: Sequence[Connection], limit: float) -> list[dict[str, Any]]:
-    until, found = time.monotonic() + limit, dict[int, dict[str, Any]]()
+    until, found, gone = time.monotonic() + limit, dict[int, dict[str, Any]](), set[int]()
     while len(found) < len(heard):
-        left = [connection for rank, connection in enumerate(heard) if rank not in found]
-        ready = wait(left, max(0.0, until - time.monotonic()))
+        left = {connection: rank for rank, connection in enumerate(heard) if rank not in found.keys() | gone}
+        ready = wait(list(left), max(0.0, until - time.monotonic())) if left else []
         if not ready:
+            if gone:
+                raise EconmtError(f"rank {min(gone)} ended without a word")
             raise EconmtError(f"not ready within {limit:.0f} s")
         for connection in ready:
             assert isinstance(connection, Connection)
-            rank = heard.index(connection)
+            rank = left[connection]
             try:
                 told = json.loads(connection.recv_bytes())
             except EOFError:
-                raise EconmtError(f"rank {rank} ended without a word") from None
+                # Why it left may be what another rank tells.
+                gone.add(rank)
+                until = min(until, time.monotonic() + _GRACE)
+                continue
             if "failure" in told:
                 raise EconmtError(f"rank {rank}: {told['failure']}")
             found[rank] = told

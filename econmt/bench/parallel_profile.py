@@ -13,13 +13,17 @@ from econmt.bench.parallel_hardware import H200, paper_profile
 from econmt.bench.training import vocabulary_sizes
 from econmt.data.batch import AnyBatch
 from econmt.engine.graphs import GraphedStep
-from econmt.engine.precision import Precision
+from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.ledger import measure_step
+from econmt.model import Implementations
 from econmt.parallel.cost_layers import Layer, Phase, Profile
 from econmt.recipe import LanguageModelSection, Recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import task_of_sizes
+from econmt.training.choice import choose_implementations, measure
+from econmt_ops.dispatch.measurements import Measurement
+from econmt_ops.dispatch.rule import captured
 from econmt_ops.dispatch.timing import quantile, synchronizer
 
 LEAST = 3
@@ -34,19 +38,38 @@ def shape_of(recipe: Recipe, rows: int, length: int) -> Shape:
     return Shape(rows, 1 if isinstance(recipe.model, LanguageModelSection) else length, length)
 
 
+def chosen_by_auto(recipe: Recipe, rows: int, length: int, device: str, precision: str) -> Implementations:
+    """The ops that a run of this shape would use: measured on the CPU, by the rule in CUDA graphs."""
+    found: list[Measurement] = []
+    place = torch.device(device)
+    if device == "cpu":
+        task = task_of_sizes(recipe, vocabulary_sizes(recipe))
+        model = task.build_model().train()
+        session = measure(
+            task, model, shape_of(recipe, rows, length), place, precision_of(precision, place, [recipe])
+        )
+        found = list(session.measurements.values())
+    with captured(device == "cuda"):
+        return choose_implementations(Implementations.of(recipe.ops), found, device=device)
+
+
 class Alone:
     """Updates of a recipe in one process, as a run does them: on a GPU in CUDA graphs.
 
     Args:
         recipe: the run.
-        device: where. precision: of products.
+        device: where. precision: of products. how: implementations of the ops.
     """
 
-    def __init__(self, recipe: Recipe, device: torch.device, precision: Precision) -> None:
+    def __init__(
+        self, recipe: Recipe, device: torch.device, precision: Precision, how: Implementations
+    ) -> None:
         torch.manual_seed(recipe.training.seed)
         self.recipe, self.device = recipe, device
         self.task = task_of_sizes(recipe, vocabulary_sizes(recipe))
-        self.step = TrainingStep(self.task, self.task.build_model().to(device).train(), precision)
+        self.step = TrainingStep(
+            self.task, self.task.build_model().to(device).train(), precision, implementations=how
+        )
         self._graphed = GraphedStep(self.step) if device.type == "cuda" else None
         self._synchronize = synchronizer(device)
 

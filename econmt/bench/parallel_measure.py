@@ -1,0 +1,304 @@
+"""Updates of several processes together, timed: what they gain over one, and what the exchange costs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from econmt.bench.parallel_calibration import Calibration, Setting
+from econmt.bench.parallel_processes import Job, together
+from econmt.bench.parallel_profile import shape_of
+from econmt.bench.rows import Row, Say
+from econmt.bench.training import vocabulary_sizes
+from econmt.data.batch import AnyBatch
+from econmt.engine.devices import peak_memory
+from econmt.engine.graphs import GraphedStep
+from econmt.engine.precision import precision_of
+from econmt.engine.step import TrainingStep
+from econmt.engine.world import World
+from econmt.errors import EconmtError
+from econmt.model import Implementations
+from econmt.parallel.cost_layers import Batch, Division
+from econmt.parallel.cost_model import Kind, best, predict
+from econmt.parallel.processes import joined, place_of_environment
+from econmt.recipe import Recipe
+from econmt.tasks.registry import task_of_sizes
+from econmt_ops.dispatch.timing import quantile, synchronizer
+
+ROUNDS = 2
+"""How often each way is measured, in turns, by new processes; the quicker time counts."""
+
+WARM_UP = 3
+"""Updates before the first that is timed."""
+
+LEAST = 5
+"""Updates that are timed however long they take."""
+
+WITHIN = 10.0
+"""Per cent by which a prediction may miss."""
+
+
+class Way(NamedTuple):
+    """A way to share updates that is measured.
+
+    Attributes:
+        processes: how many. kind: see :data:`econmt.parallel.cost_model.KINDS`. stages: of a pipeline.
+    """
+
+    processes: int
+    kind: Kind
+    stages: int
+
+    @property
+    def division(self) -> Division:
+        """For tables."""
+        return Division(self.processes // self.stages, self.stages)
+
+
+def ways(processes: Sequence[int]) -> list[Way]:
+    """One process alone, over which gains are told, and the others with a share of the rows each."""
+    return [Way(count, "data", 1) for count in sorted({1, *processes})]
+
+
+def rows(
+    setting: Setting, wanted: Sequence[Way], say: Say, calibration: Calibration | None = None
+) -> Iterator[Row]:
+    """Measures each way in turns and gives its row; what fails has a column ``failure``.
+
+    Args:
+        setting: of all. wanted: one process alone first, over which the others' gain is told.
+        say: is told what is measured.
+        calibration: of this machine; None: nothing is predicted.
+    """
+    found: dict[Way, list[dict[str, Any]]] = {way: [] for way in wanted}
+    failures: dict[Way, str] = {}
+    how = setting.implementations()
+    for turn in range(1, ROUNDS + 1):
+        for way in wanted:
+            if way not in failures:
+                say(f"{setting.recipe.name}: {way.division}, round {turn} of {ROUNDS}")
+                try:
+                    found[way].append(_measured(setting, way, how))
+                except EconmtError as error:
+                    failures[way] = str(error)
+    alone = 0.0
+    for way in wanted:
+        row = _row(setting, way)
+        if way in failures:
+            yield {**row, "failure": failures[way]}
+            continue
+        quickest = min(found[way], key=lambda each: float(each["seconds"]))
+        rate = quickest["tokens"] / quickest["seconds"]
+        alone = alone or (rate if way.processes == 1 else 0.0)
+        row |= {
+            "milliseconds": 1e3 * quickest["seconds"],
+            "tokens/s": rate,
+            "MB sent": quickest["sent"] / 1e6,
+            "peak MB": quickest["peak"] / 1e6,
+            "samples": sum(each["samples"] for each in found[way]),
+        }
+        if alone:
+            row["scaling"] = rate / alone
+        if quickest["without"] > 0.0:
+            row["exchange %"] = max(0.0, 100.0 * (1.0 - quickest["without"] / quickest["seconds"]))
+        if calibration is not None and alone and way.processes > 1:
+            row |= predicted(calibration, setting, way, alone, rate)
+        yield row
+
+
+def _row(setting: Setting, way: Way) -> Row:
+    return {
+        "bench": "parallel",
+        "recipe": setting.recipe.name,
+        "batch": "grown" if setting.grown else "fixed",
+        "rows": _rows(setting, way),
+        "length": setting.length,
+        "precision": setting.precision,
+        "ranks": way.processes,
+        "kind": way.kind,
+        "division": str(way.division),
+    }
+
+
+def _rows(setting: Setting, way: Way) -> int:
+    return setting.rows * (way.processes if setting.grown else 1)
+
+
+def predicted(calibration: Calibration, setting: Setting, way: Way, alone: float, rate: float) -> Row:
+    """What the model says of a way, and by how many per cent it misses what was measured; nothing if it cannot say.
+
+    It says what is gained over one process, whose rate is measured in turns with that of the others: layers are timed
+    before, and a machine is not always equally fast.
+
+    Args:
+        calibration: of this machine. setting: what is measured. way: one of its ways, of several processes.
+        alone: tokens a second of one process. rate: of the way.
+    """
+    profile, machine = calibration.profile, calibration.machine(None)
+    source = setting.length * (calibration.sides - 1)
+    batch = Batch(setting.rows, source, setting.length, setting.rows * setting.length)
+    whole = batch.grown(way.processes) if setting.grown else batch
+    one = predict(profile, machine, Division(), [batch])
+    found = best(profile, machine, way.processes, way.kind, [whole])
+    if found is None or found.division.stages != way.stages:
+        return {}
+    said = alone * found.tokens_per_second / one.tokens_per_second
+    return {"predicted tokens/s": said, "off %": 100.0 * (said / rate - 1.0)}
+
+
+def verdict(found: Sequence[Mapping[str, Any]]) -> str:
+    """One line on rows: what several processes gain at best, and whether predictions are as near as they should be."""
+    gains = [row for row in found if row["ranks"] != 1 and "scaling" in row]
+    if not gains:
+        return "no way of several processes was measured"
+    parts = []
+    for count in sorted({row["ranks"] for row in gains}):
+        most = max((row for row in gains if row["ranks"] == count), key=lambda row: float(row["scaling"]))
+        parts.append(f"{count} processes {float(most['scaling']):.2f}x ({most['division']})")
+    line = f"over one: {', '.join(parts)}"
+    missed = [abs(float(row["off %"])) for row in gains if "off %" in row]
+    if missed:
+        good = sum(each <= WITHIN for each in missed)
+        line += (
+            f"; {good} of {len(missed)} predictions within {WITHIN:.0f} %, the worst {max(missed):.0f} % off"
+        )
+    return line
+
+
+def _measured(setting: Setting, way: Way, how: Implementations) -> dict[str, Any]:
+    job = {
+        "recipe": setting.recipe.model_dump(mode="json"),
+        "rows": _rows(setting, way),
+        "length": setting.length,
+        "device": setting.device,
+        "precision": setting.precision,
+        "implementations": list(how),
+        "seconds": setting.seconds,
+    }
+    threads = setting.threads
+    found = together(_work, job, way.processes, threads, setting.limit)
+    return {
+        **found[0],
+        "peak": max(each["peak"] for each in found),
+        "sent": max(each["sent"] for each in found),
+    }
+
+
+def _work(job: Job) -> Job:
+    """In each rank."""
+    recipe = Recipe.model_validate(job["recipe"])
+    place = place_of_environment()
+    assert place is not None
+    device = torch.device("cuda", place.rank) if job["device"] == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if place.size == 1:
+        return _time(recipe, job, device, World())
+    with joined(place, recipe.parallel, device) as world:
+        return _time(recipe, job, device, world)
+
+
+def _time(recipe: Recipe, job: Job, device: torch.device, world: World) -> Job:
+    precision = precision_of(job["precision"], device, [recipe])
+    torch.manual_seed(recipe.training.seed)
+    task = task_of_sizes(recipe, vocabulary_sizes(recipe))
+    model = task.build_model().to(device).train()
+    how = Implementations(*job["implementations"])
+    whole = task.example(shape_of(recipe, job["rows"], job["length"]))
+    batch = whole.share(world.rank, world.size)
+    step = TrainingStep(task, model, precision, implementations=how, world=world)
+    with _counting() as sent:
+        step([batch])
+    counted = sum(sent)
+    updates = {"together": _update(step, batch, whole.target_tokens, device)}
+    if world.size > 1:
+        alone = TrainingStep(task, model, precision, implementations=how, optimizer=step.optimizer)
+        updates["without"] = _update(alone, batch, batch.target_tokens, device)
+    times = _in_turns(updates, job["seconds"], world)
+    return {
+        "seconds": quantile(times["together"], 0.5),
+        "without": quantile(times["without"], 0.5) if "without" in times else 0.0,
+        "tokens": whole.target_tokens,
+        "samples": len(times["together"]),
+        "sent": counted,
+        "peak": peak_memory(device),
+    }
+
+
+def _update(step: TrainingStep, batch: AnyBatch, tokens: int, device: torch.device) -> Callable[[], float]:
+    """An update as a run makes it, in a CUDA graph on a GPU; calling it gives its seconds."""
+    synchronize = synchronizer(device)
+    run: Callable[[], object]
+    if device.type == "cuda":
+        graphed = GraphedStep(step)
+
+        def run() -> object:
+            return graphed([batch], None, tokens)
+    else:
+
+        def run() -> object:
+            return step.run([batch], step.tokens([batch], tokens))
+
+    def timed() -> float:
+        began = time.perf_counter()
+        run()
+        synchronize()
+        return time.perf_counter() - began
+
+    return timed
+
+
+def _in_turns(
+    updates: Mapping[str, Callable[[], float]], seconds: float, world: World
+) -> dict[str, list[float]]:
+    """Times of updates, all ranks as many: five of one kind, five of the other, for about so many seconds."""
+    for update in updates.values():
+        for _ in range(WARM_UP):
+            update()
+    trial = sum(update() for update in updates.values())
+    (turns,) = world.largest(max(1, round(seconds / max(trial, 1e-9) / LEAST)))
+    times: dict[str, list[float]] = {name: [] for name in updates}
+    for _ in range(turns):
+        for name, update in updates.items():
+            update()  # the first of a kind finds ranks where the last of the other left them
+            times[name] += [update() for _ in range(LEAST)]
+    return times
+
+
+@contextmanager
+def _counting() -> Iterator[list[float]]:
+    """Within it the bytes are noted that this rank sends through torch.distributed, each ring's share of them."""
+    sent: list[float] = []
+    before = {name: getattr(dist, name) for name in _SHARES}
+
+    def counted(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            tensor = arguments[1] if name == "all_gather" else arguments[0]
+            size = dist.get_world_size(options.get("group"))
+            sent.append(_SHARES[name](size) * tensor.nbytes)
+            return before[name](*arguments, **options)
+
+        return call
+
+    for name in _SHARES:
+        setattr(dist, name, counted(name))
+    try:
+        yield sent
+    finally:
+        for name, function in before.items():
+            setattr(dist, name, function)
+
+
+_SHARES: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda size: 2.0 * (size - 1) / size,
+    "all_gather": lambda size: size - 1.0,
+    "broadcast": lambda size: (size - 1.0) / size,
+    "reduce": lambda size: (size - 1.0) / size,
+    "isend": lambda _: 1.0,
+}
+"""Bytes that a rank sends by exchange, times those of its tensor, over a ring of so many ranks."""
