@@ -265,7 +265,7 @@ class GraphedStep:
         It leaves no trace: gradients, seeds and what is carried are as before, and parameters are not touched.
         """
         step = self.step
-        parameters = list(step.model.parameters())
+        parameters = step.parameters
         kept, gradients = step.random_state(), [part.grad for part in parameters]
         carried = step.carried()
         for part in parameters:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from econmt.data.batch import AnyBatch
 from econmt.engine.averaging import ParameterAverage
-from econmt.engine.optimizers import make_optimizer
+from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from econmt.engine.precision import Precision
-from econmt.engine.world import World
+from econmt.engine.world import Reduction, World
 from econmt.model import Implementations
 from econmt.model.layers import drawing_from, give_sparse_gradients
 from econmt.tasks.protocol import Task, device_of
@@ -101,7 +101,7 @@ class TrainingStep:
         )
         self.keeps_gradients = False
         self.overlaps = True
-        self._reduction = self.world.reduction(model.parameters())
+        self._reduction = self.make_reduction()
         self.number: int | None = None
         self.seeds: SeedCounter | None = None
         if self.device.type == "cuda":
@@ -110,6 +110,15 @@ class TrainingStep:
                 group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
         if (stands_for or self.device.type) == "cpu":
             give_sparse_gradients(model)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Whose gradients a step makes in this process."""
+        return list(self.model.parameters())
+
+    def make_reduction(self) -> Reduction | None:
+        """What adds gradients up over ranks as they come; None: there is nothing to add up, or nothing as they come."""
+        return self.world.reduction(self.parameters)
 
     def __call__(self, batches: Sequence[AnyBatch]) -> StepResult:
         """An update from batches that may still lie on the CPU; see :meth:`run`."""
@@ -210,7 +219,7 @@ class TrainingStep:
         self.optimizer.prepare()
         if self.task.recipe.training.averaging.start != "never":
             ParameterAverage(self.optimizer)
-        for parameter in self.model.parameters() if gradients else ():
+        for parameter in self.parameters if gradients else ():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
@@ -222,6 +231,21 @@ class TrainingStep:
         """Puts back what :meth:`random_state` gave; seeds of another device are left as they are."""
         if self.seeds is not None and len(state) == len(self.seeds.seeds):
             self.seeds.seeds.copy_(state)
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """The optimizer's state by name, of all stages where ranks hold one model together: all call this at once."""
+        return optimizer_tensors(self.optimizer, dict(self.model.named_parameters()))
+
+    def load_optimizer_tensors(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        """Puts back what :meth:`optimizer_tensors` gave.
+
+        Raises:
+            InputError: as :func:`econmt.engine.optimizers.load_optimizer_tensors`.
+        """
+        load_optimizer_tensors(self.optimizer, dict(self.model.named_parameters()), tensors, where)
+
+    def make_whole(self) -> None:
+        """Gives the model here the parameters, and what it carries, of all stages, where ranks hold it together."""
 
     def carried(self) -> dict[str, Tensor]:
         """Copies of what a step hands to the next one beside parameters: the model's buffers, by name."""
@@ -262,7 +286,7 @@ class TrainingStep:
             self.seeds.advance()
         if watch is not None:
             watch("forward", None)
-        first_row = self.world.rank * len(batch.indices)
+        first_row = self.world.replica * len(batch.indices)
         with self.precision.products(self.device), drawing_from(self.seeds, first_row):
             with self.precision.autocast(self.device):
                 loss = self.task.loss(self.model, batch, implementations, self.label_smoothing)

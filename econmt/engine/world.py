@@ -35,11 +35,23 @@ class World:
         rank: of this process, from 0.
         size: how many there are.
         local_size: how many of them are on this host.
+        stages: how many of them, neighbours, hold one model together.
     """
 
     rank = 0
     size = 1
     local_size = 1
+    stages = 1
+
+    @property
+    def replica(self) -> int:
+        """Which share of a batch's rows this process computes."""
+        return self.rank // self.stages
+
+    @property
+    def replicas(self) -> int:
+        """How many shares a batch's rows are divided into."""
+        return self.size // self.stages
 
     @property
     def writes(self) -> bool:

@@ -18,12 +18,12 @@ from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     RecurrentLayer,
     SeededDropout,
-    draw_seed,
     initialize_linear,
     make_layer,
     weights_of,
 )
 from econmt_ops import AttentionalLSTMState, AttentionalLSTMWeights, LSTMState, attentional_lstm
+from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.scopes import layer as account
 from econmt_ops.core.weights import State
@@ -76,14 +76,24 @@ class Decoder(nn.Module, ABC):
         """Input width of every layer, bottom first."""
 
     @abstractmethod
+    def draw_seeds(self) -> tuple[Seed | None, ...]:
+        """Seeds of the dropout masks of a forward pass: the same draws, whoever computes which part of it."""
+
+    @abstractmethod
     def forward(
-        self, inputs: Inputs, memory: Memory, state: Recurrent, implementations: Implementations
+        self,
+        inputs: Inputs,
+        memory: Memory,
+        state: Recurrent,
+        implementations: Implementations,
+        seeds: tuple[Seed | None, ...] | None = None,
     ) -> tuple[Tensor, Tensor, Recurrent]:
         """Run over target embeddings.
 
         Args:
             inputs: (B, T, I) target embeddings, or those of the distinct words.
             memory: the source. state: where the rows stand. implementations: of the ops.
+            seeds: of dropout, as :meth:`draw_seeds` gives them; None: they are drawn now.
 
         Returns:
             The attentional hidden vectors (B, T, H), the attention (B, T, S) and the state after the last position.
@@ -121,12 +131,21 @@ class InputFeedingDecoder(Decoder):
     def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:  # noqa: ARG002
         return [input_size + self.config.size] + [self.config.size] * (self.config.layers - 1)
 
+    def draw_seeds(self) -> tuple[Seed | None, ...]:
+        """See :meth:`Decoder.draw_seeds`: one for the whole loop."""
+        return (self.dropout.draw(),)
+
     def forward(
-        self, inputs: Inputs, memory: Memory, state: Recurrent, implementations: Implementations
+        self,
+        inputs: Inputs,
+        memory: Memory,
+        state: Recurrent,
+        implementations: Implementations,
+        seeds: tuple[Seed | None, ...] | None = None,
     ) -> tuple[Tensor, Tensor, Recurrent]:
         """See :meth:`Decoder.forward`; the whole loop is one ``econmt_ops.attentional_lstm``."""
         attention = self.attention
-        probability = self.dropout.probability if self.training else 0.0
+        (seed,) = self.draw_seeds() if seeds is None else seeds
         weights = AttentionalLSTMWeights(
             layers=weights_of(self.layers),
             query=attention.query,
@@ -143,8 +162,8 @@ class InputFeedingDecoder(Decoder):
             state=AttentionalLSTMState(cast(LSTMState, state.layers), state.output),
             input_feeding=True,
             residual=self.config.residual,
-            dropout=probability,
-            dropout_seed=draw_seed() if probability > 0.0 else None,
+            dropout=0.0 if seed is None else self.dropout.probability,
+            dropout_seed=seed,
             variational=self.dropout.variational,
             layer_norm=attention.layer_norm,
             scale=attention.scale,
@@ -163,10 +182,20 @@ class ParallelDecoder(Decoder):
     def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:
         return [input_size] + [self.config.size + encoder_size] * (self.config.layers - 1)
 
+    def draw_seeds(self) -> tuple[Seed | None, ...]:
+        """See :meth:`Decoder.draw_seeds`: one for what each layer but the bottom one reads."""
+        return tuple(self.dropout.draw() for _ in range(len(self.layers) - 1))
+
     def forward(
-        self, inputs: Inputs, memory: Memory, state: Recurrent, implementations: Implementations
+        self,
+        inputs: Inputs,
+        memory: Memory,
+        state: Recurrent,
+        implementations: Implementations,
+        seeds: tuple[Seed | None, ...] | None = None,
     ) -> tuple[Tensor, Tensor, Recurrent]:
         """See :meth:`Decoder.forward`."""
+        seeds = self.draw_seeds() if seeds is None else seeds
         weights = weights_of(self.layers)
         how = implementations.for_decoder()
         outputs, (after,) = self.cell.run(inputs, weights[:1], how, state=state.layers[:1])
@@ -177,7 +206,7 @@ class ParallelDecoder(Decoder):
             )
         contexts = contexts.to(outputs.dtype)
         for layer in range(1, len(weights)):
-            below = self.dropout(outputs)
+            below = self.dropout(outputs, seeds[layer - 1])
             joined = torch.cat([below, contexts], dim=-1)
             outputs, (after,) = self.cell.run(
                 joined, weights[layer : layer + 1], how, state=state.layers[layer : layer + 1]
@@ -185,8 +214,12 @@ class ParallelDecoder(Decoder):
             if self.config.residual:
                 outputs = outputs + below
             states.append(after)
-        combined = torch.tanh(self.combine(torch.cat([outputs, contexts], dim=-1)))
+        combined = self.combined(outputs, contexts)
         return combined, alignment, Recurrent(tuple(states), combined[:, -1])
+
+    def combined(self, outputs: Tensor, contexts: Tensor) -> Tensor:
+        """The attentional hidden vectors (B, T, H) of the top layer's outputs (B, T, H) and contexts (B, T, E)."""
+        return torch.tanh(self.combine(torch.cat([outputs, contexts], dim=-1)))
 
 
 def make_decoder(config: recipe.Model, dropout: recipe.Dropout) -> Decoder:

@@ -5,15 +5,30 @@ Shapes: B batch, S source positions, I embedding size, E encoder size (the width
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from econmt import recipe
 from econmt.model.cells import CELLS
 from econmt.model.implementations import Implementations
-from econmt.model.layers import RecurrentLayer, SeededDropout, draw_seed, make_layer, weights_of
+from econmt.model.layers import RecurrentLayer, SeededDropout, make_layer, weights_of
+from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs
+
+
+class EncoderSeeds(NamedTuple):
+    """Of the dropout masks of a forward pass, in the order in which they are drawn; None where nothing is dropped.
+
+    Attributes:
+        below: of what layers read that run one by one, bottom first.
+        stack: of what the upper layers of a stack read that runs at once.
+        output: of the outputs.
+    """
+
+    below: tuple[Seed | None, ...]
+    stack: Seed | None
+    output: Seed | None
 
 
 class Encoder(nn.Module):
@@ -41,6 +56,21 @@ class Encoder(nn.Module):
             else:
                 self.upper_layers.append(make_layer(config, width, config.size))
 
+    @property
+    def residual_from_bottom(self) -> bool:
+        """Whether the lowest layer of one direction adds what it reads, too: a stack adds from its second layer on."""
+        return self.config.residual and len(self.forward_layers) > 0
+
+    def draw_seeds(self) -> EncoderSeeds:
+        """Seeds for a forward pass: the same draws, whoever computes which part of it."""
+        pairs, upper = len(self.forward_layers), len(self.upper_layers)
+        alone = max(0, pairs - 1)
+        if pairs and upper:
+            alone += upper if self.residual_from_bottom else 1
+        below = tuple(self.dropout.draw() for _ in range(alone))
+        at_once = upper > 1 and not self.residual_from_bottom
+        return EncoderSeeds(below, self.dropout.draw() if at_once else None, self.dropout.draw())
+
     def forward(
         self, inputs: Inputs, lengths: Tensor, implementations: Implementations
     ) -> tuple[Tensor, Tensor]:
@@ -54,26 +84,29 @@ class Encoder(nn.Module):
             The outputs (B, S, E) of the top layer, zero past a row's length, and its last hidden state (B, E).
         """
         how = implementations.for_encoder()
+        seeds = self.draw_seeds()
+        below_seeds = iter(seeds.below)
         stack = weights_of(self.upper_layers)
         pairs = list(zip(weights_of(self.forward_layers), weights_of(self.backward_layers), strict=True))
         if not pairs:
-            outputs, last = self._run(stack, inputs, lengths, how, residual=self.config.residual)
-            return self.dropout(outputs), last
+            outputs, last = self._run(stack, inputs, lengths, how, seeds.stack, residual=self.config.residual)
+            return self.dropout(outputs, seeds.output), last
         outputs, last = self.cell.run_both_ways(inputs, pairs[0], lengths, how)
         for pair in pairs[1:]:
-            below = self.dropout(outputs)
+            below = self.dropout(outputs, next(below_seeds))
             outputs, last = self.cell.run_both_ways(below, pair, lengths, how)
             if self.config.residual:
                 outputs = outputs + below
         if stack and not self.config.residual:
-            outputs, last = self._run(stack, self.dropout(outputs), lengths, how, residual=False)
+            below = self.dropout(outputs, next(below_seeds))
+            outputs, last = self._run(stack, below, lengths, how, seeds.stack, residual=False)
         elif stack:
             # A stack adds its input from its second layer on; here the first one adds too.
             for weights in stack:
-                below = self.dropout(outputs)
-                outputs, last = self._run((weights,), below, lengths, how, residual=False)
+                below = self.dropout(outputs, next(below_seeds))
+                outputs, last = self._run((weights,), below, lengths, how, None, residual=False)
                 outputs = outputs + below
-        return self.dropout(outputs), last
+        return self.dropout(outputs, seeds.output), last
 
     def _run(
         self,
@@ -81,10 +114,10 @@ class Encoder(nn.Module):
         inputs: Inputs,
         lengths: Tensor,
         how: dict[str, Any],
+        seed: Seed | None,
         residual: bool,
     ) -> tuple[Tensor, Tensor]:
         """Layers of one direction: outputs (B, S, E) and the top layer's last hidden state (B, E)."""
-        probability = self.dropout.probability if self.training and len(stack) > 1 else 0.0
         outputs, states = self.cell.run(
             inputs,
             stack,
@@ -92,8 +125,8 @@ class Encoder(nn.Module):
             lengths=lengths,
             reverse=self.config.reverse_input,
             residual=residual,
-            dropout=probability,
-            dropout_seed=draw_seed() if probability > 0.0 else None,
+            dropout=0.0 if seed is None else self.dropout.probability,
+            dropout_seed=seed,
             variational=self.dropout.variational,
         )
         return outputs, self.cell.last(outputs, states, lengths, self.config.reverse_input)

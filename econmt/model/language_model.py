@@ -5,6 +5,8 @@ Shapes: B rows, T tokens of each, L layers, H their width, E the embedding's, V 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -19,11 +21,26 @@ from econmt.model.layers import (
     initialize_linear,
 )
 from econmt_ops import LSTMWeights, linear_cross_entropy, lstm
-from econmt_ops.core.dropout import apply_dropout, keep_mask
+from econmt_ops.core.dropout import Seed, apply_dropout, keep_mask
 from econmt_ops.core.scopes import layer
 
 State = tuple[tuple[Tensor, Tensor], ...]
 """(h, c) of every layer, bottom first, each (B, H)."""
+
+
+class Seeds(NamedTuple):
+    """Of the dropout masks of a forward pass, in the order in which they are drawn; None where nothing is dropped.
+
+    Attributes:
+        words: of words. inputs: of embeddings. weights: of the recurrent matrix of every layer. layers: between layers.
+        output: of what the output layer reads.
+    """
+
+    words: Seed | None
+    inputs: Seed | None
+    weights: tuple[Seed | None, ...]
+    layers: Seed | None
+    output: Seed | None
 
 
 class LanguageModel(nn.Module):
@@ -104,22 +121,47 @@ class LanguageModel(nn.Module):
             (B, T, D), and the state to go on with.
         """
         how = self.implementations if implementations is None else implementations
+        seeds = self.draw_seeds()
         with layer("embedding"):
-            embedded = self.input_dropout(self._drop_words(self.embedding(inputs), inputs))
+            embedded = self.embed(inputs, seeds)
         with layer("decoder"):
-            between = self.config.dropouts.layers if self.training and len(self.layers) > 1 else 0.0
+            weights = tuple(self.weights_of(number, seeds) for number in range(len(self.layers)))
             outputs, state = lstm(
                 embedded,
-                self._weights(),
+                weights,
                 state=state,
-                dropout=between,
-                dropout_seed=draw_seed() if between > 0.0 else None,
+                dropout=self.between,
+                dropout_seed=seeds.layers,
                 variational=self.config.dropouts.variational,
                 **how.for_encoder(),
             )
         with layer("output"):
-            dropped: Tensor = self.output_dropout(outputs)
-            return dropped if self.readout is None else self.readout(dropped), state
+            return self.read_out(outputs, seeds), state
+
+    @property
+    def between(self) -> float:
+        """The probability with which values between layers are dropped now."""
+        return self.config.dropouts.layers if self.training and len(self.layers) > 1 else 0.0
+
+    def draw_seeds(self) -> Seeds:
+        """Seeds for a forward pass: the same draws, whoever computes which part of it."""
+        words = draw_seed(rows=False) if self.training and self.config.dropouts.embedding > 0.0 else None
+        inputs = self.input_dropout.draw()
+        weights = tuple(self.weight_dropout.draw() for _ in self.layers)
+        between = draw_seed() if self.between > 0.0 else None
+        return Seeds(words, inputs, weights, between, self.output_dropout.draw())
+
+    def embed(self, inputs: Tensor, seeds: Seeds) -> Tensor:
+        """What the bottom layer reads (B, T, E), of ids (B, T)."""
+        embedded: Tensor = self.input_dropout(
+            self._drop_words(self.embedding(inputs), inputs, seeds.words), seeds.inputs
+        )
+        return embedded
+
+    def read_out(self, outputs: Tensor, seeds: Seeds) -> Tensor:
+        """What the output layer reads (B, T, D), of the top layer's outputs (B, T, H)."""
+        dropped: Tensor = self.output_dropout(outputs, seeds.output)
+        return dropped if self.readout is None else self.readout(dropped)
 
     def loss(
         self,
@@ -143,7 +185,7 @@ class LanguageModel(nn.Module):
             implementations: of the ops; None: the model's.
         """
         how = self.implementations if implementations is None else implementations
-        place = self._place(len(rows))
+        place = self.place(len(rows))
         with layer("decoder"):
             begin = place.index_select(2, rows) * carries[:, None].to(place.dtype)
         hidden, state = self(inputs, tuple(zip(*begin, strict=True)), how)
@@ -169,26 +211,24 @@ class LanguageModel(nn.Module):
         """Those of all tokens (N, V) in float32, from hidden vectors (N, D)."""
         return nn.functional.linear(hidden, self.output.weight, self.output.bias).float().log_softmax(dim=1)
 
-    def _drop_words(self, embedded: Tensor, ids: Tensor) -> Tensor:
+    def _drop_words(self, embedded: Tensor, ids: Tensor, seed: Seed | None) -> Tensor:
         """Embeddings (B, T, E) without the words that this batch drops, all others scaled up."""
-        probability = self.config.dropouts.embedding
-        if not self.training or probability == 0.0:
+        if seed is None:
             return embedded
-        seed = draw_seed(rows=False)
+        probability = self.config.dropouts.embedding
         words = keep_mask((self.embedding.num_embeddings,), probability, seed, embedded.device)
         return apply_dropout(embedded, words[ids][..., None], probability)
 
-    def _weights(self) -> tuple[LSTMWeights, ...]:
-        """Of all layers, with values of the recurrent matrices dropped in training."""
-        found = []
-        for each in self.layers:
-            assert isinstance(each, LSTMLayer)
-            assert isinstance(each.hidden, nn.Parameter)
-            assert isinstance(each.input, nn.Parameter)
-            found.append(LSTMWeights(each.input, self.weight_dropout(each.hidden[None])[0], each.bias))
-        return tuple(found)
+    def weights_of(self, number: int, seeds: Seeds) -> LSTMWeights:
+        """Of a layer, with values of the recurrent matrix dropped in training."""
+        each = self.layers[number]
+        assert isinstance(each, LSTMLayer)
+        assert isinstance(each.hidden, nn.Parameter)
+        assert isinstance(each.input, nn.Parameter)
+        dropped = self.weight_dropout(each.hidden[None], seeds.weights[number])[0]
+        return LSTMWeights(each.input, dropped, each.bias)
 
-    def _place(self, rows: int) -> Tensor:
+    def place(self, rows: int) -> Tensor:
         """Where the states of a batch of so many rows lie."""
         if self.training:
             if rows >= self.carried.shape[2]:

@@ -213,17 +213,30 @@ class SeededDropout(nn.Module):
         self.variational = variational
         self.rows = rows
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Drop units of ``inputs`` (B, T, H) in training mode; the identity otherwise."""
-        if not self.training or self.probability == 0.0:
+    def forward(self, inputs: Tensor, seed: Seed | None = None) -> Tensor:
+        """Drop units of ``inputs`` (B, T, H) in training mode; the identity otherwise.
+
+        Args:
+            inputs: see above.
+            seed: of the mask, what :meth:`draw` gave; None: one is drawn now.
+        """
+        if not self.drops:
             return inputs
-        seed = draw_seed(rows=self.rows)
+        chosen = draw_seed(rows=self.rows) if seed is None else seed
         if inputs.is_cuda:
-            return dropout(inputs, self.probability, seed, self.variational)
+            return dropout(inputs, self.probability, chosen, self.variational)
         shape = (inputs.shape[0], 1, inputs.shape[2]) if self.variational else inputs.shape
-        return apply_dropout(
-            inputs, keep_mask(shape, self.probability, seed, inputs.device), self.probability
-        )
+        mask = keep_mask(shape, self.probability, chosen, inputs.device)
+        return apply_dropout(inputs, mask, self.probability)
+
+    @property
+    def drops(self) -> bool:
+        """Whether it drops anything now."""
+        return self.training and self.probability > 0.0
+
+    def draw(self) -> Seed | None:
+        """The seed of the next mask, drawn now; None where nothing is dropped."""
+        return draw_seed(rows=self.rows) if self.drops else None
 
 
 class _Drawing(threading.local):

@@ -23,6 +23,7 @@ from econmt.model.layers import (
     mean_of_valid,
 )
 from econmt_ops import Repeated, linear_cross_entropy
+from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs
 from econmt_ops.core.scopes import layer
 
@@ -142,6 +143,11 @@ class TranslationModel(nn.Module):
             embedded = self._look_up(self.source_embedding, source, how.looks_rows_up("encoder"))
         with layer("encoder"):
             values, last = self.encoder(embedded, lengths, how)
+        return self.encoded(values, last, lengths)
+
+    def encoded(self, values: Tensor, last: Tensor, lengths: Tensor) -> EncoderOutput:
+        """What the decoder knows of the source, from the encoder's outputs (B, S, E) and last hidden state (B, E)."""
+        with layer("encoder"):
             summary = mean_of_valid(values, lengths) if self.config.decoder.state_init == "avg" else last
         with layer("attention"):
             keys = self.decoder.attention.keys(values)
@@ -171,8 +177,12 @@ class TranslationModel(nn.Module):
             state = self.decoder.initial_state(encoded.summary)
             outputs, _, _ = self.decoder(embedded, encoded.memory, state, how)
         with layer("output"):
-            dropped: Tensor = self.output_dropout(outputs)
-            return dropped if self.readout is None else self.readout(dropped)
+            return self.read_out(outputs)
+
+    def read_out(self, outputs: Tensor, seed: Seed | None = None) -> Tensor:
+        """What the output layer reads (B, T, D), of the decoder's outputs; ``seed``: of dropout, None: drawn now."""
+        dropped: Tensor = self.output_dropout(outputs, seed)
+        return dropped if self.readout is None else self.readout(dropped)
 
     def loss(
         self,

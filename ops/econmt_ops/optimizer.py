@@ -99,7 +99,18 @@ class FusedOptimizer:
             if parameter.grad is not None and parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
 
-    def clip(self, kind: str, threshold: float) -> Tensor:
+    def norms(self) -> Tensor:
+        """The norm of each parameter's gradient, 0 where there is none: (P,) in order of the parameters."""
+        parameters = self.param_groups[0]["params"]
+        found = [
+            parameter.new_zeros(())
+            if parameter.grad is None
+            else torch.linalg.vector_norm(_values(parameter))
+            for parameter in parameters
+        ]
+        return torch.stack(found)
+
+    def clip(self, kind: str, threshold: float, norm: Tensor | None = None) -> Tensor:
         """Bounds the gradients of the next step.
 
         A norm is bounded by that step, which divides the gradients as it reads them, so that they are not read and
@@ -108,12 +119,14 @@ class FusedOptimizer:
         Args:
             kind: "norm" of all gradients together, each "value", or "none".
             threshold: the largest norm or value.
+            norm: of all gradients together, where others have some of them; None: of those that are here.
 
         Returns:
             The norm of all gradients together before clipping, a scalar on their device.
         """
         values = [_values(parameter) for parameter in self._with_gradient()]
-        norm = torch.nn.utils.get_total_norm(values)
+        if norm is None:
+            norm = torch.nn.utils.get_total_norm(values)
         self._divisor = None
         if kind == "norm":
             divisor = ((norm + _NORM_EPSILON) / threshold).clamp(min=1.0).to(torch.float32)

@@ -9,6 +9,7 @@ from torch import Tensor
 from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel
 from econmt.recipe import LanguageModelSection
+from econmt_ops import LSTMWeights
 
 SIZE = 11
 
@@ -48,8 +49,8 @@ def test_gradients_reach_every_parameter_through_dropped_weights(
     }
     model = make(dropout=dropout, weight_tying=tying)
     (window,) = windows(1)
-    monkeypatch.setattr("econmt.model.language_model.draw_seed", lambda: 7)
-    monkeypatch.setattr("econmt.model.layers.draw_seed", lambda: 8)
+    monkeypatch.setattr("econmt.model.language_model.draw_seed", lambda **_: 7)
+    monkeypatch.setattr("econmt.model.layers.draw_seed", lambda **_: 8)
     how = Implementations.everywhere(name)
 
     def loss(*_: Tensor) -> Tensor:
@@ -62,9 +63,14 @@ def test_gradients_reach_every_parameter_through_dropped_weights(
     assert all(bool(gradient.any()) for gradient in torch.autograd.grad(loss(), parameters))
 
 
-def test_weight_drop_drops_recurrent_matrices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weight_drop_drops_recurrent_matrices_alone() -> None:
     model = make(dropout={"weights": 0.5}, size=40)
-    for each, layer in zip(model._weights(), model.layers, strict=True):
+
+    def weights() -> list[LSTMWeights]:
+        seeds = model.draw_seeds()
+        return [model.weights_of(number, seeds) for number in range(2)]
+
+    for each, layer in zip(weights(), model.layers, strict=True):
         assert each.input is layer.input
         assert each.bias is layer.bias
         dropped = each.hidden == 0.0
@@ -72,19 +78,17 @@ def test_weight_drop_drops_recurrent_matrices_alone(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(each.hidden[~dropped], 2.0 * layer.hidden[~dropped])
         gradient = torch.autograd.grad(each.hidden.sum(), layer.hidden)[0]
         torch.testing.assert_close(gradient, torch.where(dropped, 0.0, 2.0).double())
-    masks = [model._weights()[0].hidden == 0.0 for _ in range(2)]
+    masks = [weights()[0].hidden == 0.0 for _ in range(2)]
     assert not torch.equal(*masks)
     model.eval()
-    assert all(
-        torch.equal(w.hidden, layer.hidden) for w, layer in zip(model._weights(), model.layers, strict=True)
-    )
+    assert all(torch.equal(w.hidden, layer.hidden) for w, layer in zip(weights(), model.layers, strict=True))
 
 
 def test_dropped_words_are_dropped_wherever_they_stand() -> None:
     model = make(dropout={"embedding": 0.5})
     ids = torch.tensor([[4, 5, 6, 7, 8, 9, 10], [10, 9, 8, 7, 6, 5, 4]])
     embedded = model.embedding(ids)
-    found = model._drop_words(embedded, ids)
+    found = model.embed(ids, model.draw_seeds())
     gone = (found == 0.0).all(2)
     assert torch.equal(gone[0], gone[1].flip(0))
     assert 0 < int(gone[0].sum()) < 7

@@ -1,0 +1,234 @@
+"""What layers and links take here, measured in some seconds, and the division over a pipeline that follows from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from econmt.engine.precision import Precision
+from econmt.errors import InputError
+from econmt.model import Implementations, TranslationModel
+from econmt.model.cells import CELLS, CellLayers
+from econmt.model.decoder import ParallelDecoder
+from econmt.model.language_model import LanguageModel
+from econmt.model.layers import RecurrentLayer
+from econmt.parallel.partition import Division, Link, Piece, divide
+from econmt.parallel.pipeline import Divided
+from econmt.parallel.pipeline_language_model import divide_language_model
+from econmt.parallel.pipeline_translation import Homes, divide_translation
+from econmt.parallel.stages import Stages
+from econmt.tasks.protocol import Shape
+
+_REPEATS = 3
+
+_SHORT = 8
+"""A chunk of a so-manieth of all steps is timed beside all of them: the difference is what steps take."""
+
+
+class Plan(NamedTuple):
+    """A model over the stages of a pipeline, as a run remembers it.
+
+    Attributes:
+        homes: of the layers, see :func:`divided`.
+        chunks: into how many the text, or each side, is cut.
+        note: for the log.
+    """
+
+    homes: list[list[int]]
+    chunks: list[int]
+    note: str
+
+
+def check_model(model: nn.Module, stages: int) -> None:
+    """Makes sure that a model can be divided over so many stages.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if isinstance(model, LanguageModel):
+        layers = len(model.layers)
+    else:
+        assert isinstance(model, TranslationModel)
+        config = model.config
+        for side, cell in (("encoder", config.encoder.cell), ("decoder", config.decoder.cell)):
+            if cell != "lstm":
+                raise InputError(
+                    f"parallel.pipeline {stages}: model.{side}.cell {cell} cannot be divided over ranks; give lstm or "
+                    "pipeline 1"
+                )
+        layers = max(config.encoder.layers, config.decoder.layers)
+    if layers < stages:
+        raise InputError(
+            f"parallel.pipeline {stages}: the model has {layers} layers to divide; give at most {layers}"
+        )
+
+
+def plan_pipeline(
+    model: nn.Module,
+    stages: int,
+    shape: Shape,
+    link: Link,
+    precision: Precision,
+    implementations: Implementations,
+) -> Plan:
+    """The fastest division by the model of costs, for which this process times the layers.
+
+    Args:
+        model: on the device, one that :func:`check_model` lets pass.
+        stages: of the pipeline.
+        shape: the most frequent one of a rank's batches.
+        link: between two stages.
+        precision, implementations: of the run.
+    """
+    measure = _Measure(model, shape.rows, precision)
+    if isinstance(model, LanguageModel):
+        how = implementations.for_encoder()
+        pieces = measure.pieces(model.layers, CELLS["lstm"], how, shape.target)
+        whole = divide(pieces, stages, shape.target, link)
+        return Plan([[*whole.homes]], [whole.chunks], _note([whole.text(pieces)], [whole]))
+    assert isinstance(model, TranslationModel)
+    encoder, decoder = model.encoder, model.decoder
+    upper = measure.pieces(encoder.upper_layers, encoder.cell, implementations.for_encoder(), shape.source)
+    source = divide(upper, stages, shape.source, link)
+    pairs = [0, min(1, stages - 1)] * len(encoder.forward_layers)
+    texts = [f"encoder: {source.text(upper)}"] if upper else []
+    if not isinstance(decoder, ParallelDecoder):
+        last = [stages - 1] * len(decoder.layers)
+        texts.append(f"decoder with input feeding on rank {last[0]}")
+        return Plan([pairs, [*source.homes], last], [source.chunks, 1], _note(texts, [source]))
+    lower = measure.pieces(decoder.layers, decoder.cell, implementations.for_decoder(), shape.target)
+    target = divide(lower, stages, shape.target, link)
+    texts.append(f"decoder: {target.text(lower)}")
+    homes = [pairs, [*source.homes], [*target.homes]]
+    return Plan(homes, [source.chunks, target.chunks], _note(texts, [source, target]))
+
+
+def _note(texts: Sequence[str], divisions: Sequence[Division]) -> str:
+    alone, together = (sum(getattr(each, name) for each in divisions) for name in ("alone", "seconds"))
+    gain = (
+        f"; these layers {alone / together:.2f} times as fast as on one rank, it is predicted"
+        if together
+        else ""
+    )
+    return f"pipeline: {'; '.join(texts)}{gain}"
+
+
+def divided(model: nn.Module, plan: Plan) -> Divided:
+    """The model over the stages as planned.
+
+    Args:
+        model: of any rank.
+        plan: its homes are those of a language model's layers; or those of the encoder's layers of two directions (two
+            each), of its others, and of the decoder's.
+    """
+    if isinstance(model, LanguageModel):
+        return divide_language_model(model, plan.homes[0], plan.chunks[0])
+    assert isinstance(model, TranslationModel)
+    both, upper, decoder = plan.homes
+    pairs = tuple(zip(both[::2], both[1::2], strict=True))
+    return divide_translation(model, Homes(pairs, (*upper,), (*decoder,), *plan.chunks))
+
+
+def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
+    """What a transfer between the first two stages of a pipeline takes; all its ranks call this at once.
+
+    Args:
+        stages: of the pipeline.
+        device: of what travels.
+        size: bytes of a usual transfer.
+    """
+    seconds = []
+    for count in (1, max(2, size // 4)):
+        tensor = torch.zeros(count, device=device)
+
+        def there_and_back(tensor: Tensor = tensor) -> None:
+            if stages.rank == 0:
+                stages.send(tensor, 1).wait()
+                stages.receive(tensor, 1).wait()
+            elif stages.rank == 1:
+                stages.receive(tensor, 0).wait()
+                stages.send(tensor, 0).wait()
+
+        seconds.append(_seconds(there_and_back, device) / 2.0)
+    return Link(seconds[0], max(0.0, seconds[1] - seconds[0]) / size)
+
+
+class _Measure:
+    """Times layers, forward and backward.
+
+    Args:
+        model: whose they are.
+        rows: of a batch.
+        precision: of the run.
+    """
+
+    def __init__(self, model: nn.Module, rows: int, precision: Precision) -> None:
+        self._rows, self._precision = rows, precision
+        self._device = next(model.parameters()).device
+        self._found: dict[tuple[int, int, int], list[float]] = {}
+
+    def pieces(self, layers: nn.ModuleList, cell: CellLayers, how: dict[str, Any], steps: int) -> list[Piece]:
+        """The layers of a stack over so many steps, bottom first."""
+        found = []
+        for number, layer in enumerate(layers):
+            assert isinstance(layer, RecurrentLayer)
+            weights = layer.weights
+            read, size = _widths(weights)
+            key = read, size, steps
+            if key not in self._found:
+                self._found[key] = self._layer(weights, cell, how, read, steps)
+            each, once = self._found[key]
+            values = self._rows * size * self._precision.dtype.itemsize
+            found.append(Piece(f"layer {number}", each, once, values))
+        return found
+
+    def _layer(
+        self, weights: Any, cell: CellLayers, how: dict[str, Any], read: int, steps: int
+    ) -> list[float]:
+        """Seconds of a step, and of a chunk however short."""
+        parameters = [part for part in _tensors(weights) if part.requires_grad]
+        seconds = []
+        short = max(1, steps // _SHORT)
+        for count in (steps, short):
+            inputs = torch.full((self._rows, count, read), 0.1, device=self._device, requires_grad=True)
+
+            def run(inputs: Tensor = inputs) -> None:
+                with self._precision.products(self._device):
+                    with self._precision.autocast(self._device):
+                        outputs, _ = cell.run(inputs, (weights,), how)
+                    torch.autograd.grad(outputs, [inputs, *parameters], torch.ones_like(outputs))
+
+            seconds.append(_seconds(run, self._device))
+        if steps == short:
+            return [seconds[0] / steps, 0.0]
+        each = max(0.0, seconds[0] - seconds[1]) / (steps - short)
+        return [each, max(0.0, seconds[0] - each * steps)]
+
+
+def _tensors(weights: Any) -> list[Tensor]:
+    """All of a layer's, those of factors included."""
+    return [part for each in weights for part in ([each] if isinstance(each, Tensor) else each)]
+
+
+def _widths(weights: Any) -> tuple[int, int]:
+    """What a layer reads and gives."""
+    matrix = weights.input
+    return (matrix if isinstance(matrix, Tensor) else matrix.right).shape[1], len(weights.bias) // 4
+
+
+def _seconds(run: Callable[[], None], device: torch.device) -> float:
+    """The least of some calls, after one that is not counted."""
+    found = []
+    for _ in range(1 + _REPEATS):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        began = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - began)
+    return min(found[1:])

@@ -1,0 +1,181 @@
+"""What holds on every rank of a pipeline: it computes what one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from econmt.data.batch import AnyBatch
+from econmt.data.batches import Batch
+from econmt.data.text_batches import TextBatch
+from econmt.engine.step import TrainingStep
+from econmt.engine.world import World
+from econmt.model import TranslationModel
+from econmt.model.language_model import LanguageModel
+from econmt.parallel.pipeline import PipelinedStep
+from econmt.parallel.pipeline_language_model import divide_language_model
+from econmt.parallel.pipeline_translation import Homes, divide_translation
+from econmt.parallel.stages import Stages
+from econmt.recipe import load_recipe
+from econmt.tasks.language_model import LanguageModelTask
+from econmt.tasks.protocol import Shape, Task
+from econmt.tasks.translation import TranslationTask
+
+Check = Callable[[World], None]
+"""Fails on some rank if what it says does not hold."""
+
+VOCABULARY = 37
+CPU = torch.device("cpu")
+ALL_DROPOUT = "model.dropout={embedding: 0.1, inputs: 0.2, layers: 0.3, output: 0.2, weights: 0.2}"
+VARIATIONAL = "model.dropout={inputs: 0.2, layers: 0.3, output: 0.2, variational: true}"
+
+
+def language_model_task(*overrides: str) -> LanguageModelTask:
+    small = ("model.layers=8", "model.size=6", "model.embedding=6", "training.batch.size=3")
+    recipe = load_recipe("wikitext2", [*small, *overrides])
+    return LanguageModelTask(recipe, VOCABULARY)
+
+
+def windows(task: LanguageModelTask, lengths: Sequence[int]) -> list[TextBatch]:
+    """Some, of which the first begins the text, and the last has padding."""
+    torch.manual_seed(3)
+    found = [task.example(Shape(3, 1, length)) for length in lengths]
+    found[0].carries.zero_()
+    found[-1].targets[1, -1:] = 0
+    found[-1].targets[2, 1:] = 0
+    return found
+
+
+def new_model(task: Task) -> nn.Module:
+    torch.manual_seed(5)
+    return task.build_model().double().train()
+
+
+def gathered(step: PipelinedStep) -> dict[str, Tensor]:
+    """The gradients of all stages by name, whole."""
+    found = {}
+    for name, home in step.divided.homes.items():
+        whole = dict(step.model.named_parameters())[name]
+        own = torch.zeros_like(whole)
+        if name in step.own and step.own[name].grad is not None:
+            gradient = step.own[name].grad
+            assert gradient is not None
+            rows = len(whole) * step.stages.rank // step.stages.size if home < 0 else 0
+            own[rows : rows + len(gradient)] = gradient.to_dense()
+        step.stages.all_reduce(own)
+        found[name] = own
+    return found
+
+
+def agrees(
+    task: Task, pipelined: PipelinedStep, batches: Sequence[AnyBatch], tolerance: float = 1e-12
+) -> None:
+    """Losses, gradients, norms, updates and carried states are those of one process."""
+    alone = TrainingStep(task, new_model(task))
+    alone.label_smoothing = pipelined.label_smoothing = 0.1
+    state = torch.get_rng_state()
+    for number, batch in enumerate(batches):
+        tokens = torch.tensor(batch.target_tokens)
+        torch.manual_seed(100 + number)
+        wanted = alone.gradient([batch], tokens)
+        torch.manual_seed(100 + number)
+        found = pipelined.gradient([batch], tokens)
+        torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(found.norm.double(), wanted.norm.double(), rtol=1e-6, atol=0.0)
+        gradients = gathered(pipelined)
+        for name, parameter in alone.model.named_parameters():
+            assert parameter.grad is not None, name
+            difference = (gradients[name] - parameter.grad.to_dense()).abs()
+            assert float(difference.max()) <= tolerance, f"{name}: {float(difference.max())}"
+        alone.update()
+        pipelined.update()
+    torch.set_rng_state(state)
+
+
+def pipelined_language_model(
+    task: LanguageModelTask, size: int, homes: Sequence[int], chunks: int
+) -> PipelinedStep:
+    model = new_model(task)
+    assert isinstance(model, LanguageModel)
+    return PipelinedStep(task, model, Stages(size, CPU), divide_language_model(model, homes, chunks))
+
+
+def language_model(world: World) -> None:
+    size = world.size
+    homes = [layer * size // 8 for layer in range(8)]
+    for overrides, chunks in (
+        ((), 3),
+        (("model.weight_tying=softmax", "model.embedding=5", ALL_DROPOUT), 4),
+        ((VARIATIONAL,), 1),
+        (("model.weight_tying=softmax", ALL_DROPOUT, "training.optimizer={name: adam}"), 7),
+    ):
+        task = language_model_task("model.dropout=0.0", *overrides)
+        step = pipelined_language_model(task, size, homes, chunks)
+        agrees(task, step, windows(task, (7, 5, 1)))
+
+
+PLAIN = ("model.decoder.input_feeding=false",)
+SHAPED = ("model.decoder.residual=true", "model.encoder.residual=true", "model.dropout=0.3")
+
+
+def translation_task(*overrides: str) -> TranslationTask:
+    small = (
+        "model.embedding=6",
+        "model.encoder={layers: 4, size: 8}",
+        "model.decoder={layers: 4, size: 6}",
+        "model.attention.size=5",
+    )
+    return TranslationTask(load_recipe("quickstart", [*small, *overrides]), VOCABULARY, VOCABULARY)
+
+
+def pairs_of_sentences(task: TranslationTask) -> list[Batch]:
+    """Two batches, with padded rows on both sides."""
+    torch.manual_seed(4)
+    found = [task.example(Shape(3, source, target)) for source, target in ((7, 5), (3, 6))]
+    for batch in found:
+        source = batch.source.shape[1]
+        batch.source_lengths.copy_(torch.tensor([source, 1, source - 1]))
+        batch.source[1, 1:] = 0
+        batch.source[2, -1:] = 0
+        batch.target_output[0, -2:] = 0
+        batch.target_input[0, -2:] = 0
+    return found
+
+
+def translation_homes(model: TranslationModel, size: int, fed: bool, chunks: int) -> Homes:
+    """Layers divided evenly, the two directions of a layer on two ranks."""
+    upper, layers = len(model.encoder.upper_layers), len(model.decoder.layers)
+    pairs = ((0, 1),) * len(model.encoder.forward_layers)
+    decoder = (size - 1,) * layers if fed else tuple(layer * size // layers for layer in range(layers))
+    return Homes(pairs, tuple(layer * size // upper for layer in range(upper)), decoder, chunks, chunks + 1)
+
+
+def translation(world: World, cases: Sequence[tuple[tuple[str, ...], int]], fed: bool) -> None:
+    size = world.size
+    for overrides, chunks in cases:
+        task = translation_task(*overrides)
+        model = new_model(task)
+        assert isinstance(model, TranslationModel)
+        divided = divide_translation(model, translation_homes(model, size, fed, chunks))
+        step = PipelinedStep(task, model, Stages(size, CPU), divided)
+        agrees(task, step, pairs_of_sentences(task))
+
+
+def decoder_without_input_feeding(world: World) -> None:
+    cases = (
+        (PLAIN, 2),
+        ((*PLAIN, *SHAPED, "model.encoder.bidirectional=bottom", "model.weight_tying=src_trg"), 3),
+        ((*PLAIN, "model.encoder={bidirectional: none, reverse_input: true}", "model.dropout=0.2"), 4),
+        ((*PLAIN, *SHAPED, "model.encoder.bidirectional=all", "model.weight_tying=src_trg_softmax"), 7),
+    )
+    translation(world, cases, fed=False)
+
+
+def decoder_with_input_feeding(world: World) -> None:
+    cases = (
+        (("model.encoder.bidirectional=bottom", "model.dropout=0.2"), 2),
+        ((*SHAPED, "model.encoder.bidirectional=none", "model.decoder.state_init=avg"), 3),
+    )
+    translation(world, cases, fed=True)

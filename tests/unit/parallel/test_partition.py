@@ -1,0 +1,73 @@
+"""The division of layers over ranks is the best of all by its own model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from econmt.parallel.partition import Division, Link, Piece, divide
+
+
+def seconds(pieces: list[Piece], homes: tuple[int, ...], steps: int, length: int, link: Link) -> float:
+    """What a division takes, added up from its description."""
+    chunks = math.ceil(steps / length)
+    times = []
+    for stage in range(max(homes) + 1):
+        own = [number for number, home in enumerate(homes) if home == stage]
+        time = sum(pieces[number].step * length + pieces[number].chunk for number in own)
+        if own[-1] + 1 < len(pieces):
+            time += 2 * (link.latency + link.byte * pieces[own[-1]].values * length)
+        times.append(time)
+    return sum(times) + (chunks - 1) * max(times)
+
+
+def all_homes(count: int, stages: int) -> list[tuple[int, ...]]:
+    """Every way to cut pieces into one to so many stages."""
+    found = []
+    for number in range(1, stages + 1):
+        for cuts in itertools.combinations(range(1, count), number - 1):
+            ends = (*cuts, count)
+            found.append(tuple(sum(piece >= end for end in ends) for piece in range(count)))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_it_is_the_best_of_all(seed: int) -> None:
+    draw = random.Random(seed)
+    count, stages, steps = draw.randint(1, 6), draw.randint(1, 4), draw.randint(1, 12)
+    pieces = [
+        Piece(str(number), draw.uniform(0.1, 2.0), draw.uniform(0.0, 1.0), draw.uniform(0.0, 5.0))
+        for number in range(count)
+    ]
+    link = Link(draw.uniform(0.0, 0.5), draw.uniform(0.0, 0.1))
+    wanted = min(
+        seconds(pieces, homes, steps, length, link)
+        for homes in all_homes(count, stages)
+        for length in range(1, steps + 1)
+    )
+    found = divide(pieces, stages, steps, link)
+    length = math.ceil(steps / found.chunks)
+    assert found.seconds == pytest.approx(wanted)
+    assert seconds(pieces, found.homes, steps, length, link) == pytest.approx(found.seconds)
+    assert found.alone == pytest.approx(seconds(pieces, (0,) * count, steps, steps, link))
+
+
+def test_equal_layers_are_divided_equally() -> None:
+    pieces = [Piece(f"layer {number}", 1.0, 0.1, 1.0) for number in range(8)]
+    found = divide(pieces, 4, 35, Link(0.0, 0.0))
+    assert found.homes == (0, 0, 1, 1, 2, 2, 3, 3)
+    assert found.alone / found.seconds > 3.0
+    assert found.text(pieces).startswith("layer 0 to layer 1 on rank 0, layer 2 to layer 3 on rank 1")
+
+
+def test_a_slow_link_leaves_all_on_one_rank() -> None:
+    pieces = [Piece(f"layer {number}", 1.0, 0.1, 1.0) for number in range(4)]
+    assert divide(pieces, 2, 10, Link(1000.0, 0.0)) == Division((0, 0, 0, 0), 1, 40.4, 40.4)
+
+
+def test_a_long_layer_has_a_rank_for_itself() -> None:
+    pieces = [Piece("long", 3.0, 0.0, 0.0), *(Piece(str(number), 1.0, 0.0, 0.0) for number in range(3))]
+    assert divide(pieces, 2, 16, Link(0.0, 0.0)).homes == (0, 1, 1, 1)

@@ -1,0 +1,23 @@
+"""Pipelines of two and three processes compute what one process does."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.parallel import pipeline_checks
+from tests.unit.parallel.group import Group
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(
+    "check",
+    [
+        pipeline_checks.language_model,
+        pipeline_checks.decoder_without_input_feeding,
+        pipeline_checks.decoder_with_input_feeding,
+    ],
+)
+def test_a_pipeline_computes_what_one_process_does(
+    ranks: int, check: pipeline_checks.Check, group: Group
+) -> None:
+    group.run(ranks, check)
