@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from econmt.bench.parallel_calibration import Calibration, Setting
 from econmt.bench.parallel_processes import Job, together
@@ -18,16 +19,21 @@ from econmt.bench.training import vocabulary_sizes
 from econmt.data.batch import AnyBatch
 from econmt.engine.devices import peak_memory
 from econmt.engine.graphs import GraphedStep
-from econmt.engine.precision import precision_of
+from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.engine.world import World
 from econmt.errors import EconmtError
 from econmt.model import Implementations
 from econmt.parallel.cost_layers import Batch, Division
 from econmt.parallel.cost_model import Kind, best, predict
+from econmt.parallel.pipeline import PipelinedStep
+from econmt.parallel.pipeline_costs import Plan, check_model, divided, measured_link, plan_pipeline
 from econmt.parallel.processes import joined, place_of_environment
-from econmt.recipe import Recipe
+from econmt.parallel.stages import Stages
+from econmt.recipe import LanguageModelSection, Recipe
+from econmt.tasks.protocol import Shape, Task, device_of
 from econmt.tasks.registry import task_of_sizes
+from econmt_ops.dispatch.rule import captured
 from econmt_ops.dispatch.timing import quantile, synchronizer
 
 ROUNDS = 2
@@ -60,9 +66,33 @@ class Way(NamedTuple):
         return Division(self.processes // self.stages, self.stages)
 
 
-def ways(processes: Sequence[int]) -> list[Way]:
-    """One process alone, over which gains are told, and the others with a share of the rows each."""
-    return [Way(count, "data", 1) for count in sorted({1, *processes})]
+def ways(processes: Sequence[int], kinds: Sequence[Kind], layers: int) -> list[Way]:
+    """One process alone first, over which gains are told, then the kinds of division of each number of processes.
+
+    A pipeline is as long as there are processes; both: at most half as long, with the longest pipelines.
+
+    Args:
+        processes: how many. kinds: of division. layers: over which a pipeline can be divided.
+    """
+    found = [Way(1, "data", 1)]
+    for count in processes:
+        stages = [each for each in range(2, min(count, layers) + 1) if count % each == 0]
+        of_both = [each for each in stages if each < count]
+        if "data" in kinds and count > 1:
+            found.append(Way(count, "data", 1))
+        if "pipeline" in kinds and count in stages:
+            found.append(Way(count, "pipeline", count))
+        if "both" in kinds and of_both:
+            found.append(Way(count, "both", of_both[-1]))
+    return found
+
+
+def stack_of(recipe: Recipe) -> int:
+    """Layers of the longer stack of a model, over which a pipeline divides it."""
+    model = recipe.model
+    if isinstance(model, LanguageModelSection):
+        return model.layers
+    return max(model.encoder.layers, model.decoder.layers)
 
 
 def rows(
@@ -104,8 +134,8 @@ def rows(
         }
         if alone:
             row["scaling"] = rate / alone
-        if quickest["without"] > 0.0:
-            row["exchange %"] = max(0.0, 100.0 * (1.0 - quickest["without"] / quickest["seconds"]))
+        if "exchange" in quickest:
+            row["exchange %"] = max(0.0, 100.0 * quickest["exchange"])
         if calibration is not None and alone and way.processes > 1:
             row |= predicted(calibration, setting, way, alone, rate)
         yield row
@@ -178,6 +208,7 @@ def _measured(setting: Setting, way: Way, how: Implementations) -> dict[str, Any
         "device": setting.device,
         "precision": setting.precision,
         "implementations": list(how),
+        "stages": way.stages,
         "seconds": setting.seconds,
     }
     threads = setting.threads
@@ -209,25 +240,63 @@ def _time(recipe: Recipe, job: Job, device: torch.device, world: World) -> Job:
     task = task_of_sizes(recipe, vocabulary_sizes(recipe))
     model = task.build_model().to(device).train()
     how = Implementations(*job["implementations"])
-    whole = task.example(shape_of(recipe, job["rows"], job["length"]))
-    batch = whole.share(world.rank, world.size)
-    step = TrainingStep(task, model, precision, implementations=how, world=world)
-    with _counting() as sent:
-        step([batch])
-    counted = sum(sent)
+    shape = shape_of(recipe, job["rows"], job["length"])
+    whole = task.example(shape)
+    if job["stages"] > 1:
+        stages = Stages(job["stages"], device)
+        batch = whole.share(stages.replica, stages.replicas)
+        own = shape._replace(rows=len(batch.indices))
+        step: TrainingStep = _pipelined(task, model, stages, own, precision, how, world)
+    else:
+        batch = whole.share(world.rank, world.size)
+        step = TrainingStep(task, model, precision, implementations=how, world=world)
+    with _counting() as exchanges:
+        step.run([batch.to(device)], step.tokens([batch], whole.target_tokens))
+    sent = exchanges.sent
     updates = {"together": _update(step, batch, whole.target_tokens, device)}
-    if world.size > 1:
+    if world.size > 1 and job["stages"] == 1:
         alone = TrainingStep(task, model, precision, implementations=how, optimizer=step.optimizer)
         updates["without"] = _update(alone, batch, batch.target_tokens, device)
     times = _in_turns(updates, job["seconds"], world)
-    return {
-        "seconds": quantile(times["together"], 0.5),
-        "without": quantile(times["without"], 0.5) if "without" in times else 0.0,
-        "tokens": whole.target_tokens,
-        "samples": len(times["together"]),
-        "sent": counted,
-        "peak": peak_memory(device),
-    }
+    seconds = quantile(times["together"], 0.5)
+    found = {"seconds": seconds, "tokens": whole.target_tokens, "samples": len(times["together"])}
+    found |= {"sent": sent, "peak": peak_memory(device)}
+    if "without" in times:
+        found["exchange"] = 1.0 - quantile(times["without"], 0.5) / seconds
+    elif world.size > 1 and device.type == "cpu":
+        found["exchange"] = _waiting(updates["together"])
+    return found
+
+
+def _pipelined(
+    task: Task,
+    model: nn.Module,
+    stages: Stages,
+    shape: Shape,
+    precision: Precision,
+    how: Implementations,
+    world: World,
+) -> PipelinedStep:
+    """A pipeline's step, its layers divided as a run divides them: by what they take here."""
+    check_model(model, stages.size)
+    device = device_of(model)
+    values = shape.rows * task.recipe.model.widest * precision.dtype.itemsize
+    link = measured_link(stages, device, values)
+
+    def planned() -> Any:
+        with captured(device.type == "cuda"):
+            return list(plan_pipeline(model, stages.size, shape, link, precision, how))
+
+    plan = Plan(*world.first(planned))
+    divided_ = divided(model, plan)
+    return PipelinedStep(task, model, stages, divided_, precision, implementations=how, world=world)
+
+
+def _waiting(update: Callable[[], float]) -> float:
+    """Share of some updates that this rank spends in exchanges, or waiting for those whom it exchanges with."""
+    with _counting() as exchanges:
+        seconds = sum(update() for _ in range(LEAST))
+    return exchanges.seconds / seconds
 
 
 def _update(step: TrainingStep, batch: AnyBatch, tokens: int, device: torch.device) -> Callable[[], float]:
@@ -270,25 +339,52 @@ def _in_turns(
     return times
 
 
+class _Exchanges:
+    """What a rank sends, bytes, and seconds in which it does nothing else."""
+
+    def __init__(self) -> None:
+        self.sent = 0.0
+        self.seconds = 0.0
+
+    def timed(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Calls a function and notes the time."""
+        began = time.perf_counter()
+        found = function(*arguments, **options)
+        self.seconds += time.perf_counter() - began
+        return found
+
+
+class _Work:
+    """An exchange under way, whose waiting is timed."""
+
+    def __init__(self, work: dist.Work, exchanges: _Exchanges) -> None:
+        self._work, self._exchanges = work, exchanges
+
+    def wait(self, *arguments: Any) -> Any:
+        """As that of torch."""
+        return self._exchanges.timed(self._work.wait, *arguments)
+
+
 @contextmanager
-def _counting() -> Iterator[list[float]]:
-    """Within it the bytes are noted that this rank sends through torch.distributed, each ring's share of them."""
-    sent: list[float] = []
-    before = {name: getattr(dist, name) for name in _SHARES}
+def _counting() -> Iterator[_Exchanges]:
+    """Within it what this rank sends through torch.distributed is counted, each ring's share, and the time it takes."""
+    noted = _Exchanges()
+    before = {name: getattr(dist, name) for name in (*_SHARES, "irecv")}
 
     def counted(name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             tensor = arguments[1] if name == "all_gather" else arguments[0]
             size = dist.get_world_size(options.get("group"))
-            sent.append(_SHARES[name](size) * tensor.nbytes)
-            return before[name](*arguments, **options)
+            noted.sent += _SHARES[name](size) * tensor.nbytes if name in _SHARES else 0.0
+            work = noted.timed(before[name], *arguments, **options)
+            return None if work is None else _Work(work, noted)
 
         return call
 
-    for name in _SHARES:
+    for name in before:
         setattr(dist, name, counted(name))
     try:
-        yield sent
+        yield noted
     finally:
         for name, function in before.items():
             setattr(dist, name, function)

@@ -50,6 +50,7 @@ def rows(
     *,
     grown: bool = False,
     sharded: bool = False,
+    micro_batches: bool = False,
 ) -> Iterator[Row]:
     """The best division of each kind for each number of ranks.
 
@@ -59,13 +60,16 @@ def rows(
         ranks: how many. kinds: divisions that are looked at.
         grown: whether the batch has as many times the rows as there are ranks.
         sharded: whether each rank keeps the state of its share of the parameters alone.
+        micro_batches: whether pipelines may cut rows, too.
     """
     alone = predict(profile, machine, Division(), list(batches.values())[-1])
     for buckets, shapes in batches.items():
         for count in ranks:
             whole = [shape.grown(count) for shape in shapes] if grown else shapes
             for kind in kinds:
-                found = best(profile, machine, count, kind, whole, sharded=sharded)
+                found = best(
+                    profile, machine, count, kind, whole, sharded=sharded, micro_batches=micro_batches
+                )
                 if found is not None:
                     yield _row(
                         found, kind, buckets, machine, found.tokens_per_second / alone.tokens_per_second

@@ -58,9 +58,7 @@ RanksOption = Annotated[
     str | None,
     typer.Option(metavar="N,N,...", help="With --simulate: predict for so many.", show_default="1 to 1,024"),
 ]
-DivisionOption = Annotated[
-    str, typer.Option(metavar="NAME,...", help="With --simulate: data, pipeline (of layers), both.")
-]
+DivisionOption = Annotated[str, typer.Option(metavar="NAME,...", help="data, pipeline (of layers), both.")]
 BatchOption = Annotated[
     str, typer.Option(help="fixed: the recipe's, shared out; grown: as many times its rows as ranks.")
 ]
@@ -80,6 +78,9 @@ WithinOption = Annotated[
 BetweenOption = Annotated[str | None, typer.Option(metavar="LINK", help="Instead of its link between hosts.")]
 ShardedOption = Annotated[
     bool, typer.Option("--sharded", help="Each rank keeps the optimizer's state of its share (ZeRO-1).")
+]
+MicroOption = Annotated[
+    bool, typer.Option("--micro-batches", help="Cut rows too, as pipelines of other toolkits do.")
 ]
 ProfileOption = Annotated[
     Path | None,
@@ -101,6 +102,7 @@ class _Asked(NamedTuple):
     grown: bool
     ranks: str | None
     sharded: bool
+    micro_batches: bool
     plot: Path | None
 
 
@@ -144,6 +146,7 @@ def parallel_command(
     within_host: WithinOption = None,
     between: BetweenOption = None,
     sharded: ShardedOption = False,
+    micro_batches: MicroOption = False,
     profile: ProfileOption = None,
     seconds: SecondsOption = 5.0,
     limit: LimitOption = 180.0,
@@ -163,23 +166,13 @@ def parallel_command(
       econmt bench parallel iwslt --simulate --hardware h200
       econmt bench parallel --simulate
     """
-    asked = _Asked(kinds_of(division), batch == "grown", ranks, sharded, plot)
+    asked = _Asked(kinds_of(division), batch == "grown", ranks, sharded, micro_batches, plot)
     if batch not in ("fixed", "grown"):
         raise InputError(f"--batch '{batch}': give fixed or grown")
     if not simulate:
         why = "is for --simulate; give that, or leave it out"
-        refuse_idle(
-            context,
-            why,
-            "hardware",
-            "ranks",
-            "division",
-            "texts",
-            "within_host",
-            "between",
-            "sharded",
-            "profile",
-        )
+        refuse_idle(context, why, "hardware", "ranks", "texts", "within_host", "between", "profile")
+        refuse_idle(context, why, "sharded", "micro_batches")
     elif ranks is not None:
         numbers_of("--ranks", ranks, MOST_RANKS)
     if recipe is None and not (simulate and hardware in (None, "seed")):
@@ -215,7 +208,7 @@ def parallel_command(
     with place.measuring() as say:
         if simulate:
             found = _calibration(setting, counts, profile, say)
-        rows = _measured(place, setting, counts, found, say) if processes or not simulate else []
+        rows = _measured(place, setting, counts, asked.kinds, found, say) if processes or not simulate else []
     if found is not None:
         _from_here(place, found, between, asked)
     else:
@@ -268,7 +261,14 @@ def _predict(
 ) -> list[Row]:
     rows = place.kept(
         parallel_simulation.rows(
-            profile, machine, batches, counts, asked.kinds, grown=asked.grown, sharded=asked.sharded
+            profile,
+            machine,
+            batches,
+            counts,
+            asked.kinds,
+            grown=asked.grown,
+            sharded=asked.sharded,
+            micro_batches=asked.micro_batches,
         )
     )
     title = f"{name} on {machine.name}, batch {'grown' if asked.grown else 'fixed'}: predicted"
@@ -328,11 +328,12 @@ def _measured(
     place: Place,
     setting: Setting,
     counts: Sequence[int],
+    kinds: Sequence[Kind],
     found: Calibration | None,
     say: Say,
 ) -> list[Row]:
     """Measures ways to share updates, prints them and the verdict."""
-    wanted = parallel_measure.ways(counts)
+    wanted = parallel_measure.ways(counts, kinds, parallel_measure.stack_of(setting.recipe))
     rows = place.kept(parallel_measure.rows(setting, wanted, say, found))
     figures = ("milliseconds", "tokens/s", "scaling", "exchange %", "MB sent", "peak MB")
     columns = ("division", "rows", *figures, "predicted tokens/s", "off %")

@@ -5,8 +5,8 @@ What is predicted is the update of :class:`econmt.engine.step.TrainingStep` unde
 - data: every rank has the whole model and a share of the rows; gradients are added up in buckets as soon as the
   backward pass has them.
 - pipeline: every rank has some layers. Time is cut into chunks, and layer l works on chunk c while layer l + 1 works on
-  chunk c - 1, a wavefront; rows may be cut into micro-batches besides. The output layer is divided over the ranks by
-  vocabulary.
+  chunk c - 1, a wavefront; rows may be cut into micro-batches besides, which econmt does not do. The output layer is
+  divided over the ranks by vocabulary.
 - both: so many pipelines, each with a share of the rows.
 
 :mod:`econmt.parallel.cost_schedule` puts the parts of an update on a time line. What is assumed, here and there: all
@@ -31,7 +31,7 @@ CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 32, 50)
 """Chunks of time that are tried."""
 
 MICRO_BATCHES = (1, 2, 4, 8)
-"""Micro-batches that are tried."""
+"""Micro-batches that are tried if they are asked for."""
 
 
 class Prediction(NamedTuple):
@@ -123,10 +123,17 @@ def best(
     batches: Sequence[Batch],
     *,
     sharded: bool = False,
+    micro_batches: bool = False,
 ) -> Prediction | None:
     """The fastest division of a kind; None if there is none, as there are more ranks than rows or layers.
 
-    Chunks and micro-batches are chosen by the shape on which most time is spent.
+    Chunks are chosen by the shape on which most time is spent.
+
+    Args:
+        profile: the model on one rank. machine: the ranks. ranks: how many. kind: of division.
+        batches: the shapes of updates.
+        sharded: whether ranks share the optimizer's state out.
+        micro_batches: whether pipelines may cut rows, too.
     """
     heaviest = max(batches, key=lambda batch: batch.share * batch.rows * (batch.source + batch.target))
     found: list[Prediction] = []
@@ -135,18 +142,20 @@ def best(
             continue
         tried = [
             predict(profile, machine, division, [heaviest])
-            for division in _cut(data, stages, heaviest, sharded)
+            for division in _cut(data, stages, heaviest, sharded, MICRO_BATCHES if micro_batches else (1,))
         ]
         division = min(tried, key=lambda each: each.seconds).division
         found.append(predict(profile, machine, division, batches))
     return min(found, key=lambda each: each.seconds, default=None)
 
 
-def _cut(data: int, stages: int, batch: Batch, sharded: bool) -> Iterator[Division]:
+def _cut(
+    data: int, stages: int, batch: Batch, sharded: bool, micro_batches: Sequence[int]
+) -> Iterator[Division]:
     if stages == 1:
         yield Division(data, sharded=sharded)
         return
-    for micro in MICRO_BATCHES:
+    for micro in micro_batches:
         for chunks in CHUNKS:
             if micro <= batch.rows / data and chunks <= batch.target:
                 yield Division(data, stages, chunks, micro, sharded)

@@ -79,20 +79,20 @@ class _Update:
             if self.batch.steps(side):
                 ready = [self._through(side, "forward", ready[number]) for number in micro]
         ready = [self._output(ready[number]) for number in micro]
-        tied = self.profile.tied and self.last
-        if not tied:
-            self._reduce(self.last, [self.profile.output], max(ready), divided=True)
+        if not self.last:
+            self._reduce(0, [self.profile.output], max(ready))
         for side in reversed(SIDES):
             if self.batch.steps(side):
                 ready = [self._through(side, "backward", ready[number]) for number in micro]
-                for stage, layers in enumerate(self.stages):
-                    own = [layer for layer in layers if layer.side == side]
-                    self._reduce(stage, own, self.free["rank", stage])
-        end = max(self.free.values())
-        if tied:
-            end += self._return_table()
-            self._reduce(self.last, [self.profile.output], end, divided=True)
-        return self._finish(max(end, *self.free.values()))
+                if not self.last:
+                    own = [layer for layer in self.stages[0] if layer.side == side]
+                    self._reduce(0, own, self.free["rank", 0])
+        if self.last:
+            # A gradient is complete after the last chunk only, that of a tied table when all slices have its rows.
+            table = max(self.free.values()) + self._return_table() if self.profile.tied else 0.0
+            for stage, layers in enumerate(self.stages):
+                self._reduce(stage, [*layers, self.profile.output], max(table, self.free["rank", stage]))
+        return self._finish(max(self.free.values()))
 
     def _do(self, what: object, seconds: float, ready: float) -> float:
         """Puts something on the time line of a rank or a link; when it is done."""
@@ -139,9 +139,19 @@ class _Update:
         chunks = len(arrivals)
         if block[0].whole:
             seconds = block[0].seconds(phase, self.rows, steps, self.batch.source)
-            return [self._compute(stage, seconds, max(arrivals), receiving * chunks)] * chunks
+            return [self._both_ends(stage, block[0], seconds, max(arrivals), receiving * chunks)] * chunks
         seconds = sum(layer.seconds(phase, self.rows, steps / chunks, self.batch.source) for layer in block)
         return [self._compute(stage, seconds, ready - receiving, receiving) for ready in arrivals]
+
+    def _both_ends(self, stage: int, layer: Layer, seconds: float, ready: float, receiving: float) -> float:
+        """A layer that reads from both ends: in a pipeline the second rank has one direction; when both are done."""
+        if not self.last:
+            return self._compute(stage, seconds, ready, receiving)
+        other = 1 if stage == 0 else 0
+        values = self.rows * self.batch.steps(layer.side) * self.profile.value_bytes
+        first = self._compute(stage, seconds / 2.0, ready, receiving)
+        second = self._compute(other, seconds / 2.0, ready)
+        return max(first, self._send(other, values * layer.width / 2.0, second))
 
     def _send(self, stage: int, size: float, ready: float) -> float:
         """A message to the next rank; when it is there."""
@@ -175,19 +185,20 @@ class _Update:
         self.sent[0] += self.last * size
         return 2.0 * self.last * self.link.seconds(size)
 
-    def _reduce(self, stage: int, layers: Sequence[Layer], ready: float, *, divided: bool = False) -> None:
-        """Adds gradients up over pipelines, in buckets, as soon as a part of the backward pass has them."""
+    def _reduce(self, stage: int, layers: Sequence[Layer], ready: float) -> None:
+        """Adds gradients up over pipelines, in buckets, part after part of the backward pass."""
         if self.division.data == 1:
+            self.free["rank", stage] = max(self.free["rank", stage], ready)
             return
         group = Group.of(self.machine, self.division.data, self.division.stages)
         nodes: dict[str, float] = defaultdict(float)
         for layer in layers:
-            nodes[layer.node] += layer.parameters * self.profile.gradient_bytes
+            shares = self.last + 1 if layer is self.profile.output else 1
+            nodes[layer.node] += layer.parameters * self.profile.gradient_bytes / shares
         for size in nodes.values():
-            part = size / (self.last + 1) if divided else size
-            buckets = max(1, ceil(part / BUCKET))
-            seconds = buckets * all_reduce_seconds(part / buckets, group)
-            self.sent[stage] += all_reduce_bytes(part, group.size)
+            buckets = max(1, ceil(size / BUCKET))
+            seconds = buckets * all_reduce_seconds(size / buckets, group)
+            self.sent[stage] += all_reduce_bytes(size, group.size)
             self._do(("network" if self.machine.overlaps else "rank", stage), seconds, ready)
 
     def _finish(self, ready: float) -> Times:

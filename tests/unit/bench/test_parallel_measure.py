@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from econmt.bench.parallel_calibration import (
     read_calibration,
     write_calibration,
 )
-from econmt.bench.parallel_measure import Way, _counting, predicted, verdict, ways
+from econmt.bench.parallel_measure import Way, _counting, predicted, stack_of, verdict, ways
 from econmt.bench.parallel_processes import Job, together
 from econmt.bench.rows import Row
 from econmt.errors import EconmtError, InputError
-from econmt.recipe import Recipe, read_recipe
+from econmt.recipe import Recipe, load_recipe, read_recipe
 
 RECIPE = """
 name: tiny
@@ -112,9 +113,28 @@ def test_times_have_to_rise_in_rows(tmp_path: Path, points: list[list[float]]) -
         read_calibration(tmp_path / "p.json")
 
 
-def test_one_process_is_always_measured() -> None:
-    assert ways([2, 4]) == [Way(1, "data", 1), Way(2, "data", 1), Way(4, "data", 1)]
-    assert str(Way(4, "data", 1).division) == "4 data"
+def test_ways_of_several_processes() -> None:
+    alone = Way(1, "data", 1)
+    assert ways([1], ["data", "both"], 8) == [alone]
+    assert ways([2, 4], ["data"], 8) == [alone, Way(2, "data", 1), Way(4, "data", 1)]
+    assert ways([2, 4], ["pipeline", "both"], 8) == [
+        alone,
+        Way(2, "pipeline", 2),
+        Way(4, "pipeline", 4),
+        Way(4, "both", 2),
+    ]
+    assert ways([8], ["pipeline", "both"], 4) == [alone, Way(8, "both", 4)], "no more stages than layers"
+    assert ways([3, 6], ["both"], 2) == [alone, Way(6, "both", 2)]
+    assert [str(way.division) for way in ways([4], ["pipeline", "both"], 4)] == [
+        "alone",
+        "4 stages",
+        "2 x 2 stages",
+    ]
+
+
+@pytest.mark.parametrize(("name", "layers"), [("gnmt", 4), ("iwslt", 2), ("ptb", 2)])
+def test_layers_that_a_pipeline_divides(name: str, layers: int) -> None:
+    assert stack_of(load_recipe(name)) == layers
 
 
 @pytest.mark.parametrize(("grown", "gain"), [(False, 2 / 1.25), (True, 2 / 1.25)])
@@ -177,17 +197,35 @@ def test_processes_give_results_or_one_line() -> None:
 def test_bytes_are_counted_as_a_ring_sends_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_world_size", lambda group=None: 4 if group is None else group)
     called: list[str] = []
-    for name in ("all_reduce", "all_gather", "broadcast", "reduce", "isend"):
-        monkeypatch.setattr(dist, name, lambda *_, _name=name, **__: called.append(_name))
+
+    class Work:
+        def wait(self) -> bool:
+            time.sleep(0.02)
+            return True
+
+    def exchange(name: str, work: Work | None) -> Callable[..., Work | None]:
+        def call(*_: Any, **__: Any) -> Work | None:
+            called.append(name)
+            return work
+
+        return call
+
+    for name in ("all_reduce", "all_gather", "broadcast", "reduce"):
+        monkeypatch.setattr(dist, name, exchange(name, None))
+    for name in ("isend", "irecv"):
+        monkeypatch.setattr(dist, name, exchange(name, Work()))
     tensor = torch.zeros(100)
-    with _counting() as sent:
+    with _counting() as exchanges:
         dist.all_reduce(tensor)
         dist.all_gather([tensor] * 4, tensor)
         dist.all_reduce(tensor, group=2)
-        dist.isend(tensor, 1)
+        works = [dist.isend(tensor, 1), dist.irecv(tensor, 1)]
+        assert exchanges.seconds < 0.02
+        assert [work is not None and work.wait() for work in works] == [True, True]
     dist.all_reduce(tensor)
-    assert sent == [600.0, 1200.0, 400.0, 400.0]
-    assert called == ["all_reduce", "all_gather", "all_reduce", "isend", "all_reduce"]
+    assert exchanges.sent == 600.0 + 1200.0 + 400.0 + 400.0, "what is received is another's"
+    assert exchanges.seconds >= 0.04
+    assert called == ["all_reduce", "all_gather", "all_reduce", "isend", "irecv", "all_reduce"]
 
 
 @pytest.mark.slow
@@ -200,15 +238,36 @@ def test_two_processes_are_measured_and_predicted(tmp_path: Path) -> None:
     assert all(value > 0 for layer in found.layers for _, value in layer.forward if layer.parameters)
     assert found.crowding[0] == [1.0, 1.0]
     assert found.reduction.latency > 0
-    alone, both = parallel_measure.rows(there, ways([2]), lambda _: None, found)
+    alone, both = parallel_measure.rows(there, ways([2], ["data"], 2), lambda _: None, found)
     assert (alone["scaling"], alone["MB sent"]) == (1.0, 0.0)
     for key in ("tokens/s", "scaling", "predicted tokens/s", "MB sent"):
         assert float(both[key]) > 0
     assert "off %" in both
 
 
+TEXT = """
+name: tiny-text
+task: language_model
+output: tiny
+data: {text: txt, train: [train], valid: valid, subwords: {type: words, size: 50}}
+model: {embedding: 8, layers: 2, size: 8}
+training: {batch: {size: 8}, bptt: 12, max_updates: 1}
+"""
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_two_processes(tmp_path: Path) -> None:
+    (tmp_path / "text.yaml").write_text(TEXT)
+    there = setting(read_recipe(tmp_path / "text.yaml"))
+    found = list(parallel_measure.rows(there, ways([2], ["pipeline"], 2), lambda _: None))
+    assert [row["division"] for row in found] == ["alone", "2 stages"]
+    assert "failure" not in found[1]
+    assert 0 < float(found[1]["exchange %"]) <= 100
+    assert float(found[1]["MB sent"]) > 0
+
+
 @pytest.mark.slow
 def test_a_way_that_fails_has_a_line_and_the_others_figures(tmp_path: Path) -> None:
     there = setting(recipe(tmp_path))._replace(limit=0.2)
-    rows = list(parallel_measure.rows(there, ways([1]), lambda _: None))
+    rows = list(parallel_measure.rows(there, ways([1], [], 1), lambda _: None))
     assert [row.get("failure") for row in rows] == ["not ready within 0 s"]

@@ -88,7 +88,7 @@ HERE = ["ptb", "--simulate"]
         ([*HERE, "--profile", "missing/p.json"], "missing: no such folder"),
         (["ptb", "--processes", "two"], "--processes 'two': give numbers"),
         (["ptb", "--ranks", "2"], "--ranks is for --simulate"),
-        (["ptb", "--division", "data"], "--division is for --simulate"),
+        (["ptb", "--micro-batches"], "--micro-batches is for --simulate"),
         (["ptb", "--sharded"], "--sharded is for --simulate"),
     ],
 )
@@ -123,7 +123,18 @@ def test_a_profile_is_enough_for_a_prediction(call: Call, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_two_processes_are_timed(call: Call, tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(RECIPE)
-    options = ("--processes", "1,2", "--length", "6", "--seconds", "0.05", "--device", "cpu")
+    options = (
+        "--processes",
+        "1,2",
+        "--division",
+        "data",
+        "--length",
+        "6",
+        "--seconds",
+        "0.05",
+        "--device",
+        "cpu",
+    )
     ended = call("bench", "parallel", tmp_path / "tiny.yaml", *options, "--csv", tmp_path / "p.csv")
     assert ended.code == 0, ended.err
     assert "over one: 2 processes" in ended.out

@@ -230,7 +230,7 @@ def test_a_layer_that_reads_from_both_ends_stops_the_wavefront() -> None:
     batch = Batch(8, 12, 12, 96.0)
     free = MACHINE.without_exchanges()
     found = predict(translation(whole=True), free, Division(1, 2, chunks=6), [batch]).seconds
-    encoder = 3 * (12 + 12) * 10e-3
+    encoder = 3 * (12 / 2 + 12) * 10e-3  # a direction a rank
     assert found == pytest.approx(encoder + 3 * (6 + 1) * 20e-3 + 96 * 0.3e-3 / 2 + 3000e-6)
 
 
@@ -329,6 +329,15 @@ def test_the_best_is_no_slower_than_what_anyone_would_take() -> None:
         assert found.seconds <= predict(profile(), MACHINE, Division(1, 4, chunks), [BATCH]).seconds
     assert best(profile(), MACHINE, 9, "data", [BATCH]) is None, "more ranks than rows"
     assert best(profile(), MACHINE, 8, "pipeline", [BATCH]) is None, "more ranks than layers"
+
+
+def test_micro_batches_are_tried_only_if_asked_for() -> None:
+    # A layer whose steps are all latency gains nothing from chunks of time if each call costs as much as all steps.
+    dear = profile(2, call=0.5)
+    for asked in (False, True):
+        found = best(dear, MACHINE.without_exchanges(), 2, "pipeline", [BATCH], micro_batches=asked)
+        assert found is not None
+        assert found.division.micro_batches in ((1,) if not asked else (1, 2, 4, 8))
 
 
 def test_divisions_in_words() -> None:
