@@ -35,6 +35,7 @@ from econmt.recipe_optimizer import GradientClipping as GradientClipping
 from econmt.recipe_optimizer import OptimizerSection as OptimizerSection
 from econmt.recipe_optimizer import ScheduleSection as ScheduleSection
 from econmt.recipe_parallel import ParallelSection as ParallelSection
+from econmt.recipe_parallel import check_pipeline
 from econmt.recipe_text import LanguageModelSection as LanguageModelSection
 from econmt.recipe_text import TextData as TextData
 from econmt.recipe_text import TextSubwords as TextSubwords
@@ -313,6 +314,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _task_fits(self) -> Recipe:
         check_task(self)
+        check_pipeline(self)
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -13,6 +13,13 @@ from econmt.recipe_model import Section
 class ParallelSection(Section):
     """How ranks share the work, where there are several; how many there are is said when the command is given."""
 
+    pipeline: int = Field(
+        1,
+        ge=1,
+        le=limits.LAYERS,
+        description="ranks that hold one model together: its layers are divided over them and work at different chunks "
+        "of time; several such pipelines share the rows of a batch",
+    )
     reduction: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="how gradients travel when they are added up over ranks; bfloat16 halves the bytes and rounds",
@@ -28,3 +35,33 @@ class ParallelSection(Section):
         le=limits.SECONDS,
         description="seconds after which a rank that does not come to an exchange is given up, and with it the run",
     )
+
+
+def check_pipeline(recipe: Any) -> None:
+    """Makes sure that what a recipe trains can be divided over a pipeline.
+
+    Raises:
+        ValueError: naming both keys that do not go together.
+    """
+    stages = recipe.parallel.pipeline
+    if stages == 1:
+        return
+    if recipe.training.memory_budget is not None:
+        raise ValueError(f"parallel.pipeline {stages} knows no training.memory_budget: leave one of them out")
+    if recipe.parallel.shard_optimizer:
+        raise ValueError(
+            f"parallel.pipeline {stages}: each rank has its own layers' optimizer state, leave shard_optimizer out"
+        )
+    parts = {"model": recipe.model}
+    if recipe.task == "translation":
+        parts = {"model.encoder": recipe.model.encoder, "model.decoder": recipe.model.decoder}
+    for name, part in parts.items():
+        if part.cell != "lstm":
+            raise ValueError(
+                f"parallel.pipeline {stages}: {name}.cell {part.cell} cannot be divided over ranks, give lstm"
+            )
+    layers = max(part.layers for part in parts.values())
+    if layers < stages:
+        raise ValueError(
+            f"parallel.pipeline {stages}: {' and '.join(parts)} have at most {layers} layers to divide"
+        )

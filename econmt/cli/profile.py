@@ -94,6 +94,11 @@ def profile(
     size = _check(context, estimated, measured, budget, trace, html)
     said = {"training.device": device, "training.threads": threads}
     loaded = load_recipe(recipe, as_overrides(overrides, said))
+    if loaded.parallel.pipeline > 1:
+        raise InputError(
+            f"parallel.pipeline {loaded.parallel.pipeline}: profile follows a step of one process; give "
+            "parallel.pipeline=1"
+        )
     predicted = estimated or size is not None
     where = _device(loaded.training.device, predicted)
     found = find_workload(recipe, loaded, bucket, batch, data_dir)

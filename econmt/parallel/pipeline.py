@@ -225,8 +225,9 @@ class PipelinedStep(TrainingStep):
             else torch.empty(whole.like.shape, dtype=whole.like.dtype, device=self.device)
         )
         self.stages.broadcast(hidden, last)
-        rows = even_rows(self.divided.output.out_features, self.stages.size, self.stages.rank)
-        layer = Slice(self._weight, self._bias, rows.start, self.divided.output.out_features)
+        vocabulary, size = self.divided.output.out_features, self.stages.size
+        first = even_rows(vocabulary, size, self.stages.rank).start
+        layer = Slice(self._weight, self._bias, first, vocabulary, -(-vocabulary // size))
         shares = split_cross_entropy(
             hidden.flatten(0, 1),
             whole.targets.flatten(),

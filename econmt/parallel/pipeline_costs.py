@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from econmt.engine.precision import Precision
-from econmt.errors import InputError
 from econmt.model import Implementations, TranslationModel
 from econmt.model.cells import CELLS, CellLayers
 from econmt.model.decoder import ParallelDecoder
@@ -43,30 +42,6 @@ class Plan(NamedTuple):
     note: str
 
 
-def check_model(model: nn.Module, stages: int) -> None:
-    """Makes sure that a model can be divided over so many stages.
-
-    Raises:
-        InputError: it cannot.
-    """
-    if isinstance(model, LanguageModel):
-        layers = len(model.layers)
-    else:
-        assert isinstance(model, TranslationModel)
-        config = model.config
-        for side, cell in (("encoder", config.encoder.cell), ("decoder", config.decoder.cell)):
-            if cell != "lstm":
-                raise InputError(
-                    f"parallel.pipeline {stages}: model.{side}.cell {cell} cannot be divided over ranks; give lstm or "
-                    "pipeline 1"
-                )
-        layers = max(config.encoder.layers, config.decoder.layers)
-    if layers < stages:
-        raise InputError(
-            f"parallel.pipeline {stages}: the model has {layers} layers to divide; give at most {layers}"
-        )
-
-
 def plan_pipeline(
     model: nn.Module,
     stages: int,
@@ -78,7 +53,7 @@ def plan_pipeline(
     """The fastest division by the model of costs, for which this process times the layers.
 
     Args:
-        model: on the device, one that :func:`check_model` lets pass.
+        model: on the device; its layers are LSTMs.
         stages: of the pipeline.
         shape: the most frequent one of a rank's batches.
         link: between two stages.

@@ -42,12 +42,14 @@ class Slice(NamedTuple):
 
     Attributes:
         weight: (v, D). bias: (v,). first: the token of its first row. vocabulary: V.
+        most: rows of the largest slice of any rank, from which all know how many rows a chunk has.
     """
 
     weight: Tensor
     bias: Tensor
     first: int
     vocabulary: int
+    most: int
 
 
 class Shares(NamedTuple):
@@ -115,7 +117,7 @@ def split_cross_entropy(
         torch.zeros_like(layer.bias, dtype=exact),
     )
     weight, bias = layer.weight.to(hidden.dtype), layer.bias.to(hidden.dtype)
-    size = max(1, CHUNK_BYTES // (len(weight) * exact.itemsize))
+    size = max(1, CHUNK_BYTES // (layer.most * exact.itemsize))
     rows: Tensor | None = None
     count = len(targets)
     if hidden.device.type == "cpu":  # rows that do not count are left out; a GPU would have to be waited for

@@ -15,7 +15,7 @@ from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
 from econmt.parallel.pipeline import PipelinedStep
-from econmt.parallel.pipeline_costs import Plan, check_model, divided, measured_link, plan_pipeline
+from econmt.parallel.pipeline_costs import Plan, divided, measured_link, plan_pipeline
 from econmt.parallel.stages import Stages
 from econmt.recipe import Recipe
 from econmt.tasks.protocol import Shape
@@ -63,70 +63,75 @@ class Run(NamedTuple):
     graphs: bool = True
 
 
-def alone(run: Run, updates: int) -> Timed:
-    """Times one process with the whole model."""
+class Timer:
+    """Updates on one batch, timed in turns with others.
 
-    def make() -> tuple[TrainingStep, list[str]]:
+    Args:
+        run: what is timed.
+        step: of it. notes: of how it was made.
+        meet: waits for all who compute an update together.
+    """
+
+    def __init__(self, run: Run, step: TrainingStep, notes: list[str], meet: Callable[[], object]) -> None:
+        self._step, self._notes, self._meet = step, notes, meet
+        self._graphed: GraphedStep | None = None
         torch.manual_seed(run.recipe.training.seed)
-        task = task_of_sizes(run.recipe, run.sizes)
-        return TrainingStep(task, task.build_model().to(run.device).train(), run.precision), []
+        self._batch = step.task.example(run.shape)
+        if run.device.type == "cuda" and run.graphs:
+            self._graphed = GraphedStep(step, note=notes.append)
+        self._times: list[float] = []
+        self._losses: list[float] = []
 
-    return _timed(run, make, updates, lambda: None)
+    def turn(self, updates: int) -> None:
+        """So many more; the first ones of all are not timed."""
+        for _ in range(updates if self._losses else WARM_UP + updates):
+            torch.manual_seed(len(self._losses))  # of dropout on a CPU, whoever else has drawn
+            self._meet()
+            began = time.perf_counter()
+            step = self._step if self._graphed is None else self._graphed
+            loss = float(step([self._batch]).loss)  # which waits for the device
+            self._times.append(time.perf_counter() - began)
+            self._losses.append(loss / self._batch.target_tokens)
+
+    @property
+    def timed(self) -> Timed:
+        """What all turns took."""
+        times = sorted(self._times[WARM_UP:])
+        losses = self._losses[0], self._losses[-1]
+        return Timed(times[len(times) // 2], self._batch.target_tokens, losses, self._notes)
 
 
-def pipelined(run: Run, stages: Stages, updates: int, plan: Plan | None = None) -> Timed:
-    """Times the ranks of a pipeline, of which all call this at once.
+def alone(run: Run) -> Timer:
+    """One process with the whole model."""
+    torch.manual_seed(run.recipe.training.seed)
+    task = task_of_sizes(run.recipe, run.sizes)
+    step = TrainingStep(task, task.build_model().to(run.device).train(), run.precision)
+    return Timer(run, step, [], lambda: None)
+
+
+def pipelined(run: Run, stages: Stages, plan: Plan | None = None) -> Timer:
+    """The ranks of a pipeline, of which all call this, and the timer's turns, at once.
 
     Args:
         run: the same on all ranks but for the device.
         stages: of which there is one replica.
-        updates: that are timed.
         plan: how layers are divided; None: by what is measured.
     """
-
-    def make() -> tuple[TrainingStep, list[str]]:
-        torch.manual_seed(run.recipe.training.seed)
-        task = task_of_sizes(run.recipe, run.sizes)
-        model = task.build_model().to(run.device).train()
-        check_model(model, stages.size)
-        chosen = plan
-        if chosen is None:
-            values = run.shape.rows * run.recipe.model.widest * run.precision.dtype.itemsize
-            link = measured_link(stages, run.device, values)
-
-            def planned() -> list[Any]:
-                how = Implementations.of(run.recipe.ops)
-                with captured(run.device.type == "cuda" and run.graphs):
-                    return list(plan_pipeline(model, stages.size, run.shape, link, run.precision, how))
-
-            chosen = Plan(*_from_first(planned))
-        step = PipelinedStep(task, model, stages, divided(model, chosen), run.precision)
-        return step, [chosen.note]
-
-    return _timed(run, make, updates, distributed.barrier)
-
-
-def _timed(
-    run: Run,
-    make: Callable[[], tuple[TrainingStep, list[str]]],
-    updates: int,
-    meet: Callable[[], object],
-) -> Timed:
-    step, notes = make()
     torch.manual_seed(run.recipe.training.seed)
-    batch = step.task.example(run.shape)
-    graphed = None
-    if run.device.type == "cuda" and run.graphs:
-        graphed = GraphedStep(step, note=notes.append)
-    losses, times = [], []
-    for _ in range(WARM_UP + updates):
-        meet()
-        began = time.perf_counter()
-        result = step([batch]) if graphed is None else graphed([batch])
-        losses.append(float(result.loss) / batch.target_tokens)  # which waits for the device
-        times.append(time.perf_counter() - began)
-    middle = sorted(times[WARM_UP:])[updates // 2]
-    return Timed(middle, batch.target_tokens, (losses[0], losses[-1]), notes)
+    task = task_of_sizes(run.recipe, run.sizes)
+    model = task.build_model().to(run.device).train()
+    if plan is None:
+        values = run.shape.rows * run.recipe.model.widest * run.precision.dtype.itemsize
+        link = measured_link(stages, run.device, values)
+
+        def planned() -> list[Any]:
+            how = Implementations.of(run.recipe.ops)
+            with captured(run.device.type == "cuda" and run.graphs):
+                return list(plan_pipeline(model, stages.size, run.shape, link, run.precision, how))
+
+        plan = Plan(*_from_first(planned))
+    step = PipelinedStep(task, model, stages, divided(model, plan), run.precision)
+    return Timer(run, step, [plan.note], distributed.barrier)
 
 
 def _from_first(function: Callable[[], Any]) -> Any:

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from econmt.errors import InputError
-
 
 class Stages:
     """The ranks that hold one model together, of which each has a stage.
@@ -18,24 +16,16 @@ class Stages:
     neighbours, which talk the most. All processes make this at once, since groups are made together.
 
     Args:
-        size: S; the default process group exists.
+        size: S, of which the processes are a multiple; the default process group exists.
         device: of what travels: NCCL carries it between GPUs, gloo between CPUs.
 
     Attributes:
         size: S. rank: this one's stage. replica: whose stage it is. replicas: how many there are.
         data: the group of the ranks that have this stage, one a replica.
-
-    Raises:
-        InputError: the number of processes is no multiple of S.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
         processes, rank = distributed.get_world_size(), distributed.get_rank()
-        if processes % size:
-            raise InputError(
-                f"parallel.pipeline {size}: {processes} processes cannot be divided into pipelines of {size}; start a "
-                f"multiple of {size}, or change the key"
-            )
         self.size = size
         self.replicas = processes // size
         self.replica, self.rank = divmod(rank, size)

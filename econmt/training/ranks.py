@@ -42,13 +42,13 @@ class Ranks:
 
     def share(self, batch: AnyBatch) -> AnyBatch:
         """This rank's rows of a batch, of the same shape on every rank."""
-        size = self._world.size
+        size = self._world.replicas
         if size == 1:
             return batch
         rows = rows_of_share(len(batch.indices), size)
         if self.most_rows is not None:
             rows = max(rows, self.most_rows(batch))
-        return batch.share(self._world.rank, size, rows)
+        return batch.share(self._world.replica, size, rows)
 
     def carried(self, rows: int) -> dict[str, Tensor]:
         """What a step hands to the next one, with the rows that each rank has of a batch of so many.
@@ -56,7 +56,7 @@ class Ranks:
         A buffer has a state for each row of the whole batch, from the second on, and a rank that of its own.
         """
         found = self._step.carried()
-        size = self._world.size
+        size = self._world.replicas
         if size == 1:
             return found
         share = rows_of_share(rows, size)
@@ -65,6 +65,6 @@ class Ranks:
                 begin, end = 1 + rank * share, 1 + min((rank + 1) * share, rows)
                 if begin < end:
                     part = buffer[:, :, begin:end].contiguous()
-                    self._world.broadcast([part], rank)
+                    self._world.broadcast([part], rank * self._world.stages)
                     buffer[:, :, begin:end] = part
         return found

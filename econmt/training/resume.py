@@ -31,6 +31,7 @@ FREE_KEYS = frozenset(
         "training.cuda_graphs",
         "training.threads",
         "training.log_interval",
+        "parallel.pipeline",
         "parallel.shard_optimizer",
         "parallel.timeout",
     }

@@ -43,6 +43,7 @@ from econmt.training.environment import differences, environment_of
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.initialization import initialize, parameters_to_start_from
 from econmt.training.interrupts import Interrupts
+from econmt.training.pipelines import check_ranks, make_step
 from econmt.training.progress import Progress, Silence
 from econmt.training.results import Results, are_complete, make_results
 from econmt.training.resume import Start, find_start
@@ -89,6 +90,7 @@ def run_recipe(
         Interrupted: after SIGTERM or Ctrl-C, with everything saved.
     """
     world = World() if world is None else world
+    check_ranks(recipe, world)
     device = resolve_device(recipe.training.device)
     folder = ModelFolder(recipe.output)
     if world.writes:
@@ -225,7 +227,11 @@ def make_trainer(
     )
     given = parameters_to_start_from(recipe) if start.commit is None else None
     beginnings = [] if given is None else [initialize(model, given, state.vocabulary)]
-    trainer = Trainer(task, folder, prepared, model.to(device), state, precision, world)
+    begun = {} if start.commit is None else load_state(folder, start.commit).pipeline
+    step, pipeline, divisions = make_step(
+        task, model.to(device), task.batches(prepared), precision, world, begun
+    )
+    trainer = Trainer(step, folder, prepared, state)
     count = sum(parameter.numel() for parameter in model.parameters())
     notes = [
         f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} {'pairs' if task.translates else 'lines'}, "
@@ -234,6 +240,7 @@ def make_trainer(
         f"precision: {precision.name} ({precision.why})",
         *beginnings,
         *filter(None, [_of_ranks(world, recipe)]),
+        *divisions,
     ]
     if start.commit is not None:
         notes += [*start.notes, *trainer.load(start.commit)]
@@ -253,7 +260,7 @@ def make_trainer(
         tokenizer = recipe_tokenizer(recipe, trainer.state.signature)
         notes += [tokenizer.note] if tokenizer.note else []
     notes += check_lengths(prepared, recipe)
-    trainer.state.precision = precision.name
+    trainer.state.precision, trainer.state.pipeline = precision.name, pipeline
     trainer.make_plan()
     if trainer.budget.plan is None:
         notes.append(_choose(trainer, world))
@@ -267,6 +274,7 @@ def _of_ranks(world: World, recipe: Recipe) -> str:
     if world.size == 1:
         return ""
     parts = [f"gradients in {recipe.parallel.reduction}"]
+    parts += [f"in pipelines of {world.stages}"] if world.stages > 1 else []
     parts += ["the optimizer's state in shares"] if recipe.parallel.shard_optimizer else []
     return f"ranks: {world.size}, {world.local_size} on this host, {', '.join(parts)}"
 

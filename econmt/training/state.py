@@ -20,6 +20,7 @@ from econmt.training.state_schema import (
     DataPlace,
     Finite,
     MetricsRow,
+    PipelineState,
     PlanState,
     PrecisionName,
     RandomStates,
@@ -76,9 +77,10 @@ class TrainingState:
     with (the best one after the plateau schedule went back to it); ``num_not_improved`` counts checkpoints since the
     best one, of score ``best_score``; ``gradient_norm`` is that of the last update; ``text`` and ``vocabulary`` are
     fingerprints; ``plan`` is that of a byte budget, empty without one; ``choices`` names the implementations
-    that the run began with, empty with a budget; ``precision`` is what it began with, by its name in a recipe;
-    ``average_from`` is the update after which the mean of the parameters began, none before;
-    ``environment`` is what it was saved with, see :mod:`econmt.training.environment`.
+    that the run began with, empty with a budget; ``pipeline`` says how layers are divided over ranks, empty if they
+    are not; ``precision`` is what it began with, by its name in a recipe; ``average_from`` is the update after which
+    the mean of the parameters began, none before; ``environment`` is what it was saved with, see
+    :mod:`econmt.training.environment`.
     """
 
     update: Update = 0
@@ -104,6 +106,9 @@ class TrainingState:
     since_log: Meter = field(default_factory=Meter)
     plan: Annotated[dict[str, Any], shaped_like(PlanState, may_be_empty=True)] = field(default_factory=dict)
     choices: Choices = field(default_factory=dict)
+    pipeline: Annotated[dict[str, Any], shaped_like(PipelineState, may_be_empty=True)] = field(
+        default_factory=dict
+    )
     precision: PrecisionName = "float32"
     average_from: Update | None = None
     environment: dict[str, str] = field(default_factory=dict)

@@ -94,6 +94,20 @@ class PlanState(Record):
         return self
 
 
+class PipelineState(Record):
+    """How layers are divided over ranks, see :class:`econmt.parallel.pipeline_costs.Plan`."""
+
+    stages: Annotated[int, Field(ge=2, le=limits.LAYERS)]
+    homes: list[list[Annotated[int, Field(ge=0, lt=limits.LAYERS)]]]
+    chunks: list[Annotated[int, Field(ge=1, le=limits.POSITIONS)]]
+
+    @model_validator(mode="after")
+    def _homes_are_stages(self) -> PipelineState:
+        if any(home >= self.stages for homes in self.homes for home in homes):
+            raise ValueError("a layer is on a stage that there is not")
+        return self
+
+
 class RandomStates(Record):
     """States of generators, see :func:`econmt.training.state.random_states`; each is tried."""
 

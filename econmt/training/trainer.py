@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from econmt.data.batch import AnyBatch
 from econmt.data.store import PreparedData
@@ -21,13 +21,10 @@ from econmt.engine.devices import (
     trims_batches,
 )
 from econmt.engine.graphs import GraphedStep
-from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors
-from econmt.engine.precision import Precision
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
-from econmt.engine.world import World, rows_of_share
+from econmt.engine.world import rows_of_share
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
-from econmt.tasks.protocol import Task
 from econmt.training.budget import Budget, divide
 from econmt.training.checkpoints import (
     Saved,
@@ -71,25 +68,16 @@ class Trainer:
     """One process of one run.
 
     Args:
-        task: what is learnt, with the recipe of the run.
-        folder: its model folder, in order.
+        step: with the task, the model and its first parameters.
+        folder: the run's model folder, in order.
         prepared: its text as ids.
-        model: with first parameters, on the device.
         state: where it stands; a new one or a saved one's.
-        precision: of products and feature maps.
-        world: the processes that train together.
     """
 
     def __init__(
-        self,
-        task: Task,
-        folder: ModelFolder,
-        prepared: PreparedData,
-        model: nn.Module,
-        state: TrainingState,
-        precision: Precision,
-        world: World | None = None,
+        self, step: TrainingStep, folder: ModelFolder, prepared: PreparedData, state: TrainingState
     ) -> None:
+        task, model, precision = step.task, step.model, step.precision
         training = task.recipe.training
         self.task = task
         self.recipe = task.recipe
@@ -97,7 +85,7 @@ class Trainer:
         self.prepared = prepared
         self.model = model
         self.state = state
-        self.step = TrainingStep(task, model, precision, world=world)
+        self.step = step
         self.device = device = self.step.device
         self.optimizer = self.step.optimizer
         self.parameters = named_parameters(model)
@@ -129,7 +117,7 @@ class Trainer:
         self._saved = saved.state.update
         load_parameters(self.model, saved.parameters, where)
         if saved.optimizer_name == self.recipe.training.optimizer.name:
-            load_optimizer_tensors(self.optimizer, self.parameters, saved.optimizer, where)
+            self.step.load_optimizer_tensors(saved.optimizer, where)
         else:
             notes.append(f"the optimizer was {saved.optimizer_name}: its state is left aside")
         notes += self._average.go_on(self.state)
@@ -148,7 +136,7 @@ class Trainer:
         Raises:
             InputError: if the budget does not suffice.
         """
-        state = optimizer_tensors(self.optimizer, self.parameters)
+        state = self.step.optimizer_tensors()
         self.budget.make(self.state, sum(tensor.nbytes for tensor in state.values()))
 
     # ------------------------------------------------------------------ the loop
@@ -175,7 +163,7 @@ class Trainer:
             def most_rows(batch: AnyBatch) -> int:
                 if self.budget.plan is not None:
                     return self.budget.plan.find(batch).rows
-                return rows_of_share(shapes.get(batch.positions, 0), self.world.size)
+                return rows_of_share(shapes.get(batch.positions, 0), self.world.replicas)
 
             self._ranks.most_rows = most_rows
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
@@ -308,7 +296,7 @@ class Trainer:
             self.step.set_carried(before[2])
 
     def _divided(self, batch: AnyBatch) -> list[tuple[AnyBatch, Implementations]]:
-        return divide(batch, self.budget.plan, self.step.implementations, self.world.size)
+        return divide(batch, self.budget.plan, self.step.implementations, self.world.replicas)
 
     def _count(self, metrics: UpdateMetrics) -> None:
         if not metrics.finite:
@@ -334,6 +322,7 @@ class Trainer:
         self.step.clear()
         try:
             with self._streams_kept(), self._average.in_place(self.state):
+                self.step.make_whole()
                 result = validate(
                     self.step,
                     self.prepared,
@@ -359,14 +348,14 @@ class Trainer:
         state.since_checkpoint = Meter()
         goes_back = self.schedule.checkpoint(improved)
         notes = self._average.checkpoint(state)
-        tensors = optimizer_tensors(self.optimizer, self.parameters)
+        tensors = self.step.optimizer_tensors()
         best = self._best(tensors, progress) if goes_back else None
         if best is not None:
             state.parameters_from = state.best_update
         self._save(tensors if best is None else best.optimizer, result)
         if best is not None:
             load_parameters(self.model, best.parameters, self.folder.path)
-            load_optimizer_tensors(self.optimizer, self.parameters, best.optimizer, str(self.folder.path))
+            self.step.load_optimizer_tensors(best.optimizer, str(self.folder.path))
         for note in notes:
             progress.note(note)
         if new_signature:
@@ -418,6 +407,8 @@ class Trainer:
         """Writes a checkpoint with a validation's result or, without one, where training stands between two."""
         state, training = self.state, self.recipe.training
         self._remember()
+        with self._average.in_place(self.state):
+            self.step.make_whole()
         carried = self._ranks.carried(training.batch.size)
         saved = Saved(state, self.parameters, optimizer, training.optimizer.name, carried)
 
@@ -431,6 +422,7 @@ class Trainer:
                 finish_commit(self.folder, state, training.keep_last_params, self.schedule.goes_back)
 
         self.world.first(write)
+        self.step.make_whole()
         self._saved = state.update
 
     def _remember(self) -> None:
@@ -451,7 +443,7 @@ class Trainer:
         self._flush()
         self._tick()
         if state.update > self._saved:
-            self._save(optimizer_tensors(self.optimizer, self.parameters), None)
+            self._save(self.step.optimizer_tensors(), None)
         what = f"saved at update {state.update}" if state.update else "nothing was learnt yet"
         raise Interrupted(
             f"{interrupts.name}: {what} in {self.folder.path}; the same command again goes on",

@@ -1,7 +1,8 @@
 """Updates of a pipeline over layers on several GPUs of one host, beside those of one of them.
 
     torchrun --nproc-per-node 2 scripts/gpu/bench_pipeline.py
-    torchrun --nproc-per-node 2 scripts/gpu/bench_pipeline.py --device cpu --tiny      # no GPU: whether it runs
+    torchrun --nproc-per-node 2 scripts/gpu/bench_pipeline.py --device cpu      # processes of one thread each
+    torchrun --nproc-per-node 2 scripts/gpu/bench_pipeline.py --device cpu --tiny      # whether it runs
 
 Each row is run by processes of its own, with a limit of time, so that one that fails or hangs costs the others nothing;
 of a failure the first line is told. The losses of the first update must agree, and those of the last are told.
@@ -27,6 +28,10 @@ from econmt.tasks.protocol import Shape
 
 TOLERANCE = {"float32": 1e-5, "tf32": 1e-3, "bfloat16": 5e-3}
 """By precision, how far apart the first losses may be."""
+
+
+TURNS = 3
+"""Both sides are timed by turns, so often."""
 
 
 class Case(NamedTuple):
@@ -63,8 +68,10 @@ def gnmt(rows: int, positions: int, vocabulary: int, *overrides: str) -> Case:
     return Case(title, "gnmt", overrides, (vocabulary, vocabulary), Shape(rows, positions, positions))
 
 
-def cases(tiny: bool) -> list[Case]:
+def cases(tiny: bool, device: str) -> list[Case]:
     """All rows."""
+    if not tiny and device == "cpu":
+        return [language_model(32, 512, 35, 10_000), language_model(32, 512, 70, 10_000)]
     if tiny:
         small = (
             "model.embedding=16",
@@ -93,16 +100,20 @@ def row(case: Case, options: argparse.Namespace) -> None:
     recipe = case.read()
     precision = precision_of(options.precision, device, [recipe])
     run = Run(recipe, case.sizes, case.shape, precision, device, graphs=not options.eager)
-    one: Timed | None = None
-    if rank == 0:
-        one = alone(run, options.updates)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    distributed.barrier()
-    many = pipelined(run, Stages(size, device), options.updates)
+    torch.set_num_threads(1)
+    many = pipelined(run, Stages(size, device))
+    one = alone(run) if rank == 0 else None
+    for _ in range(TURNS):
+        many.turn(options.updates)
+        distributed.barrier()
+        if one is not None:
+            torch.set_num_threads(size)  # of a CPU: as many as all ranks have
+            one.turn(options.updates)
+            torch.set_num_threads(1)
+        distributed.barrier()
     if one is not None:
-        print(told(case, one, many, size, precision.name), flush=True)
-        for note in (*one.notes, *many.notes):
+        print(told(case, one.timed, many.timed, size, precision.name), flush=True)
+        for note in (*one.timed.notes, *many.timed.notes):
             print(f"  {note}", flush=True)
     distributed.barrier()
 
@@ -121,7 +132,7 @@ def told(case: Case, one: Timed, many: Timed, size: int, precision: str) -> str:
 def drive(options: argparse.Namespace) -> None:
     """Runs every row in a process of its own beside those of the other ranks."""
     rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
-    for number, case in enumerate(cases(options.tiny)):
+    for number, case in enumerate(cases(options.tiny, options.device)):
         own = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC_")}
         own["MASTER_PORT"] = str(port + 1 + number)
         command = [sys.executable, __file__, "--row", str(number), *sys.argv[1:]]
@@ -152,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--updates", type=int, default=10, help="timed, of each side")
+    parser.add_argument("--updates", type=int, default=5, help="of each turn")
     parser.add_argument("--limit", type=int, default=150, help="seconds of a row")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--precision", default="auto", help="auto, float32, tf32 or bfloat16")
@@ -163,7 +174,7 @@ def main() -> None:
     if options.row is None:
         drive(options)
     else:
-        row(cases(options.tiny)[options.row], options)
+        row(cases(options.tiny, options.device)[options.row], options)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from econmt.engine.world import World
 from econmt.model import TranslationModel
 from econmt.model.language_model import LanguageModel
 from econmt.parallel.pipeline import PipelinedStep
+from econmt.parallel.pipeline_costs import Plan
 from econmt.parallel.pipeline_language_model import divide_language_model
 from econmt.parallel.pipeline_translation import Homes, divide_translation
 from econmt.parallel.stages import Stages
@@ -22,6 +25,8 @@ from econmt.recipe import load_recipe
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask
+from econmt.training import pipelines
+from tests.unit.parallel import jobs
 
 Check = Callable[[World], None]
 """Fails on some rank if what it says does not hold."""
@@ -179,3 +184,22 @@ def decoder_with_input_feeding(world: World) -> None:
         ((*SHAPED, "model.encoder.bidirectional=none", "model.decoder.state_init=avg"), 3),
     )
     translation(world, cases, fed=True)
+
+
+def run_evenly(world: World, path: Path, text: Path, overrides: Sequence[str] = ()) -> str:
+    """A job: trains a recipe as :func:`tests.unit.parallel.jobs.run`, its layers divided evenly, whatever they take."""
+
+    def even(model: nn.Module, stages: int, *_: object) -> Plan:
+        def over(layers: nn.ModuleList) -> list[int]:
+            return [layer * stages // len(layers) for layer in range(len(layers))]
+
+        if isinstance(model, LanguageModel):
+            return Plan([over(model.layers)], [3], "pipeline: even")
+        assert isinstance(model, TranslationModel)
+        pairs = [0, 1] * len(model.encoder.forward_layers)
+        upper, lower = over(model.encoder.upper_layers), over(model.decoder.layers)
+        return Plan([pairs, upper, lower], [2, 3], "pipeline: even")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipelines, "plan_pipeline", even)
+        return jobs.run(world, path, text, overrides)

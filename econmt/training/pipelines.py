@@ -1,0 +1,86 @@
+"""The training step of a run: of one process, of its rank among others, or of its stage in a pipeline of ranks."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from econmt.data.batch import Batches
+from econmt.engine.precision import Precision
+from econmt.engine.step import TrainingStep
+from econmt.engine.world import World, rows_of_share
+from econmt.errors import InputError
+from econmt.model import Implementations
+from econmt.parallel.pipeline import PipelinedStep
+from econmt.parallel.pipeline_costs import Plan, divided, measured_link, plan_pipeline
+from econmt.parallel.stages import Stages
+from econmt.recipe import Recipe
+from econmt.tasks.protocol import Shape, Task, device_of
+from econmt_ops.dispatch.rule import captured
+
+
+class Made(NamedTuple):
+    """A step, what a state remembers of how it is divided over ranks, and lines for the log."""
+
+    step: TrainingStep
+    pipeline: dict[str, Any]
+    notes: list[str]
+
+
+def check_ranks(recipe: Recipe, world: World) -> None:
+    """Makes sure that the ranks can be divided into the pipelines of a recipe.
+
+    Raises:
+        InputError: they cannot.
+    """
+    stages = recipe.parallel.pipeline
+    if world.size % stages:
+        started = "1 process was" if world.size == 1 else f"{world.size} processes were"
+        raise InputError(
+            f"parallel.pipeline {stages}: {started} started, which cannot be divided into pipelines of {stages}; give "
+            f"--processes {stages}, or a multiple of it, or parallel.pipeline=1"
+        )
+
+
+def make_step(
+    task: Task,
+    model: nn.Module,
+    batches: Batches,
+    precision: Precision,
+    world: World,
+    saved: dict[str, Any],
+) -> Made:
+    """The step of a run that begins or goes on.
+
+    Args:
+        task: what is learnt.
+        model: on the device.
+        batches: of training.
+        precision: of products and feature maps.
+        world: the processes that train together; from now on it knows its stages.
+        saved: what rank 0 has of a state of this run, so that it goes on divided as it was; empty for a new one.
+    """
+    recipe = task.recipe
+    count = recipe.parallel.pipeline
+    if count == 1:
+        return Made(TrainingStep(task, model, precision, world=world), {}, [])
+    world.stages = count
+    device = device_of(model)
+    frequent = max(batches.shapes(), key=lambda shape: shape.batches * shape.rows)
+    shape = Shape(rows_of_share(frequent.rows, world.replicas), frequent.source, frequent.target)
+    with world.watched():
+        stages = Stages(count, device)
+        size = shape.rows * recipe.model.widest * precision.dtype.itemsize
+        link = measured_link(stages, device, size)
+
+    def planned() -> list[Any]:
+        if saved.get("stages") == count:
+            return [saved["homes"], saved["chunks"], "pipeline: divided as the run began"]
+        with captured(device.type == "cuda" and recipe.training.cuda_graphs == "auto"):
+            return list(plan_pipeline(model, count, shape, link, precision, Implementations.of(recipe.ops)))
+
+    plan = Plan(*world.first(planned))
+    step = PipelinedStep(task, model, stages, divided(model, plan), precision, world=world)
+    remembered = {"stages": count, "homes": plan.homes, "chunks": plan.chunks}
+    return Made(step, remembered, [plan.note])

@@ -1,0 +1,121 @@
+"""The output layer divided by vocabulary is `econmt_ops.linear_cross_entropy` of all of it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt.parallel import pipeline_output
+from econmt.parallel.pipeline_output import Shares, Slice, split_cross_entropy
+from econmt.parallel.stages import even_rows
+from econmt_ops import linear_cross_entropy
+
+PAD = 0
+
+
+class Exchange:
+    """What threads that stand for ranks give each other."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size)
+        self._given: list[Tensor | None] = [None] * size
+
+    def of(self, rank: int) -> Gatherer:
+        """The rank's way to exchange tensors."""
+        return Gatherer(self, rank)
+
+    def meet(self, rank: int, tensor: Tensor) -> Tensor:
+        """All tensors."""
+        self._given[rank] = tensor
+        self._barrier.wait(60)
+        found = torch.stack([each for each in self._given if each is not None])
+        self._barrier.wait(60)
+        return found
+
+
+class Gatherer:
+    """Exchanges when it is waited for."""
+
+    def __init__(self, exchange: Exchange, rank: int) -> None:
+        self._exchange, self._rank = exchange, rank
+
+    def __call__(self, tensor: Tensor) -> Waiting:
+        return Waiting(self._exchange, self._rank, tensor.clone())
+
+
+class Waiting:
+    """A tensor on its way."""
+
+    def __init__(self, exchange: Exchange, rank: int, tensor: Tensor) -> None:
+        self._exchange, self._rank, self._tensor = exchange, rank, tensor
+
+    def wait(self) -> Tensor:
+        """All of them."""
+        return self._exchange.meet(self._rank, self._tensor)
+
+
+def shares_of(
+    size: int, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, smoothing: float, scale: Tensor
+) -> list[Shares]:
+    """What each of so many ranks makes."""
+    exchange = Exchange(size)
+
+    def rank(number: int) -> Shares:
+        rows = even_rows(len(weight), size, number)
+        layer = Slice(weight[rows], bias[rows], rows.start, len(weight), -(-len(weight) // size))
+        return split_cross_entropy(
+            hidden,
+            targets,
+            layer,
+            exchange.of(number),
+            scale=scale,
+            label_smoothing=smoothing,
+            ignore_index=PAD,
+        )
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(rank, range(size)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_shares_add_up_to_the_whole(size: int, smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_output, "CHUNK_BYTES", 64)
+    torch.manual_seed(1)
+    rows, width, vocabulary = 13, 4, 11
+    hidden = torch.randn(rows, width, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(vocabulary, width, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(vocabulary, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (rows,))
+    targets[3] = PAD
+    loss = linear_cross_entropy(
+        hidden,
+        weight,
+        targets,
+        bias=bias,
+        label_smoothing=smoothing,
+        ignore_index=PAD,
+        reduction="sum",
+        implementation="reference",
+    )
+    wanted = torch.autograd.grad(0.3 * loss, [hidden, weight, bias])
+    scale = torch.tensor(0.3, dtype=torch.float64)
+    found = shares_of(size, hidden.detach(), weight.detach(), bias.detach(), targets, smoothing, scale)
+    for each in found:
+        torch.testing.assert_close(each.loss, loss.detach())
+    torch.testing.assert_close(sum(each.hidden for each in found), wanted[0])
+    torch.testing.assert_close(torch.cat([each.weight for each in found]), wanted[1])
+    torch.testing.assert_close(torch.cat([each.bias for each in found]), wanted[2])
+
+
+def test_a_batch_of_padding_has_no_loss() -> None:
+    hidden, weight = torch.randn(3, 4), torch.randn(5, 4)
+    (found,) = shares_of(1, hidden, weight, torch.randn(5), torch.full((3,), PAD), 0.1, torch.tensor(1.0))
+    assert float(found.loss) == 0.0
+    assert not found.hidden.any()
+    assert not found.weight.any()
+    assert not found.bias.any()

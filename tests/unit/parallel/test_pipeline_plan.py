@@ -1,0 +1,129 @@
+"""The order of transfers: none waits for ever, and each begins as early as it may."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from econmt.parallel.pipeline_plan import (
+    Action,
+    Like,
+    Output,
+    Part,
+    Walk,
+    backward_actions,
+    early,
+    forward_actions,
+)
+
+
+def nothing(*_: Tensor) -> Sequence[Tensor]:
+    return ()
+
+
+def random_parts(seed: int, ranks: int) -> list[Part]:
+    """Parts that read some of those before them."""
+    draw = random.Random(seed)
+    parts: list[Part] = []
+    for number in range(12):
+        count = draw.randint(0, min(3, number))
+        read = tuple((place, 0) for place in draw.sample(range(number), count))
+        parts.append(Part(draw.randrange(ranks), nothing, read, (Like((1,), torch.float32),)))
+    return parts
+
+
+def finishes(lists: list[list[Action]]) -> bool:
+    """Whether ranks come to their ends where each transfer waits for the other end, pair by pair in order.
+
+    A receipt is begun and not waited for until a part runs: here everything waits, which is harder.
+    """
+    at = [0] * len(lists)
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(lists):
+            while at[rank] < len(actions) and actions[at[rank]].kind == "run":
+                at[rank] += 1
+                moved = True
+            if at[rank] == len(actions):
+                continue
+            own = actions[at[rank]]
+            other = lists[own.peer]
+            there = other[at[own.peer]] if at[own.peer] < len(other) else None
+            if there is not None and there.kind != "run" and there.peer == rank:
+                assert there.output == own.output
+                assert {there.kind, own.kind} == {"send", "receive"}
+                at[rank] += 1
+                at[own.peer] += 1
+                moved = True
+    return all(place == len(actions) for place, actions in zip(at, lists, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_transfer_waits_for_ever(seed: int) -> None:
+    ranks = 2 + seed % 3
+    parts = random_parts(seed, ranks)
+    for actions_of in (forward_actions, backward_actions):
+        assert finishes([actions_of(parts, rank) for rank in range(ranks)])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_receipts_begin_early_and_keep_the_order_between_two_ranks(seed: int) -> None:
+    ranks = 2 + seed % 3
+    parts = random_parts(seed, ranks)
+    for rank in range(ranks):
+        before = forward_actions(parts, rank)
+        after = early(before)
+        assert sorted(after) == sorted(before)
+        for peer in range(ranks):
+            assert [each for each in after if each.peer == peer] == [
+                each for each in before if each.peer == peer
+            ]
+        assert [each for each in after if each.kind != "receive"] == [
+            each for each in before if each.kind != "receive"
+        ]
+        for number, action in enumerate(after):
+            if action.kind == "receive" and number:
+                assert after[number - 1].peer == action.peer or after[number - 1].kind == "receive"
+
+
+class Nobody:
+    """An exchange that nobody needs."""
+
+    def send(self, tensor: Tensor, rank: int) -> Exception:
+        raise AssertionError
+
+    def receive(self, tensor: Tensor, rank: int) -> Exception:
+        raise AssertionError
+
+
+def test_a_walk_is_the_backward_pass_of_the_whole() -> None:
+    torch.manual_seed(2)
+    weight = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    inputs = torch.randn(3, dtype=torch.float64)
+
+    def first() -> Sequence[Tensor]:
+        return weight @ inputs, weight.sum(0)
+
+    def second(left: Tensor, right: Tensor) -> Sequence[Tensor]:
+        return (torch.tanh(left) * right, left + right)
+
+    def third(left: Tensor, right: Tensor) -> Sequence[Tensor]:
+        return (left * (weight @ right),)
+
+    parts = [Part(0, first), Part(0, second, ((0, 0), (0, 1))), Part(0, third, ((1, 0), (0, 0)))]
+    wanted_output: Output = (2, 0)
+    a, b = first()
+    whole = third(second(a, b)[0], a)[0]
+    gradient = torch.randn(3, dtype=torch.float64)
+    (wanted,) = torch.autograd.grad(whole, weight, gradient)
+    walk = Walk(parts, 0, Nobody(), torch.device("cpu"))  # type: ignore[arg-type]
+    (found,) = walk.forward([wanted_output])
+    torch.testing.assert_close(found, whole)
+    walk.backward({wanted_output: gradient})
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad, wanted)

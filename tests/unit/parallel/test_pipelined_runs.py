@@ -1,0 +1,79 @@
+"""Runs of ``parallel: {pipeline: N}`` learn, validate and save what runs of one process do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from econmt.engine.world import World
+from econmt.errors import InputError
+from econmt.recipe import load_recipe
+from tests.unit.parallel import jobs, pipeline_checks
+from tests.unit.parallel.group import Group
+from tests.unit.parallel.test_data_parallel import assert_like_one, recipe_in
+
+TEXT = ("model.layers=4", "training.averaging={start: non-monotone, non_monotone_interval: 1}")
+PAIRS = (
+    "model.decoder={layers: 3, size: 8, input_feeding: false}",
+    "model.encoder={layers: 3, size: 8, bidirectional: bottom}",
+    "training.schedule={name: plateau-reduce, reduce_num_not_improved: 1}",
+)
+
+
+def train(group: Group, ranks: int, path: Path, text: Path, *overrides: str, name: str = "run") -> Path:
+    """Trains with so many ranks, layers divided evenly; with one in this process."""
+    output = path.parent / name
+    given = [*overrides, f"output={output}"]
+    if ranks == 1:
+        said = [jobs.run(World(), path, text, given)]
+    else:
+        said = group.run(ranks, pipeline_checks.run_evenly, path, text, given)
+        assert "pipeline: " in said[0]
+    assert "training ended" in said[0], said[0]
+    return output
+
+
+def test_a_language_model_goes_on_with_a_pipeline_and_without(
+    group: Group, lines: Path, tmp_path: Path
+) -> None:
+    path = recipe_in(tmp_path, lines, language_model=True)
+    one = train(group, 1, path, lines, *TEXT, "training.max_updates=8", name="one")
+    for parts in ((2, 1), (1, 3)):
+        for number, ranks in enumerate(parts, 1):
+            stop = f"training.max_updates={4 * number}"
+            name = "-".join(map(str, parts))
+            folder = train(group, ranks, path, lines, *TEXT, stop, f"parallel.pipeline={ranks}", name=name)
+        assert_like_one(folder, one)
+
+
+def test_pipelines_share_the_rows_of_a_batch(group: Group, text: Path, lines: Path, tmp_path: Path) -> None:
+    both = "parallel.pipeline=2"
+    path = recipe_in(tmp_path, text)
+    one = train(group, 1, path, text, *PAIRS, name="one")
+    assert_like_one(train(group, 4, path, text, *PAIRS, both, name="four"), one)
+    path = recipe_in(tmp_path, lines, language_model=True)
+    alone = train(group, 1, path, lines, *TEXT, name="alone")
+    assert_like_one(train(group, 4, path, lines, *TEXT, both, name="shared"), alone)
+
+
+def test_ranks_that_make_no_pipelines_are_refused(group: Group, text: Path, tmp_path: Path) -> None:
+    path = recipe_in(tmp_path, text)
+    given = [*PAIRS, "parallel.pipeline=2"]
+    assert "parallel.pipeline 2: 1 process was started" in jobs.run(World(), path, text, given)
+    said = group.run(3, pipeline_checks.run_evenly, path, text, given)
+    assert all("parallel.pipeline 2: 3 processes were started" in each for each in said)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("training.memory_budget=1GiB",), "knows no training.memory_budget"),
+        (("parallel.shard_optimizer=true",), "leave shard_optimizer out"),
+        (("model.encoder.cell=gru",), "model.encoder.cell gru cannot be divided"),
+        (("model.encoder.layers=1", "model.decoder.layers=1"), "at most 1 layers to divide"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(given: tuple[str, ...], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        load_recipe("quickstart", ["parallel.pipeline=2", *given])
