@@ -318,6 +318,15 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
+    def _shares_fit(self) -> Recipe:
+        if self.parallel.shard_optimizer and self.training.averaging.start != "never":
+            raise ValueError(
+                "parallel.shard_optimizer has no share of the mean of the parameters: give training.averaging.start "
+                "never, or shard_optimizer false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _tying_fits(self) -> Recipe:
         if not (isinstance(self.data, Data) and isinstance(self.model, Model)):
             return self

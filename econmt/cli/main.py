@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     # recurrent network; where other programs want the cores, they spin in place of the thread that is waited for, and
     # two threads get a twentieth of what one does.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # A connection that breaks is told in one line by whoever notices it, not by torch's traces of C++.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     open_standard_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     rest = words.index("--") if "--" in words else len(words)

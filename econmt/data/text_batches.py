@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -63,6 +63,10 @@ class TextBatch(AnyBatch):
     def rate(self) -> float:
         """T by ``bptt`` where windows are drawn, so that a short one moves the parameters less."""
         return self.rate_factor
+
+    def renumbered(self) -> TextBatch:
+        """See :meth:`econmt.data.batch.AnyBatch.renumbered`."""
+        return replace(self, rows=torch.arange(1, len(self.rows) + 1))
 
     def part(self, rows: slice) -> TextBatch:
         """Some rows."""

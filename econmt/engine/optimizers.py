@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,17 @@ from econmt.errors import InputError
 from econmt_ops.optimizer import FusedOptimizer
 
 
-def make_optimizer(parameters: Mapping[str, nn.Parameter], config: recipe.OptimizerSection) -> FusedOptimizer:
+def make_optimizer(
+    parameters: Mapping[str, nn.Parameter],
+    config: recipe.OptimizerSection,
+    owned: Iterable[nn.Parameter] | None = None,
+) -> FusedOptimizer:
     """The optimizer of a recipe over named parameters, all of them on one device.
 
-    The fused kernels are elementwise, so they give the same bits in every run.
+    The fused kernels are elementwise, so they give the same bits in every run. It updates those that are ``owned``;
+    None: all.
     """
-    return FusedOptimizer(parameters.values(), **config.model_dump())
+    return FusedOptimizer(parameters.values(), **config.model_dump(), owned=owned)
 
 
 def optimizer_tensors(optimizer: FusedOptimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -35,7 +40,9 @@ def load_optimizer_tensors(
     tensors: Mapping[str, Tensor],
     where: str,
 ) -> None:
-    """Puts back what :func:`optimizer_tensors` gave; what is there already keeps its place in memory.
+    """Puts back what :func:`optimizer_tensors` gave, of parameters that the optimizer updates.
+
+    What is there already keeps its place in memory.
 
     Raises:
         InputError: naming ``where`` and the tensor, if one belongs to no parameter or has another shape.
@@ -54,6 +61,8 @@ def load_optimizer_tensors(
                 f"{where}: optimizer state {key} has shape {tuple(value.shape)}, the parameter "
                 f"{tuple(parameter.shape)}; this state belongs to another model"
             )
+        if not optimizer.owns(parameter):
+            continue
         there = before.get(parameter, {}).get(quantity)
         if there is None or there.shape != value.shape:
             there = torch.empty_like(value, device=parameter.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -69,6 +70,8 @@ class TrainingStep:
             backward pass that fails has sent nothing.
         keeps_gradients: fill gradients with zeros from one step to the next instead of giving them back, so that they
             stay where they are in memory.
+        seconds: that gradients have taken here, not counted what other ranks were waited for; of a GPU those that its
+            work took to be launched.
         number: of the batch whose gradient is being computed; after an error, of the one that failed.
     """
 
@@ -94,15 +97,16 @@ class TrainingStep:
         self.world = World() if world is None else world
         self.clipping = training.gradient_clipping
         self.label_smoothing = training.label_smoothing
-        self.optimizer = (
-            make_optimizer(dict(model.named_parameters()), training.optimizer)
-            if optimizer is None
-            else optimizer
-        )
+        self.shares = self.world.shares(model.parameters())
+        if optimizer is None:
+            owned = None if self.shares is None else self.shares.owned
+            optimizer = make_optimizer(dict(model.named_parameters()), training.optimizer, owned)
+        self.optimizer = optimizer
         self.keeps_gradients = False
         self.overlaps = True
         self._reduction = self.make_reduction()
         self.number: int | None = None
+        self.seconds = 0.0
         self.seeds: SeedCounter | None = None
         if self.device.type == "cuda":
             self.seeds = SeedCounter(training.seed, self.device)
@@ -161,6 +165,7 @@ class TrainingStep:
 
         See :meth:`run` for the arguments.
         """
+        began = time.monotonic()
         self.clear()
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
@@ -170,6 +175,7 @@ class TrainingStep:
                 self._reduction.begin()
             total = total + self.accumulate(batch, tokens, chosen, watch)
         self.number = None
+        self.seconds += time.monotonic() - began
         self.agree()
         if watch is not None:
             watch("optimizer", None)
@@ -203,6 +209,8 @@ class TrainingStep:
     def update(self) -> None:
         """Updates the parameters with the gradients that are there, clipped."""
         self.optimizer.step()
+        if self.shares is not None:
+            self.shares.spread()
 
     def clear(self) -> None:
         """Forgets the gradients."""

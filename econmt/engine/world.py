@@ -25,6 +25,17 @@ class Reduction(Protocol):
         """Forgets what has begun, after an error in the backward pass."""
 
 
+class Shares(Protocol):
+    """Which rank updates which parameters, where each has the optimizer's state of some only."""
+
+    @property
+    def owned(self) -> list[nn.Parameter]:
+        """Those of this rank."""
+
+    def spread(self) -> None:
+        """Gives every rank the values of parameters that others have updated."""
+
+
 class World:
     """One process alone, for which every exchange with the others is done before it begins.
 
@@ -78,6 +89,10 @@ class World:
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> Reduction | None:  # noqa: ARG002  there is no other
         """What adds up the gradients of parameters; None where there is one rank."""
+        return None
+
+    def shares(self, parameters: Iterable[nn.Parameter]) -> Shares | None:  # noqa: ARG002  there is no other
+        """Which rank updates which parameters; None: each all of them."""
         return None
 
     @contextmanager

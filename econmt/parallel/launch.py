@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from econmt.errors import talk
-from econmt.parallel.processes import LOST, RESTARTS, SPOKEN, STOP
+from econmt.parallel.processes import LOST, RESTARTS, SPOKEN, end_all
 
 _POLL = 0.05
 """Seconds between looks at the processes."""
@@ -113,7 +113,7 @@ class _Attempt:
                 f"econmt: error: rank {rank} ({socket.gethostname()}, process {pid}) was killed by "
                 f"{signal.Signals(number).name}; all ranks leave: the same command goes on from the last saved state"
             )
-        self._keys.set(STOP, '{"told": true, "why": "a rank was killed"}')
+        end_all(self._keys, len(self._environments), told=True, why="a rank was killed")
 
     def _hand_on(self, number: int, _frame: FrameType | None) -> None:
         self._asked_to_leave = True

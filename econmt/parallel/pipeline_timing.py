@@ -31,12 +31,14 @@ class Timed(NamedTuple):
 
     Attributes:
         seconds: of one, the median.
+        busy: seconds of a processor that one took in this process, the median: what it waited for is not in them.
         tokens: target tokens of one.
         loss: a token, of the first and of the last update.
         notes: what was told on the way.
     """
 
     seconds: float
+    busy: float
     tokens: int
     loss: tuple[float, float]
     notes: list[str]
@@ -80,6 +82,7 @@ class Timer:
         if run.device.type == "cuda" and run.graphs:
             self._graphed = GraphedStep(step, note=notes.append)
         self._times: list[float] = []
+        self._busy: list[float] = []
         self._losses: list[float] = []
 
     def turn(self, updates: int) -> None:
@@ -87,18 +90,21 @@ class Timer:
         for _ in range(updates if self._losses else WARM_UP + updates):
             torch.manual_seed(len(self._losses))  # of dropout on a CPU, whoever else has drawn
             self._meet()
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.process_time()
             step = self._step if self._graphed is None else self._graphed
             loss = float(step([self._batch]).loss)  # which waits for the device
             self._times.append(time.perf_counter() - began)
+            self._busy.append(time.process_time() - busy)
             self._losses.append(loss / self._batch.target_tokens)
 
     @property
     def timed(self) -> Timed:
         """What all turns took."""
-        times = sorted(self._times[WARM_UP:])
+        seconds, busy = (
+            sorted(each[WARM_UP:])[len(each[WARM_UP:]) // 2] for each in (self._times, self._busy)
+        )
         losses = self._losses[0], self._losses[-1]
-        return Timed(times[len(times) // 2], self._batch.target_tokens, losses, self._notes)
+        return Timed(seconds, busy, self._batch.target_tokens, losses, self._notes)
 
 
 def alone(run: Run) -> Timer:

@@ -33,10 +33,11 @@ from torch.distributed.rendezvous import rendezvous
 from econmt.engine.world import Json, World
 from econmt.errors import EconmtError, InputError, printable, talk
 from econmt.parallel.reduction import BucketedReduction
+from econmt.parallel.sharding import OptimizerShares
 from econmt.recipe import ParallelSection
 
-STOP = "stop"
-"""The key of the store that ends the run: why, as JSON."""
+_STOP = "stop"
+"""The key of the store that says why the run ends, as JSON; and then every rank's own key wakes it."""
 
 SPOKEN = "spoken"
 """The key of the store that counts who has told the reason: the first one does."""
@@ -54,6 +55,21 @@ _LEAVING = 3.0
 """Seconds that a rank has to leave by itself, once it is told that another has told why."""
 
 _EXIT_LOST = 1
+
+
+def end_all(store: Any, size: int, *, told: bool, why: str) -> None:
+    """Lets all ranks leave.
+
+    Args:
+        store: where they meet.
+        size: how many.
+        told: whether a person knows why; else they call the roll and tell.
+        why: in words.
+    """
+    if not store.check([_STOP]):
+        store.set(_STOP, json.dumps({"told": told, "why": why}))
+    for rank in range(size):
+        store.set(f"wake/{rank}", "1")
 
 
 class Place(NamedTuple):
@@ -122,8 +138,8 @@ class Processes(World):
         self._timeout = timedelta(seconds=settings.timeout)
         prefix = f"econmt/{place.restarts}"
         self._store = PrefixStore(prefix, store)
-        # A connection of its own, or whoever waits would hold up the others.
-        self._watch = _Watch(self.rank, self.size, PrefixStore(prefix, store.clone()), settings.timeout)
+        own = PrefixStore(prefix, store.clone())
+        self._watch = _Watch(self.rank, self.size, self._store, own, settings.timeout)
         self._control = dist.new_group(backend="gloo", timeout=self._timeout)
         self._group: Any = self._control
         if device.type == "cuda":
@@ -188,6 +204,12 @@ class Processes(World):
         dtype = torch.bfloat16 if self._settings.reduction == "bfloat16" else torch.float32
         return BucketedReduction(parameters, self, self._group, dtype)
 
+    def shares(self, parameters: Iterable[nn.Parameter]) -> OptimizerShares | None:
+        """See :meth:`econmt.engine.world.World.shares`."""
+        if not self._settings.shard_optimizer:
+            return None
+        return OptimizerShares(parameters, self.rank, self, self._group)
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """See :meth:`econmt.engine.world.World.watched`."""
@@ -216,13 +238,19 @@ class Processes(World):
 class _Watch(threading.Thread):
     """Waits until some rank ends the run, answers the roll call, and leaves.
 
+    Args:
+        rank, size: of this process and of all.
+        store: where they meet.
+        own: the same by a connection of the thread's own: while it waits, nobody else can use it.
+        timeout: of exchanges, in seconds.
+
     Attributes:
         exchanges: that this rank has come to. update: the last one it has done.
     """
 
-    def __init__(self, rank: int, size: int, store: Any, timeout: int) -> None:
+    def __init__(self, rank: int, size: int, store: Any, own: Any, timeout: int) -> None:
         super().__init__(daemon=True, name="econmt-watch")
-        self._rank, self._size, self._store, self._timeout = rank, size, store, timeout
+        self._rank, self._size, self._store, self._own, self._timeout = rank, size, store, own, timeout
         self._left = threading.Event()
         self.exchanges = 0
         self.update = 0
@@ -230,32 +258,31 @@ class _Watch(threading.Thread):
 
     def run(self) -> None:
         """Until the process ends."""
-        while not self._left.is_set():
+        reason: dict[str, Any] | None = None
+        while reason is None:
             try:
-                self._store.wait([STOP], timedelta(hours=1))
+                self._own.wait([f"wake/{self._rank}"], timedelta(hours=1))
+                if self._left.is_set():
+                    return
+                reason = json.loads(self._own.get(_STOP))
             except dist.DistStoreError:
                 continue
             except RuntimeError:
                 if not self._left.is_set():
                     self._leave_without_store()
                 return
-            if self._left.is_set():
-                return
-            reason = json.loads(self._store.get(STOP))
-            if reason["told"]:
-                time.sleep(_LEAVING)
-            else:
-                self._call_roll(reason["why"])
-            if not self._left.is_set():
-                os._exit(_EXIT_LOST)
+        if not reason["told"]:
+            self._call_roll(reason["why"])
+        elif self._left.wait(_LEAVING):
+            return
+        os._exit(_EXIT_LOST)
 
     def lost(self, why: str) -> NoReturn:
         """An exchange has failed: finds out why with the others, tells it and ends the process."""
         if not self._left.is_set():
             with suppress(RuntimeError):
                 self._store.set(LOST, "1")
-                if not self._store.check([STOP]):
-                    self._store.set(STOP, json.dumps({"told": False, "why": why}))
+                end_all(self._store, self._size, told=False, why=why)
             time.sleep(_ROLL_CALL + 2 * _LEAVING)  # the thread ends the process before
         os._exit(_EXIT_LOST)
 
@@ -264,29 +291,34 @@ class _Watch(threading.Thread):
         self._left.set()
         with suppress(RuntimeError):
             speaks: bool = self._store.add(SPOKEN, 1) == 1
-            self._store.set(STOP, json.dumps({"told": True, "why": line}))
+            end_all(self._store, self._size, told=True, why=line)
             return speaks
         return True
 
     def leave(self) -> None:
         """See :meth:`Processes.leave`."""
         self._left.set()
+        with suppress(RuntimeError):
+            self._store.set(f"wake/{self._rank}", "1")
+            self.join(_LEAVING)
 
     def _call_roll(self, why: str) -> None:
         """Who answers, and how far each has come; the first that knows tells a person."""
         try:
-            self._store.set(f"here/{self._rank}", json.dumps([self.exchanges, self.update]))
+            self._own.set(f"here/{self._rank}", json.dumps([self.exchanges, self.update]))
             until = time.monotonic() + _ROLL_CALL
             keys = [f"here/{rank}" for rank in range(self._size)]
-            while not self._store.check(keys) and time.monotonic() < until:
+            while time.monotonic() < until and not self._own.check(keys):
+                if self._own.check([SPOKEN]):
+                    return
                 time.sleep(0.1)
             here = {
-                rank: json.loads(self._store.get(key))
+                rank: json.loads(self._own.get(key))
                 for rank, key in enumerate(keys)
-                if self._store.check([key])
+                if self._own.check([key])
             }
             line = self._line(here, why)
-            if self._store.add(SPOKEN, 1) == 1:
+            if self._own.add(SPOKEN, 1) == 1:
                 talk(f"econmt: error: {line}")
         except RuntimeError:
             self._leave_without_store()
@@ -312,7 +344,7 @@ class _Watch(threading.Thread):
 
     def _host(self, rank: int) -> str:
         key = f"host/{rank}"
-        return self._store.get(key).decode() if self._store.check([key]) else "it never came"
+        return self._own.get(key).decode() if self._own.check([key]) else "it never came"
 
     def _leave_without_store(self) -> NoReturn:
         """Whoever kept the store is gone, and with it the way to agree on who tells."""

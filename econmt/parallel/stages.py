@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
@@ -18,13 +19,14 @@ class Stages:
     Args:
         size: S, of which the processes are a multiple; the default process group exists.
         device: of what travels: NCCL carries it between GPUs, gloo between CPUs.
+        timeout: after which an exchange is given up; None: torch's.
 
     Attributes:
         size: S. rank: this one's stage. replica: whose stage it is. replicas: how many there are.
         data: the group of the ranks that have this stage, one a replica.
     """
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    def __init__(self, size: int, device: torch.device, timeout: timedelta | None = None) -> None:
         processes, rank = distributed.get_world_size(), distributed.get_rank()
         self.size = size
         self.replicas = processes // size
@@ -34,7 +36,7 @@ class Stages:
         backend = "nccl" if gpu else "gloo"
 
         def group(ranks: range) -> Any:
-            return distributed.new_group([*ranks], backend=backend)
+            return distributed.new_group([*ranks], backend=backend, timeout=timeout)
 
         self._group = [group(range(first, first + size)) for first in range(0, processes, size)][self.replica]
         self.data = [group(range(stage, processes, size)) for stage in range(size)][self.rank]

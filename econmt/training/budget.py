@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from econmt.memory.measure.byte_budget import budget_bytes, size_text, total_mem
 from econmt.memory.plan.planner import Plan, Planner, estimator, sufficient_budget, usable
 from econmt.memory.plan.prices import settings
 from econmt.model import Implementations
+from econmt.parallel.sharding import largest_share
 from econmt.recipe import Data, Recipe
 from econmt.tasks.protocol import Task
 from econmt.tasks.registry import make_task
@@ -106,7 +108,11 @@ class Budget:
         self._world = World() if world is None else world
         self._device = device
         self._precision = precision
-        self._weights = sum(parameter.nbytes for parameter in parameters)
+        given = list(parameters)
+        self._weights = sum(parameter.nbytes for parameter in given)
+        self._share: float | None = None
+        if self._world.size > 1 and self._recipe.parallel.shard_optimizer:
+            self._share = largest_share([parameter.nbytes for parameter in given], self._world.size)
 
     def make(self, state: TrainingState, taken: int) -> None:
         """Make the plan; that of a saved state is kept if it was made for the same.
@@ -129,8 +135,15 @@ class Budget:
             )
         if state.plan.get("made_for") == self._made_for(state.text):
             self.plan = Plan.from_state_dict(state.plan)
-        else:
-            self.plan = self._planned(budget_bytes(value, self._device, self._weights + taken))
+            return
+        planned: list[Plan] = []
+
+        def own() -> dict[str, Any]:
+            planned.append(self._planned(budget_bytes(value, self._device, self._weights + taken)))
+            return planned[0].state_dict()
+
+        found = self._world.first(own)
+        self.plan = planned[0] if planned else Plan.from_state_dict(found)
 
     @contextmanager
     def enforced(self) -> Iterator[None]:
@@ -196,7 +209,8 @@ class Budget:
         optimizer = self._recipe.training.optimizer
         copies = 2 if optimizer.name in ("adam", "adamw") else int(optimizer.momentum > 0.0)
         copies += int(self._recipe.training.averaging.start != "never")
-        return copies * self._weights
+        size = copies * self._weights
+        return size if self._share is None else int(size * self._share)
 
     def _made_for(self, text: str) -> str:
         """Tells apart all that a plan depends on; ``text`` is the fingerprint of the text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -70,7 +71,7 @@ def make_step(
     frequent = max(batches.shapes(), key=lambda shape: shape.batches * shape.rows)
     shape = Shape(rows_of_share(frequent.rows, world.replicas), frequent.source, frequent.target)
     with world.watched():
-        stages = Stages(count, device)
+        stages = Stages(count, device, timedelta(seconds=recipe.parallel.timeout))
         size = shape.rows * recipe.model.widest * precision.dtype.itemsize
         link = measured_link(stages, device, size)
 

@@ -171,10 +171,10 @@ def train(
         TrainingError: if the loss is not finite, or memory or the disk are full.
         Interrupted: after SIGTERM or Ctrl-C, with everything saved.
     """
-    if recipe.training.memory_budget is not None:
+    world = World() if world is None else world
+    if recipe.training.memory_budget is not None and world.writes:
         # It takes some seconds.
         console.print(f"planning for a memory budget of {recipe.training.memory_budget}", markup=False)
-    world = World() if world is None else world
     trainer, notes = make_trainer(recipe, folder, prepared, start, world)
     if threads is not None:
         notes.append(f"threads: {threads.number} ({threads.why})")

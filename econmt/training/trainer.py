@@ -22,7 +22,6 @@ from econmt.engine.devices import (
 )
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
-from econmt.engine.world import rows_of_share
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
 from econmt.training.budget import Budget, divide
@@ -158,14 +157,7 @@ class Trainer:
             # What a byte budget divides further, or an update adds up, is captured batch by batch.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
             several = interval > 1 or (plan is not None and plan.worst.parts > 1)
-            shapes = {(shape.source, shape.target): shape.rows for shape in self.batches.shapes()}
-
-            def most_rows(batch: AnyBatch) -> int:
-                if self.budget.plan is not None:
-                    return self.budget.plan.find(batch).rows
-                return rows_of_share(shapes.get(batch.positions, 0), self.world.replicas)
-
-            self._ranks.most_rows = most_rows
+            most_rows = self._ranks.fill_up(self.batches.shapes(), lambda: self.budget.plan)
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
@@ -246,6 +238,7 @@ class Trainer:
         if update % training.log_interval == 0:
             self._flush()
             progress.updates(self._figures(update))
+            self._ranks.name_slow(progress)
             self.state.since_log = Meter()
         elif progress.is_live:
             progress.live(self._figures(update))
@@ -348,7 +341,7 @@ class Trainer:
         state.since_checkpoint = Meter()
         goes_back = self.schedule.checkpoint(improved)
         notes = self._average.checkpoint(state)
-        tensors = self.step.optimizer_tensors()
+        tensors = self._ranks.optimizer_tensors(self.parameters)
         best = self._best(tensors, progress) if goes_back else None
         if best is not None:
             state.parameters_from = state.best_update
@@ -443,7 +436,7 @@ class Trainer:
         self._flush()
         self._tick()
         if state.update > self._saved:
-            self._save(self.step.optimizer_tensors(), None)
+            self._save(self._ranks.optimizer_tensors(self.parameters), None)
         what = f"saved at update {state.update}" if state.update else "nothing was learnt yet"
         raise Interrupted(
             f"{interrupts.name}: {what} in {self.folder.path}; the same command again goes on",

@@ -137,7 +137,9 @@ def perplexity(
                 tokens += whole.target_tokens
                 if not evaluation.consecutive and number % world.size != world.rank:
                     continue
-                own = whole.share(world.rank, world.size) if evaluation.consecutive else whole
+                own = whole
+                if evaluation.consecutive and world.size > 1:
+                    own = whole.share(world.rank, world.size).renumbered()
                 for batch, how in divide(own, plan, given):
                     if stop():
                         raise Abandoned

@@ -45,6 +45,7 @@ class FusedOptimizer:
         eps: Adam's epsilon.
         weight_decay: L2 penalty (sgd, adam) or decoupled weight decay (adamw).
         momentum: of sgd.
+        owned: the parameters that it updates, and whose state it has, where other processes have the others; None: all.
 
     Attributes:
         param_groups: one, with "params" and "lr", as `torch.optim` has them.
@@ -61,6 +62,7 @@ class FusedOptimizer:
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         momentum: float = 0.0,
+        owned: Iterable[nn.Parameter] | None = None,
     ) -> None:
         if name not in ("sgd", "adam", "adamw"):
             raise ValueError(f"FusedOptimizer: name must be sgd, adam or adamw, got {name!r}")
@@ -73,6 +75,11 @@ class FusedOptimizer:
         if name == "sgd":
             self._moments = ("momentum_buffer",) if momentum else ()
         self._divisor: Tensor | None = None
+        self._owned = None if owned is None else set(owned)
+
+    def owns(self, parameter: Tensor) -> bool:
+        """Whether a parameter is updated here."""
+        return self._owned is None or parameter in self._owned
 
     def set_learning_rate(self, rate: float) -> None:
         """Sets the rate of the next step; a rate in a tensor changes in place, so that replays read it."""
@@ -146,7 +153,7 @@ class FusedOptimizer:
     def prepare(self) -> None:
         """Makes the state of every parameter that a gradient may come for, which the first step would make."""
         for parameter in self.param_groups[0]["params"]:
-            if parameter.requires_grad:
+            if parameter.requires_grad and self.owns(parameter):
                 self._state(parameter)
 
     @torch.no_grad()
@@ -154,7 +161,7 @@ class FusedOptimizer:
         """Updates every parameter that has a gradient; dense ones hold the bounded gradient afterwards."""
         divisor, self._divisor = self._divisor, None
         dense, sparse = [], []
-        for parameter in self._with_gradient():
+        for parameter in filter(self.owns, self._with_gradient()):
             state = self._state(parameter)
             update = _Update(
                 parameter,

@@ -112,19 +112,22 @@ def row(case: Case, options: argparse.Namespace) -> None:
             torch.set_num_threads(1)
         distributed.barrier()
     if one is not None:
-        print(told(case, one.timed, many.timed, size, precision.name), flush=True)
+        print(told(case, one.timed, many.timed, size, precision.name, device.type == "cpu"), flush=True)
         for note in (*one.timed.notes, *many.timed.notes):
             print(f"  {note}", flush=True)
     distributed.barrier()
 
 
-def told(case: Case, one: Timed, many: Timed, size: int, precision: str) -> str:
+def told(case: Case, one: Timed, many: Timed, size: int, precision: str, cpu: bool) -> str:
     """The line of a case."""
     apart = abs(one.loss[0] - many.loss[0]) / abs(one.loss[0])
     verdict = "agree" if apart <= TOLERANCE[precision] else "DIFFER"
+    busy = ""
+    if cpu:
+        busy = f", of a processor {1e3 * one.busy:.0f} ms and on rank 0 {1e3 * many.busy:.0f}"
     return (
         f"{case.title}, {precision}: 1 rank {one.rate:,.0f} tokens/s ({1e3 * one.seconds:.1f} ms), {size} ranks "
-        f"{many.rate:,.0f} ({1e3 * many.seconds:.1f} ms), {many.rate / one.rate:.2f} times; losses {verdict} "
+        f"{many.rate:,.0f} ({1e3 * many.seconds:.1f} ms), {many.rate / one.rate:.2f} times{busy}; losses {verdict} "
         f"({apart:.0e}), last {one.loss[1]:.4f} and {many.loss[1]:.4f}"
     )
 

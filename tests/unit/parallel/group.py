@@ -6,9 +6,11 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -25,6 +27,9 @@ class Group:
     """Four processes that wait for jobs."""
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         pairs = [context.Pipe() for _ in range(RANKS)]
         self._pipes = [here for here, _ in pairs]
@@ -44,15 +49,25 @@ class Group:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(ranks):
             self._pipes[rank].send((rank, ranks, store.port, job, arguments, settings))
-        found = [self._pipes[rank].recv() for rank in range(ranks)]
-        for rank, (good, value) in enumerate(found):
-            assert good, f"rank {rank} of {ranks}: {value}"
+        found = []
+        for rank in range(ranks):
+            try:
+                found.append(self._pipes[rank].recv())
+            except EOFError:
+                found.append((False, "its process has ended"))
+        if not all(good for good, _ in found):
+            self.close()
+            self._start()
+            pytest.fail(
+                "".join(f"rank {rank}: {value}\n" for rank, (good, value) in enumerate(found) if not good)
+            )
         return [value for _, value in found]
 
     def close(self) -> None:
         """Ends the processes."""
         for pipe, worker in zip(self._pipes, self._workers, strict=True):
-            pipe.send(None)
+            with suppress(BrokenPipeError):
+                pipe.send(None)
             worker.join(10)
             worker.kill()
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from econmt.engine.world import World
+from econmt.recipe import load_recipe
 from econmt.training.tensor_files import read_tensors
 from tests.unit.parallel import jobs
 from tests.unit.parallel.group import Group
@@ -32,7 +33,8 @@ def train(group: Group, ranks: int, path: Path, text: Path, *overrides: str, nam
     if ranks == 1:
         jobs.run(World(), path, text, given)
     else:
-        said = group.run(ranks, jobs.run, path, text, given)
+        settings = load_recipe(path, given).parallel.model_dump()
+        said = group.run(ranks, jobs.run, path, text, given, **settings)
         assert said[0]
         assert not any(said[1:]), "only rank 0 speaks"
     return output
@@ -73,3 +75,88 @@ def test_ranks_train_the_model_of_one(
     group: Group, ranks: int, one: Path, text: Path, tmp_path: Path
 ) -> None:
     assert_like_one(train(group, ranks, recipe_in(tmp_path, text), text, *LONG), one)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("training.update_interval=3", "training.batch={type: word, size: 20}"),
+        ("training.optimizer={name: sgd, learning_rate: 0.5, momentum: 0.9}", "model.dropout=0.3"),
+        ("training.batch.size=2", "training.max_buckets=2", "training.bucket_width=null"),
+    ],
+    ids=["accumulated updates", "momentum", "fewer rows than ranks"],
+)
+def test_whatever_the_recipe(group: Group, text: Path, tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    path = recipe_in(tmp_path, text)
+    short = ("training.max_updates=6", "training.decode_and_evaluate=2", *overrides)
+    alone = train(group, 1, path, text, *short, name="alone")
+    assert_like_one(train(group, 3, path, text, *short), alone)
+
+
+@pytest.mark.slow
+def test_a_rank_without_memory_makes_all_divide_the_batch(group: Group, text: Path, tmp_path: Path) -> None:
+    path = recipe_in(tmp_path, text)
+    given = ("model.weight_tying=trg_softmax", "training.memory_budget=16MiB", "training.max_updates=4")
+    alone = train(group, 1, path, text, *given, name="alone")
+    assert_like_one(train(group, 2, path, text, *given), alone)
+    said = group.run(2, jobs.short_of_memory, path, text, [*given, f"output={tmp_path / 'short'}"])
+    assert "no memory left on cpu for 2 pairs" in said[0]
+    assert "training ended: max_updates 4 reached" in said[0]
+
+
+def test_a_language_model_is_that_of_one_rank(group: Group, lines: Path, tmp_path: Path) -> None:
+    path = recipe_in(tmp_path, lines, language_model=True)
+    given = ("training.batch.size=5", "training.bptt_jitter=true", "training.valid_rows=3")
+    alone = train(group, 1, path, lines, *given, name="alone")
+    shared = train(group, 2, path, lines, *given)
+    assert_like_one(shared, alone)
+    states = [
+        read_tensors(each / "training_state/00012/optimizer.safetensors")[0] for each in (shared, alone)
+    ]
+    mine, other = (state["carried/carried"] for state in states)
+    torch.testing.assert_close(mine[:, :, 1:], other[:, :, 1:], rtol=1e-4, atol=1e-5)
+    assert mine[:, :, 1:].abs().sum(dim=(0, 1, 3)).min() > 0, "every rank's rows are there"
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(
+    group: Group, lines: Path, text: Path, tmp_path: Path
+) -> None:
+    for kind, place in ((True, lines), (False, text)):
+        folder = tmp_path / str(kind)
+        folder.mkdir()
+        path = recipe_in(folder, place, language_model=kind)
+        alone = train(group, 1, path, place, "training.max_updates=8", name="alone")
+        for ranks, updates in ((2, 4), (1, 6), (3, 8)):
+            # A run that ends validates, so that each end is a checkpoint of the run alone.
+            shared = train(
+                group, ranks, path, place, f"training.max_updates={updates}", "training.checkpoint_interval=2"
+            )
+        mine, other = (tiny.metrics(jobs.ModelFolder(each))[-1] for each in (shared, alone))
+        assert mine["update"] == other["update"] == 8
+        assert mine["valid_perplexity"] == pytest.approx(other["valid_perplexity"], rel=1e-4)
+
+
+def test_ranks_that_share_the_optimizer_save_what_one_saves(
+    group: Group, text: Path, one: Path, tmp_path: Path
+) -> None:
+    path = recipe_in(tmp_path, text)
+    plain = train(group, 2, path, text, name="plain")
+    shared = train(group, 2, path, text, "parallel.shard_optimizer=true", name="shared")
+    files = [tiny.snapshot(jobs.ModelFolder(each)) for each in (plain, shared)]
+    assert files[0] == files[1]
+
+
+def test_each_rank_holds_a_share_of_the_state(group: Group, text: Path, tmp_path: Path) -> None:
+    path = recipe_in(tmp_path, text)
+    sizes = group.run(2, jobs.state_bytes, path, text, shard_optimizer=True)
+    (whole,) = set(group.run(2, jobs.state_bytes, path, text))
+    assert sum(sizes) == pytest.approx(whole, rel=0.01)
+    assert max(sizes) < 0.55 * whole
+
+
+def test_gradients_may_travel_in_bfloat16(group: Group, text: Path, one: Path, tmp_path: Path) -> None:
+    sums = group.run(2, jobs.reduced, "bfloat16", reduction="bfloat16")
+    exact = group.run(2, jobs.reduced, "float32")
+    assert sums[0].equal(sums[1])
+    torch.testing.assert_close(sums[0], exact[0], rtol=0.0, atol=0.03)
+    assert not sums[0].equal(exact[0])

@@ -1,0 +1,99 @@
+"""The optimizer's state in shares, one a rank (ZeRO-1: Rajbhandari, Rasley, Ruwase and He 2020, section 5.1).
+
+Each rank holds the state of some parameters, updates these, and gives all others their values. The shares are of whole
+parameters: no update, no file and no rounding differs from those of one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from econmt.parallel.reduction import BUCKET_BYTES, Watched
+
+
+def shares(sizes: Sequence[int], ranks: int) -> list[int]:
+    """The rank of each of several things of some sizes: the largest first, always to the rank that has the least."""
+    taken = [0] * ranks
+    owners = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda each: -sizes[each]):
+        owner = taken.index(min(taken))
+        owners[number] = owner
+        taken[owner] += sizes[number]
+    return owners
+
+
+def largest_share(sizes: Sequence[int], ranks: int) -> float:
+    """How much of several things the rank has that has the most, from 0 to 1."""
+    taken = [0] * ranks
+    for size, owner in zip(sizes, shares(sizes, ranks), strict=True):
+        taken[owner] += size
+    return max(taken) / max(1, sum(sizes))
+
+
+class OptimizerShares:
+    """See :class:`econmt.engine.world.Shares`.
+
+    Args:
+        parameters: in the model's order.
+        rank: of this process.
+        world: the ranks. group: of them.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], rank: int, world: Watched, group: Any) -> None:
+        self._world, self._group, self._rank = world, group, rank
+        trained = [each for each in parameters if each.requires_grad]
+        owners = shares([each.numel() for each in trained], world.size)
+        self.owner = dict(zip(trained, owners, strict=True))
+        self._parts = [
+            _in_buckets([each for each in trained if self.owner[each] == number])
+            for number in range(world.size)
+        ]
+
+    @property
+    def owned(self) -> list[nn.Parameter]:
+        """See :class:`econmt.engine.world.Shares`."""
+        return [parameter for parameter, owner in self.owner.items() if owner == self._rank]
+
+    @torch.no_grad()
+    def spread(self) -> None:
+        """See :class:`econmt.engine.world.Shares`."""
+        with self._world.watched():
+            for buckets in zip_longest(*self._parts, fillvalue=()):
+                works = []
+                for owner, bucket in enumerate(buckets):
+                    if bucket:
+                        flat = bucket[0].new_empty(sum(part.numel() for part in bucket))
+                        views = _views(flat, bucket)
+                        if owner == self._rank:
+                            torch._foreach_copy_(views, list(bucket))
+                        work = dist.broadcast(flat, owner, group=self._group, async_op=True)
+                        works.append((owner, bucket, views, work))
+                for owner, bucket, views, work in works:
+                    work.wait()
+                    if owner != self._rank:
+                        torch._foreach_copy_(list(bucket), views)
+
+
+def _in_buckets(parameters: Sequence[nn.Parameter]) -> list[tuple[nn.Parameter, ...]]:
+    """Parameters that travel together."""
+    found: list[list[nn.Parameter]] = []
+    taken = BUCKET_BYTES
+    for parameter in parameters:
+        if taken + parameter.nbytes > BUCKET_BYTES:
+            found.append([])
+            taken = 0
+        found[-1].append(parameter)
+        taken += parameter.nbytes
+    return [tuple(bucket) for bucket in found]
+
+
+def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Where each parameter lies in a message."""
+    parts = torch.split(flat, [each.numel() for each in parameters])
+    return [part.view(each.shape) for part, each in zip(parts, parameters, strict=True)]
