@@ -177,7 +177,7 @@ class Setting(NamedTuple):
         recipe: the run. rows, length: of the whole batch, all rows full.
         grown: whether the batch has as many times its rows as there are processes.
         device: cpu or cuda, a GPU a process. threads: of each process. precision: by name.
-        seconds: for each thing that is timed. limit: after which processes are ended.
+        seconds: for each thing that is timed. limit: after which processes that time one thing are ended.
     """
 
     recipe: Recipe
@@ -215,7 +215,7 @@ def calibrate(setting: Setting, ranks: int) -> Calibration:
         "implementations": list(setting.implementations()),
         "seconds": setting.seconds,
     }
-    found = together(_calibrate, job, ranks, setting.threads, setting.limit)
+    found = together(_calibrate, job, ranks, setting.threads, HALVES * setting.limit)
     on_gpu = setting.device == "cuda"
     hosted = torch.cuda.device_count() if on_gpu else usable_cores() // setting.threads
     whole = {

@@ -27,10 +27,11 @@ from econmt.model import Implementations
 from econmt.parallel.cost_layers import Batch, Division
 from econmt.parallel.cost_model import Kind, best, predict
 from econmt.parallel.pipeline import PipelinedStep
-from econmt.parallel.pipeline_costs import Plan, check_model, divided, measured_link, plan_pipeline
+from econmt.parallel.pipeline_costs import Plan, divided, measured_link, plan_pipeline
 from econmt.parallel.processes import joined, place_of_environment
 from econmt.parallel.stages import Stages
 from econmt.recipe import LanguageModelSection, Recipe
+from econmt.recipe_parallel import check_pipeline
 from econmt.tasks.protocol import Shape, Task, device_of
 from econmt.tasks.registry import task_of_sizes
 from econmt_ops.dispatch.rule import captured
@@ -41,6 +42,9 @@ ROUNDS = 2
 
 WARM_UP = 3
 """Updates before the first that is timed."""
+
+QUICK = 0.1
+"""The quantile of updates that counts: what else a machine does only adds to times, and not to all alike."""
 
 LEAST = 5
 """Updates that are timed however long they take."""
@@ -106,7 +110,7 @@ def rows(
         calibration: of this machine; None: nothing is predicted.
     """
     found: dict[Way, list[dict[str, Any]]] = {way: [] for way in wanted}
-    failures: dict[Way, str] = {}
+    failures = {way: why for way in wanted if (why := _hindrance(setting.recipe, way))}
     how = setting.implementations()
     for turn in range(1, ROUNDS + 1):
         for way in wanted:
@@ -139,6 +143,16 @@ def rows(
         if calibration is not None and alone and way.processes > 1:
             row |= predicted(calibration, setting, way, alone, rate)
         yield row
+
+
+def _hindrance(recipe: Recipe, way: Way) -> str:
+    """Why a recipe cannot be trained in a way; empty: it can."""
+    parallel = recipe.parallel.model_copy(update={"pipeline": way.stages})
+    try:
+        check_pipeline(recipe.model_copy(update={"parallel": parallel}))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _row(setting: Setting, way: Way) -> Row:
@@ -243,6 +257,7 @@ def _time(recipe: Recipe, job: Job, device: torch.device, world: World) -> Job:
     shape = shape_of(recipe, job["rows"], job["length"])
     whole = task.example(shape)
     if job["stages"] > 1:
+        world.stages = job["stages"]
         stages = Stages(job["stages"], device)
         batch = whole.share(stages.replica, stages.replicas)
         own = shape._replace(rows=len(batch.indices))
@@ -253,16 +268,17 @@ def _time(recipe: Recipe, job: Job, device: torch.device, world: World) -> Job:
     with _counting() as exchanges:
         step.run([batch.to(device)], step.tokens([batch], whole.target_tokens))
     sent = exchanges.sent
+    step.clear()
     updates = {"together": _update(step, batch, whole.target_tokens, device)}
     if world.size > 1 and job["stages"] == 1:
         alone = TrainingStep(task, model, precision, implementations=how, optimizer=step.optimizer)
         updates["without"] = _update(alone, batch, batch.target_tokens, device)
     times = _in_turns(updates, job["seconds"], world)
-    seconds = quantile(times["together"], 0.5)
+    seconds = quantile(times["together"], QUICK)
     found = {"seconds": seconds, "tokens": whole.target_tokens, "samples": len(times["together"])}
     found |= {"sent": sent, "peak": peak_memory(device)}
     if "without" in times:
-        found["exchange"] = 1.0 - quantile(times["without"], 0.5) / seconds
+        found["exchange"] = 1.0 - quantile(times["without"], QUICK) / seconds
     elif world.size > 1 and device.type == "cpu":
         found["exchange"] = _waiting(updates["together"])
     return found
@@ -278,7 +294,6 @@ def _pipelined(
     world: World,
 ) -> PipelinedStep:
     """A pipeline's step, its layers divided as a run divides them: by what they take here."""
-    check_model(model, stages.size)
     device = device_of(model)
     values = shape.rows * task.recipe.model.widest * precision.dtype.itemsize
     link = measured_link(stages, device, values)

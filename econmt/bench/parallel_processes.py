@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import get_context
@@ -13,6 +12,7 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from econmt.errors import EconmtError
 
@@ -41,18 +41,23 @@ def together(work: Work, job: Job, processes: int, threads: int, limit: float) -
         EconmtError: one failed, or they were not ready in time; all have ended.
     """
     context = get_context("spawn")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    # Kept here, so that a rank which is done takes nothing away from the others.
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    address = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": store.port,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     running: list[SpawnProcess] = []
     heard: list[Connection] = []
     try:
         for rank in range(processes):
             hears, tells = context.Pipe(duplex=False)
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-            environment = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             process = context.Process(
-                target=_run, args=(work, json.dumps(job), environment, threads, tells), daemon=True
+                target=_run, args=(work, json.dumps(job), {**place, **address}, threads, tells), daemon=True
             )
             process.start()
             tells.close()
@@ -103,3 +108,4 @@ def _run(work: Work, job: str, environment: Mapping[str, object], threads: int, 
         told = {"failure": str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}
     tells.send_bytes(json.dumps(told).encode())
     tells.close()
+    os._exit(0)  # threads of libraries that wait for other ranks would be torn down while they wait

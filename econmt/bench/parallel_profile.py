@@ -29,6 +29,9 @@ from econmt_ops.dispatch.timing import quantile, synchronizer
 LEAST = 3
 """Updates that are timed however long they take."""
 
+TURNS = 3
+"""How often each number of rows is timed, in turns; the quickest counts."""
+
 SHORT = 4
 """By how much shorter rows are from which comes what a call takes beside its steps."""
 
@@ -88,14 +91,17 @@ class Alone:
         return time.perf_counter() - began
 
     def seconds(self, rows: int, length: int, budget: float) -> float:
-        """The median of updates of a shape, timed for about so many seconds, after two that are not."""
+        """The lowest decile of updates of a shape, timed for about so many seconds, after two that are not.
+
+        What else a machine does only adds to times, and not to all alike.
+        """
         batch = self.batch(rows, length)
         for _ in range(2):
             self.update(batch)
         times: list[float] = []
         while len(times) < LEAST or sum(times) < budget:
             times.append(self.update(batch))
-        return quantile(times, 0.5)
+        return quantile(times, 0.1)
 
 
 class _Shares(NamedTuple):
@@ -121,8 +127,19 @@ def measured_profile(alone: Alone, rows: Sequence[int], length: int, budget: flo
     recipe = alone.recipe
     paper = paper_profile(recipe, vocabulary_sizes(recipe), H200, 4, length)
     layers = _real_parameters(alone, paper.layers)
-    parts = {count: _parts(alone, layers, count, length, budget) for count in rows}
-    calls = _calls(alone, parts[rows[0]], rows[0], length, budget)
+    seconds = {
+        count: min(times)
+        for count, times in zip(
+            rows,
+            zip(
+                *([alone.seconds(count, length, budget / TURNS) for count in rows] for _ in range(TURNS)),
+                strict=True,
+            ),
+            strict=True,
+        )
+    }
+    parts = {count: _parts(alone, layers, count, length, seconds[count]) for count in rows}
+    calls = _calls(alone, parts[rows[0]], rows[0], length, seconds[rows[0]], budget)
     whole = sum(layer.parameters for layer in layers)
     most = parts[rows[-1]]
     positions = rows[-1] * length
@@ -167,8 +184,8 @@ def _accounts(layer: Layer, layers: Sequence[Layer]) -> list[str]:
     return [own, "attention"] if own == "decoder" and "attention" not in accounts else [own]
 
 
-def _parts(alone: Alone, layers: Sequence[Layer], rows: int, length: int, budget: float) -> _Shares:
-    seconds = alone.seconds(rows, length, budget)
+def _parts(alone: Alone, layers: Sequence[Layer], rows: int, length: int, seconds: float) -> _Shares:
+    """An update that took so many seconds, divided."""
     ledger = measure_step(alone.step, alone.batch(rows, length), timed=alone.device.type == "cpu")
     if alone.device.type == "cpu":
         spent = dict(ledger.milliseconds)
@@ -192,12 +209,12 @@ def _on_paper(layers: Sequence[Layer], rows: int, length: int) -> dict[tuple[str
     return spent
 
 
-def _calls(alone: Alone, parts: _Shares, rows: int, length: int, budget: float) -> float:
+def _calls(alone: Alone, parts: _Shares, rows: int, length: int, whole: float, budget: float) -> float:
     """Share of the time of few rows that does not shrink with their steps; nothing where these are few, too."""
     short = length // SHORT
     if short < 2:
         return 0.0
-    seconds = alone.seconds(rows, length, budget), alone.seconds(rows, short, budget)
+    seconds = whole, alone.seconds(rows, short, budget)
     # What is linear in the steps is the same a step in both; the rest, less the optimizer, is there once in each.
     per_step = (seconds[0] - seconds[1]) / (length - short)
     once = max(0.0, seconds[0] - per_step * length - parts.optimizer)

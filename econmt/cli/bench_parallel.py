@@ -7,6 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, NamedTuple, get_args
 
+import torch
 import typer
 
 from econmt import limits
@@ -202,8 +203,9 @@ def parallel_command(
     refuse_idle(context, "is measured here; leave it out", "within_host")
     refuse_idle(context, "is for published hardware; leave it out, or give --hardware", "texts")
     place = Place(device, threads, csv, plot)
-    setting = _setting(chosen, place, length, asked.grown, threads, seconds, limit)
     counts = numbers_of("--processes", processes or "1,2", limits.THREADS)
+    _check_gpus(place.device, max(counts))
+    setting = _setting(chosen, place, length, asked.grown, threads, seconds, limit)
     found = None
     with place.measuring() as say:
         if simulate:
@@ -213,6 +215,22 @@ def parallel_command(
         _from_here(place, found, between, asked)
     else:
         place.draw(rows, label=("division",), value="tokens/s", title=_title(setting))
+
+
+def _check_gpus(device: torch.device, processes: int) -> None:
+    """Makes sure that each process can have a GPU, where there are any.
+
+    Raises:
+        InputError: there are fewer, or one was named.
+    """
+    if device.type != "cuda":
+        return
+    if str(device) != "cuda":
+        raise InputError(f"--device {device}: each process has a GPU of its own; give cuda")
+    if processes > torch.cuda.device_count():
+        raise InputError(
+            f"--processes {processes}: this machine has {torch.cuda.device_count()} GPUs; give fewer"
+        )
 
 
 def _on_paper(

@@ -30,6 +30,9 @@ KINDS: tuple[Kind, ...] = ("data", "pipeline", "both")
 CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 32, 50)
 """Chunks of time that are tried."""
 
+WEIGHT_BYTES = 4
+"""Of a parameter."""
+
 MICRO_BATCHES = (1, 2, 4, 8)
 """Micro-batches that are tried if they are asked for."""
 
@@ -102,16 +105,24 @@ def predict(profile: Profile, machine: Machine, division: Division, batches: Seq
 
 
 def memory_bytes(profile: Profile, division: Division, batch: Batch) -> float:
-    """Bytes of weights, gradients, optimizer state and feature maps on the fullest rank."""
+    """Bytes of weights, gradients, optimizer state and feature maps on the fullest rank.
+
+    A rank of a pipeline has all weights, but gradients, state and feature maps of its stage alone.
+    """
     profile = profile.over_stages() if division.stages > 1 else profile
     rows = ceil(batch.rows / division.data)
     state = profile.state_bytes / (division.data if division.sharded else 1)
-    held = profile.held_bytes + state
+    own = profile.held_bytes - WEIGHT_BYTES + state
     output = profile.output
-    shared = (output.parameters * held + output.kept * rows * batch.target) / division.stages
-    return shared + max(
-        sum(layer.parameters * held + layer.kept * rows * batch.steps(layer.side) for layer in stage)
-        for stage in partition(profile, division.stages, batch)
+    weights = WEIGHT_BYTES * sum(layer.parameters for layer in profile.layers)
+    shared = (output.parameters * own + output.kept * rows * batch.target) / division.stages
+    return (
+        weights
+        + shared
+        + max(
+            sum(layer.parameters * own + layer.kept * rows * batch.steps(layer.side) for layer in stage)
+            for stage in partition(profile, division.stages, batch)
+        )
     )
 
 

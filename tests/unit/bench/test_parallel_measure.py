@@ -235,7 +235,7 @@ def test_two_processes_are_measured_and_predicted(tmp_path: Path) -> None:
     assert found.sides == 2
     assert [layer.name for layer in found.layers][-1] == "output"
     assert sum(layer.parameters for layer in found.layers) > 1000
-    assert all(value > 0 for layer in found.layers for _, value in layer.forward if layer.parameters)
+    assert all(layer.call[0] + layer.forward[-1][1] > 0 for layer in found.layers if layer.parameters)
     assert found.crowding[0] == [1.0, 1.0]
     assert found.reduction.latency > 0
     alone, both = parallel_measure.rows(there, ways([2], ["data"], 2), lambda _: None, found)
@@ -253,6 +253,12 @@ data: {text: txt, train: [train], valid: valid, subwords: {type: words, size: 50
 model: {embedding: 8, layers: 2, size: 8}
 training: {batch: {size: 8}, bptt: 12, max_updates: 1}
 """
+
+
+def test_what_no_pipeline_can_train_is_told() -> None:
+    there = setting(load_recipe("iwslt", ["model.decoder.cell=gru", "model.decoder.input_feeding=false"]))
+    (failed,) = parallel_measure.rows(there, [Way(2, "pipeline", 2)], lambda _: None)
+    assert "model.decoder.cell gru cannot be divided over ranks" in str(failed["failure"])
 
 
 @pytest.mark.slow
