@@ -9,6 +9,10 @@ next but parameters and optimizer state, which lie outside.
 Updates of one batch are one graph. Of updates of several batches (``training.update_interval``, a byte budget's
 micro-batches) each batch is a graph that adds to the gradients, which then stay where they are, and the update is
 another.
+
+Over several ranks the messages with gradients are part of the graph, beside the kernels of the backward pass; of an
+update of several batches they are in the last graph. All ranks capture and replay the same shapes in the same order,
+and the communicator is there before: parameters have gone through it.
 """
 
 from __future__ import annotations
@@ -127,7 +131,7 @@ class GraphedStep:
         self._several = several
         self._note = note
         self._most_rows = most_rows
-        self._capturer = Capturer(step.device)
+        self._capturer = Capturer(step.device, threads=step.world.size > 1)
         self._graphs: dict[tuple[Implementations, tuple[int, int]], list[_Captured]] = {}
         self._refused: set[tuple[Implementations, tuple[int, int]]] = set()
         self._update: tuple[torch.cuda.CUDAGraph, StepResult] | None = None

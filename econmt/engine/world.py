@@ -12,6 +12,19 @@ Json = TypeVar("Json")
 """What JSON can hold, so that nothing that comes from another process is ever executed."""
 
 
+class Event(Protocol):
+    """What a GPU passes when it has come so far: `torch.cuda.Event`."""
+
+    def record(self, stream: Any) -> None:
+        """Lets a stream pass it after what it has been given."""
+
+    def query(self) -> bool:
+        """Whether it has been passed."""
+
+    def synchronize(self) -> None:
+        """Waits until then."""
+
+
 class Reduction(Protocol):
     """Adds gradients up over all ranks, as far as it can while the backward pass still runs."""
 
@@ -94,6 +107,10 @@ class World:
     def shares(self, parameters: Iterable[nn.Parameter]) -> Shares | None:  # noqa: ARG002  there is no other
         """Which rank updates which parameters; None: each all of them."""
         return None
+
+    def wait(self, event: Event) -> None:
+        """Waits for a GPU, which may wait for other ranks."""
+        event.synchronize()
 
     @contextmanager
     def watched(self) -> Iterator[None]:

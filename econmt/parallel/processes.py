@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from econmt.engine.world import Json, World
+from econmt.engine.world import Event, Json, World
 from econmt.errors import EconmtError, InputError, printable, talk
 from econmt.parallel.reduction import BucketedReduction
 from econmt.parallel.sharding import OptimizerShares
@@ -53,6 +53,12 @@ _ROLL_CALL = 4.0
 
 _LEAVING = 3.0
 """Seconds that a rank has to leave by itself, once it is told that another has told why."""
+
+_POLL = 1e-4
+"""Seconds between looks at a GPU."""
+
+_MARGIN = timedelta(seconds=60)
+"""So much later than we NCCL gives up by itself, which takes many lines."""
 
 _EXIT_LOST = 1
 
@@ -143,7 +149,8 @@ class Processes(World):
         self._control = dist.new_group(backend="gloo", timeout=self._timeout)
         self._group: Any = self._control
         if device.type == "cuda":
-            self._group = dist.new_group(backend="nccl", timeout=self._timeout, device_id=device)
+            device = torch.device("cuda", torch.cuda.current_device())
+            self._group = dist.new_group(backend="nccl", timeout=self._timeout + _MARGIN, device_id=device)
         self._calls = 0
         self._watch.start()
 
@@ -203,6 +210,14 @@ class Processes(World):
         """See :meth:`econmt.engine.world.World.reduction`."""
         dtype = torch.bfloat16 if self._settings.reduction == "bfloat16" else torch.float32
         return BucketedReduction(parameters, self, self._group, dtype)
+
+    def wait(self, event: Event) -> None:
+        """See :meth:`econmt.engine.world.World.wait`."""
+        until = time.monotonic() + self._settings.timeout
+        while not event.query():
+            if time.monotonic() > until:
+                self._watch.lost(f"a GPU has waited {self._settings.timeout} s for the others")
+            time.sleep(_POLL)
 
     def shares(self, parameters: Iterable[nn.Parameter]) -> OptimizerShares | None:
         """See :meth:`econmt.engine.world.World.shares`."""
@@ -329,9 +344,7 @@ class _Watch(threading.Thread):
         update = max(last for _, last in here.values())
         if gone:
             names = " and ".join(f"rank {rank} ({self._host(rank)})" for rank in gone)
-            what = (
-                f"{names} {'is' if len(gone) == 1 else 'are'} gone or does not answer, after update {update}"
-            )
+            what = f"{names} {'does' if len(gone) == 1 else 'do'} not answer, after update {update}"
         else:
             least = min(count for count, _ in here.values())
             late = [rank for rank, (count, _) in here.items() if count == least]

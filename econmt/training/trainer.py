@@ -99,7 +99,7 @@ class Trainer:
         self._graphed: GraphedStep | None = None
         self._average = RunAverage(training.averaging, self.optimizer)
         self._average.begin(state)
-        self._metrics = MetricsQueue(device)
+        self._metrics = MetricsQueue(device, self.step.world)
         self._ranks = Ranks(self.step)
         self._saved = state.update
         self._pace = Pace()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from econmt.engine.world import Event, World
 
 
 class UpdateMetrics(NamedTuple):
@@ -34,9 +36,10 @@ class MetricsQueue:
     one update late, when it has long arrived.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, world: World | None = None) -> None:
         self._device = device
-        self._waiting: list[tuple[UpdateMetrics, Tensor, Callable[[], None]]] = []
+        self._world = World() if world is None else world
+        self._waiting: list[tuple[UpdateMetrics, Tensor, Event]] = []
 
     def submit(
         self, update: int, loss: Tensor, norm: Tensor, tokens: int, indices: Sequence[np.ndarray]
@@ -46,28 +49,28 @@ class MetricsQueue:
         metrics = UpdateMetrics(update, 0.0, 0.0, tokens, indices)
         if self._device.type != "cuda":
             return [_filled(metrics, values)]
-        host, arrived = copy_in_background(values)
+        host, event = copy_in_background(values)
         ready = self.flush()
-        self._waiting.append((metrics, host, arrived))
+        self._waiting.append((metrics, host, event))
         return ready
 
     def flush(self) -> list[UpdateMetrics]:
         """All that were not handed out yet."""
         ready = []
-        for metrics, host, arrived in self._waiting:
-            arrived()
+        for metrics, host, event in self._waiting:
+            self._world.wait(event)
             ready.append(_filled(metrics, host))
         self._waiting.clear()
         return ready
 
 
-def copy_in_background(values: Tensor) -> tuple[Tensor, Callable[[], None]]:
-    """Starts a copy from a GPU; returns where it goes and a function that waits until it is there."""
+def copy_in_background(values: Tensor) -> tuple[Tensor, Event]:
+    """Starts a copy from a GPU; returns where it goes and what tells that it is there."""
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(values.device))
-    return host, event.synchronize
+    return host, event
 
 
 def _filled(metrics: UpdateMetrics, values: Tensor) -> UpdateMetrics:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt_ops import dropout_mask
-from econmt_ops.core.dropout import apply_dropout, derive_seed, keep_mask, layer_keep_masks
+from econmt_ops import AttentionalLSTMWeights, LSTMWeights, attentional_lstm, dropout_mask
+from econmt_ops.core.dropout import RowsSeed, apply_dropout, derive_seed, dropout, keep_mask, layer_keep_masks
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -108,3 +108,51 @@ def test_the_share_that_is_kept(p: float, kept: int) -> None:
     mask = keep_mask((40_001,), p, 5, torch.device("cpu"))
     # Four standard deviations of a binomial distribution of 40,001 draws at most.
     assert abs(int(mask.sum()) - kept) <= 4 * (40_001 * p * (1 - p)) ** 0.5 + 2
+
+
+@pytest.mark.parametrize("variational", [False, True])
+@pytest.mark.parametrize("counted", [False, True], ids=["drawn", "counted"])
+def test_masks_of_some_rows_are_cut_from_those_of_all(device: str, counted: bool, variational: bool) -> None:
+    place = torch.device(device)
+    seed = torch.tensor(77, device=place) if counted else 77
+    values = torch.ones(7, 3, 5, device=place, requires_grad=True)
+    whole = dropout(values, 0.4, seed, variational, 2)
+    weights = torch.randn_like(whole)
+    (expected,) = torch.autograd.grad((whole * weights).sum(), values)
+    for begin, end in ((0, 2), (2, 3), (3, 7), (6, 7)):
+        part = values.detach()[begin:end].requires_grad_()
+        found = dropout(part, 0.4, RowsSeed(seed, begin), variational, 2)
+        assert found.equal(whole[begin:end])
+        (gradient,) = torch.autograd.grad((found * weights[begin:end]).sum(), part)
+        assert gradient.equal(expected[begin:end])
+        kept = keep_mask((end - begin, 9), 0.5, RowsSeed(seed, begin), place)
+        assert kept.equal(keep_mask((7, 9), 0.5, seed, place)[begin:end])
+
+
+@pytest.mark.parametrize("implementation", ["reference", "recompute"])
+def test_a_decoder_drops_in_some_rows_what_it_drops_in_all(implementation: str) -> None:
+    torch.manual_seed(3)
+    layers = tuple(
+        LSTMWeights(torch.randn(16, width), torch.randn(16, 4), torch.randn(16)) for width in (7, 4)
+    )
+    weights = AttentionalLSTMWeights(
+        layers, torch.randn(3, 4), torch.randn(3), torch.randn(4, 9), torch.randn(4)
+    )
+    inputs, keys, values = torch.randn(5, 6, 3), torch.randn(5, 2, 3), torch.randn(5, 2, 5)
+
+    def run(rows: slice, seed: int | RowsSeed) -> torch.Tensor:
+        outputs, _, _ = attentional_lstm(
+            inputs[rows],
+            keys[rows],
+            values[rows],
+            weights,
+            lengths=torch.full((len(inputs[rows]),), 2),
+            dropout=0.5,
+            dropout_seed=seed,
+            implementation=implementation,
+        )
+        return outputs
+
+    whole = run(slice(None), 9)
+    torch.testing.assert_close(run(slice(2, 4), RowsSeed(9, 2)), whole[2:4])
+    assert not torch.allclose(run(slice(2, 4), 9), whole[2:4])

@@ -25,10 +25,13 @@ class Capturer:
 
     Args:
         device: a CUDA device.
+        threads: whether other threads may ask the device something meanwhile, as NCCL's watchdog does; what this one
+            must not do is found out all the same.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, threads: bool = False) -> None:
         self._device = device
+        self._mode = "thread_local" if threads else "global"
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         self._failed: list[torch.cuda.CUDAGraph] = []
@@ -53,7 +56,10 @@ class Capturer:
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
         try:
-            with captured(), torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            with (
+                captured(),
+                torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode=self._mode),
+            ):
                 result = run()
         except RuntimeError:
             torch.cuda.set_stream(current)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from econmt_ops.backends.triton import random
 from econmt_ops.core.dropout import (
+    RowsSeed,
     SeedCounter,
     apply_dropout,
     derive_seed,
@@ -89,6 +90,22 @@ def test_dropout_in_one_kernel(
     )
     torch.testing.assert_close(found.cpu(), expected, rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=0.0)
     assert found.cpu().eq(0).equal(expected.eq(0))
+
+
+@pytest.mark.parametrize("first", [1, 3, 8, 300])
+def test_kernels_make_the_masks_of_some_rows(first: int, device: str) -> None:
+    """Rows of five elements, so that most begin inside a group."""
+    seed = RowsSeed(seed_of(8, "cpu"), first)
+    expected = keep_mask((7, 5), 0.4, seed, torch.device("cpu"), 2)
+    threshold = keep_threshold(0.4)
+    found = random.keep_mask(35, seed_of(8, device), 2, threshold, 5 * first)
+    assert found.cpu().equal(expected.flatten())
+    values = torch.ones(7, 5, device=device)
+    for variational, shape in ((False, (7, 1, 5)), (True, (7, 2, 5))):
+        dropped = random.dropout(
+            values[:, None].expand(shape), seed_of(8, device), 2, threshold, 1.0, variational, first
+        )
+        assert dropped.cpu().bool().equal(expected[:, None].expand(shape))
 
 
 def test_what_is_not_contiguous(device: str) -> None:

@@ -36,6 +36,15 @@ def test_the_fewest_that_nothing_beats_by_much() -> None:
 
 
 @pytest.mark.usefixtures("four")
+def test_processes_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "usable_cores", lambda: 4)
+    assert threads_for(None, CPU, 128, saved=4, processes=2) == (2, "2 processes share 4 cores")
+    assert threads_for(None, CPU, 128, processes=9).number == 1
+    assert threads_for(3, CPU, 128, processes=2) == (3, "as asked")
+    assert threads_for(None, GPU, 128, processes=2).number == 4
+
+
+@pytest.mark.usefixtures("four")
 def test_what_is_known_goes_before_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads_for(3, CPU, 128, saved=1) == (3, "as asked")
     assert threads_for(None, CPU, 128, saved=1) == (1, "as the run began")

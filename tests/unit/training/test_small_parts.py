@@ -6,8 +6,8 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -80,14 +80,19 @@ def test_readings_come_at_once_on_the_cpu_and_know_what_is_finite() -> None:
 def test_readings_of_a_gpu_come_one_update_late_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = []
 
-    def copy(values: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
+    class Arrival(NamedTuple):
+        """Of a copy that is made when it is waited for."""
+
+        values: torch.Tensor
+        host: torch.Tensor
+
+        def synchronize(self) -> None:
+            waits.append(float(self.values[0]))
+            self.host.copy_(self.values)
+
+    def copy(values: torch.Tensor) -> tuple[torch.Tensor, Arrival]:
         host = torch.zeros_like(values)
-
-        def arrived() -> None:
-            waits.append(float(values[0]))
-            host.copy_(values)
-
-        return host, arrived
+        return host, Arrival(values, host)
 
     monkeypatch.setattr("econmt.training.update_metrics.copy_in_background", copy)
     readings = MetricsQueue(torch.device("cuda"))

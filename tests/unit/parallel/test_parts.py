@@ -1,0 +1,84 @@
+"""Who a process is, which rank has what, and what a person is told when one is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from econmt.errors import InputError
+from econmt.parallel.processes import Place, _Watch, place_of_environment
+from econmt.parallel.reduction import rows_are_fewer
+from econmt.parallel.sharding import largest_share, shares
+
+RANK = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.fixture(autouse=True)
+def _no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*RANK, "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_environment_says_who_a_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert place_of_environment() is None
+    for name, value in RANK.items():
+        monkeypatch.setenv(name, value)
+    assert place_of_environment() == Place(1, 2, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("RANK", "one", "RANK is 'one', which is no number"),
+        ("RANK", "2", "RANK 2 and LOCAL_RANK 0 must be less than WORLD_SIZE 2"),
+        ("MASTER_PORT", None, "MASTER_PORT is missing"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str | None, message: str
+) -> None:
+    for key, given in {**RANK, name: value}.items():
+        if given is not None:
+            monkeypatch.setenv(key, given)
+    with pytest.raises(InputError, match=message):
+        place_of_environment()
+
+
+def test_shares_are_as_even_as_whole_parameters_can_be() -> None:
+    assert shares([5, 1, 4, 3, 3], 2) == [0, 1, 1, 1, 0]
+    assert largest_share([5, 1, 4, 3], 2) == 7 / 13
+    assert shares([], 3) == []
+    assert shares([7], 3) == [0]
+
+
+def test_rows_travel_where_they_are_fewer_than_a_table_twice() -> None:
+    assert rows_are_fewer([3, 9], (10, 4))
+    assert not rows_are_fewer([3, 10], (10, 4))
+
+
+class _Store:
+    """Two hosts, of which one never came."""
+
+    def set(self, *_: str) -> None:
+        return
+
+    def check(self, keys: list[str]) -> bool:
+        return keys != ["host/2"]
+
+    def get(self, key: str) -> bytes:
+        return f"{key.replace('host/', 'node')}, process 7".encode()
+
+
+def test_the_line_names_who_is_gone_or_late() -> None:
+    watch = _Watch(0, 3, _Store(), _Store(), 120)
+    assert watch._line({0: [5, 2]}, "?").startswith(
+        "rank 1 (node1, process 7) and rank 2 (it never came) do not answer, after update 2; all ranks leave"
+    )
+    assert watch._line({0: [5, 2], 2: [5, 3]}, "?").startswith(
+        "rank 1 (node1, process 7) does not answer, after update 3; all ranks leave"
+    )
+    everyone = {0: [5, 2], 1: [4, 2], 2: [5, 2]}
+    assert watch._line(everyone, "?").startswith(
+        "rank 1 (node1, process 7) did not come to an exchange after update 2 within 120 s; all ranks leave"
+    )
+    alike = {rank: [5, 2] for rank in everyone}
+    assert "failed after update 2 (cable cut)" in watch._line(alike, "cable cut")
