@@ -15,6 +15,7 @@ from econmt import limits
 from econmt.bench import layouts, low_rank_lstm, lstm_schedules, selection, training
 from econmt.bench.rows import Row, Say, append_csv, read_csv
 from econmt.cli.bench_language_model import language_model_command
+from econmt.cli.bench_parallel import parallel_command
 from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import (
     BenchThreadsOption,
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.command("scan")(scan_command)
 app.command("memory-task")(memory_task_command)
 app.command("language-model")(language_model_command)
+app.command("parallel")(parallel_command)
 LAYERS, STEPS, HIDDEN, BATCH = lstm_schedules.PUBLISHED
 BOTH_TYPES = ["float32", "bfloat16"]
 FOR_SECONDS = within(0.0, limits.SECONDS)

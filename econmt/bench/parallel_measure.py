@@ -1,0 +1,415 @@
+"""Updates of several processes together, timed: what they gain over one, and what the exchange costs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from econmt.bench.parallel_calibration import Calibration, Setting
+from econmt.bench.parallel_processes import Job, together
+from econmt.bench.parallel_profile import shape_of
+from econmt.bench.rows import Row, Say
+from econmt.bench.training import vocabulary_sizes
+from econmt.data.batch import AnyBatch
+from econmt.engine.devices import peak_memory
+from econmt.engine.graphs import GraphedStep
+from econmt.engine.precision import Precision, precision_of
+from econmt.engine.step import TrainingStep
+from econmt.engine.world import World
+from econmt.errors import EconmtError
+from econmt.model import Implementations
+from econmt.parallel.cost_layers import Batch, Division
+from econmt.parallel.cost_model import Kind, best, predict
+from econmt.parallel.pipeline import PipelinedStep
+from econmt.parallel.pipeline_costs import Plan, divided, measured_link, plan_pipeline
+from econmt.parallel.processes import joined, place_of_environment
+from econmt.parallel.stages import Stages
+from econmt.recipe import LanguageModelSection, Recipe
+from econmt.recipe_parallel import check_pipeline
+from econmt.tasks.protocol import Shape, Task, device_of
+from econmt.tasks.registry import task_of_sizes
+from econmt_ops.dispatch.rule import captured
+from econmt_ops.dispatch.timing import quantile, synchronizer
+
+ROUNDS = 2
+"""How often each way is measured, in turns, by new processes; the quicker time counts."""
+
+WARM_UP = 3
+"""Updates before the first that is timed."""
+
+QUICK = 0.1
+"""The quantile of updates that counts: what else a machine does only adds to times, and not to all alike."""
+
+LEAST = 5
+"""Updates that are timed however long they take."""
+
+WITHIN = 10.0
+"""Per cent by which a prediction may miss."""
+
+
+class Way(NamedTuple):
+    """A way to share updates that is measured.
+
+    Attributes:
+        processes: how many. kind: see :data:`econmt.parallel.cost_model.KINDS`. stages: of a pipeline.
+    """
+
+    processes: int
+    kind: Kind
+    stages: int
+
+    @property
+    def division(self) -> Division:
+        """For tables."""
+        return Division(self.processes // self.stages, self.stages)
+
+
+def ways(processes: Sequence[int], kinds: Sequence[Kind], layers: int) -> list[Way]:
+    """One process alone first, over which gains are told, then the kinds of division of each number of processes.
+
+    A pipeline is as long as there are processes; both: at most half as long, with the longest pipelines.
+
+    Args:
+        processes: how many. kinds: of division. layers: over which a pipeline can be divided.
+    """
+    found = [Way(1, "data", 1)]
+    for count in processes:
+        stages = [each for each in range(2, min(count, layers) + 1) if count % each == 0]
+        of_both = [each for each in stages if each < count]
+        if "data" in kinds and count > 1:
+            found.append(Way(count, "data", 1))
+        if "pipeline" in kinds and count in stages:
+            found.append(Way(count, "pipeline", count))
+        if "both" in kinds and of_both:
+            found.append(Way(count, "both", of_both[-1]))
+    return found
+
+
+def stack_of(recipe: Recipe) -> int:
+    """Layers of the longer stack of a model, over which a pipeline divides it."""
+    model = recipe.model
+    if isinstance(model, LanguageModelSection):
+        return model.layers
+    return max(model.encoder.layers, model.decoder.layers)
+
+
+def rows(
+    setting: Setting, wanted: Sequence[Way], say: Say, calibration: Calibration | None = None
+) -> Iterator[Row]:
+    """Measures each way in turns and gives its row; what fails has a column ``failure``.
+
+    Args:
+        setting: of all. wanted: one process alone first, over which the others' gain is told.
+        say: is told what is measured.
+        calibration: of this machine; None: nothing is predicted.
+    """
+    found: dict[Way, list[dict[str, Any]]] = {way: [] for way in wanted}
+    failures = {way: why for way in wanted if (why := _hindrance(setting.recipe, way))}
+    how = setting.implementations()
+    for turn in range(1, ROUNDS + 1):
+        for way in wanted:
+            if way not in failures:
+                say(f"{setting.recipe.name}: {way.division}, round {turn} of {ROUNDS}")
+                try:
+                    found[way].append(_measured(setting, way, how))
+                except EconmtError as error:
+                    failures[way] = str(error)
+    alone = 0.0
+    for way in wanted:
+        row = _row(setting, way)
+        if way in failures:
+            yield {**row, "failure": failures[way]}
+            continue
+        quickest = min(found[way], key=lambda each: float(each["seconds"]))
+        rate = quickest["tokens"] / quickest["seconds"]
+        alone = alone or (rate if way.processes == 1 else 0.0)
+        row |= {
+            "milliseconds": 1e3 * quickest["seconds"],
+            "tokens/s": rate,
+            "MB sent": quickest["sent"] / 1e6,
+            "peak MB": quickest["peak"] / 1e6,
+            "samples": sum(each["samples"] for each in found[way]),
+        }
+        if alone:
+            row["scaling"] = rate / alone
+        if "exchange" in quickest:
+            row["exchange %"] = max(0.0, 100.0 * quickest["exchange"])
+        if calibration is not None and alone and way.processes > 1:
+            row |= predicted(calibration, setting, way, alone, rate)
+        yield row
+
+
+def _hindrance(recipe: Recipe, way: Way) -> str:
+    """Why a recipe cannot be trained in a way; empty: it can."""
+    parallel = recipe.parallel.model_copy(update={"pipeline": way.stages})
+    try:
+        check_pipeline(recipe.model_copy(update={"parallel": parallel}))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _row(setting: Setting, way: Way) -> Row:
+    return {
+        "bench": "parallel",
+        "recipe": setting.recipe.name,
+        "batch": "grown" if setting.grown else "fixed",
+        "rows": _rows(setting, way),
+        "length": setting.length,
+        "precision": setting.precision,
+        "ranks": way.processes,
+        "kind": way.kind,
+        "division": str(way.division),
+    }
+
+
+def _rows(setting: Setting, way: Way) -> int:
+    return setting.rows * (way.processes if setting.grown else 1)
+
+
+def predicted(calibration: Calibration, setting: Setting, way: Way, alone: float, rate: float) -> Row:
+    """What the model says of a way, and by how many per cent it misses what was measured; nothing if it cannot say.
+
+    It says what is gained over one process, whose rate is measured in turns with that of the others: layers are timed
+    before, and a machine is not always equally fast.
+
+    Args:
+        calibration: of this machine. setting: what is measured. way: one of its ways, of several processes.
+        alone: tokens a second of one process. rate: of the way.
+    """
+    profile, machine = calibration.profile, calibration.machine(None)
+    source = setting.length * (calibration.sides - 1)
+    batch = Batch(setting.rows, source, setting.length, setting.rows * setting.length)
+    whole = batch.grown(way.processes) if setting.grown else batch
+    one = predict(profile, machine, Division(), [batch])
+    found = best(profile, machine, way.processes, way.kind, [whole])
+    if found is None or found.division.stages != way.stages:
+        return {}
+    said = alone * found.tokens_per_second / one.tokens_per_second
+    return {"predicted tokens/s": said, "off %": 100.0 * (said / rate - 1.0)}
+
+
+def verdict(found: Sequence[Mapping[str, Any]]) -> str:
+    """One line on rows: what several processes gain at best, and whether predictions are as near as they should be."""
+    gains = [row for row in found if row["ranks"] != 1 and "scaling" in row]
+    if not gains:
+        return "no way of several processes was measured"
+    parts = []
+    for count in sorted({row["ranks"] for row in gains}):
+        most = max((row for row in gains if row["ranks"] == count), key=lambda row: float(row["scaling"]))
+        parts.append(f"{count} processes {float(most['scaling']):.2f}x ({most['division']})")
+    line = f"over one: {', '.join(parts)}"
+    missed = [abs(float(row["off %"])) for row in gains if "off %" in row]
+    if missed:
+        good = sum(each <= WITHIN for each in missed)
+        line += (
+            f"; {good} of {len(missed)} predictions within {WITHIN:.0f} %, the worst {max(missed):.0f} % off"
+        )
+    return line
+
+
+def _measured(setting: Setting, way: Way, how: Implementations) -> dict[str, Any]:
+    job = {
+        "recipe": setting.recipe.model_dump(mode="json"),
+        "rows": _rows(setting, way),
+        "length": setting.length,
+        "device": setting.device,
+        "precision": setting.precision,
+        "implementations": list(how),
+        "stages": way.stages,
+        "seconds": setting.seconds,
+    }
+    threads = setting.threads
+    found = together(_work, job, way.processes, threads, setting.limit)
+    return {
+        **found[0],
+        "peak": max(each["peak"] for each in found),
+        "sent": max(each["sent"] for each in found),
+    }
+
+
+def _work(job: Job) -> Job:
+    """In each rank."""
+    recipe = Recipe.model_validate(job["recipe"])
+    place = place_of_environment()
+    assert place is not None
+    device = torch.device("cuda", place.rank) if job["device"] == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if place.size == 1:
+        return _time(recipe, job, device, World())
+    with joined(place, recipe.parallel, device) as world:
+        return _time(recipe, job, device, world)
+
+
+def _time(recipe: Recipe, job: Job, device: torch.device, world: World) -> Job:
+    precision = precision_of(job["precision"], device, [recipe])
+    torch.manual_seed(recipe.training.seed)
+    task = task_of_sizes(recipe, vocabulary_sizes(recipe))
+    model = task.build_model().to(device).train()
+    how = Implementations(*job["implementations"])
+    shape = shape_of(recipe, job["rows"], job["length"])
+    whole = task.example(shape)
+    if job["stages"] > 1:
+        world.stages = job["stages"]
+        stages = Stages(job["stages"], device)
+        batch = whole.share(stages.replica, stages.replicas)
+        own = shape._replace(rows=len(batch.indices))
+        step: TrainingStep = _pipelined(task, model, stages, own, precision, how, world)
+    else:
+        batch = whole.share(world.rank, world.size)
+        step = TrainingStep(task, model, precision, implementations=how, world=world)
+    with _counting() as exchanges:
+        step.run([batch.to(device)], step.tokens([batch], whole.target_tokens))
+    sent = exchanges.sent
+    step.clear()
+    updates = {"together": _update(step, batch, whole.target_tokens, device)}
+    if world.size > 1 and job["stages"] == 1:
+        alone = TrainingStep(task, model, precision, implementations=how, optimizer=step.optimizer)
+        updates["without"] = _update(alone, batch, batch.target_tokens, device)
+    times = _in_turns(updates, job["seconds"], world)
+    seconds = quantile(times["together"], QUICK)
+    found = {"seconds": seconds, "tokens": whole.target_tokens, "samples": len(times["together"])}
+    found |= {"sent": sent, "peak": peak_memory(device)}
+    if "without" in times:
+        found["exchange"] = 1.0 - quantile(times["without"], QUICK) / seconds
+    elif world.size > 1 and device.type == "cpu":
+        found["exchange"] = _waiting(updates["together"])
+    return found
+
+
+def _pipelined(
+    task: Task,
+    model: nn.Module,
+    stages: Stages,
+    shape: Shape,
+    precision: Precision,
+    how: Implementations,
+    world: World,
+) -> PipelinedStep:
+    """A pipeline's step, its layers divided as a run divides them: by what they take here."""
+    device = device_of(model)
+    values = shape.rows * task.recipe.model.widest * precision.dtype.itemsize
+    link = measured_link(stages, device, values)
+
+    def planned() -> Any:
+        with captured(device.type == "cuda"):
+            return list(plan_pipeline(model, stages.size, shape, link, precision, how))
+
+    plan = Plan(*world.first(planned))
+    divided_ = divided(model, plan)
+    return PipelinedStep(task, model, stages, divided_, precision, implementations=how, world=world)
+
+
+def _waiting(update: Callable[[], float]) -> float:
+    """Share of some updates that this rank spends in exchanges, or waiting for those whom it exchanges with."""
+    with _counting() as exchanges:
+        seconds = sum(update() for _ in range(LEAST))
+    return exchanges.seconds / seconds
+
+
+def _update(step: TrainingStep, batch: AnyBatch, tokens: int, device: torch.device) -> Callable[[], float]:
+    """An update as a run makes it, in a CUDA graph on a GPU; calling it gives its seconds."""
+    synchronize = synchronizer(device)
+    run: Callable[[], object]
+    if device.type == "cuda":
+        graphed = GraphedStep(step)
+
+        def run() -> object:
+            return graphed([batch], None, tokens)
+    else:
+
+        def run() -> object:
+            return step.run([batch], step.tokens([batch], tokens))
+
+    def timed() -> float:
+        began = time.perf_counter()
+        run()
+        synchronize()
+        return time.perf_counter() - began
+
+    return timed
+
+
+def _in_turns(
+    updates: Mapping[str, Callable[[], float]], seconds: float, world: World
+) -> dict[str, list[float]]:
+    """Times of updates, all ranks as many: five of one kind, five of the other, for about so many seconds."""
+    for update in updates.values():
+        for _ in range(WARM_UP):
+            update()
+    trial = sum(update() for update in updates.values())
+    (turns,) = world.largest(max(1, round(seconds / max(trial, 1e-9) / LEAST)))
+    times: dict[str, list[float]] = {name: [] for name in updates}
+    for _ in range(turns):
+        for name, update in updates.items():
+            update()  # the first of a kind finds ranks where the last of the other left them
+            times[name] += [update() for _ in range(LEAST)]
+    return times
+
+
+class _Exchanges:
+    """What a rank sends, bytes, and seconds in which it does nothing else."""
+
+    def __init__(self) -> None:
+        self.sent = 0.0
+        self.seconds = 0.0
+
+    def timed(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Calls a function and notes the time."""
+        began = time.perf_counter()
+        found = function(*arguments, **options)
+        self.seconds += time.perf_counter() - began
+        return found
+
+
+class _Work:
+    """An exchange under way, whose waiting is timed."""
+
+    def __init__(self, work: dist.Work, exchanges: _Exchanges) -> None:
+        self._work, self._exchanges = work, exchanges
+
+    def wait(self, *arguments: Any) -> Any:
+        """As that of torch."""
+        return self._exchanges.timed(self._work.wait, *arguments)
+
+
+@contextmanager
+def _counting() -> Iterator[_Exchanges]:
+    """Within it what this rank sends through torch.distributed is counted, each ring's share, and the time it takes."""
+    noted = _Exchanges()
+    before = {name: getattr(dist, name) for name in (*_SHARES, "irecv")}
+
+    def counted(name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            tensor = arguments[1] if name == "all_gather" else arguments[0]
+            size = dist.get_world_size(options.get("group"))
+            noted.sent += _SHARES[name](size) * tensor.nbytes if name in _SHARES else 0.0
+            work = noted.timed(before[name], *arguments, **options)
+            return None if work is None else _Work(work, noted)
+
+        return call
+
+    for name in before:
+        setattr(dist, name, counted(name))
+    try:
+        yield noted
+    finally:
+        for name, function in before.items():
+            setattr(dist, name, function)
+
+
+_SHARES: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda size: 2.0 * (size - 1) / size,
+    "all_gather": lambda size: size - 1.0,
+    "broadcast": lambda size: (size - 1.0) / size,
+    "reduce": lambda size: (size - 1.0) / size,
+    "isend": lambda _: 1.0,
+}
+"""Bytes that a rank sends by exchange, times those of its tensor, over a ring of so many ranks."""

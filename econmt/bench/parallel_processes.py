@@ -1,0 +1,111 @@
+"""Processes that work together for a benchmark: started, heard, and ended when they take too long."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from econmt.errors import EconmtError
+
+Job = Mapping[str, Any]
+"""What a process is to do, as JSON values."""
+
+Work = Callable[[Job], Job]
+"""What each process does, a function of a module: it finds its rank in the environment, and gives JSON values."""
+
+_GRACE = 10.0
+"""Seconds in which the others may tell why one left."""
+
+
+def together(work: Work, job: Job, processes: int, threads: int, limit: float) -> list[dict[str, Any]]:
+    """Has a function run in several processes of this host at once, each of which knows its rank as torchrun tells it.
+
+    Args:
+        work: what each does. job: what it gets.
+        processes: how many. threads: of each.
+        limit: seconds after which all are ended.
+
+    Returns:
+        What each rank gave.
+
+    Raises:
+        EconmtError: one failed, or they were not ready in time; all have ended.
+    """
+    context = get_context("spawn")
+    # Kept here, so that a rank which is done takes nothing away from the others.
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    address = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": store.port,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    running: list[SpawnProcess] = []
+    heard: list[Connection] = []
+    try:
+        for rank in range(processes):
+            hears, tells = context.Pipe(duplex=False)
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+            process = context.Process(
+                target=_run, args=(work, json.dumps(job), {**place, **address}, threads, tells), daemon=True
+            )
+            process.start()
+            tells.close()
+            running.append(process)
+            heard.append(hears)
+        return _results(heard, limit)
+    finally:
+        for process in running:
+            process.kill()
+            process.join()
+        for connection in heard:
+            connection.close()
+
+
+def _results(heard: Sequence[Connection], limit: float) -> list[dict[str, Any]]:
+    until, found, gone = time.monotonic() + limit, dict[int, dict[str, Any]](), set[int]()
+    while len(found) < len(heard):
+        left = {connection: rank for rank, connection in enumerate(heard) if rank not in found.keys() | gone}
+        ready = wait(list(left), max(0.0, until - time.monotonic())) if left else []
+        if not ready:
+            if gone:
+                raise EconmtError(f"rank {min(gone)} ended without a word")
+            raise EconmtError(f"not ready within {limit:.0f} s")
+        for connection in ready:
+            assert isinstance(connection, Connection)
+            rank = left[connection]
+            try:
+                told = json.loads(connection.recv_bytes())
+            except EOFError:
+                # Why it left may be what another rank tells.
+                gone.add(rank)
+                until = min(until, time.monotonic() + _GRACE)
+                continue
+            if "failure" in told:
+                raise EconmtError(f"rank {rank}: {told['failure']}")
+            found[rank] = told
+    return [found[rank] for rank in range(len(heard))]
+
+
+def _run(work: Work, job: str, environment: Mapping[str, object], threads: int, tells: Connection) -> None:
+    """In the new process: does the work and tells the result, or in a line why there is none."""
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's own name need not lead to where it listens
+    torch.set_num_threads(threads)
+    try:
+        told = work(json.loads(job))
+    except (EconmtError, RuntimeError, MemoryError) as error:
+        told = {"failure": str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}
+    tells.send_bytes(json.dumps(told).encode())
+    tells.close()
+    os._exit(0)  # threads of libraries that wait for other ranks would be torn down while they wait
