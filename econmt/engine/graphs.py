@@ -162,12 +162,12 @@ class GraphedStep:
         """
         chosen = implementations or [self.step.implementations] * len(batches)
         found = []
-        before = self.captured
+        before = self.captured + len(self._refused)
         for number, (batch, how) in enumerate(zip(batches, chosen, strict=True)):
             self.step.number = number
             found.append(self._find(batch, how))
         self.step.number = None
-        if self.captured != before:
+        if self.captured + len(self._refused) != before:
             self.step.agree()
         if any(each is None for each in found) or (len(batches) > 1 and not self._several):
             moved = [batch.to(self.step.device) for batch in batches]

@@ -176,6 +176,8 @@ class TrainingStep:
             total = total + self.accumulate(batch, tokens, chosen, watch)
         self.number = None
         self.seconds += time.monotonic() - began
+        if self._reduction is not None and not self.overlaps:
+            self._reduction.pack()
         self.agree()
         if watch is not None:
             watch("optimizer", None)

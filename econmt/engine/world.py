@@ -31,6 +31,9 @@ class Reduction(Protocol):
     def begin(self) -> None:
         """From now on a gradient that is complete may leave: the backward pass of an update's last batch begins."""
 
+    def pack(self) -> None:
+        """Takes the memory that is still missing for what will leave: a rank without it can say so before any sends."""
+
     def finish(self, loss: Tensor) -> None:
         """Waits until every gradient, and the ``loss``, is the sum over all ranks, in place."""
 
@@ -88,8 +91,8 @@ class World:
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
         """Gives every rank the values of one, in place."""
 
-    def gather(self, value: Json) -> list[Json]:
-        """The values of all ranks, in their order; JSON."""
+    def gather(self, value: Json, *, patient: bool = False) -> list[Json]:  # noqa: ARG002  there is no other
+        """The values of all ranks, in their order; JSON. ``patient``: waits for a slower rank without a limit."""
         return [value]
 
     def first(self, function: Callable[[], Json]) -> Json:

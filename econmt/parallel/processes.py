@@ -166,8 +166,10 @@ class Processes(World):
             for tensor in tensors:
                 dist.broadcast(tensor, source, group=self._group_of(tensor))
 
-    def gather(self, value: Json) -> list[Json]:
+    def gather(self, value: Json, *, patient: bool = False) -> list[Json]:
         """See :meth:`econmt.engine.world.World.gather`."""
+        if patient:
+            self._meet()
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         with self.watched():
             sizes = torch.zeros(self.size, dtype=torch.int64)
@@ -191,12 +193,24 @@ class Processes(World):
                 self._store.set(key, json.dumps(result))
             return result
         with self.watched():
-            while True:
-                with suppress(dist.DistStoreError):  # it has not come yet: signals get their turn
-                    self._store.wait([key], timedelta(seconds=1))
-                    break
+            self._wait_for(key)
             found: Json = json.loads(self._store.get(key))
         return found
+
+    def _meet(self) -> None:
+        """Waits until every rank has come here."""
+        self._calls += 1
+        key = f"meet/{self._calls}"
+        with self.watched():
+            if self._store.add(key, 1) == self.size:
+                self._store.set(f"{key}/all", "1")
+            self._wait_for(f"{key}/all")
+
+    def _wait_for(self, key: str) -> None:
+        while True:
+            with suppress(dist.DistStoreError):  # it has not come yet: signals get their turn
+                self._store.wait([key], timedelta(seconds=1))
+                return
 
     def largest(self, *values: int) -> list[int]:
         """See :meth:`econmt.engine.world.World.largest`."""

@@ -74,6 +74,7 @@ class BucketedReduction:
         self._missing = [0] * len(self._buckets)
         self._active = False
         self._sent = 0
+        self._packed: dict[int, tuple[list[nn.Parameter], Tensor, list[int]]] = {}
         self._messages: list[_Message] = []
         self._rows: list[nn.Parameter] = []
 
@@ -85,8 +86,15 @@ class BucketedReduction:
     def abandon(self) -> None:
         """See :meth:`econmt.engine.world.Reduction.abandon`."""
         self._active, self._sent = False, 0
+        self._packed.clear()
         self._messages.clear()
         self._rows.clear()
+
+    def pack(self) -> None:
+        """See :meth:`econmt.engine.world.Reduction.pack`."""
+        with torch.no_grad():
+            for number in range(self._sent, len(self._buckets)):
+                self._packed[number] = self._pack(self._buckets[number])
 
     def finish(self, loss: Tensor) -> None:
         """See :meth:`econmt.engine.world.Reduction.finish`."""
@@ -108,32 +116,37 @@ class BucketedReduction:
         if not self._active:
             return
         assert isinstance(parameter, nn.Parameter)
-        self._missing[self._bucket_of[parameter]] -= 1
-        if self._missing[self._sent] == 0:
+        bucket = self._bucket_of[parameter]
+        self._missing[bucket] -= 1
+        assert self._missing[bucket] >= 0, "a gradient was added to after it had left"
+        while self._sent < len(self._buckets) and self._missing[self._sent] == 0:
             with self._world.watched(), torch.no_grad():
-                while self._sent < len(self._buckets) and self._missing[self._sent] == 0:
-                    self._send()
+                self._send()
 
     def _send(self) -> None:
         """Sends the next bucket; rows of tables wait for the end."""
         bucket = self._buckets[self._sent]
+        self._rows += [each for each in bucket if each.grad is not None and each.grad.is_sparse]
+        if self._sent not in self._packed:
+            self._packed[self._sent] = self._pack(bucket)
+        parameters, flat, begins = self._packed.pop(self._sent)
         self._sent += 1
-        there = [each for each in bucket if each.grad is not None]
-        self._rows += [each for each in there if each.grad is not None and each.grad.is_sparse]
-        dense = [each for each in there if each.grad is not None and not each.grad.is_sparse]
-        if dense:
-            self._messages.append(self._message(dense))
+        if parameters:
+            work = dist.all_reduce(flat, group=self._group, async_op=True)
+            self._messages.append(_Message(parameters, flat, begins, work))
 
-    def _message(self, parameters: list[nn.Parameter]) -> _Message:
+    def _pack(self, bucket: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], Tensor, list[int]]:
+        """Those of a bucket that have dense gradients, a flat tensor of these, and where each lies in it."""
+        parameters = [each for each in bucket if each.grad is not None and not each.grad.is_sparse]
         begins, end = [], 0
         for parameter in parameters:
             begins.append(end)
             end += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
-        flat = torch.zeros(end, dtype=self._dtype, device=parameters[0].device)
+        flat = torch.zeros(end, dtype=self._dtype, device=bucket[0].device)
         gradients = [each.grad for each in parameters if each.grad is not None]
-        torch._foreach_copy_(_views(flat, parameters, begins), gradients)
-        work = dist.all_reduce(flat, group=self._group, async_op=True)
-        return _Message(parameters, flat, begins, work)
+        if gradients:
+            torch._foreach_copy_(_views(flat, parameters, begins), gradients)
+        return parameters, flat, begins
 
     def _receive(self, message: _Message) -> None:
         """Puts the sums where the gradients were, which stay at their place in memory."""

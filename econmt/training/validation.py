@@ -104,7 +104,7 @@ def _gathered(world: World, own: list[Any], given_up: bool) -> list[list[Any]]:
     Raises:
         Abandoned: one has left it.
     """
-    found: list[Any] = world.gather([given_up, own])
+    found: list[Any] = world.gather([given_up, own], patient=True)
     if any(left for left, _ in found):
         raise Abandoned
     return [part for _, part in found]
