@@ -23,6 +23,7 @@ SPILLED = 64
 """Bytes of a thread's registers that may be kept in memory: ptxas does so, now and then, where it need not."""
 
 
+@pytest.mark.slow  # kernels of which steps are written out take long to compile
 @pytest.mark.parametrize("capability", [80, 90])
 def test_compiled_for_a_gpu(capability: int) -> None:
     environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}

@@ -26,7 +26,9 @@ MOST = {
 }
 
 
-@pytest.mark.parametrize("capability", [80, pytest.param(86, marks=pytest.mark.slow), 90])
+@pytest.mark.parametrize(
+    "capability", [*(pytest.param(each, marks=pytest.mark.slow) for each in (80, 86)), 90]
+)
 def test_compiled_for_a_gpu(capability: int) -> None:
     environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
     environment.pop("TRITON_INTERPRET", None)

@@ -20,7 +20,12 @@ from tests.ops.helpers import (
 )
 from tests.ops.test_cells import CASES, SCANS, arguments
 
-each_scan = pytest.mark.parametrize("name", SCANS)
+FIRST = ("sru", "ssru", "gilr_lstm")
+"""One of each kind of recurrence and output; in the interpreter the others take their time."""
+
+each_scan = pytest.mark.parametrize(
+    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in SCANS]
+)
 
 
 def function(name: str, implementation: str = "triton", **options: Any) -> Any:
@@ -39,7 +44,9 @@ SIZES = {
     ("name", "size", "dtype", "stash"),
     [
         *(pytest.param(name, *each, id=f"{name}-{kind}") for name in SCANS for kind, each in SIZES.items()),
-        pytest.param("gilr_lstm", (1, 101, 2, 1, 1), torch.float64, "outputs", id="long"),
+        pytest.param(
+            "gilr_lstm", (1, 101, 2, 1, 1), torch.float64, "outputs", id="long", marks=pytest.mark.slow
+        ),
         pytest.param("sru", (2, 8, 5, 5, 3), torch.float32, "outputs", id="deep"),
     ],
 )

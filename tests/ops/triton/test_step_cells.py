@@ -13,7 +13,9 @@ from econmt_ops.layers import stepped
 from tests.ops.helpers import Make, assert_same_function, padded_part, poisoned, scatter_strides
 from tests.ops.test_cells import CASES, arguments
 
-each_step = pytest.mark.parametrize("name", [name for name in CASES if "lnlstm" in name or name == "gru"])
+each_step = pytest.mark.parametrize(
+    "name", ["gru", "lnlstm", pytest.param("lnlstm-per-gate", marks=pytest.mark.slow)]
+)
 
 
 def function(name: str, implementation: str = "triton", **options: Any) -> Any:
