@@ -22,7 +22,7 @@ endif
 # Two workers with one thread each are quicker than one worker with two threads: most tests are too small for threads.
 pytest = OMP_NUM_THREADS=1 $(python) -m pytest -n 2 --dist worksteal
 
-.PHONY: quickstart test test-all lint format type unit slow docs clean
+.PHONY: quickstart test test-all thorough lint format type unit slow docs clean
 
 quickstart: $(state)/installed
 	@start=$$(date +%s); \
@@ -45,10 +45,13 @@ type: $(state)/tested
 	$(python) -m mypy
 
 unit: $(state)/tested
-	$(pytest) -m "not slow" $(PYTEST_ARGS)
+	$(pytest) -m "not slow and not thorough" $(PYTEST_ARGS)
 
 slow: $(state)/tested
-	$(pytest) -m slow $(PYTEST_ARGS)
+	$(pytest) -m "slow and not thorough" $(PYTEST_ARGS)
+
+thorough: $(state)/tested
+	$(pytest) -m thorough $(PYTEST_ARGS)
 
 docs: $(state)/installed
 	$(python) scripts/make_recipe_reference.py

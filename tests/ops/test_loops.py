@@ -177,6 +177,7 @@ def arguments(steps: int, stash: str, query: bool, dropout: float = 0.0) -> Argu
         dropout=dropout,
         seed=0,
         device_seed=None,
+        first_row=0,
         variational=False,
         scale=1.0,
         stash=stash,

@@ -24,7 +24,7 @@ SPILLED = 64
 
 
 @pytest.mark.slow  # kernels of which steps are written out take long to compile
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.thorough), 90])
 def test_compiled_for_a_gpu(capability: int) -> None:
     environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
     environment.pop("TRITON_INTERPRET", None)

@@ -27,7 +27,7 @@ MOST = {
 
 
 @pytest.mark.parametrize(
-    "capability", [*(pytest.param(each, marks=pytest.mark.slow) for each in (80, 86)), 90]
+    "capability", [*(pytest.param(each, marks=pytest.mark.thorough) for each in (80, 86)), 90]
 )
 def test_compiled_for_a_gpu(capability: int) -> None:
     environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}

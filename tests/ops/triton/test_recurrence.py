@@ -23,7 +23,7 @@ from tests.ops.helpers import (
 
 TILED = pytest.mark.parametrize("tiled", [False, True], ids=["walk", "tiles"])
 REVERSE = pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-STASH = pytest.mark.parametrize("stash", ["carries", pytest.param("outputs", marks=pytest.mark.slow)])
+STASH = pytest.mark.parametrize("stash", ["carries", pytest.param("outputs", marks=pytest.mark.thorough)])
 STEPS, RADIX = 8, 4
 
 
@@ -58,7 +58,7 @@ def function(**options: Any) -> Callable[..., Tensor]:
         (STEPS + 1, 3, True, torch.float64, "outputs", True),
         (STEPS + 1, 3, True, torch.float32, "carries", True),
         (3 * STEPS - 1, 9, True, torch.bfloat16, "outputs", False),
-        pytest.param(20, 17, True, torch.float16, "carries", False, marks=pytest.mark.slow),
+        pytest.param(20, 17, True, torch.float16, "carries", False, marks=pytest.mark.thorough),
     ],
     ids=str,
 )
@@ -93,7 +93,7 @@ def test_lengths(reverse: bool, stash: str, device: str) -> None:
 @TILED
 @pytest.mark.parametrize(
     ("reverse", "stash"),
-    [(False, "outputs"), pytest.param(True, "carries", marks=pytest.mark.slow)],
+    [(False, "outputs"), pytest.param(True, "carries", marks=pytest.mark.thorough)],
     ids=str,
 )
 def test_more_tiles_than_a_group_has(reverse: bool, stash: str, device: str) -> None:
@@ -106,7 +106,7 @@ def test_more_tiles_than_a_group_has(reverse: bool, stash: str, device: str) -> 
 @TILED
 @pytest.mark.parametrize(
     ("dtype", "reverse"),
-    [pytest.param(torch.float32, False, marks=pytest.mark.slow), (torch.bfloat16, True)],
+    [pytest.param(torch.float32, False, marks=pytest.mark.thorough), (torch.bfloat16, True)],
     ids=str,
 )
 def test_the_stash_changes_nothing(reverse: bool, dtype: torch.dtype, device: str) -> None:
@@ -131,7 +131,7 @@ def test_memory_layout_and_one_decay_for_all(device: str) -> None:
 
 @TILED
 @pytest.mark.parametrize(
-    "decay", [4.0, *(pytest.param(value, marks=pytest.mark.slow) for value in (0.0, -1.0, 1.0001))]
+    "decay", [4.0, *(pytest.param(value, marks=pytest.mark.thorough) for value in (0.0, -1.0, 1.0001))]
 )
 def test_extreme_decays(decay: float, device: str) -> None:
     inputs = Make(device, torch.float32)(1, 100, 2)

@@ -24,7 +24,7 @@ FIRST = ("sru", "ssru", "gilr_lstm")
 """One of each kind of recurrence and output; in the interpreter the others take their time."""
 
 each_scan = pytest.mark.parametrize(
-    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in SCANS]
+    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.thorough) for name in SCANS]
 )
 
 
@@ -45,7 +45,7 @@ SIZES = {
     [
         *(pytest.param(name, *each, id=f"{name}-{kind}") for name in SCANS for kind, each in SIZES.items()),
         pytest.param(
-            "gilr_lstm", (1, 101, 2, 1, 1), torch.float64, "outputs", id="long", marks=pytest.mark.slow
+            "gilr_lstm", (1, 101, 2, 1, 1), torch.float64, "outputs", id="long", marks=pytest.mark.thorough
         ),
         pytest.param("sru", (2, 8, 5, 5, 3), torch.float32, "outputs", id="deep"),
     ],

@@ -14,7 +14,7 @@ from tests.ops.helpers import Make, assert_same_function, padded_part, poisoned,
 from tests.ops.test_cells import CASES, arguments
 
 each_step = pytest.mark.parametrize(
-    "name", ["gru", "lnlstm", pytest.param("lnlstm-per-gate", marks=pytest.mark.slow)]
+    "name", ["gru", "lnlstm", pytest.param("lnlstm-per-gate", marks=pytest.mark.thorough)]
 )
 
 

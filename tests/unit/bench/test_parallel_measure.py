@@ -182,7 +182,7 @@ def hang(_: Job) -> Job:
     return {}
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_processes_give_results_or_one_line() -> None:
     found = together(tell_place, {"number": 4}, 2, 1, 60.0)
     assert found == [{"rank": "0", "threads": 1, "twice": 8}, {"rank": "1", "threads": 1, "twice": 8}]
@@ -228,7 +228,7 @@ def test_bytes_are_counted_as_a_ring_sends_them(monkeypatch: pytest.MonkeyPatch)
     assert called == ["all_reduce", "all_gather", "all_reduce", "isend", "irecv", "all_reduce"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_processes_are_measured_and_predicted(tmp_path: Path) -> None:
     there = setting(recipe(tmp_path))
     found = calibrate(there, 2)
@@ -261,7 +261,7 @@ def test_what_no_pipeline_can_train_is_told() -> None:
     assert "model.decoder.cell gru cannot be divided over ranks" in str(failed["failure"])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_pipeline_of_two_processes(tmp_path: Path) -> None:
     (tmp_path / "text.yaml").write_text(TEXT)
     there = setting(read_recipe(tmp_path / "text.yaml"))
@@ -272,7 +272,7 @@ def test_a_pipeline_of_two_processes(tmp_path: Path) -> None:
     assert float(found[1]["MB sent"]) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_way_that_fails_has_a_line_and_the_others_figures(tmp_path: Path) -> None:
     there = setting(recipe(tmp_path))._replace(limit=0.2)
     rows = list(parallel_measure.rows(there, ways([1], [], 1), lambda _: None))

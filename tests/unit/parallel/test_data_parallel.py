@@ -71,7 +71,8 @@ def one(tmp_path_factory: pytest.TempPathFactory, text: Path, group: Group) -> P
 
 
 @pytest.mark.parametrize(
-    "ranks", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+    "ranks",
+    [pytest.param(2, marks=pytest.mark.slow), *(pytest.param(n, marks=pytest.mark.thorough) for n in (3, 4))],
 )
 def test_ranks_train_the_model_of_one(
     group: Group, ranks: int, one: Path, text: Path, tmp_path: Path

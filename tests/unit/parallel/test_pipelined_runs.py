@@ -34,6 +34,7 @@ def train(group: Group, ranks: int, path: Path, text: Path, *overrides: str, nam
     return output
 
 
+@pytest.mark.slow
 def test_a_language_model_goes_on_with_a_pipeline_and_without(
     group: Group, lines: Path, tmp_path: Path
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_language_model_goes_on_with_a_pipeline_and_without(
         assert_like_one(folder, one)
 
 
+@pytest.mark.slow
 def test_pipelines_share_the_rows_of_a_batch(group: Group, text: Path, lines: Path, tmp_path: Path) -> None:
     both = "parallel.pipeline=2"
     path = recipe_in(tmp_path, text)
