@@ -14,7 +14,7 @@ def test_a_run_that_is_killed_at_random_moments_loses_nothing(capsys: pytest.Cap
     assert "nothing was lost" in said
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_whose_ranks_are_killed_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert kill_ranks.main(["--kills", "2", "--updates", "18", "--seed", "5"]) == 0
     assert "nothing was lost" in capsys.readouterr().out

@@ -13,7 +13,7 @@ MOST = {
     "losses float32": (144, 64),
     "losses of an odd vocabulary": (192, 64),
     "bias": (72, 2048),
-    "mask": (48, 0),
+    "mask": (48, 4096),
     "dropout bfloat16": (64, 2048),
     "dropout float32": (72, 4096),
     "look-up": (80, 8192),
