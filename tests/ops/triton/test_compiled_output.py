@@ -14,8 +14,8 @@ MOST = {
     "losses of an odd vocabulary": (192, 64),
     "bias": (72, 2048),
     "mask": (48, 4096),
-    "dropout bfloat16": (64, 2048),
-    "dropout float32": (72, 4096),
+    "dropout bfloat16": (144, 4096),
+    "dropout float32": (80, 4096),
     "look-up": (80, 8192),
     "reversal": (48, 0),
 }
