@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from econmt.bench.parallel_calibration import Calibration, Setting
 from econmt.bench.parallel_processes import Job, together
@@ -19,22 +18,18 @@ from econmt.bench.training import vocabulary_sizes
 from econmt.data.batch import AnyBatch
 from econmt.engine.devices import peak_memory
 from econmt.engine.graphs import GraphedStep
-from econmt.engine.precision import Precision, precision_of
+from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep
 from econmt.engine.world import World
 from econmt.errors import EconmtError
 from econmt.model import Implementations
 from econmt.parallel.cost_layers import Batch, Division
 from econmt.parallel.cost_model import Kind, best, predict
-from econmt.parallel.pipeline import PipelinedStep
-from econmt.parallel.pipeline_costs import Plan, divided, measured_link, plan_pipeline
 from econmt.parallel.processes import joined, place_of_environment
-from econmt.parallel.stages import Stages
 from econmt.recipe import LanguageModelSection, Recipe
 from econmt.recipe_parallel import check_pipeline
-from econmt.tasks.protocol import Shape, Task, device_of
 from econmt.tasks.registry import task_of_sizes
-from econmt_ops.dispatch.rule import captured
+from econmt.training.pipelines import make_pipeline
 from econmt_ops.dispatch.timing import quantile, synchronizer
 
 ROUNDS = 2
@@ -145,11 +140,16 @@ def rows(
         yield row
 
 
+def _recipe_of(recipe: Recipe, way: Way) -> Recipe:
+    """The recipe as it is trained in a way."""
+    parallel = recipe.parallel.model_copy(update={"pipeline": way.stages})
+    return recipe.model_copy(update={"parallel": parallel})
+
+
 def _hindrance(recipe: Recipe, way: Way) -> str:
     """Why a recipe cannot be trained in a way; empty: it can."""
-    parallel = recipe.parallel.model_copy(update={"pipeline": way.stages})
     try:
-        check_pipeline(recipe.model_copy(update={"parallel": parallel}))
+        check_pipeline(_recipe_of(recipe, way))
     except ValueError as error:
         return str(error)
     return ""
@@ -216,13 +216,12 @@ def verdict(found: Sequence[Mapping[str, Any]]) -> str:
 
 def _measured(setting: Setting, way: Way, how: Implementations) -> dict[str, Any]:
     job = {
-        "recipe": setting.recipe.model_dump(mode="json"),
+        "recipe": _recipe_of(setting.recipe, way).model_dump(mode="json"),
         "rows": _rows(setting, way),
         "length": setting.length,
         "device": setting.device,
         "precision": setting.precision,
         "implementations": list(how),
-        "stages": way.stages,
         "seconds": setting.seconds,
     }
     threads = setting.threads
@@ -256,12 +255,11 @@ def _time(recipe: Recipe, job: Job, device: torch.device, world: World) -> Job:
     how = Implementations(*job["implementations"])
     shape = shape_of(recipe, job["rows"], job["length"])
     whole = task.example(shape)
-    if job["stages"] > 1:
-        world.stages = job["stages"]
-        stages = Stages(job["stages"], device)
-        batch = whole.share(stages.replica, stages.replicas)
+    if recipe.parallel.pipeline > 1:
+        world.stages = recipe.parallel.pipeline
+        batch = whole.share(world.replica, world.replicas)
         own = shape._replace(rows=len(batch.indices))
-        step: TrainingStep = _pipelined(task, model, stages, own, precision, how, world)
+        step = make_pipeline(task, model, own, precision, world, {}, how).step
     else:
         batch = whole.share(world.rank, world.size)
         step = TrainingStep(task, model, precision, implementations=how, world=world)
@@ -270,7 +268,7 @@ def _time(recipe: Recipe, job: Job, device: torch.device, world: World) -> Job:
     sent = exchanges.sent
     step.clear()
     updates = {"together": _update(step, batch, whole.target_tokens, device)}
-    if world.size > 1 and job["stages"] == 1:
+    if world.size > 1 and world.stages == 1:
         alone = TrainingStep(task, model, precision, implementations=how, optimizer=step.optimizer)
         updates["without"] = _update(alone, batch, batch.target_tokens, device)
     times = _in_turns(updates, job["seconds"], world)
@@ -282,29 +280,6 @@ def _time(recipe: Recipe, job: Job, device: torch.device, world: World) -> Job:
     elif world.size > 1 and device.type == "cpu":
         found["exchange"] = _waiting(updates["together"])
     return found
-
-
-def _pipelined(
-    task: Task,
-    model: nn.Module,
-    stages: Stages,
-    shape: Shape,
-    precision: Precision,
-    how: Implementations,
-    world: World,
-) -> PipelinedStep:
-    """A pipeline's step, its layers divided as a run divides them: by what they take here."""
-    device = device_of(model)
-    values = shape.rows * task.recipe.model.widest * precision.dtype.itemsize
-    link = measured_link(stages, device, values)
-
-    def planned() -> Any:
-        with captured(device.type == "cuda"):
-            return list(plan_pipeline(model, stages.size, shape, link, precision, how))
-
-    plan = Plan(*world.first(planned))
-    divided_ = divided(model, plan)
-    return PipelinedStep(task, model, stages, divided_, precision, implementations=how, world=world)
 
 
 def _waiting(update: Callable[[], float]) -> float:

@@ -62,14 +62,34 @@ def make_step(
         world: the processes that train together; from now on it knows its stages.
         saved: what rank 0 has of a state of this run, so that it goes on divided as it was; empty for a new one.
     """
-    recipe = task.recipe
-    count = recipe.parallel.pipeline
+    count = task.recipe.parallel.pipeline
     if count == 1:
         return Made(TrainingStep(task, model, precision, world=world), {}, [])
-    world.stages = count
-    device = device_of(model)
     frequent = max(batches.shapes(), key=lambda shape: shape.batches * shape.rows)
-    shape = Shape(rows_of_share(frequent.rows, world.replicas), frequent.source, frequent.target)
+    shape = Shape(rows_of_share(frequent.rows, world.size // count), frequent.source, frequent.target)
+    return make_pipeline(task, model, shape, precision, world, saved)
+
+
+def make_pipeline(
+    task: Task,
+    model: nn.Module,
+    shape: Shape,
+    precision: Precision,
+    world: World,
+    saved: dict[str, Any],
+    implementations: Implementations | None = None,
+) -> Made:
+    """The step of a stage of a pipeline.
+
+    Args:
+        task, model, precision, world, saved: as `make_step` has them; the recipe says how many stages.
+        shape: of the batches of a replica that come most often, for which layers are divided.
+        implementations: of the ops; None: those of the recipe.
+    """
+    recipe = task.recipe
+    world.stages = count = recipe.parallel.pipeline
+    how = Implementations.of(recipe.ops) if implementations is None else implementations
+    device = device_of(model)
     with world.watched():
         stages = Stages(count, device, timedelta(seconds=recipe.parallel.timeout))
         size = shape.rows * recipe.model.widest * precision.dtype.itemsize
@@ -79,9 +99,11 @@ def make_step(
         if saved.get("stages") == count:
             return [saved["homes"], saved["chunks"], "pipeline: divided as the run began"]
         with captured(device.type == "cuda" and recipe.training.cuda_graphs == "auto"):
-            return list(plan_pipeline(model, count, shape, link, precision, Implementations.of(recipe.ops)))
+            return list(plan_pipeline(model, count, shape, link, precision, how))
 
     plan = Plan(*world.first(planned))
-    step = PipelinedStep(task, model, stages, divided(model, plan), precision, world=world)
+    step = PipelinedStep(
+        task, model, stages, divided(model, plan), precision, implementations=how, world=world
+    )
     remembered = {"stages": count, "homes": plan.homes, "chunks": plan.chunks}
     return Made(step, remembered, [plan.note])

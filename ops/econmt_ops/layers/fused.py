@@ -9,7 +9,6 @@ B batch, T steps, H hidden, K parts of the products.
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -18,21 +17,12 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton import with_kernels
-from econmt_ops.cells.scan import CELLS, ScanCell, ScanLayer
+from econmt_ops.cells.scan import CELLS
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
-from econmt_ops.core.weights import State
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import FLOATS
-from econmt_ops.layers.scanned import (
-    RECOMPUTE,
-    Arguments,
-    Results,
-    empty_results,
-    late,
-    run_layers,
-)
-from econmt_ops.layers.stack import run_stack
+from econmt_ops.layers.scanned import RECOMPUTE, Arguments, Results, empty_results, late, staged
 
 TRITON = with_kernels(RECOMPUTE, dtypes=FLOATS)
 
@@ -158,32 +148,5 @@ _stage = Operator(
     saves=lambda _: (*Arguments._fields, "cells", "products"),
 )
 
-
-def _fused_stage(
-    stash: str,
-    lengths: Tensor | None,
-    cell: ScanCell,
-    sources: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    bias: Tensor,
-    first: Tensor,
-    before: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """See `econmt_ops.cells.scan.RunStage`."""
-    results = _stage(Arguments([*sources], [*weights], bias, first, before, lengths, cell.name, stash))
-    return results.outputs, results.last
-
-
-def fused(
-    layer: ScanLayer,
-    inputs: Tensor,
-    layers: tuple[Any, ...],
-    *,
-    state: State,
-    lengths: Tensor | None,
-    stash: str = "outputs",
-    **how: Any,
-) -> tuple[Tensor, State]:
-    """A stack of layers; arguments as `econmt_ops.layers.op` gives them."""
-    run_layer = functools.partial(run_layers, functools.partial(_fused_stage, stash), layer)
-    return run_stack(run_layer, inputs, layers, state=state, lengths=lengths, **how)
+fused = staged(_stage)
+"""A stack of layers by kernels; see the module."""

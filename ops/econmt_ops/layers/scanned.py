@@ -17,7 +17,7 @@ B batch, T steps, H hidden, K parts of the products, n rows and t steps of a blo
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -420,19 +420,41 @@ _stage = Operator(
 )
 
 
-def _recompute_stage(
-    stash: str,
-    lengths: Tensor | None,
-    cell: ScanCell,
-    sources: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    bias: Tensor,
-    first: Tensor,
-    before: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """See `econmt_ops.cells.scan.RunStage`."""
-    results = _stage(Arguments([*sources], [*weights], bias, first, before, lengths, cell.name, stash))
-    return results.outputs, results.last
+def staged(operator: Operator[Arguments, Results]) -> Callable[..., tuple[Tensor, State]]:
+    """A stack of layers whose recurrences are calls of an operator; arguments as `econmt_ops.layers.op` gives them."""
+
+    def stage(
+        stash: str,
+        lengths: Tensor | None,
+        cell: ScanCell,
+        sources: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        bias: Tensor,
+        first: Tensor,
+        before: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `econmt_ops.cells.scan.RunStage`."""
+        results = operator(Arguments([*sources], [*weights], bias, first, before, lengths, cell.name, stash))
+        return results.outputs, results.last
+
+    def run(
+        layer: ScanLayer,
+        inputs: Tensor,
+        layers: tuple[Any, ...],
+        *,
+        state: State,
+        lengths: Tensor | None,
+        stash: str = "outputs",
+        **how: Any,
+    ) -> tuple[Tensor, State]:
+        run_layer = functools.partial(run_layers, functools.partial(stage, stash), layer)
+        return run_stack(run_layer, inputs, layers, state=state, lengths=lengths, **how)
+
+    return run
+
+
+recompute = staged(_stage)
+"""The same as `reference` with less kept; see the module."""
 
 
 def reference(
@@ -446,19 +468,4 @@ def reference(
 ) -> tuple[Tensor, State]:
     """A stack of layers in plain PyTorch; arguments as `econmt_ops.layers.op` gives them."""
     run_layer = functools.partial(run_layers, _reference_stage, layer)
-    return run_stack(run_layer, inputs, layers, state=state, lengths=lengths, **how)
-
-
-def recompute(
-    layer: ScanLayer,
-    inputs: Tensor,
-    layers: tuple[Any, ...],
-    *,
-    state: State,
-    lengths: Tensor | None,
-    stash: str = "outputs",
-    **how: Any,
-) -> tuple[Tensor, State]:
-    """The same with less kept; see the module."""
-    run_layer = functools.partial(run_layers, functools.partial(_recompute_stage, stash), layer)
     return run_stack(run_layer, inputs, layers, state=state, lengths=lengths, **how)

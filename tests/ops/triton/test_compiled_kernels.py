@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.ops.triton.compiled import compiled
 
 # By call, for each of its kernels: registers of a thread and bytes of shared memory, at most.
 TABLE = {
@@ -27,16 +23,7 @@ SPILLED = 16
 
 @pytest.mark.parametrize("capability", [80, 86, 90])
 def test_kernels_take_no_more_than_the_table_says(capability: int) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("compiling.py"), str(capability)],
-        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = compiled("compiling", capability)
     assert found.keys() == TABLE.keys()
     for name, kernels in found.items():
         assert len(kernels) == len(TABLE[name])

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.conftest import ROOT, econmt_environment
+from tests.ops.triton.compiled import compiled
 
 MOST = {
     "losses bfloat16": (144, 64),
@@ -25,19 +21,7 @@ MOST = {
 @pytest.mark.parametrize("capability", [80, 86, 90])
 def test_compiled_for_a_gpu(capability: int) -> None:
     """Nothing spills, and what a kernel takes leaves room for several blocks on a multiprocessor."""
-    environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ops.triton.compiling_output", str(capability)],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = compiled("compiling_output", capability)
     assert found.keys() == MOST.keys()
     for name, (registers, shared) in MOST.items():
         usage = found[name]

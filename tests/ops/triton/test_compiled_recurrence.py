@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.conftest import ROOT, econmt_environment
+from tests.ops.triton.compiled import compiled
 
 # By call, forward and backward: registers of a thread and bytes of shared memory, at most.
 MOST = {
@@ -26,19 +22,7 @@ SPILLED = 64
 @pytest.mark.slow  # kernels of which steps are written out take long to compile
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.thorough), 90])
 def test_compiled_for_a_gpu(capability: int) -> None:
-    environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ops.triton.compiling_recurrence", str(capability)],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = compiled("compiling_recurrence", capability)
     assert found.keys() == MOST.keys()
     for name, kernels in found.items():
         assert len(kernels) == len(MOST[name])

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
-from tests.conftest import ROOT, econmt_environment
+from tests.ops.triton.compiled import compiled
 
 # By call, the registers of a thread at most, forward and backward; of chunks each first finds what they make of a state.
 MOST = {
@@ -30,19 +26,7 @@ MOST = {
     "capability", [*(pytest.param(each, marks=pytest.mark.thorough) for each in (80, 86)), 90]
 )
 def test_compiled_for_a_gpu(capability: int) -> None:
-    environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ops.triton.compiling_scan_cells", str(capability)],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = compiled("compiling_scan_cells", capability)
     assert found.keys() == MOST.keys()
     for name, kernels in found.items():
         assert not any(kernel["stack"] for kernel in kernels), (name, kernels)

@@ -1,0 +1,28 @@
+"""What kernels take of a GPU, asked of a process of its own: there the interpreter is off."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from tests.conftest import ROOT, econmt_environment
+
+
+def compiled(module: str, capability: int) -> dict[str, Any]:
+    """What ``python -m MODULE CAPABILITY`` prints last: by call, what its kernels take."""
+    environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.ops.triton.{module}", str(capability)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
