@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from econmt.data.corpus import search_path
+from econmt.data.corpus import read_lines, search_path
 from econmt.data.store import open_prepared, prepare
-from econmt.data.subwords import Vocabulary
+from econmt.data.subwords import UNK, Vocabulary
 from econmt.data.token_store import TokenStore
 from econmt.recipe import parse_recipe
 
@@ -24,6 +24,7 @@ SUBWORDS = 8000
 TEST_SENTENCES = 200
 VALID_SENTENCES = 64
 """Few: some toolkits save a model only after validation, which is not measured."""
+STRANGE = "\N{REPLACEMENT CHARACTER}"
 DONE = "counts.json"
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 RECIPE = f"""
@@ -95,8 +96,34 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def make_data(folder: Path, data_dir: Path | None) -> dict[str, int]:
+def known_or_strange(vocabulary: Vocabulary, ids: Sequence[int]) -> list[str]:
+    """The pieces; in the place of what the vocabulary does not know one that no toolkit's vocabulary has."""
+    return [
+        STRANGE if number == UNK else piece for number, piece in zip(ids, vocabulary.tokens(ids), strict=True)
+    ]
+
+
+def write_test(
+    folder: Path, vocabularies: Sequence[Vocabulary], pairs: Sequence[tuple[str, str]]
+) -> tuple[int, int]:
+    """Write the test text, raw and as pieces; how many pairs and target tokens, ``</s>`` counted, it has."""
+    tokens = 0
+    for side, vocabulary, lines in zip((SOURCE, TARGET), vocabularies, zip(*pairs, strict=True), strict=True):
+        pieces = [piece_line(known_or_strange(vocabulary, row)) for row in vocabulary.encode_many(lines)]
+        write_lines(folder / f"test.raw.{side}", lines)
+        write_lines(folder / f"test.{side}", pieces)
+        tokens = sum(len(line.split()) + 1 for line in pieces)
+    return len(pairs), tokens
+
+
+def make_data(folder: Path, data_dir: Path | None, test_source: Path | None = None) -> dict[str, int]:
     """Write token files, vocabularies and the raw test text into ``folder`` unless they are there.
+
+    Args:
+        folder: where they are written.
+        data_dir: has ``multi30k``.
+        test_source: a text whose lines are translated, but for blank ones, instead of the first of the test text. It
+            stands for its own translation, which no toolkit reads when it searches.
 
     Returns:
         Pairs and target tokens, ``</s>`` counted, of each split.
@@ -111,12 +138,7 @@ def make_data(folder: Path, data_dir: Path | None) -> dict[str, int]:
     prepared = open_prepared(folder / "store")
     sides = (SOURCE, TARGET)
     counts = {}
-    assert prepared.test is not None
-    for split, store, limit in (
-        ("train", prepared.train, None),
-        ("valid", prepared.valid, VALID_SENTENCES),
-        ("test", prepared.test, TEST_SENTENCES),
-    ):
+    for split, store, limit in (("train", prepared.train, None), ("valid", prepared.valid, VALID_SENTENCES)):
         pairs = sentences(store, prepared.vocabularies, limit)
         for side, lines in zip(sides, zip(*pairs, strict=True), strict=True):
             write_lines(folder / f"{split}.{side}", lines)
@@ -127,8 +149,11 @@ def make_data(folder: Path, data_dir: Path | None) -> dict[str, int]:
         pieces = vocabulary.tokens(range(4, vocabulary.size))
         for name, content in vocabulary_files(pieces, Counter(words)).items():
             (folder / f"vocabulary.{side}.{name}").write_text(content, encoding="utf-8")
-    write_lines(folder / f"test.raw.{SOURCE}", prepared.test_source[:TEST_SENTENCES])
-    write_lines(folder / f"test.raw.{TARGET}", prepared.test_target[:TEST_SENTENCES])
+    if test_source is None:
+        test = list(zip(prepared.test_source, prepared.test_target, strict=True))[:TEST_SENTENCES]
+    else:
+        test = [(line, line) for line in read_lines(test_source) if line.strip()]
+    counts["test_pairs"], counts["test_target_tokens"] = write_test(folder, prepared.vocabularies, test)
     done.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
     return counts
 

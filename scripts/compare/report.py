@@ -134,13 +134,14 @@ def cells(row: Row) -> list[str]:
     ]
 
 
+SENTENCES = "sentences, s"
 HEAD = (
     "toolkit",
     "version",
     "target tokens/s",
     "to the fastest peer",
     "peak memory",
-    "200 sentences, s",
+    SENTENCES,
     "words out",
     "words/s",
     "what differs",
@@ -153,7 +154,7 @@ def markdown(rows: Sequence[Row], about: Mapping[str, Any], measured: str) -> st
         f"{about['cpu']}, {about['cores']} cores, {about['memory_gb']} GB, {about['threads']} threads a toolkit; "
         f"{about['date']}, commit {about['commit']}; {measured}, load {about['load']} before.",
         "",
-        "| " + " | ".join(HEAD) + " |",
+        "| " + " | ".join(HEAD).replace(SENTENCES, f"{about['data']['test_pairs']:,} {SENTENCES}") + " |",
         "|" + "---|" * len(HEAD),
     ]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]

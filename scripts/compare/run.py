@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .make_data import TEST_SENTENCES, make_data
+from .make_data import make_data
 from .measure import FailedError, Finished, available_bytes, run
 from .report import Row, machine, markdown, set_ratios, write_csv
 from .toolkit import ROOT, Command, Places, Toolkit, install
@@ -58,6 +58,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=2, help="OMP_NUM_THREADS of every toolkit (2)")
     parser.add_argument("--data-dir", type=Path, help="folder with multi30k/")
+    parser.add_argument(
+        "--test-source", type=Path, metavar="FILE", help="text in en to translate (200 captions of the test)"
+    )
     parser.add_argument("--work", type=Path, default=CACHE / "work", help="token files, models, logs")
     parser.add_argument("--environments", type=Path, default=CACHE / "environments", help="one a toolkit")
     parser.add_argument(
@@ -77,14 +80,18 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(words)
     # A process that is stopped keeps its part of a GPU's memory, and the others would meet it.
     options.one_by_one |= options.device == "cuda"
+    if options.test_source is not None:
+        # Token files and models are kept, and those of one text must not be taken for another's.
+        options.work /= f"to-{options.test_source.name.split('.')[0]}"
     return options
 
 
 class Runner:
     """One toolkit's part of the comparison."""
 
-    def __init__(self, key: str, toolkit: Toolkit, options: argparse.Namespace) -> None:
+    def __init__(self, key: str, toolkit: Toolkit, options: argparse.Namespace, sentences: int) -> None:
         self.toolkit = toolkit
+        self.sentences = sentences
         self.options = options
         self.row = Row(toolkit.name, toolkit.version(), toolkit.differs, peer=toolkit.package != "econmt")
         self.known_bytes = 0
@@ -168,9 +175,9 @@ class Runner:
         seconds = [self.toolkit.translation_seconds(line) for line in translated.lines]
         lines = self.toolkit.output_lines(translated.lines, output)
         said = [value for value in seconds if value is not None]
-        if not said or len(lines) != TEST_SENTENCES:
+        if not said or len(lines) != self.sentences:
             raise FailedError(
-                f"translation gave {len(lines)} lines for {TEST_SENTENCES} and {len(said)} times; see "
+                f"translation gave {len(lines)} lines for {self.sentences} and {len(said)} times; see "
                 f"{self.places.work / 'translate.log'}"
             )
         row.translations.append(said[-1])
@@ -268,8 +275,10 @@ def main(words: Sequence[str] | None = None) -> int:
     interpreters = dict(pair.split("=", 1) for pair in options.python)
     if options.data_dir is not None:
         os.environ["ECONMT_DATA"] = str(options.data_dir.resolve())
-    counts = make_data(options.work / "data", options.data_dir)
-    runners = {key: Runner(key, TOOLKITS[key](), options) for key in options.only or TOOLKITS}
+    counts = make_data(options.work / "data", options.data_dir, options.test_source)
+    runners = {
+        key: Runner(key, TOOLKITS[key](), options, counts["test_pairs"]) for key in options.only or TOOLKITS
+    }
     about = {
         **machine(),
         "threads": options.threads,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from scripts.compare.make_data import piece_line, vocabulary_files
+from econmt.data.subwords import SPECIAL_TOKENS, WordVocabulary
+from scripts.compare.make_data import piece_line, vocabulary_files, write_test
 from scripts.compare.measure import (
     FailedError,
     Mark,
@@ -194,8 +195,12 @@ def test_the_table_has_medians_and_names_what_failed(tmp_path: Path) -> None:
         "200",
         "nothing",
     ]
-    about = dict.fromkeys(("cpu", "cores", "memory_gb", "threads", "date", "commit", "load"), "x")
+    about: dict[str, Any] = dict.fromkeys(
+        ("cpu", "cores", "memory_gb", "threads", "date", "commit", "load"), "x"
+    )
+    about["data"] = {"test_pairs": 20_000}
     text = markdown([row, broken], about, "2 rounds of 25 s, one by one")
+    assert "| 20,000 sentences, s |" in text
     assert "; 2 rounds of 25 s, one by one, load x before." in text
     assert text.splitlines()[-1] == "| other | 2 | failed |  |  |  |  |  | does not start |"
     write_csv(tmp_path / "table.csv", [row, broken])
@@ -285,11 +290,20 @@ def test_each_is_told_by_its_own_option_to_take_the_gpu(
 def test_on_a_gpu_each_is_alone_and_sees_it(tmp_path: Path) -> None:
     options = arguments(["--device", "cuda", "--work", str(tmp_path)])
     assert options.one_by_one
-    runner = Runner("fairseq", TOOLKITS["fairseq"](), options)
+    runner = Runner("fairseq", TOOLKITS["fairseq"](), options, 200)
     assert "CUDA_VISIBLE_DEVICES" not in runner.environment
     assert runner.places.work == (tmp_path / "fairseq-cuda").resolve()
     with pytest.raises(FailedError, match="does not run on cuda"):
-        Runner("sockeye", TOOLKITS["sockeye"](), options).prepare({})
+        Runner("sockeye", TOOLKITS["sockeye"](), options, 200).prepare({})
     options = arguments(["--work", str(tmp_path)])
-    runner = Runner("fairseq", TOOLKITS["fairseq"](), options)
+    runner = Runner("fairseq", TOOLKITS["fairseq"](), options, 200)
     assert (options.one_by_one, runner.environment["CUDA_VISIBLE_DEVICES"]) == (False, "")
+
+
+def test_any_text_can_be_translated_and_what_is_unknown_is_unknown_to_all(tmp_path: Path) -> None:
+    vocabularies = [WordVocabulary([*SPECIAL_TOKENS, *words.split()]) for words in ("a dog", "ein Hund")]
+    pairs = [("a dog", "ein Hund"), ("a cat", "ein ein Hund")]
+    assert write_test(tmp_path, vocabularies, pairs) == (2, 7)
+    assert (tmp_path / "test.en").read_text(encoding="utf-8") == "a dog\na \N{REPLACEMENT CHARACTER}\n"
+    assert (tmp_path / "test.raw.en").read_text(encoding="utf-8") == "a dog\na cat\n"
+    assert (tmp_path / "test.de").read_text(encoding="utf-8") == "ein Hund\nein ein Hund\n"

@@ -320,7 +320,7 @@ def test_the_command_measures_in_turns_and_one_by_one(
     monkeypatch.setattr(
         command_line, "TOOLKITS", {name: lambda name=name: FakeToolkit(name) for name in "ab"}
     )
-    monkeypatch.setattr(command_line, "make_data", lambda *_: {})
+    monkeypatch.setattr(command_line, "make_data", lambda *_: {"test_pairs": 200})
     monkeypatch.setattr(command_line, "available_bytes", lambda: 10**15 if way else -1)
     words = ["--work", str(tmp_path), "--seconds", "0.1", "--warm-up", "2", "--checkpoint-updates", "4"]
     try:
