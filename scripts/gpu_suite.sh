@@ -133,9 +133,10 @@ if "$python" -c 'import xdist' 2> /dev/null; then
   workers=(-n 10)
 fi
 # The seconds in comments are those of an H200 with 16 cores.
-step tests 150 "$python" -m pytest -m "cuda and not alone" -p no:cacheprovider -q ${workers[@]+"${workers[@]}"} # 125
+step tests 180 "$python" -m pytest -m "cuda and not alone" -p no:cacheprovider -q ${workers[@]+"${workers[@]}"} # 160
 step tests 40 "$python" -m pytest -m alone -p no:cacheprovider -q # 15
-step speed 115 "$python" scripts/gpu/bench_step.py --variants plain auto --seconds 0.5 --json "$out/steps.json" # 85
+step speed 75 "$python" scripts/gpu/bench_step.py --only W1 W2 --variants plain auto --seconds 0.5 --json "$out/steps.json"
+step speed 30 "$python" scripts/gpu/bench_step.py --only GNMT GNMT384 --precision bfloat16 --variants auto --seconds 0.5
 step kernels 75 "$python" scripts/gpu/bench_lstm.py 64x512 128x1024
 econmt 40 profile iwslt --bucket 100x100 --device cuda --html "$out/profile.html"
 if [ -e "${ECONMT_DATA:-}/multi30k" ]; then

@@ -85,8 +85,8 @@ def sentences(
     pairs = [store.pair(number) for number in range(count)]
     return [
         (
-            piece_line(vocabularies[0].tokens(source.tolist())),
-            piece_line(vocabularies[1].tokens(target.tolist())),
+            piece_line(known_or_strange(vocabularies[0], source.tolist())),
+            piece_line(known_or_strange(vocabularies[1], target.tolist())),
         )
         for source, target in pairs
     ]

@@ -163,6 +163,7 @@ class Runner:
         assert finished.window is not None
         self.row.windows.append(finished.window)
         self.row.peaks.append(finished.peak_bytes)
+        say(f"{self.toolkit.name}: {finished.window.tokens_per_second:,.0f} target tokens/s")
         if finished.marks:
             self.row.courses.append(list(finished.marks))
 
@@ -182,6 +183,7 @@ class Runner:
             )
         row.translations.append(said[-1])
         row.output_words = sum(len(line.replace("▁", " ").split()) for line in lines)
+        say(f"{self.toolkit.name}: {len(lines):,} sentences in {said[-1]:.2f} s, {row.output_words:,} words")
 
     @property
     def _scratch(self) -> Path:
