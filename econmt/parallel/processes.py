@@ -32,7 +32,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from econmt.engine.world import Event, Json, World
 from econmt.errors import EconmtError, InputError, printable, talk
-from econmt.parallel.reduction import BucketedReduction
+from econmt.parallel.groups import Group
+from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.parallel.sharding import OptimizerShares
 from econmt.recipe import ParallelSection
 
@@ -222,8 +223,7 @@ class Processes(World):
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction:
         """See :meth:`econmt.engine.world.World.reduction`."""
-        dtype = torch.bfloat16 if self._settings.reduction == "bfloat16" else torch.float32
-        return BucketedReduction(parameters, self, self._group, dtype)
+        return BucketedReduction(parameters, self._members(), travelling(self._settings))
 
     def wait(self, event: Event) -> None:
         """See :meth:`econmt.engine.world.World.wait`."""
@@ -237,7 +237,7 @@ class Processes(World):
         """See :meth:`econmt.engine.world.World.shares`."""
         if not self._settings.shard_optimizer:
             return None
-        return OptimizerShares(parameters, self.rank, self, self._group)
+        return OptimizerShares(parameters, self.rank, self._members())
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -259,6 +259,9 @@ class Processes(World):
     def leave(self) -> None:
         """Leaves the others, who may go on."""
         self._watch.leave()
+
+    def _members(self) -> Group:
+        return Group(self.size, self._group, self.watched)
 
     def _group_of(self, tensor: Tensor) -> Any:
         return self._group if tensor.is_cuda else self._control

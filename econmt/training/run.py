@@ -90,7 +90,7 @@ def run_recipe(
         Interrupted: after SIGTERM or Ctrl-C, with everything saved.
     """
     world = World() if world is None else world
-    check_ranks(recipe, world)
+    check_ranks(recipe, world.size)
     device = resolve_device(recipe.training.device)
     folder = ModelFolder(recipe.output)
     if world.writes:
@@ -131,7 +131,7 @@ def run_recipe(
             )
             if not world.writes:
                 return Outcome(result, None)
-            return Outcome(result, make_results(recipe, folder, prepared, device, precision))
+            return Outcome(result, make_results(recipe, folder, prepared, device, precision, world.size))
 
 
 def _nothing() -> None:
