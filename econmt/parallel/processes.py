@@ -346,7 +346,9 @@ class _Watch(threading.Thread):
                 return
         if not reason["told"]:
             self._call_roll(reason["why"])
-        elif self._left.wait(_LEAVING):
+        elif not self._own.check([LOST]) and self._left.wait(
+            _LEAVING
+        ):  # who lost a rank has nothing left to do
             return
         os._exit(_EXIT_LOST)
 

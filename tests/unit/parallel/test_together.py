@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -12,10 +13,14 @@ import pytest
 import torch.distributed as dist
 
 from econmt.parallel import processes
+from econmt.parallel.launch import launch
 from econmt.parallel.processes import _Watch
+from econmt.training.folder import ModelFolder
+from scripts.kill_ranks import ranks_of
 from tests.unit.parallel import jobs
 from tests.unit.parallel.group import Group
 from tests.unit.parallel.test_data_parallel import assert_like_one, recipe_in, train
+from tests.unit.training import tiny
 
 
 def test_subwords_are_sampled_as_by_one_rank(group: Group, text: Path, tmp_path: Path) -> None:
@@ -58,6 +63,36 @@ def test_a_rank_that_hangs_is_named_when_the_others_have_waited_long_enough(grou
     (line,) = found[0] + found[1]
     assert line.startswith("econmt: error: rank 1 (")
     assert "did not come to an exchange after update 7 within 1 s; all ranks leave" in line
+
+
+@pytest.mark.slow
+def test_a_run_whose_rank_is_killed_goes_on_with_the_same_bits(
+    group: Group, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = recipe_in(tmp_path, text)
+    given = ["training.max_updates=24", "training.checkpoint_interval=4"]
+    whole = train(group, 2, path, text, *given, name="whole")
+    folder = ModelFolder(tmp_path / "run")
+    stopped = threading.Event()
+
+    def kill() -> None:
+        while not (folder.commits() or stopped.wait(0.01)):
+            pass
+        os.kill(ranks_of(os.getpid())[1], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    command = ["train", str(path), "data.prepared=null", *given, "--data-dir", str(text)]
+    code = launch(command, 2, 1)
+    stopped.set()
+    thread.join()
+    said = capfd.readouterr().err
+    assert code == 0, said
+    assert said.count("econmt: error: ") == 1
+    assert f"econmt: error: rank 1 ({socket.gethostname()}, process " in said
+    assert "all ranks start again from the last saved state (1 of 1)" in said
+    assert "going on from update " in said
+    assert tiny.snapshot(folder) == tiny.snapshot(ModelFolder(whole))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
