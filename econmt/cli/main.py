@@ -79,7 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C must not turn leaving into a crash
-    sys.exit(_flushed(code))
+    code = _flushed(code)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        os._exit(code)  # after an error: who tears down what joins ranks may wait for those that are gone
+    sys.exit(code)
 
 
 def _flushed(code: int) -> int:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from econmt import limits
 from econmt.cli.computing import warn_of_crowd
 from econmt.cli.consoles import table_console
 from econmt.cli.options import (
@@ -34,17 +35,21 @@ from econmt.data.tables import print_table
 from econmt.engine.devices import check_device_name, reproducible, resolve_device
 from econmt.engine.precision import precision_of_run
 from econmt.engine.threads import threads_for
+from econmt.engine.world import rows_of_share
 from econmt.errors import InputError
-from econmt.memory.estimate.techniques import Say, Technique, estimates, techniques
+from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, techniques
 from econmt.memory.measure.kernels import KernelTimes
+from econmt.memory.measure.ledger import Ledger
 from econmt.memory.measure.machine import describe_machine
-from econmt.memory.plan.fit import Fit, fit_all
+from econmt.memory.plan.fit import Fit, demand, fit_all
 from econmt.memory.profiling import Profile, Step, kernels
 from econmt.memory.profiling import profile as measure_profile
 from econmt.memory.report.page import page
 from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
 from econmt.model import Implementations
+from econmt.parallel.lone_rank import ALONE, Rank, ranks_that_differ
 from econmt.recipe import Recipe, load_recipe
+from econmt.training.pipelines import check_ranks
 from econmt.training.tensor_files import write_text
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.rule import rules_only
@@ -82,6 +87,10 @@ def profile(
         typer.Option("--fit", metavar="BYTES", help="Largest batches in e.g. 8GiB."),
     ] = None,
     data_dir: DataDirOption = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=limits.PROCESSES, help="What one of so many that train together holds."),
+    ] = None,
 ) -> None:
     """Say where the bytes and the milliseconds of a training step go, by layer; compare techniques; predict.
 
@@ -90,33 +99,30 @@ def profile(
       econmt profile iwslt --compare --html iwslt.html
       econmt profile iwslt --device cuda --estimate
       econmt profile iwslt --fit 8GiB --device cuda
+      econmt profile iwslt --processes 2 parallel.shard_optimizer=true
     """
     size = _check(context, estimated, measured, budget, trace, html)
     said = {"training.device": device, "training.threads": threads}
     loaded = load_recipe(recipe, as_overrides(overrides, said))
-    if loaded.parallel.pipeline > 1:
-        raise InputError(
-            f"parallel.pipeline {loaded.parallel.pipeline}: profile follows a step of one process; give "
-            "parallel.pipeline=1"
-        )
-    predicted = estimated or size is not None
+    count_of_ranks = _ranks(loaded, processes, measured or trace is not None)
+    predicted = estimated or size is not None or loaded.parallel.pipeline > 1
     where = _device(loaded.training.device, predicted)
-    found = find_workload(recipe, loaded, bucket, batch, data_dir)
+    whole = find_workload(recipe, loaded, bucket, batch, data_dir)
+    found, ranks = _of_ranks(whole, count_of_ranks, where.type)
     count, precision = _settled(loaded, where, predicted)
     rows = [own := Technique("as in the recipe", Implementations.of(loaded.ops), precision)]
     if compare:
         rows = _compared(found, where, predicted)
     command = shlex.join(["econmt", *context.obj])
     if size is not None:
-        fits = _fit(found, [each for each in rows if not compare or each.name in FITTED], where, size)
+        named = [each for each in rows if not compare or each.name in FITTED]
         name = "" if compare else f", {str(precision).removeprefix('torch.')}"
-        _print_fits(fits, size, loaded.name, f"{where}{name}", command if as_json else None)
+        fits = _fit(found, named, where, size, ranks)
+        _print_fits(fits, size, loaded.name, f"{where}{name}", command if as_json else None, ranks[0].size)
         return
-    with status_line() as say, reproducible(where, count):
-        profiles = _profiles(found, rows, where, predicted, measured, say)
-        if trace is not None:
-            _trace(found, own, where, profiles, trace, say)
-        seen = _kernels(found, own, where, profiles, say)
+    ledgers, profiles, seen = _looked_at(
+        found, ranks, own, rows, where, count, predicted=predicted, measured=measured, trace=trace
+    )
     report = Report(
         loaded.name,
         command,
@@ -128,6 +134,7 @@ def profile(
         describe_machine(str(where)),
         profiles,
         seen,
+        ledgers,
     )
     if html is not None:
         with writing(html):
@@ -141,17 +148,82 @@ def profile(
             print(f"{name}: {path}")
 
 
+def _looked_at(
+    found: Found,
+    ranks: Sequence[Rank],
+    own: Technique,
+    rows: Sequence[Technique],
+    where: torch.device,
+    threads: int | None,
+    *,
+    predicted: bool,
+    measured: bool,
+    trace: Path | None,
+) -> tuple[list[Ledger], list[Profile], list[KernelTimes]]:
+    """Ledgers of ranks that differ, profiles of the one that holds the most, and the kernels of its step."""
+    with status_line() as say, reproducible(where, threads):
+        ledgers: list[Ledger] = []
+        if len(ranks) > 1:
+            ledgers = [estimate(found.task, own, found.shape, where.type, rank) for rank in ranks]
+        rank = ranks[ledgers.index(max(ledgers, key=demand))] if ledgers else ranks[0]
+        profiles = _profiles(found, rows, where, predicted, measured, say, rank)
+        if trace is not None:
+            _trace(found, own, where, profiles, trace, say, rank)
+        return ledgers, profiles, _kernels(found, own, where, profiles, say, rank)
+
+
 def _print_fits(
-    fits: Mapping[str, Sequence[Fit]], size: int, recipe: str, where: str, json_of: str | None
+    fits: Mapping[str, Sequence[Fit]],
+    size: int,
+    recipe: str,
+    where: str,
+    json_of: str | None,
+    ranks: int,
 ) -> None:
     """The largest batches as a table, or as JSON that names the command ``json_of``."""
     if json_of is None:
         print(f"{recipe}, {where}; bytes are estimated, every row is full")
+        if ranks > 1:
+            print(f"rows of all {ranks} ranks together, bytes of the one that holds the most")
         print_table(table_console(), fit_table(fits, size))
         return
     device = where.split(",")[0]
     record: dict[str, Any] = {"recipe": recipe, "command": json_of, "device": device}
     print(json.dumps(record | {"machine": describe_machine(device), "fit": fit_data(fits, size)}, indent=1))
+
+
+def _ranks(recipe: Recipe, processes: int | None, runs: bool) -> int:
+    """How many ranks train the recipe; ``runs``: a whole step shall be run.
+
+    Raises:
+        InputError: they make no pipelines, or their step cannot be run.
+    """
+    stages = recipe.parallel.pipeline
+    check_ranks(recipe, processes or stages)
+    if stages > 1 and runs:
+        raise InputError(
+            f"parallel.pipeline {stages}: what its stages hold is predicted, no step is run; leave out --measure and "
+            "--trace"
+        )
+    return processes or stages
+
+
+def _of_ranks(found: Found, size: int, device: str) -> tuple[Found, list[Rank]]:
+    """The workload of one of so many ranks, and which of them differ in what they hold."""
+    settings = found.task.recipe.parallel
+    if size == 1:
+        return found, [ALONE]
+    rows = found.shape.rows
+    own = found.shape._replace(rows=rows_of_share(rows, size // settings.pipeline))
+    notes = [f"Of one of {size} ranks, which has {own.rows:,} of the {rows:,} rows."]
+    if settings.pipeline > 1:
+        notes.append(
+            f"Its layers are divided over {settings.pipeline} ranks by their weights; a run divides them by times."
+        )
+    with torch.device("meta"):
+        sizes = [parameter.numel() for parameter in found.task.build_model().parameters()]
+    ranks = ranks_that_differ(settings, size, sizes, device)
+    return found._replace(shape=own, notes=[*found.notes, *notes]), ranks
 
 
 def _compared(found: Found, where: torch.device, predicted: bool) -> list[Technique]:
@@ -174,12 +246,18 @@ def _settled(recipe: Recipe, where: torch.device, predicted: bool) -> tuple[int 
 
 
 def _profiles(
-    found: Found, rows: Sequence[Technique], where: torch.device, predicted: bool, measured: bool, say: Say
+    found: Found,
+    rows: Sequence[Technique],
+    where: torch.device,
+    predicted: bool,
+    measured: bool,
+    say: Say,
+    rank: Rank,
 ) -> list[Profile]:
     """Profiles of some techniques: measured, or if ``predicted`` without running a step."""
     if not predicted:
-        return measure_profile(found.task, rows, found.shape, where, patient=measured, say=say)
-    ledgers = estimates(found.task, rows, found.shape, where.type, say)
+        return measure_profile(found.task, rows, found.shape, where, patient=measured, say=say, rank=rank)
+    ledgers = estimates(found.task, rows, found.shape, where.type, say, rank)
     return [
         Profile(technique, found.shape, ledger, measured=False)
         for technique, ledger in zip(rows, ledgers, strict=True)
@@ -187,7 +265,13 @@ def _profiles(
 
 
 def _trace(
-    found: Found, own: Technique, where: torch.device, profiles: Sequence[Profile], path: Path, say: Say
+    found: Found,
+    own: Technique,
+    where: torch.device,
+    profiles: Sequence[Profile],
+    path: Path,
+    say: Say,
+    rank: Rank,
 ) -> None:
     """Write the trace of a step of the shape that was timed."""
     shape = next((each.timed_shape for each in profiles if each.timed_shape is not None), None)
@@ -196,34 +280,43 @@ def _trace(
             f"--trace {path}: not even one row fits the free memory, so there is no step to trace"
         )
     say(f"tracing {shape}")
-    step = Step(found.task, shape, where)
+    step = Step(found.task, shape, where, rank)
     step.use(own)
     step.trace(path)
 
 
 def _kernels(
-    found: Found, own: Technique, where: torch.device, profiles: Sequence[Profile], say: Say
+    found: Found,
+    own: Technique,
+    where: torch.device,
+    profiles: Sequence[Profile],
+    say: Say,
+    rank: Rank,
 ) -> list[KernelTimes]:
     """The kernels of steps on a GPU, if one was timed there."""
     timed = where.type == "cuda" and any(each.times is not None for each in profiles)
-    return kernels(found.task, own, found.shape, where, say) if timed else []
+    return kernels(found.task, own, found.shape, where, say, rank) if timed else []
 
 
-def _fit(found: Found, rows: Sequence[Technique], where: torch.device, budget: int) -> dict[str, list[Fit]]:
-    """The largest batch of each bucket by each technique."""
+def _fit(
+    found: Found, rows: Sequence[Technique], where: torch.device, budget: int, ranks: Sequence[Rank]
+) -> dict[str, list[Fit]]:
+    """The largest batch, of all ranks together, of each bucket by each technique."""
+    replicas = ranks[0].size // found.task.recipe.parallel.pipeline if ranks[0].size > 1 else 1
     fits: dict[str, list[Fit]] = {}
     buckets = found.buckets[::-1]
     start = found.shape.rows
     with status_line() as say:
         for technique in rows:
             done = len(fits) * len(buckets)
-            looks = fit_all(found.task, technique, buckets, budget, where.type, start)
+            looks = fit_all(found.task, technique, buckets, budget, where.type, start, ranks)
             largest: list[Fit] = []
             fits[technique.name] = largest
             for number, (source, target) in enumerate(buckets, done + 1):
                 say(f"bucket {number} of {len(rows) * len(buckets)}: {source} x {target}, {technique.name}")
                 largest.insert(0, next(looks))
             start = max(1, largest[-1].rows)
+            fits[technique.name] = [each._replace(rows=each.rows * replicas) for each in largest]
     return fits
 
 

@@ -33,6 +33,7 @@ from econmt.errors import InputError, printable
 from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
 from econmt.parallel.launch import launch
+from econmt.parallel.lone_rank import LoneRank, Rank
 from econmt.parallel.processes import Place, joined, place_of_environment, take_own_gpu
 from econmt.recipe import Recipe, TextData, find_recipe, load_recipe
 from econmt.tasks.registry import make_task
@@ -102,7 +103,7 @@ def train(
         prepared = prepare(
             loaded, store_folder(loaded), search, show_progress=talk.is_terminal, verify=verify
         )
-        _describe(loaded, prepared, results)
+        _describe(loaded, prepared, results, processes or 1)
         return
     if place is None and processes is not None and (processes > 1 or max_restarts):
         raise typer.Exit(launch(context.obj, processes, max_restarts))
@@ -209,7 +210,7 @@ def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
     ]
 
 
-def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
+def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processes: int) -> None:
     """What would happen, and what would be trained: the model by layer, the vocabulary, the batches by shape."""
     for line in _intention(recipe, prepared):
         print(line)
@@ -234,7 +235,8 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
             f"{tokens:,} tokens in {batches.batches_per_epoch:,} batches an epoch, {batches.worst_batch().size_text}"
         )
     device = resolve_device(recipe.training.device)
-    plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device).dtype)
+    world = LoneRank(Rank(0, processes), recipe.parallel) if processes > 1 else World()
+    plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device).dtype, world)
     if plan is not None:
         print_table(console, plan_table(plan))
 

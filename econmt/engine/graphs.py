@@ -18,6 +18,7 @@ and the communicator is there before: parameters have gone through it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -195,9 +196,14 @@ class GraphedStep:
         self._find(batch, implementations or self.step.implementations)
 
     def release(self) -> None:
-        """Gives back the graphs and their memory."""
+        """Gives back the graphs, whoever still has them, and their memory."""
+        torch.cuda.synchronize(self.step.device)
+        for captured in itertools.chain.from_iterable(self._graphs.values()):
+            captured.graph.reset()
         self._graphs.clear()
-        self._update = None
+        if self._update is not None:
+            self._update[0].reset()
+            self._update = None
         torch.cuda.synchronize(self.step.device)
         torch.cuda.empty_cache()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -118,7 +118,11 @@ class TrainingStep:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Whose gradients a step makes in this process."""
-        return list(self.model.parameters())
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """These with the names that they have, or the whole of which they are rows, in the model."""
+        yield from self.model.named_parameters()
 
     def make_reduction(self) -> Reduction | None:
         """What adds gradients up over ranks as they come; None: there is nothing to add up, or nothing as they come."""
@@ -165,8 +169,18 @@ class TrainingStep:
 
         See :meth:`run` for the arguments.
         """
-        began = time.monotonic()
         self.clear()
+        return self.add_gradient(batches, tokens, implementations, watch)
+
+    def add_gradient(
+        self,
+        batches: Sequence[AnyBatch],
+        tokens: Tensor,
+        implementations: Sequence[Implementations] | None = None,
+        watch: Watch | None = None,
+    ) -> StepResult:
+        """:meth:`gradient` that adds to what is there."""
+        began = time.monotonic()
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
             chosen = self.implementations if implementations is None else implementations[number]

@@ -103,6 +103,10 @@ class World:
         """The largest of each value over all ranks."""
         return list(values)
 
+    def later_largest(self, *values: int) -> Callable[[], list[int]]:
+        """The same, on its way while other things are done; calling it gives them."""
+        return lambda: list(values)
+
     def reduction(self, parameters: Iterable[nn.Parameter]) -> Reduction | None:  # noqa: ARG002  there is no other
         """What adds up the gradients of parameters; None where there is one rank."""
         return None
@@ -119,6 +123,9 @@ class World:
     def watched(self) -> Iterator[None]:
         """Within it an exchange that fails, since a rank is gone, is told as that."""
         yield
+
+    def end_exchanges(self) -> None:
+        """Gives up, on all ranks at once, what exchanges need; graphs that hold some must be gone before."""
 
     def note(self, update: int) -> None:
         """Takes note of the update that is done, by which a rank that has stopped is found."""

@@ -17,7 +17,7 @@ import torch
 from econmt.engine.devices import peak_memory
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import Precision
-from econmt.engine.step import StepResult, TrainingStep
+from econmt.engine.step import StepResult
 from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, fixed_bytes
 from econmt.memory.measure.byte_budget import budget_bytes
 from econmt.memory.measure.device_memory import DeviceMemory
@@ -25,6 +25,7 @@ from econmt.memory.measure.kernels import KernelTimes, measure_kernels, optimize
 from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.memory.measure.process import resident_parts
 from econmt.model import Implementations
+from econmt.parallel.lone_rank import ALONE, Rank, lone_step
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.rule import captured
 
@@ -65,16 +66,21 @@ class Profile:
 
 
 class Step:
-    """A training step on a real batch, which can be run again and again with any technique."""
+    """A training step on a real batch, which can be run again and again with any technique.
 
-    def __init__(self, task: Task, shape: Shape, device: torch.device) -> None:
+    Args:
+        task: what is trained. shape: of the batch. device: where.
+        rank: whose step it is, without the others.
+    """
+
+    def __init__(self, task: Task, shape: Shape, device: torch.device, rank: Rank = ALONE) -> None:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(task.recipe.training.seed)
-            self.training = TrainingStep(task, task.build_model().train().to(device))
+            self.training = lone_step(task, task.build_model().train().to(device), rank, shape)
             self._example = task.example(shape)
         self._batch = self._example.to(device)
         self._tokens = self.training.tokens([self._batch])
-        self._device = device
+        self._device, self._rank = device, rank
         self.training.prepare()
 
     def use(self, technique: Technique) -> None:
@@ -98,7 +104,9 @@ class Step:
         """The ledger of a step with its times, after one to warm up."""
         self.run()
         accumulating = self.training.task.recipe.training.update_interval > 1
-        return measure_step(self.training, self._batch, accumulating=accumulating)
+        ledger = measure_step(self.training, self._batch, accumulating=accumulating)
+        ledger.rank = self._rank.text
+        return ledger
 
     def replay(self, times: int) -> tuple[float, int] | None:
         """Seconds of the step as a CUDA graph, the quickest of some, and what the graph takes outside the allocator.
@@ -152,6 +160,7 @@ def profile(
     *,
     patient: bool,
     say: Say,
+    rank: Rank = ALONE,
 ) -> list[Profile]:
     """Measure techniques as well as the machine allows.
 
@@ -167,27 +176,28 @@ def profile(
         device: where.
         patient: measure however long it takes.
         say: is told what is being done.
+        rank: whose step it is.
     """
     if device.type == "cuda":
-        return _profile_gpu(task, rows, shape, device, say)
+        return _profile_gpu(task, rows, shape, device, say, rank)
     say(f"predicting {rows[0].name}, {shape}")
-    first = estimate(task, rows[0], shape, "cpu")
+    first = estimate(task, rows[0], shape, "cpu", rank)
     count = min(shape.rows, rows_that_fit(first, shape, budget_bytes("auto", device, 0)))
     if not patient and count:
 
         def round_time(trial: int) -> float:
             say(f"timing {trial} of {shape.rows} rows, to see what can be measured")
-            step = Step(task, shape._replace(rows=trial), device)
+            step = Step(task, shape._replace(rows=trial), device, rank)
             return sum(_seconds(step, technique) for technique in rows)
 
         count = affordable_rows(round_time, count, TIME_LIMIT / _PASSES)
     timed = shape._replace(rows=count)
-    times = measure(Step(task, timed, device), rows, say) if count else []
+    times = measure(Step(task, timed, device, rank), rows, say) if count else []
     if timed == shape:
         return [
             Profile(row, shape, ledger, True, ledger, shape) for row, ledger in zip(rows, times, strict=True)
         ]
-    guesses = [first, *estimates(task, rows[1:], shape, "cpu", say)]
+    guesses = [first, *estimates(task, rows[1:], shape, "cpu", say, rank)]
     found: list[Ledger | None] = [*times] or [None] * len(rows)
     return [
         Profile(row, shape, guess, False, ledger, None if ledger is None else timed)
@@ -222,12 +232,12 @@ def _take_turns(step: Step, measured: Sequence[tuple[Technique, Ledger]], say: S
 
 
 def _profile_gpu(
-    task: Task, rows: Sequence[Technique], shape: Shape, device: torch.device, say: Say
+    task: Task, rows: Sequence[Technique], shape: Shape, device: torch.device, say: Say, rank: Rank
 ) -> list[Profile]:
     in_graphs = task.recipe.training.cuda_graphs == "auto"
     ledgers: dict[Technique, Ledger] = {}
     try:
-        step = Step(task, shape, device)
+        step = Step(task, shape, device, rank)
     except torch.cuda.OutOfMemoryError:
         torch.cuda.empty_cache()
     else:
@@ -246,7 +256,7 @@ def _profile_gpu(
                 step.forget()
         _take_turns(step, [each for each in ledgers.items() if each[1].graphs is None], say)
     left = [technique for technique in rows if technique not in ledgers]
-    predicted = dict(zip(left, estimates(task, left, shape, "cuda", say), strict=True))
+    predicted = dict(zip(left, estimates(task, left, shape, "cuda", say, rank), strict=True))
     return [
         Profile(row, shape, ledgers[row], True, ledgers[row], shape)
         if row in ledgers
@@ -282,7 +292,9 @@ def affordable_rows(round_time: Callable[[int], float], rows: int, limit: float)
     return 1 << (max(1, affordable).bit_length() - 1)
 
 
-def kernels(task: Task, own: Technique, shape: Shape, device: torch.device, say: Say) -> list[KernelTimes]:
+def kernels(
+    task: Task, own: Technique, shape: Shape, device: torch.device, say: Say, rank: Rank = ALONE
+) -> list[KernelTimes]:
     """The kernels of a step on a GPU: of the reference launched one by one, and of the recipe's own in a CUDA graph.
 
     Args:
@@ -291,6 +303,7 @@ def kernels(task: Task, own: Technique, shape: Shape, device: torch.device, say:
         shape: of the batch.
         device: of CUDA.
         say: is told what is being done.
+        rank: whose step it is.
 
     Returns:
         Both, the reference left out where memory is too small for it.
@@ -298,12 +311,12 @@ def kernels(task: Task, own: Technique, shape: Shape, device: torch.device, say:
     found = []
     with suppress(torch.cuda.OutOfMemoryError):
         say("kernels of the reference, launched one by one")
-        step = Step(task, shape, device)
+        step = Step(task, shape, device, rank)
         step.use(own._replace(implementations=Implementations.definitions()))
         step.run()
         found.append(measure_kernels("reference, one by one", step.run, device, _known(step)))
         step.forget()
-    step = Step(task, shape, device)
+    step = Step(task, shape, device, rank)
     step.use(own)
     say("kernels of a CUDA graph")
     graphed = GraphedStep(step.training, note=say)

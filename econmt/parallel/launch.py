@@ -17,13 +17,19 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from econmt.errors import talk
-from econmt.parallel.processes import LOST, RESTARTS, SPOKEN, end_all
+from econmt.parallel.processes import LEFT, LOST, RESTARTS, SPOKEN, end_all
 
 _POLL = 0.05
 """Seconds between looks at the processes."""
 
 _GRACE = 8.0
 """Seconds that the others have to leave when one has ended with an error, before they are killed."""
+
+_ENDING = 30.0
+"""Seconds in which a rank has to end that is done, or whose work is done by the others."""
+
+_LOOK = 1.0
+"""Seconds between looks whether ranks are done."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -67,6 +73,9 @@ class _Attempt:
         ]
         self._before: dict[signal.Signals, Any] = {}
         self._asked_to_leave = False
+        self._done: dict[int, float] = {}
+        self._looked = 0.0
+        self._killed: set[int] = set()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -89,14 +98,18 @@ class _Attempt:
 
     def wait(self) -> tuple[int, bool]:
         """Until all have ended: the exit code of all, and whether a rank was lost, so that a new start may help."""
-        code, until = 0, float("inf")
+        code, until, some_ended = 0, float("inf"), False
         while self._running and time.monotonic() < until:
             time.sleep(_POLL)
+            self._end_late(some_ended)
             for rank, process in list(self._running.items()):
                 ended = process.poll()
                 if ended is None:
                     continue
                 del self._running[rank]
+                some_ended = True
+                if rank in self._killed:
+                    continue
                 if ended != 0 and code == 0:
                     code = 1 if ended < 0 else ended
                     until = time.monotonic() + _GRACE
@@ -104,6 +117,23 @@ class _Attempt:
                     self._tell(rank, process.pid, -ended)
         lost = code == 1 and not self._asked_to_leave and self._keys.check([LOST])
         return code, lost
+
+    def _end_late(self, some_ended: bool) -> None:
+        """Kills ranks that do not end: those that are done, and, where one has ended, all that write nothing."""
+        now = time.monotonic()
+        if now < self._looked + _LOOK:
+            return
+        self._looked = now
+        for rank, process in self._running.items():
+            if rank not in self._done and ((some_ended and rank > 0) or self._keys.check([f"{LEFT}/{rank}"])):
+                self._done[rank] = now
+            if now > self._done.get(rank, now) + _ENDING and rank not in self._killed:
+                self._killed.add(rank)
+                process.kill()
+                talk(
+                    f"econmt: rank {rank} ({socket.gethostname()}, process {process.pid}) did not end within "
+                    f"{_ENDING:.0f} s after the run was done: it is killed, and nothing is lost"
+                )
 
     def _tell(self, rank: int, pid: int, number: int) -> None:
         """That a rank was killed, unless why all leave has been told; the others leave without a word."""

@@ -7,7 +7,7 @@ to layer travels, see :mod:`econmt.parallel.pipeline_plan`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -22,9 +22,10 @@ from econmt.model import Implementations
 from econmt.model.layers import drawing_from
 from econmt.parallel.pipeline_output import Slice, split_cross_entropy
 from econmt.parallel.pipeline_plan import Like, Output, Part, Walk
-from econmt.parallel.reduction import BucketedReduction
+from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.parallel.stages import Stages, even_rows
 from econmt.tasks.protocol import Task
+from econmt_ops.core.scopes import layer
 
 
 class Parts(Protocol):
@@ -74,6 +75,7 @@ class PipelinedStep(TrainingStep):
         precision: of products and feature maps.
         implementations: of the ops; None: those of the recipe.
         world: all ranks, those of other replicas among them.
+        stands_for: see :class:`econmt.engine.step.TrainingStep`.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class PipelinedStep(TrainingStep):
         *,
         implementations: Implementations | None = None,
         world: World | None = None,
+        stands_for: str | None = None,
     ) -> None:
         self.stages, self.divided = stages, divided
         parameters = dict(model.named_parameters())
@@ -101,19 +104,26 @@ class PipelinedStep(TrainingStep):
         self._bias = self.own[names[id(divided.output.bias)]]
         optimizer = make_optimizer(self.own, task.recipe.training.optimizer)
         super().__init__(
-            task, model, precision, implementations=implementations, optimizer=optimizer, world=world
+            task,
+            model,
+            precision,
+            implementations=implementations,
+            optimizer=optimizer,
+            world=world,
+            stands_for=stands_for,
         )
         self._places = self._norm_places()
         self._over_replicas: BucketedReduction | None = None
         if stages.replicas > 1:
-            dtype = torch.bfloat16 if task.recipe.parallel.reduction == "bfloat16" else torch.float32
-            replicas = _Replicas(self.world, stages.replicas)
-            self._over_replicas = BucketedReduction(self.own.values(), replicas, stages.data, dtype)
+            replicas = stages.of_replicas(self.world.watched)
+            dtype = travelling(task.recipe.parallel)
+            self._over_replicas = BucketedReduction(self.own.values(), replicas, dtype)
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """Whose gradients a step makes here."""
-        return [*self.own.values(), *self._embedding()]
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """See :meth:`econmt.engine.step.TrainingStep.named_parameters`."""
+        yield from self.own.items()
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        yield from ((names[id(table)], table) for table in self._embedding())
 
     def make_reduction(self) -> Reduction | None:
         """None: a gradient is complete after the last chunk only."""
@@ -212,7 +222,8 @@ class PipelinedStep(TrainingStep):
                 found = walk.forward([whole.hidden])
             if watch is not None:
                 watch("backward", None)
-            loss, gradient = self._loss(found, whole, tokens)
+            with layer("output"):
+                loss, gradient = self._loss(found, whole, tokens)
             walk.backward({whole.hidden: gradient} if found else {})
         return loss
 
@@ -227,11 +238,11 @@ class PipelinedStep(TrainingStep):
         self.stages.broadcast(hidden, last)
         vocabulary, size = self.divided.output.out_features, self.stages.size
         first = even_rows(vocabulary, size, self.stages.rank).start
-        layer = Slice(self._weight, self._bias, first, vocabulary, -(-vocabulary // size))
+        own = Slice(self._weight, self._bias, first, vocabulary, -(-vocabulary // size))
         shares = split_cross_entropy(
             hidden.flatten(0, 1),
             whole.targets.flatten(),
-            layer,
+            own,
             self.stages.gather,
             scale=tokens.to(torch.float32).reciprocal(),
             label_smoothing=self.label_smoothing,
@@ -313,14 +324,6 @@ class PipelinedStep(TrainingStep):
             return
         for rank in range(1, self.stages.size):
             self.stages.receive(table[even_rows(len(table), self.stages.size, rank)], rank).wait()
-
-
-class _Replicas:
-    """What a reduction over replicas asks of the ranks, see :class:`econmt.parallel.reduction.Watched`."""
-
-    def __init__(self, world: World, size: int) -> None:
-        self.size = size
-        self.watched = world.watched
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:

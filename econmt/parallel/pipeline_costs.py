@@ -61,15 +61,47 @@ def plan_pipeline(
         link: between two stages.
         precision, implementations: of the run.
     """
-    measure = _Measure(model, shape.rows, precision)
+    return _planned(
+        model, stages, shape, link, implementations, _Measure(model, shape.rows, precision).pieces
+    )
+
+
+def plan_by_weights(model: nn.Module, stages: int, shape: Shape) -> Plan:
+    """The same where nothing can be timed: a step takes as long as a layer has weights, a transfer no time.
+
+    A chunk takes as long as one step more.
+
+    Args:
+        model, stages, shape: see :func:`plan_pipeline`.
+    """
+    return _planned(model, stages, shape, Link(0.0, 0.0), Implementations(), _by_weights)
+
+
+Pieces = Callable[[nn.ModuleList, CellLayers, dict[str, Any], int], list[Piece]]
+"""The layers of a stack over so many steps, run by the cell so, bottom first."""
+
+
+def _by_weights(layers: nn.ModuleList, _cell: CellLayers, _how: dict[str, Any], _steps: int) -> list[Piece]:
+    sizes = [float(sum(part.numel() for part in each.parameters())) for each in layers]
+    return [Piece(f"layer {number}", size, size, 0.0) for number, size in enumerate(sizes)]
+
+
+def _planned(
+    model: nn.Module,
+    stages: int,
+    shape: Shape,
+    link: Link,
+    implementations: Implementations,
+    pieces_of: Pieces,
+) -> Plan:
     if isinstance(model, LanguageModel):
         how = implementations.for_encoder()
-        pieces = measure.pieces(model.layers, CELLS["lstm"], how, shape.target)
+        pieces = pieces_of(model.layers, CELLS["lstm"], how, shape.target)
         whole = divide(pieces, stages, shape.target, link)
         return Plan([[*whole.homes]], [whole.chunks], _note([whole.text(pieces)], [whole]))
     assert isinstance(model, TranslationModel)
     encoder, decoder = model.encoder, model.decoder
-    upper = measure.pieces(encoder.upper_layers, encoder.cell, implementations.for_encoder(), shape.source)
+    upper = pieces_of(encoder.upper_layers, encoder.cell, implementations.for_encoder(), shape.source)
     source = divide(upper, stages, shape.source, link)
     pairs = [0, min(1, stages - 1)] * len(encoder.forward_layers)
     texts = [f"encoder: {source.text(upper)}"] if upper else []
@@ -77,7 +109,7 @@ def plan_pipeline(
         last = [stages - 1] * len(decoder.layers)
         texts.append(f"decoder with input feeding on rank {last[0]}")
         return Plan([pairs, [*source.homes], last], [source.chunks, 1], _note(texts, [source]))
-    lower = measure.pieces(decoder.layers, decoder.cell, implementations.for_decoder(), shape.target)
+    lower = pieces_of(decoder.layers, decoder.cell, implementations.for_decoder(), shape.target)
     target = divide(lower, stages, shape.target, link)
     texts.append(f"decoder: {target.text(lower)}")
     homes = [pairs, [*source.homes], [*target.homes]]

@@ -61,12 +61,12 @@ class LanguageModelParts:
         rows, steps = batch.inputs.shape
         self._drop = ChunkedDropout(model.between, model.config.dropouts.variational, steps)
         sizes = [min(length, steps - begin) for begin in range(0, steps, length)]
-        self.parts: list[Part] = [Part(homes[0], self._embed)]
+        self.parts: list[Part] = [Part(homes[0], self._embed, layer="embedding")]
         dropped: list[tuple[Output, ...]] = []
         for layer, home in enumerate(homes):
             dropped.append(() if self._seeds.weights[layer] is None else ((len(self.parts), 0),))
             if dropped[layer]:
-                self.parts.append(Part(home, self._weight_drop(layer)))
+                self.parts.append(Part(home, self._weight_drop(layer), layer="decoder"))
         states: list[tuple[Output, ...]] = [()] * len(homes)
         tops: list[Output] = []
         for chunk, size in enumerate(sizes):
@@ -75,12 +75,13 @@ class LanguageModelParts:
                 number = len(self.parts)
                 run = self._layer(layer, chunk, last=chunk == len(sizes) - 1)
                 like = Like((rows, size, model.config.size), self._dtype)
-                self.parts.append(Part(home, run, (below, *dropped[layer], *states[layer]), (like,)))
+                read = (below, *dropped[layer], *states[layer])
+                self.parts.append(Part(home, run, read, (like,), "decoder"))
                 below, states[layer] = (number, 0), ((number, 1), (number, 2))
             tops.append(below)
         self.hidden: Output = (len(self.parts), 0)
         self.like = Like((rows, steps, model.output.in_features), self._dtype)
-        self.parts.append(Part(homes[-1], self._read_out, tuple(tops), (self.like,)))
+        self.parts.append(Part(homes[-1], self._read_out, tuple(tops), (self.like,), "output"))
 
     def _embed(self) -> Sequence[Tensor]:
         return torch.split(self._model.embed(self._batch.inputs, self._seeds), self._length, 1)

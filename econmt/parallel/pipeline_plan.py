@@ -18,6 +18,9 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from econmt.parallel.groups import Pending
+from econmt_ops.core.scopes import layer
+
 Output = tuple[int, int]
 """Which part, and which of its outputs."""
 
@@ -37,19 +40,14 @@ class Part(NamedTuple):
         run: gives the outputs from the inputs; it may use the rank's parameters, whose gradients add up.
         inputs: outputs of parts before it.
         outputs: what its outputs look like; needed of those that another rank reads.
+        layer: the ledger's, which has what it makes.
     """
 
     rank: int
     run: Callable[..., Sequence[Tensor]]
     inputs: tuple[Output, ...] = ()
     outputs: tuple[Like, ...] = ()
-
-
-class Pending(Protocol):
-    """A transfer under way."""
-
-    def wait(self) -> object:
-        """Until it is done; on a GPU the current stream waits."""
+    layer: str = "other"
 
 
 class Exchange(Protocol):
@@ -205,7 +203,9 @@ class Walk:
                 self._values[output] = buffer
             inputs.append(self._values[output].detach().requires_grad_())
         self._inputs[number] = inputs
-        for place, value in enumerate(part.run(*inputs)):
+        with layer(part.layer):
+            outputs = part.run(*inputs)
+        for place, value in enumerate(outputs):
             self._values[number, place] = value
 
     def _run_back(self, number: int) -> None:

@@ -97,9 +97,10 @@ class TranslationParts:
         run: Callable[..., Sequence[Tensor]],
         inputs: Sequence[Output] = (),
         outputs: Sequence[Like] = (),
+        layer: str = "decoder",
     ) -> int:
-        """The number of a new part."""
-        self.parts.append(Part(rank, run, tuple(inputs), tuple(outputs)))
+        """The number of a new part; ``layer`` is that of the ledger."""
+        self.parts.append(Part(rank, run, tuple(inputs), tuple(outputs), layer))
         return len(self.parts) - 1
 
     def _like(self, *shape: int) -> Like:
@@ -118,7 +119,7 @@ class TranslationParts:
             return torch.split(embedded, cuts.length, 1)
 
         like = [Like((self._rows, size, width), self._kept) for size in cuts.sizes]
-        number = self._add(0, embed, (), like)
+        number = self._add(0, embed, (), like, "embedding")
         current: list[list[Output]] = [[(number, chunk)] for chunk in range(len(cuts.sizes))]
         last: list[Output] = []
         for layer, both in enumerate(pairs):
@@ -153,7 +154,8 @@ class TranslationParts:
             return *torch.split(outputs, self._source.length, 1), h
 
         likes = [self._like(size, half) for size in self._source.sizes]
-        return self._add(rank, run, [*chain.from_iterable(below)], [*likes, self._like(half)])
+        outputs = [*likes, self._like(half)]
+        return self._add(rank, run, [*chain.from_iterable(below)], outputs, "encoder")
 
     def _encode_one_way(self, below: list[list[Output]]) -> tuple[list[list[Output]], list[Output]]:
         """The upper layers, chunk by chunk, from the end of the source if they read it so."""
@@ -168,7 +170,8 @@ class TranslationParts:
             for layer, home in enumerate(homes):
                 run = self._encoder_layer(layer, chunk, len(current))
                 like = self._like(self._source.sizes[chunk], encoder.config.size)
-                number = self._add(home, run, [*current, *states[layer]], [like, self._like(like.shape[2])])
+                outputs = [like, self._like(like.shape[2])]
+                number = self._add(home, run, [*current, *states[layer]], outputs, "encoder")
                 current, states[layer] = [(number, 0)], [(number, 1), (number, 2)]
             tops[chunk] = current
         return tops, states[-1][:1]
@@ -223,7 +226,7 @@ class TranslationParts:
 
         width = model.config.embedding
         like = [Like((self._rows, size, width), self._kept) for size in self._target.sizes]
-        number = self._add(0, embed, (), like)
+        number = self._add(0, embed, (), like, "embedding")
         return [(number, chunk) for chunk in range(len(like))]
 
     def _decode_at_once(self, tops: list[list[Output]], last: list[Output]) -> Output:
@@ -260,7 +263,7 @@ class TranslationParts:
         begin = [self._like(size), Like((self._rows, size), exact)] * len(homes)
         nothing = self._like(0)  # keys and values stay on the rank of the bottom layer
         memory = self._add(
-            homes[0], remember, [*chain.from_iterable(tops), *last], [nothing, nothing, *begin]
+            homes[0], remember, [*chain.from_iterable(tops), *last], [nothing, nothing, *begin], "attention"
         )
         states: list[list[Output]] = [
             [(memory, 2 + 2 * layer), (memory, 3 + 2 * layer)] for layer in range(len(homes))
@@ -275,7 +278,8 @@ class TranslationParts:
                 states[layer] = [(number, 1), (number, 2)]
                 if context is None:
                     looked: list[Output] = [(number, 0), (memory, 0), (memory, 1)]
-                    context = (self._add(home, self._attend, looked, [self._like(steps, width)]), 0)
+                    like = self._like(steps, width)
+                    context = (self._add(home, self._attend, looked, [like], "attention"), 0)
                     contexts.append(context)
                 current = [(number, 0), context]
             outputs.append(current[0])

@@ -32,7 +32,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from econmt.engine.world import Event, Json, World
 from econmt.errors import EconmtError, InputError, printable, talk
-from econmt.parallel.reduction import BucketedReduction
+from econmt.parallel.groups import Group
+from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.parallel.sharding import OptimizerShares
 from econmt.recipe import ParallelSection
 
@@ -44,6 +45,9 @@ SPOKEN = "spoken"
 
 LOST = "lost"
 """The key of the store that says that a rank was lost, so that starting all again may help."""
+
+LEFT = "left"
+"""The keys of the store that say which rank is done."""
 
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 """The variable that counts how often the processes were started again."""
@@ -151,7 +155,7 @@ class Processes(World):
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
             self._group = dist.new_group(backend="nccl", timeout=self._timeout + _MARGIN, device_id=device)
-        self._calls = 0
+        self._calls, self._parted = 0, False
         self._watch.start()
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
@@ -214,16 +218,26 @@ class Processes(World):
 
     def largest(self, *values: int) -> list[int]:
         """See :meth:`econmt.engine.world.World.largest`."""
+        return self.later_largest(*values)()
+
+    def later_largest(self, *values: int) -> Callable[[], list[int]]:
+        """See :meth:`econmt.engine.world.World.later_largest`."""
         tensor = torch.tensor(values, dtype=torch.int64)
         with self.watched():
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control)
-        found: list[int] = tensor.tolist()
+            work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+        assert work is not None
+
+        def found() -> list[int]:
+            with self.watched():
+                work.wait()
+            values: list[int] = tensor.tolist()
+            return values
+
         return found
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction:
         """See :meth:`econmt.engine.world.World.reduction`."""
-        dtype = torch.bfloat16 if self._settings.reduction == "bfloat16" else torch.float32
-        return BucketedReduction(parameters, self, self._group, dtype)
+        return BucketedReduction(parameters, self._members(), travelling(self._settings))
 
     def wait(self, event: Event) -> None:
         """See :meth:`econmt.engine.world.World.wait`."""
@@ -237,7 +251,7 @@ class Processes(World):
         """See :meth:`econmt.engine.world.World.shares`."""
         if not self._settings.shard_optimizer:
             return None
-        return OptimizerShares(parameters, self.rank, self, self._group)
+        return OptimizerShares(parameters, self.rank, self._members())
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -252,6 +266,27 @@ class Processes(World):
         """See :meth:`econmt.engine.world.World.note`."""
         self._watch.update = update
 
+    def end_exchanges(self) -> None:
+        """See :meth:`econmt.engine.world.World.end_exchanges`.
+
+        NCCL gives up a communicator only when all ranks do, and when no graph is left that was captured with it; until
+        then it waits, without a limit of its own.
+        """
+        if self._parted:
+            return
+        self._parted = True
+        if self._group is not self._control:
+            event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream())
+            self.wait(event)
+        self._meet()
+        limit = threading.Timer(self._settings.timeout, self._watch.lost, ["ranks did not part in time"])
+        limit.daemon = True
+        limit.start()
+        with self.watched():
+            dist.destroy_process_group()
+        limit.cancel()
+
     def failed(self, line: str) -> bool:
         """Tells the others that this rank leaves with an error; whether it is this rank's part to tell a person why."""
         return self._watch.failed(line)
@@ -259,6 +294,9 @@ class Processes(World):
     def leave(self) -> None:
         """Leaves the others, who may go on."""
         self._watch.leave()
+
+    def _members(self) -> Group:
+        return Group(self.size, self._group, self.watched)
 
     def _group_of(self, tensor: Tensor) -> Any:
         return self._group if tensor.is_cuda else self._control
@@ -281,9 +319,15 @@ class _Watch(threading.Thread):
         super().__init__(daemon=True, name="econmt-watch")
         self._rank, self._size, self._store, self._own, self._timeout = rank, size, store, own, timeout
         self._left = threading.Event()
+        self._first = ""
         self.exchanges = 0
         self.update = 0
         store.set(f"host/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
+
+    def start(self) -> None:
+        """Begins; all ranks have come."""
+        self._first = self._host(0)
+        super().start()
 
     def run(self) -> None:
         """Until the process ends."""
@@ -302,16 +346,20 @@ class _Watch(threading.Thread):
                 return
         if not reason["told"]:
             self._call_roll(reason["why"])
-        elif self._left.wait(_LEAVING):
+        elif not self._own.check([LOST]) and self._left.wait(
+            _LEAVING
+        ):  # who lost a rank has nothing left to do
             return
         os._exit(_EXIT_LOST)
 
     def lost(self, why: str) -> NoReturn:
         """An exchange has failed: finds out why with the others, tells it and ends the process."""
         if not self._left.is_set():
-            with suppress(RuntimeError):
+            try:
                 self._store.set(LOST, "1")
                 end_all(self._store, self._size, told=False, why=why)
+            except RuntimeError:
+                self._leave_without_store()
             time.sleep(_ROLL_CALL + 2 * _LEAVING)  # the thread ends the process before
         os._exit(_EXIT_LOST)
 
@@ -328,6 +376,7 @@ class _Watch(threading.Thread):
         """See :meth:`Processes.leave`."""
         self._left.set()
         with suppress(RuntimeError):
+            self._store.set(f"{LEFT}/{self._rank}", "1")
             self._store.set(f"wake/{self._rank}", "1")
             self.join(_LEAVING)
 
@@ -374,13 +423,22 @@ class _Watch(threading.Thread):
         return self._own.get(key).decode() if self._own.check([key]) else "it never came"
 
     def _leave_without_store(self) -> NoReturn:
-        """Whoever kept the store is gone, and with it the way to agree on who tells."""
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            address = os.environ.get("MASTER_ADDR", "?")
-            talk(
-                f"econmt: error: rank {self._rank} ({socket.gethostname()}) lost the process at {address} where ranks "
-                "meet; all ranks leave: the same command goes on from the last saved state"
-            )
+        """Whoever kept the store is gone, and with it the way to agree on who tells: one rank of each host does."""
+        address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+        with socket.socket(socket.AF_UNIX) as name:
+            try:
+                if sys.platform == "linux":  # a name without a file, which goes with the process that has it
+                    name.bind(f"\0econmt/{address}/{os.environ.get(RESTARTS, '0')}")
+                keeper = f"what the launcher keeps at {address}"
+                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+                    keeper = f"rank 0 ({self._first}), which keeps {address}"
+                talk(
+                    f"econmt: error: rank {self._rank} ({socket.gethostname()}) has lost {keeper}, where ranks meet, "
+                    f"after update {self.update}; all ranks leave: the same command goes on from the last saved state"
+                )
+                time.sleep(_LEAVING)
+            except OSError:  # another one has the name, and tells
+                pass
         os._exit(_EXIT_LOST)
 
 
@@ -409,13 +467,12 @@ def joined(place: Place, settings: ParallelSection, device: torch.device) -> Ite
         ) from error
     try:
         yield world
+        world.end_exchanges()
     except BaseException as error:
         if not world.failed(str(error)):
             sys.exit(getattr(error, "exit_code", _EXIT_LOST))
         raise
     world.leave()
-    with suppress(RuntimeError):  # the others may have left
-        dist.destroy_process_group()
 
 
 def take_own_gpu(name: str, place: Place) -> None:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+
+from econmt.parallel.groups import Members, Pending
+from econmt.recipe import ParallelSection
+from econmt_ops.core.scopes import layer
 
 BUCKET_BYTES = 25 << 20
 """Gradients that travel together: few messages, and the first leaves long before the last gradient is there."""
 
+
+def travelling(settings: ParallelSection) -> torch.dtype:
+    """The type in which gradients travel."""
+    return torch.bfloat16 if settings.reduction == "bfloat16" else torch.float32
+
+
 _ALIGNMENT = 16
 """Elements at whose multiples each gradient begins in its bucket, so that kernels may read several at once."""
-
-
-class Watched(Protocol):
-    """What :class:`BucketedReduction` asks of the processes that it works for."""
-
-    size: int
-
-    def watched(self) -> AbstractContextManager[None]:
-        """See :meth:`econmt.engine.world.World.watched`."""
 
 
 class _Message(NamedTuple):
@@ -32,7 +31,7 @@ class _Message(NamedTuple):
     parameters: list[nn.Parameter]
     flat: Tensor
     begins: list[int]
-    work: dist.Work
+    work: Pending
 
 
 class BucketedReduction:
@@ -47,19 +46,12 @@ class BucketedReduction:
 
     Args:
         parameters: in the model's order.
-        world: the ranks.
-        group: of them.
+        ranks: that have them.
         dtype: of what travels.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        world: Watched,
-        group: dist.ProcessGroup,
-        dtype: torch.dtype,
-    ) -> None:
-        self._world, self._group, self._dtype = world, group, dtype
+    def __init__(self, parameters: Iterable[nn.Parameter], ranks: Members, dtype: torch.dtype) -> None:
+        self._ranks, self._dtype = ranks, dtype
         self._buckets: list[list[nn.Parameter]] = [[]]
         taken = 0
         self._bucket_of: dict[nn.Parameter, int] = {}
@@ -92,23 +84,22 @@ class BucketedReduction:
 
     def pack(self) -> None:
         """See :meth:`econmt.engine.world.Reduction.pack`."""
-        with torch.no_grad():
+        with torch.no_grad(), layer("exchange"):
             for number in range(self._sent, len(self._buckets)):
                 self._packed[number] = self._pack(self._buckets[number])
 
     def finish(self, loss: Tensor) -> None:
         """See :meth:`econmt.engine.world.Reduction.finish`."""
-        with self._world.watched(), torch.no_grad():
+        with self._ranks.watched(), torch.no_grad(), layer("exchange"):
             while self._sent < len(self._buckets):
                 self._send()
-            works = [dist.all_reduce(loss, group=self._group, async_op=True)]
+            work = self._ranks.all_reduce(loss)
             if self._rows:
                 self._exchange_rows()
             for message in self._messages:
                 message.work.wait()
                 self._receive(message)
-            for work in works:
-                work.wait()
+            work.wait()
         self.abandon()
 
     def _arrived(self, parameter: Tensor) -> None:
@@ -120,7 +111,7 @@ class BucketedReduction:
         self._missing[bucket] -= 1
         assert self._missing[bucket] >= 0, "a gradient was added to after it had left"
         while self._sent < len(self._buckets) and self._missing[self._sent] == 0:
-            with self._world.watched(), torch.no_grad():
+            with self._ranks.watched(), torch.no_grad(), layer("exchange"):
                 self._send()
 
     def _send(self) -> None:
@@ -132,8 +123,7 @@ class BucketedReduction:
         parameters, flat, begins = self._packed.pop(self._sent)
         self._sent += 1
         if parameters:
-            work = dist.all_reduce(flat, group=self._group, async_op=True)
-            self._messages.append(_Message(parameters, flat, begins, work))
+            self._messages.append(_Message(parameters, flat, begins, self._ranks.all_reduce(flat)))
 
     def _pack(self, bucket: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], Tensor, list[int]]:
         """Those of a bucket that have dense gradients, a flat tensor of these, and where each lies in it."""
@@ -159,15 +149,13 @@ class BucketedReduction:
         for parameter in self._rows:
             assert parameter.grad is not None
             found.append(parameter.grad.coalesce())
-        own = torch.tensor([each._nnz() for each in found])
-        counts = [torch.empty_like(own) for _ in range(self._world.size)]
-        dist.all_gather(counts, own, group=self._group)
-        for parameter, gradient, each in zip(self._rows, found, torch.stack(counts, 1).tolist(), strict=True):
+        counts = zip(*self._ranks.counts([each._nnz() for each in found]), strict=True)
+        for parameter, gradient, each in zip(self._rows, found, counts, strict=True):
             if rows_are_fewer(each, gradient.shape):
                 parameter.grad = self._gathered(gradient, each)
             else:
                 parameter.grad = gradient.to_dense()
-                dist.all_reduce(parameter.grad, group=self._group)
+                self._ranks.all_reduce(parameter.grad).wait()
 
     def _gathered(self, gradient: Tensor, counts: Sequence[int]) -> Tensor:
         """The sum of every rank's rows; ``counts`` of them."""
@@ -176,10 +164,7 @@ class BucketedReduction:
         values = torch.zeros(most, *gradient.shape[1:], dtype=self._dtype)
         ids[: gradient._nnz()] = gradient._indices()[0]
         values[: gradient._nnz()] = gradient._values()
-        all_ids = [torch.empty_like(ids) for _ in counts]
-        all_values = [torch.empty_like(values) for _ in counts]
-        dist.all_gather(all_ids, ids, group=self._group)
-        dist.all_gather(all_values, values, group=self._group)
+        all_ids, all_values = self._ranks.gather(ids), self._ranks.gather(values)
         kept = torch.cat([each[:count] for each, count in zip(all_ids, counts, strict=True)])
         rows, places = torch.unique(kept, return_inverse=True)
         sums = torch.zeros(len(rows), *gradient.shape[1:], dtype=gradient.dtype)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from econmt.parallel.reduction import BUCKET_BYTES, Watched
+from econmt.parallel.groups import Members
+from econmt.parallel.reduction import BUCKET_BYTES
+from econmt_ops.core.scopes import layer
 
 
 def shares(sizes: Sequence[int], ranks: int) -> list[int]:
@@ -28,12 +28,12 @@ def shares(sizes: Sequence[int], ranks: int) -> list[int]:
     return owners
 
 
-def largest_share(sizes: Sequence[int], ranks: int) -> float:
-    """How much of several things the rank has that has the most, from 0 to 1."""
+def largest_share(sizes: Sequence[int], ranks: int) -> tuple[int, float]:
+    """The rank that has the most of several things, and how much of them that is, from 0 to 1."""
     taken = [0] * ranks
     for size, owner in zip(sizes, shares(sizes, ranks), strict=True):
         taken[owner] += size
-    return max(taken) / max(1, sum(sizes))
+    return taken.index(max(taken)), max(taken) / max(1, sum(sizes))
 
 
 class OptimizerShares:
@@ -42,17 +42,17 @@ class OptimizerShares:
     Args:
         parameters: in the model's order.
         rank: of this process.
-        world: the ranks. group: of them.
+        ranks: all of them.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], rank: int, world: Watched, group: Any) -> None:
-        self._world, self._group, self._rank = world, group, rank
+    def __init__(self, parameters: Iterable[nn.Parameter], rank: int, ranks: Members) -> None:
+        self._ranks, self._rank = ranks, rank
         trained = [each for each in parameters if each.requires_grad]
-        owners = shares([each.numel() for each in trained], world.size)
+        owners = shares([each.numel() for each in trained], ranks.size)
         self.owner = dict(zip(trained, owners, strict=True))
         self._parts = [
             _in_buckets([each for each in trained if self.owner[each] == number])
-            for number in range(world.size)
+            for number in range(ranks.size)
         ]
 
     @property
@@ -63,7 +63,7 @@ class OptimizerShares:
     @torch.no_grad()
     def spread(self) -> None:
         """See :class:`econmt.engine.world.Shares`."""
-        with self._world.watched():
+        with self._ranks.watched(), layer("exchange"):
             for buckets in zip_longest(*self._parts, fillvalue=()):
                 works = []
                 for owner, bucket in enumerate(buckets):
@@ -72,8 +72,7 @@ class OptimizerShares:
                         views = _views(flat, bucket)
                         if owner == self._rank:
                             torch._foreach_copy_(views, list(bucket))
-                        work = dist.broadcast(flat, owner, group=self._group, async_op=True)
-                        works.append((owner, bucket, views, work))
+                        works.append((owner, bucket, views, self._ranks.broadcast(flat, owner)))
                 for owner, bucket, views, work in works:
                     work.wait()
                     if owner != self._rank:

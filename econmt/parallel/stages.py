@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
+
+from econmt.parallel.groups import Group, Members, Pending
+from econmt.parallel.pipeline_output import Gathered
 
 
 class Stages:
@@ -23,7 +28,6 @@ class Stages:
 
     Attributes:
         size: S. rank: this one's stage. replica: whose stage it is. replicas: how many there are.
-        data: the group of the ranks that have this stage, one a replica.
     """
 
     def __init__(self, size: int, device: torch.device, timeout: timedelta | None = None) -> None:
@@ -39,7 +43,7 @@ class Stages:
             return distributed.new_group([*ranks], backend=backend, timeout=timeout)
 
         self._group = [group(range(first, first + size)) for first in range(0, processes, size)][self.replica]
-        self.data = [group(range(stage, processes, size)) for stage in range(size)][self.rank]
+        self._data = [group(range(stage, processes, size)) for stage in range(size)][self.rank]
         # NCCL may run all that a group does one after the other: pairs that talk at the same time get one each.
         self._pairs: dict[tuple[int, int], Any] = {}
         for first in range(0, processes, size) if gpu else ():
@@ -52,7 +56,7 @@ class Stages:
 
     def _connect(self, tensor: Tensor) -> None:
         """Makes NCCL open all its connections, which it cannot do while a CUDA graph is captured."""
-        for group in (self._group, self.data):
+        for group in (self._group, self._data):
             distributed.all_reduce(tensor, group=group)
         for low, high in self._pairs:
             if self.rank == low:
@@ -60,13 +64,17 @@ class Stages:
             elif self.rank == high:
                 self.receive(tensor, low).wait()
 
-    def send(self, tensor: Tensor, rank: int) -> distributed.Work:
+    def of_replicas(self, watched: Callable[[], AbstractContextManager[None]]) -> Members:
+        """The ranks that have this stage, one a replica; ``watched`` is the context of an exchange."""
+        return Group(self.replicas, self._data, watched)
+
+    def send(self, tensor: Tensor, rank: int) -> Pending:
         """See :class:`econmt.parallel.pipeline_plan.Exchange`."""
         work = distributed.isend(tensor, self._first + rank, group=self._between(rank))
         assert work is not None
         return work
 
-    def receive(self, tensor: Tensor, rank: int) -> distributed.Work:
+    def receive(self, tensor: Tensor, rank: int) -> Pending:
         """See :class:`econmt.parallel.pipeline_plan.Exchange`."""
         work = distributed.irecv(tensor, self._first + rank, group=self._between(rank))
         assert work is not None
@@ -76,7 +84,7 @@ class Stages:
         pair = min(rank, self.rank), max(rank, self.rank)
         return self._pairs.get(pair, self._group)
 
-    def gather(self, tensor: Tensor) -> Gathering:
+    def gather(self, tensor: Tensor) -> Gathered:
         """Begins to exchange a tensor; see :class:`econmt.parallel.pipeline_output.Gather`."""
         return Gathering(tensor.contiguous(), self._group, self.size)
 

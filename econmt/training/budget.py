@@ -20,6 +20,7 @@ from econmt.memory.measure.byte_budget import budget_bytes, size_text, total_mem
 from econmt.memory.plan.planner import Plan, Planner, estimator, sufficient_budget, usable
 from econmt.memory.plan.prices import settings
 from econmt.model import Implementations
+from econmt.parallel.lone_rank import ranks_that_differ
 from econmt.parallel.sharding import largest_share
 from econmt.recipe import Data, Recipe
 from econmt.tasks.protocol import Task
@@ -108,11 +109,11 @@ class Budget:
         self._world = World() if world is None else world
         self._device = device
         self._precision = precision
-        given = list(parameters)
-        self._weights = sum(parameter.nbytes for parameter in given)
+        self._sizes = [parameter.nbytes for parameter in parameters]
+        self._weights = sum(self._sizes)
         self._share: float | None = None
         if self._world.size > 1 and self._recipe.parallel.shard_optimizer:
-            self._share = largest_share([parameter.nbytes for parameter in given], self._world.size)
+            _, self._share = largest_share(self._sizes, self._world.size)
 
     def make(self, state: TrainingState, taken: int) -> None:
         """Make the plan; that of a saved state is kept if it was made for the same.
@@ -243,11 +244,11 @@ class Budget:
         if training.averaging.start != "never":
             parts["averaging"] = True
         if self._world.size > 1:
-            parts["ranks"] = self._world.size
+            parts["ranks"] = [self._world.size, *recipe.parallel.model_dump(exclude={"timeout"}).values()]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     @property
-    def _sizes(self) -> tuple[int, int]:
+    def _words(self) -> tuple[int, int]:
         source, target = self._prepared.vocabularies
         return source.size, target.size
 
@@ -255,11 +256,12 @@ class Budget:
         recipe, training = self._recipe, self._recipe.training
         kind = self._device.type
         size = self._world.size
+        ranks = ranks_that_differ(recipe.parallel, size, self._sizes, kind)
         planner = Planner(
             [shape._replace(rows=rows_of_share(shape.rows, size)) for shape in self._batches.shapes()],
             settings(Implementations.of(recipe.ops), kind),
             budget,
-            estimator(self._task, kind, self._precision),
+            estimator(self._task, kind, self._precision, ranks),
             accumulating=training.update_interval > 1,
             width=training.bucket_width or 1,
         )
@@ -278,7 +280,7 @@ class Budget:
 
         def needed(sentences: int) -> int:
             shape = sentences, source, target
-            found = estimate_search(recipe, *self._sizes, shape, self._device.type, torch.float32)
+            found = estimate_search(recipe, *self._words, shape, self._device.type, torch.float32)
             return self._state + found
 
         rows = search_rows(needed, usable(budget), decoding.batch_size)

@@ -8,15 +8,21 @@ from econmt import recipe
 from econmt.training.state import TrainingState
 
 
-def end_reason(training: recipe.Training, state: TrainingState, epoch: int) -> str | None:
+def end_reason(
+    training: recipe.Training, state: TrainingState, epoch: int, seconds: float | None = None
+) -> str | None:
     """Why training ends here, as words for a message; None if it goes on.
 
     Args:
         training: the recipe's limits.
         state: where the run stands.
         epoch: passes over the data that are complete.
+        seconds: how long the run has taken, by the clock that all ranks go by; None: the state's.
     """
-    for name, done in _done(state, epoch).items():
+    found = _done(state, epoch)
+    if seconds is not None:
+        found["max_seconds"] = seconds
+    for name, done in found.items():
         limit = getattr(training, name)
         if limit is not None and done >= limit:
             return f"{name} {limit} reached"

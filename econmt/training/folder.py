@@ -24,7 +24,9 @@ _OWN_NAME = (
     r"(params\.([0-9]{1,15}|best)\.safetensors(\.new)?|hypotheses\.([0-9]{1,15}(\.new)?|test)|recipe\.yaml|metrics\.tsv|results\.json"
     r"|(subwords|vocab)(\.source|\.target)?\.(model|txt))"
 )
-_UNFINISHED = re.compile(rf"\.{_OWN_NAME}\.\d+\.partial|params\.best\.safetensors\.tmp")
+_UNFINISHED = re.compile(
+    rf"\.{_OWN_NAME}\.\d+\.partial|params\.best\.safetensors\.tmp|\.ranks\.[0-9a-f]+\.tmp"
+)
 _UNFINISHED_STATE = re.compile(r"\d+(\.interrupted)?\.tmp")
 _DAMAGED = re.compile(r"([0-9]{1,15})(\.interrupted)?\.damaged")
 _STATE_FILES = {"state.json", "SHA256SUMS", "optimizer.safetensors", "params.safetensors"}

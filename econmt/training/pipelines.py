@@ -29,18 +29,17 @@ class Made(NamedTuple):
     notes: list[str]
 
 
-def check_ranks(recipe: Recipe, world: World) -> None:
-    """Makes sure that the ranks can be divided into the pipelines of a recipe.
+def check_ranks(recipe: Recipe, size: int) -> None:
+    """Makes sure that so many ranks can be divided into the pipelines of a recipe.
 
     Raises:
         InputError: they cannot.
     """
     stages = recipe.parallel.pipeline
-    if world.size % stages:
-        started = "1 process was" if world.size == 1 else f"{world.size} processes were"
+    if size % stages:
         raise InputError(
-            f"parallel.pipeline {stages}: {started} started, which cannot be divided into pipelines of {stages}; give "
-            f"--processes {stages}, or a multiple of it, or parallel.pipeline=1"
+            f"parallel.pipeline {stages}: {size} {'processes' if size > 1 else 'process'} cannot be divided into "
+            f"pipelines of {stages}; give --processes {stages}, or a multiple of it, or parallel.pipeline=1"
         )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median_low
 from typing import Any
@@ -13,14 +16,47 @@ from torch import Tensor, nn
 
 from econmt.data.batch import AnyBatch, BatchShape
 from econmt.engine.step import TrainingStep
-from econmt.engine.world import rows_of_share
+from econmt.engine.world import World, rows_of_share
+from econmt.errors import InputError
 from econmt.memory.plan.planner import Plan
+from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
 from econmt.training.state import TrainingState
 
+SEEN_WITHIN = 30.0
+"""Seconds in which what one host writes is seen by the others, where they share a file system."""
+
 SLOW = 1.5
 """How many times the time of the one in the middle a rank takes that is called slow."""
+
+
+def check_shared(folder: ModelFolder, world: World) -> None:
+    """Makes sure that all ranks see the model folder that rank 0 has made.
+
+    Raises:
+        InputError: some do not, on every rank.
+    """
+    if world.size == 1:
+        return
+    sign = folder.path / world.first(lambda: f".ranks.{secrets.token_hex(8)}.tmp")
+    if world.writes:
+        sign.touch()
+    until = time.monotonic() + SEEN_WITHIN
+    while not sign.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+        with contextlib.suppress(OSError):  # a file system of the network looks anew
+            any(folder.path.iterdir())
+    own: list[Any] = [sign.exists(), socket.gethostname()]
+    found = world.gather(own, patient=True)
+    if world.writes:
+        sign.unlink()
+    blind = [f"rank {rank} ({host})" for rank, (sees, host) in enumerate(found) if not sees]
+    if blind:
+        raise InputError(
+            f"{folder.path}: {' and '.join(blind)} cannot see the model folder of rank 0 ({found[0][1]}); give "
+            "an output, and data.prepared, in a folder that all hosts share"
+        )
 
 
 class Ranks:
@@ -28,23 +64,45 @@ class Ranks:
 
     Args:
         step: of the run.
+
+    Attributes:
+        seconds: how long the run has taken, as all ranks have agreed.
     """
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
         self._world = step.world
         self._most_rows: Callable[[AnyBatch], int] | None = None
+        self._asked: Callable[[], list[int]] | None = None
+        self._then = self.seconds = 0.0
 
     def told_to_leave(self, interrupts: Interrupts, state: TrainingState) -> bool:
-        """Whether any rank was told to leave; from then on all were. All go by the clock of the slowest."""
+        """Whether any rank was told to leave, and all know it; from then on all were.
+
+        What is asked now is known at the next call: the question travels while an update is computed. All clocks are
+        put forward to that of the slowest rank.
+        """
         if self._world.size == 1:
+            self.seconds = state.seconds
             return interrupts.pending
         self._world.note(state.update)
-        number, microseconds = self._world.largest(interrupts.received or 0, int(state.seconds * 1e6))
-        state.seconds = microseconds / 1e6
+        answer = self._asked
+        if answer is not None:
+            number, microseconds = answer()
+            self.seconds = microseconds / 1e6
+            state.seconds += max(0.0, self.seconds - self._then)
+        self._then = state.seconds
+        self._asked = self._world.later_largest(interrupts.received or 0, int(self._then * 1e6))
+        if answer is None:
+            number, microseconds = self._asked()
+            self.seconds = microseconds / 1e6
         if number:
             interrupts.received = signal.Signals(number)
         return number > 0
+
+    def ask_anew(self) -> None:
+        """Lets all ranks wait at the next call of :meth:`told_to_leave` for what is asked there."""
+        self._asked = None
 
     def fill_up(
         self, shapes: Sequence[BatchShape], plan: Callable[[], Plan | None]

@@ -18,7 +18,6 @@ from econmt.data.progress_bars import counted
 from econmt.data.store import PreparedData
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.translator import Translation, Translator
-from econmt.engine.optimizers import load_optimizer_tensors
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
@@ -26,15 +25,16 @@ from econmt.evaluation.metrics import bleu, recipe_tokenizer
 from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.memory.plan.planner import Plan
 from econmt.model import IncrementalModel
+from econmt.parallel.lone_rank import Rank, lone_step
+from econmt.parallel.pipeline_costs import Plan as PipelinePlan
 from econmt.recipe import Recipe
-from econmt.tasks.protocol import Split
+from econmt.tasks.protocol import Shape, Split
 from econmt.tasks.registry import make_task
 from econmt.training.checkpoints import (
     load_model,
     load_saved,
     load_state,
     load_task,
-    named_parameters,
 )
 from econmt.training.choice import saved_choice
 from econmt.training.folder import ModelFolder
@@ -111,9 +111,16 @@ def are_complete(folder: ModelFolder, recipe: Recipe, update: int) -> bool:
 
 
 def make_results(
-    recipe: Recipe, folder: ModelFolder, prepared: PreparedData, device: torch.device, precision: Precision
+    recipe: Recipe,
+    folder: ModelFolder,
+    prepared: PreparedData,
+    device: torch.device,
+    precision: Precision,
+    ranks: int = 1,
 ) -> Results:
     """Evaluates the best parameters, draws, measures, and notes in results.json that it is done.
+
+    Of several ``ranks`` the first one's bytes are measured.
 
     Raises:
         InputError: if the folder holds no checkpoint, or one that cannot be read.
@@ -123,8 +130,11 @@ def make_results(
     state = load_state(folder, commit)
     plan = Plan.from_state_dict(state.plan) if state.plan else None
     task = make_task(recipe, prepared)
-    evaluate = _translate if task.translates else _read
-    result = evaluate(recipe, folder, prepared, device, precision, plan, state)
+    ledger = _measure(recipe, folder, prepared, device, precision, plan, Rank(0, ranks))
+    if task.translates:
+        result = _translate(recipe, folder, prepared, device, plan, state, ledger)
+    else:
+        result = _read(recipe, folder, prepared, device, precision, plan, state, ledger)
     record = ResultsFile(
         update=state.update,
         best_update=state.best_update,
@@ -147,6 +157,7 @@ def _read(
     precision: Precision,
     plan: Plan | None,
     state: TrainingState,
+    ledger: Ledger,
 ) -> Results:
     """Perplexities of a language model: validation and test text, each from its beginning to its end in one row."""
     step = TrainingStep(make_task(recipe, prepared), load_task(folder.path, "best", device).model, precision)
@@ -168,7 +179,7 @@ def _read(
         signature="",
         samples=[],
         pictures=[curve],
-        ledger=_measure(recipe, folder, prepared, device, precision, plan),
+        ledger=ledger,
         perplexities=perplexities,
     )
 
@@ -178,9 +189,9 @@ def _translate(
     folder: ModelFolder,
     prepared: PreparedData,
     device: torch.device,
-    precision: Precision,
     plan: Plan | None,
     state: TrainingState,
+    ledger: Ledger,
 ) -> Results:
     """Translations of the test text, or of some of the validation text, with their BLEU."""
     loaded = load_model(folder.path, "best", device)
@@ -210,7 +221,7 @@ def _translate(
         signature=signature,
         samples=samples[:SAMPLES],
         pictures=_draw(folder, state.metrics, state.best_update, translations, sources, translator),
-        ledger=_measure(recipe, folder, prepared, device, precision, plan),
+        ledger=ledger,
         perplexities={},
     )
 
@@ -254,22 +265,34 @@ def _measure(
     device: torch.device,
     precision: Precision,
     plan: Plan | None,
+    rank: Rank,
 ) -> Ledger:
-    """The bytes of a training step on the largest batch, or with a plan on the largest micro-batch."""
+    """The bytes of a rank's training step on the largest batch, or with a plan on the largest micro-batch."""
     training = recipe.training
     task = make_task(recipe, prepared)
-    step = TrainingStep(task, load_task(folder.path, "best", device).model.train(), precision)
     saved = load_saved(folder, folder.commits()[-1])
-    if saved.optimizer_name == training.optimizer.name:
-        parameters = named_parameters(step.model)
-        load_optimizer_tensors(step.optimizer, parameters, saved.optimizer, str(folder.path))
     batches = task.batches(prepared)
     batch, accumulating = batches.worst_batch(), False
+    if rank.size > 1:
+        batch = batch.share(0, rank.size // recipe.parallel.pipeline)
+    division = saved.state.pipeline
+    step = lone_step(
+        task,
+        load_task(folder.path, "best", device).model.train(),
+        rank,
+        Shape(len(batch.indices), *batch.positions),
+        precision,
+        plan=PipelinePlan(division["homes"], division["chunks"], "") if division else None,
+    )
+    if saved.optimizer_name == training.optimizer.name:
+        step.load_optimizer_tensors(saved.optimizer, str(folder.path))
     if plan is not None:
-        worst = plan.worst
+        worst, step.overlaps = plan.worst, False
         batch = batches.largest_batch(worst.source, worst.target).first(worst.rows)
         step.implementations = worst.implementations
         accumulating = training.update_interval > 1 or worst.parts > 1
     elif (chosen := saved_choice(recipe, saved.state.choices, device)) is not None:
         step.implementations = chosen
-    return measure_step(step, batch, accumulating=accumulating, timed=False)
+    ledger = measure_step(step, batch, accumulating=accumulating, timed=False)
+    ledger.rank = rank.text
+    return ledger

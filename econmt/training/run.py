@@ -42,9 +42,10 @@ from econmt.training.end_of_run import end_reason
 from econmt.training.environment import differences, environment_of
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.initialization import initialize, parameters_to_start_from
-from econmt.training.interrupts import Interrupts
+from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.pipelines import check_ranks, make_step
 from econmt.training.progress import Progress, Silence
+from econmt.training.ranks import check_shared
 from econmt.training.results import Results, are_complete, make_results
 from econmt.training.resume import Start, find_start
 from econmt.training.state import TrainingState, random_states, restore_random_states, seed_everything
@@ -90,12 +91,13 @@ def run_recipe(
         Interrupted: after SIGTERM or Ctrl-C, with everything saved.
     """
     world = World() if world is None else world
-    check_ranks(recipe, world)
+    check_ranks(recipe, world.size)
     device = resolve_device(recipe.training.device)
     folder = ModelFolder(recipe.output)
     if world.writes:
         folder.check(overwrite=overwrite_output, last=recipe.training.max_updates)
         folder.create()
+    check_shared(folder, world)
     with folder.locked() if world.writes else contextlib.nullcontext():
         start = Start()
         if not overwrite_output:
@@ -126,12 +128,17 @@ def run_recipe(
                 if world.writes:
                     folder.clear()
                     folder.create()
-            result = train(
-                recipe, folder, prepared, start=start, console=console, threads=threads, world=world
-            )
+            try:
+                result = train(
+                    recipe, folder, prepared, start=start, console=console, threads=threads, world=world
+                )
+            except Interrupted:
+                world.end_exchanges()
+                raise
+            world.end_exchanges()
             if not world.writes:
                 return Outcome(result, None)
-            return Outcome(result, make_results(recipe, folder, prepared, device, precision))
+            return Outcome(result, make_results(recipe, folder, prepared, device, precision, world.size))
 
 
 def _nothing() -> None:

@@ -167,10 +167,11 @@ class Trainer:
         while True:
             if self._ranks.told_to_leave(interrupts, self.state):
                 self._leave(interrupts)
-            reason = end_reason(self.recipe.training, self.state, self.batches.epoch)
+            reason = end_reason(self.recipe.training, self.state, self.batches.epoch, self._ranks.seconds)
             if self._checkpoint_due(reason):
                 self._checkpoint(progress, interrupts)
             elif reason is not None:
+                self._give_up_graphs()
                 return TrainingResult(
                     reason, self.state.update, self.state.best_update, self.state.metrics, True
                 )
@@ -196,6 +197,12 @@ class Trainer:
                     self._capture(self._graphed, self._ranks.share(part), how)
             del room
         self.step.clear()
+
+    def _give_up_graphs(self) -> None:
+        """On all ranks: what was captured with their messages in it must be gone before they part."""
+        if self._graphed is not None:
+            self._graphed.release()
+            self._graphed = None
 
     def _capture(self, graphed: GraphedStep, batch: AnyBatch, how: Implementations) -> None:
         try:
@@ -324,6 +331,7 @@ class Trainer:
                     self.state.signature,
                 )
         except Abandoned:
+            self._ranks.ask_anew()
             return
         except torch.cuda.OutOfMemoryError as error:
             raise TrainingError(
@@ -437,6 +445,7 @@ class Trainer:
         self._tick()
         if state.update > self._saved:
             self._save(self._ranks.optimizer_tensors(self.parameters), None)
+        self._give_up_graphs()
         what = f"saved at update {state.update}" if state.update else "nothing was learnt yet"
         raise Interrupted(
             f"{interrupts.name}: {what} in {self.folder.path}; the same command again goes on",

@@ -24,7 +24,7 @@ ROOMS = {
     "tasks": {"base", "econmt_ops", "model", "data"},
     "engine": {"base", "econmt_ops", "model", "data", "tasks"},
     "parallel": {"base", "econmt_ops", "model", "data", "tasks", "engine"},
-    "memory": {"base", "econmt_ops", "model", "data", "tasks", "engine"},
+    "memory": {"base", "econmt_ops", "model", "data", "tasks", "engine", "parallel"},
     "decoding": {"base", "econmt_ops", "model", "data"},
     "evaluation": {"base", "econmt_ops", "model", "data", "decoding"},
     "training": {

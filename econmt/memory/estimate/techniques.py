@@ -10,6 +10,7 @@ import torch
 from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.measure.ledger import Ledger
 from econmt.model import Implementations
+from econmt.parallel.lone_rank import ALONE, Rank
 from econmt.recipe import OPS
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.rule import can_run
@@ -65,25 +66,28 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
     return rows
 
 
-def estimate(task: Task, technique: Technique, shape: Shape, device: str) -> Ledger:
-    """The ledger of a step without running it; ``device`` is "cpu" or "cuda"."""
+def estimate(task: Task, technique: Technique, shape: Shape, device: str, rank: Rank = ALONE) -> Ledger:
+    """The ledger of a step without running it; ``device`` is "cpu" or "cuda", ``rank`` whose step it is."""
     return estimate_step(
         task,
         shape,
         device,
         precision=technique.precision,
         implementations=_followed(technique).implementations,
+        rank=rank,
     )
 
 
-def estimates(task: Task, rows: Sequence[Technique], shape: Shape, device: str, say: Say) -> list[Ledger]:
+def estimates(
+    task: Task, rows: Sequence[Technique], shape: Shape, device: str, say: Say, rank: Rank = ALONE
+) -> list[Ledger]:
     """The ledgers of several techniques; those that keep the same are estimated once."""
     found: dict[Technique, Ledger] = {}
     for number, technique in enumerate(rows, 1):
         key = _followed(technique)
         if key not in found:
             say(f"predicting {number} of {len(rows)}: {technique.name}, {shape}")
-            found[key] = estimate(task, technique, shape, device)
+            found[key] = estimate(task, technique, shape, device, rank)
     return [found[_followed(technique)] for technique in rows]
 
 

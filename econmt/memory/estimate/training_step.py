@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from econmt.engine.precision import Precision, precision_of
-from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.allocator import CachingAllocator
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
 from econmt.memory.estimate.remembered import RememberedShapes
 from econmt.memory.measure.ledger import Ledger, track_step
 from econmt.memory.measure.tracker import BLOCK, Storage, Tracker
 from econmt.model import Implementations
+from econmt.parallel.lone_rank import ALONE, Rank, lone_step
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.core.loops import shortened
 from econmt_ops.dispatch.rule import captured
@@ -46,16 +46,18 @@ def estimate_step(
     precision: torch.dtype | None = None,
     implementations: Implementations | None = None,
     accumulating: bool | None = None,
+    rank: Rank = ALONE,
 ) -> Ledger:
     """Predict the ledger of a training step: what ``measure_step`` would measure, without times.
 
     Args:
         task: what is trained, by the training section of its recipe.
-        shape: (B, S, T): sentence pairs, source positions, target positions.
+        shape: (B, S, T): sentence pairs, source positions, target positions; of a rank its own.
         device: "cpu" or "cuda".
         precision: of products and feature maps; None: as the recipe says, "auto" being float32 on a CPU.
         implementations: instead of those that the recipe asks for.
         accumulating: whether the step finds gradients to add to; None: if an update has several batches.
+        rank: of several, whose step it is, which share work as the recipe says.
 
     Returns:
         The ledger; on cuda with ``allocated`` and ``reserved``, and sizes in whole blocks.
@@ -74,9 +76,16 @@ def estimate_step(
     in_graphs = cuda and training.cuda_graphs == "auto"
     with standing_in(device) as mode, captured(in_graphs):
         model = task.build_model().train()
-        step = TrainingStep(
-            task, model, Precision(precision), implementations=implementations, stands_for=device
+        step = lone_step(
+            task,
+            model,
+            rank,
+            Shape(*shape),
+            Precision(precision),
+            implementations=implementations,
+            stands_for=device,
         )
+        step.overlaps = training.memory_budget is None
         step.prepare()
         batch = task.example(Shape(*shape))
         tracker = Tracker(
@@ -89,7 +98,7 @@ def estimate_step(
         with shortened(tracker.repeating):
             ledger = track_step(tracker, step, batch, accumulating=accumulating)
         del workspaces
-    ledger.device = device
+    ledger.device, ledger.rank = device, rank.text
     if cuda:
         allocator = simulate(tracker)
         ledger.allocated, ledger.reserved = allocator.peak_allocated, allocator.peak_reserved

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -24,7 +25,10 @@ from econmt.memory.measure.layer_times import peak_flops, time_step
 from econmt.memory.measure.tracker import BLOCK, PHASES, Beginning, Storage, Tracker
 from econmt_ops.dispatch.capture import release_workspaces
 
-LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "other")
+LAYERS = ("embedding", "encoder", "attention", "decoder", "output", "loss", "exchange", "other")
+"""Of a model, and beside them what ranks send each other: buckets of gradients, and parameters that others update."""
+
+
 CATEGORIES = ("feature maps", "weights", "gradients", "optimizer state", "workspace", "other")
 LARGEST = 20
 """How many of the largest storages at the peak a ledger names."""
@@ -61,6 +65,7 @@ class Ledger:
             millisecond.
         largest: the largest storages alive at the peak, largest first.
         milliseconds: by (phase, layer), which add up to ``seconds``; empty in an estimate.
+        rank: whose step it is, as "rank 0 of 2"; empty: there is one process.
         tokens: target tokens of the step.
         flops: floating point operations of the step's matrix products, recomputed ones included.
         seconds: of the whole step, 0 if it was not timed.
@@ -80,6 +85,7 @@ class Ledger:
     timeline: list[Moment] = field(default_factory=list)
     largest: list[TensorAtPeak] = field(default_factory=list)
     milliseconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    rank: str = ""
     tokens: int = 0
     flops: int = 0
     seconds: float = 0.0
@@ -207,19 +213,17 @@ def track_step(
     tokens = step.tokens([batch])
     layers = _layers(step)
     tracker.nodes.add_parameters(layers)
-    for parameter, layer in layers.items():
-        tracker.label(parameter, "weights", layer)
-        if accumulating:
-            parameter.grad = torch.zeros_like(parameter)
-            tracker.label(parameter.grad, "gradients", layer)
+    for parameter in step.model.parameters():
+        tracker.label(parameter, "weights", layers[parameter])
+    for parameter in step.parameters if accumulating else ():
+        parameter.grad = torch.zeros_like(parameter)
+        tracker.label(parameter.grad, "gradients", layers[parameter])
     _label_state(tracker, step, layers)
     with tracker.recording():
-        loss = step.accumulate(batch, tokens, watch=lambda phase, _: begin(phase))
-        tracker.begin("optimizer")
-        step.finish(loss)
+        step.add_gradient([batch], tokens, watch=lambda phase, _: begin(phase))
         step.update()
-        for parameter, layer in layers.items():
-            gradient = parameter.grad
+        for parameter in step.parameters:
+            gradient, layer = parameter.grad, layers[parameter]
             if gradient is not None:
                 tracker.label(gradient._values() if gradient.is_sparse else gradient, "gradients", layer)
         _label_state(tracker, step, layers)
@@ -285,8 +289,10 @@ def _kind(storage: Storage) -> tuple[str, str]:
 
 
 def _layers(step: TrainingStep) -> dict[Tensor, str]:
+    """By parameter, and by what the step has of it."""
     names = step.task.layers(step.model)
-    return {parameter: names[name] for name, parameter in step.model.named_parameters()}
+    parameters = chain(step.model.named_parameters(), step.named_parameters())
+    return {parameter: names[name] for name, parameter in parameters}
 
 
 def _label_state(tracker: Tracker, step: TrainingStep, layers: dict[Tensor, str]) -> None:

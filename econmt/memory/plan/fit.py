@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from econmt.memory.estimate.techniques import Technique, estimate, fixed_bytes
 from econmt.memory.measure.ledger import Ledger
+from econmt.parallel.lone_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape, Task
 
 MOST_ROWS = 1 << 20
@@ -42,7 +43,13 @@ def demand(ledger: Ledger) -> int:
 
 
 def fit(
-    task: Task, technique: Technique, bucket: tuple[int, int], budget: int, device: str, start: int
+    task: Task,
+    technique: Technique,
+    bucket: tuple[int, int],
+    budget: int,
+    device: str,
+    start: int,
+    ranks: Sequence[Rank] = (ALONE,),
 ) -> Fit:
     """The largest batch of a bucket whose step stays within a budget.
 
@@ -53,13 +60,15 @@ def fit(
         budget: bytes.
         device: "cpu" or "cuda".
         start: rows to try first.
+        ranks: each of which has to have the room; the rows are those of one.
     """
     fixed = 0
 
     @cache
     def needed(rows: int) -> int:
         nonlocal fixed
-        ledger = estimate(task, technique, Shape(rows, *bucket), device)
+        ledgers = [estimate(task, technique, Shape(rows, *bucket), device, rank) for rank in ranks]
+        ledger = max(ledgers, key=demand)
         fixed = fixed_bytes(ledger)
         return demand(ledger)
 
@@ -74,6 +83,7 @@ def fit_all(
     budget: int,
     device: str,
     start: int,
+    ranks: Sequence[Rank] = (ALONE,),
 ) -> Iterator[Fit]:
     """The largest batch of each bucket in turn; see :func:`fit`.
 
@@ -81,7 +91,7 @@ def fit_all(
     parabola: that of the buckets which were done tells where to look first.
 
     Args:
-        task, technique, budget, device: as for :func:`fit`.
+        task, technique, budget, device, ranks: as for :func:`fit`.
         buckets: (S, T) each, in order of their sizes.
         start: rows to try first in the first bucket.
     """
@@ -89,7 +99,7 @@ def fit_all(
     for number, bucket in enumerate(buckets):
         if number:
             start = min(max(1, _rows_by_parabola(done, sum(bucket), start)), _LEAP * start)
-        found = fit(task, technique, bucket, budget, device, start)
+        found = fit(task, technique, bucket, budget, device, start, ranks)
         yield found
         start = max(1, found.rows)
         done[sum(bucket)] = found.bytes / budget / start

@@ -24,6 +24,7 @@ from econmt.memory.measure.byte_budget import nearest_budget, size_text
 from econmt.memory.plan.fit import demand
 from econmt.memory.plan.peaks import Peaks
 from econmt.model import Implementations
+from econmt.parallel.lone_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape, Task
 
 RESERVE = 0.03
@@ -293,34 +294,46 @@ class _Run:
     key: str
     device: str
     precision: torch.dtype
+    ranks: tuple[Rank, ...]
 
 
-def estimator(task: Task, device: str, precision: torch.dtype) -> PeakOf:
+def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[Rank] = (ALONE,)) -> PeakOf:
     """The peaks of a task's steps; each is estimated once in a process.
 
     Args:
         task: what is trained.
         device: "cpu" or "cuda".
         precision: of products and feature maps.
+        ranks: whose steps they are, of which the one counts that needs the most.
     """
     training = task.recipe.training
-    sections = [task.recipe.model, training.optimizer, training.gradient_clipping, training.averaging]
+    sections = [
+        task.recipe.model,
+        task.recipe.parallel,
+        training.optimizer,
+        training.gradient_clipping,
+        training.averaging,
+    ]
     dumped = [section.model_dump(mode="json") for section in sections]
     key = json.dumps([task.name, *task.sizes, *dumped, training.label_smoothing], sort_keys=True)
-    return partial(_peak, _Run(task, key, device, precision))
+    return partial(_peak, _Run(task, key, device, precision, tuple(ranks)))
 
 
 @cache
 def _peak(run: _Run, setting: Implementations, shape: Shape, accumulating: bool) -> int:
-    ledger = estimate_step(
-        run.task,
-        shape,
-        run.device,
-        precision=run.precision,
-        implementations=setting.followed(),
-        accumulating=accumulating,
-    )
-    return demand(ledger)
+    ledgers = [
+        estimate_step(
+            run.task,
+            shape,
+            run.device,
+            precision=run.precision,
+            implementations=setting.followed(),
+            accumulating=accumulating,
+            rank=rank,
+        )
+        for rank in run.ranks
+    ]
+    return max(map(demand, ledgers))
 
 
 # ---------------------------------------------------------------------- for a person

@@ -49,7 +49,8 @@ def page(report: Report) -> str:
     that was made.
     """
     several = len(report.profiles) > 1
-    content = [_comparison(report.profiles), _chooser(report.profiles)] if several else []
+    content = [_ranks(report.ranks)]
+    content += [_comparison(report.profiles), _chooser(report.profiles)] if several else []
     content += [_panel(report, number) for number in range(len(report.profiles))]
     content.append(kernel_section(report.kernels))
     content.append(_provenance(report))
@@ -188,6 +189,20 @@ def _layer_bars(report: Report, ledger: Ledger) -> str:
     kinds = [category for category in CATEGORIES if ledger.category(category)]
     words = f"Bytes at the peak by layer: {_read_out(rows)}"
     return charts.legend(kinds) + charts.bars(rows, words, largest=largest)
+
+
+def _ranks(ledgers: Sequence[Ledger]) -> str:
+    """What each rank holds, where they differ."""
+    rows = [
+        [
+            ledger.rank,
+            *(_cell(ledger.category(category)) for category in CATEGORIES),
+            _cell(ledger.peak),
+        ]
+        for ledger in ledgers
+    ]
+    table = _table("ledger", ["rank", *CATEGORIES, "all"], rows)
+    return f"<section><h2>What each rank holds at its peak</h2>{table}</section>" if ledgers else ""
 
 
 def _ledger_table(ledger: Ledger) -> str:

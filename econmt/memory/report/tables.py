@@ -42,6 +42,7 @@ class Report:
         machine: names and values, see :func:`econmt.memory.measure.machine.describe_machine`.
         profiles: one a technique, the reference first if there are several.
         kernels: of a step on a GPU, before and after.
+        ranks: ledgers of those that differ, the profiles' one among them; none of one rank alone.
     """
 
     recipe: str
@@ -54,6 +55,7 @@ class Report:
     machine: dict[str, str]
     profiles: list[Profile] = field(default_factory=list)
     kernels: list[KernelTimes] = field(default_factory=list)
+    ranks: list[Ledger] = field(default_factory=list)
 
 
 # ---------------------------------------------------------------------- numbers as words
@@ -126,7 +128,8 @@ def shape_text(shape: Sequence[int]) -> str:
 def table(ledger: Ledger) -> Table:
     """The ledger as a table: a row a layer, a column a category, sums at the edges, and each layer's share."""
     total = ledger.total or 1
-    result = Table(title=f"where the bytes of a training step went ({ledger.tokens} target tokens)")
+    what = ", ".join(filter(None, [f"{ledger.tokens} target tokens", ledger.rank]))
+    result = Table(title=f"where the bytes of a training step went ({what})")
     result.add_column("layer")
     for category in (*CATEGORIES, "all", "%"):
         result.add_column(category, justify="right")
@@ -140,6 +143,17 @@ def table(ledger: Ledger) -> Table:
     sums = [format_bytes(ledger.category(category)) for category in CATEGORIES]
     result.add_section()
     result.add_row("all", *sums, format_bytes(ledger.total), "100")
+    return result
+
+
+def ranks_table(ledgers: Sequence[Ledger]) -> Table:
+    """A row a rank: what it holds at its peak, by category."""
+    result = Table(title="what each rank holds at its peak")
+    for column in ("rank", *CATEGORIES, "all"):
+        result.add_column(column, justify="right")
+    for ledger in ledgers:
+        cells = [format_bytes(ledger.category(category)) for category in CATEGORIES]
+        result.add_row(ledger.rank.split()[1], *cells, format_bytes(ledger.peak))
     return result
 
 
@@ -310,6 +324,8 @@ def print_report(report: Report, console: Console) -> None:
         console.print(line, highlight=False, markup=False)
     for each in kernel_tables(report.kernels) if report.kernels else ():
         print_table(console, each)
+    if report.ranks:
+        print_table(console, ranks_table(report.ranks))
     if len(report.profiles) > 1:
         print_table(console, comparison_table(report.profiles))
         print_table(console, stash_table(report.profiles))
@@ -371,6 +387,7 @@ def thin(timeline: Sequence[Moment], points: int = POINTS) -> list[Moment]:
 def ledger_data(ledger: Ledger) -> dict[str, Any]:
     """A ledger as JSON values; bytes are bytes, times milliseconds or seconds."""
     return {
+        "rank": ledger.rank or None,
         "peak_bytes": ledger.peak,
         "peak_phase": peak_moment(ledger).phase if ledger.timeline else None,
         "entries": [
@@ -447,6 +464,7 @@ def report_data(report: Report) -> dict[str, Any]:
         "machine": report.machine,
         "how": report.how,
         "notes": report.notes,
+        "ranks": [ledger_data(ledger) for ledger in report.ranks],
         "profiles": [profile_data(profile) for profile in report.profiles],
         "kernels": kernels_data(report.kernels),
     }

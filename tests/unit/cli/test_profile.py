@@ -183,6 +183,45 @@ def test_largest_batches_of_all_buckets(
     assert asked[-1] == (4, 4)
 
 
+def test_one_of_several_ranks_has_its_rows_and_its_share(call: Call, recipe: Path) -> None:
+    alone, shared = (
+        json.loads(call("profile", recipe, *BUCKET, "--estimate", "--json", *more).out)
+        for more in ((), ("--processes", 4, "parallel.shard_optimizer=true"))
+    )
+    assert shared["shape"]["rows"] == 2
+    assert "Of one of 4 ranks, which has 2 of the 8 rows." in shared["notes"]
+    state = {}
+    for name, found in (("alone", alone), ("shared", shared)):
+        entries = found["profiles"][0]["ledger"]["entries"]
+        state[name] = sum(each["bytes"] for each in entries if each["category"] == "optimizer state")
+    assert 0.25 * state["alone"] < state["shared"] < 0.5 * state["alone"]
+    assert {each["rank"] for each in shared["ranks"]} >= {"rank 3 of 4"}
+    rows = [
+        json.loads(call("profile", recipe, *BUCKET[:2], "--fit", "1MB", "--json", *more).out)["fit"]
+        for more in ((), ("--processes", 4))
+    ]
+    one, four = (found["techniques"]["as in the recipe"][0]["rows"] for found in rows)
+    assert 3 * one < four <= 4 * one
+
+
+def test_every_stage_of_a_pipeline_is_told(call: Call, recipe: Path) -> None:
+    deep = ("model.encoder.layers=2", "model.decoder.layers=2", "model.decoder.input_feeding=false")
+    ended = call("profile", recipe, *BUCKET, *deep, "parallel.pipeline=2")
+    assert ended.code == 0, ended.err
+    assert max(map(len, ended.lines)) <= 80
+    assert "what each rank holds at its peak" in ended.out
+    assert re.search(r"target tokens, rank [01] of 2\)", ended.out)
+    assert [line.split()[0] for line in ended.lines if re.match(r" +[01] ", line)] == ["0", "1"]
+    assert call("profile", recipe, *BUCKET, *deep, "parallel.pipeline=2", "--processes", 3).err == (
+        "econmt: error: parallel.pipeline 2: 3 processes cannot be divided into pipelines of 2; give --processes 2, or "
+        "a multiple of it, or parallel.pipeline=1\n"
+    )
+    assert (
+        "leave out --measure and --trace"
+        in call("profile", recipe, *deep, "parallel.pipeline=2", "--measure").err
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

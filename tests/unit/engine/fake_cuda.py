@@ -26,6 +26,10 @@ class FakeGraph:
         self.operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
         self.replays = 0
 
+    def reset(self) -> None:
+        """Forgets what was captured."""
+        self.operations.clear()
+
     def replay(self) -> None:
         """Computes anew into the tensors of the capture."""
         self.replays += 1

@@ -373,8 +373,10 @@ def test_there_is_a_graph_for_each_shape_more_rows_and_implementation() -> None:
     for batch in (batches[0].first(2), batches[0], batches[0].first(1), batches[0].first(4)):
         small([batch])
     assert replays(small) == [2, 2]
+    held = [each.graph for found in small._graphs.values() for each in found]
     small.release()
     assert small.captured == 0
+    assert not any(graph.operations for graph in held), "they are gone, whoever still has them"
 
 
 class AsksTask(BagTask):

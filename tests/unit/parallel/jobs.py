@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
+import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from econmt.data.batch import AnyBatch
 from econmt.data.store import prepare, reopen
+from econmt.engine.step import StepResult, TrainingStep
 from econmt.engine.world import World
 from econmt.errors import EconmtError
 from econmt.model.layers import Embedding
+from econmt.parallel import processes
+from econmt.parallel.processes import Processes
 from econmt.recipe import load_recipe
 from econmt.tasks.translation import TranslationTask
+from econmt.training import ranks
 from econmt.training.folder import ModelFolder
+from econmt.training.progress import Progress
 from econmt.training.resume import Start
 from econmt.training.run import make_trainer, run_recipe
+from econmt.training.trainer import Trainer
 
 
 def run(world: World, path: Path, text: Path, overrides: Sequence[str] = ()) -> str:
@@ -35,6 +45,73 @@ def run(world: World, path: Path, text: Path, overrides: Sequence[str] = ()) -> 
         said = str(error)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue() + said
+
+
+def parts(world: World, path: Path, text: Path) -> list[bool]:
+    """Whether ranks could exchange before a run of this process, and can after it; and it ended as it should."""
+    before = distributed.is_initialized()
+    said = run(world, path, text)
+    return [before, distributed.is_initialized(), world.rank > 0 or "training ended" in said]
+
+
+def run_elsewhere(world: World, path: Path, text: Path) -> str:
+    """:func:`run` in which rank 1 has another folder than the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "SEEN_WITHIN", 0.0)
+        return run(world, path, text, [f"output={path.parent / f'run{world.rank}'}"])
+
+
+def leave_at(world: World, path: Path, text: Path, update: int) -> str:
+    """:func:`run` in which rank 1 gets SIGTERM when it has done so many updates."""
+    real = Trainer._update
+
+    def done(trainer: Trainer, progress: Progress) -> None:
+        real(trainer, progress)
+        if world.rank == 1 and trainer.state.update == update:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    Trainer._update = done  # type: ignore[method-assign]
+    try:
+        return run(world, path, text)
+    finally:
+        Trainer._update = real  # type: ignore[method-assign]
+
+
+def run_slowly(world: World, path: Path, text: Path) -> str:
+    """:func:`run` whose rank 1 takes long by its clock."""
+    real = TrainingStep.gradient
+
+    def gradient(step: TrainingStep, *arguments: Any, **options: Any) -> StepResult:
+        found = real(step, *arguments, **options)
+        step.seconds += world.rank * 5.0
+        return found
+
+    TrainingStep.gradient = gradient  # type: ignore[method-assign]
+    try:
+        return run(world, path, text)
+    finally:
+        TrainingStep.gradient = real  # type: ignore[method-assign]
+
+
+def hang(world: Processes) -> list[str]:
+    """Rank 1 does not come to an exchange; the lines that this rank tells before it leaves, which it does not here."""
+    said: list[str] = []
+    left = threading.Event()
+
+    def leave(_: int) -> NoReturn:
+        left.set()
+        raise SystemExit
+
+    world.note(7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "talk", said.append)
+        patch.setattr(processes.time, "sleep", left.wait)
+        patch.setattr(os, "_exit", leave)
+        if world.rank == 0:
+            with pytest.raises(SystemExit):
+                world.largest(1)
+        assert left.wait(20)
+    return said
 
 
 def state_bytes(world: World, path: Path, text: Path) -> int:

@@ -45,7 +45,7 @@ def test_an_environment_that_makes_no_sense_is_refused(
 
 def test_shares_are_as_even_as_whole_parameters_can_be() -> None:
     assert shares([5, 1, 4, 3, 3], 2) == [0, 1, 1, 1, 0]
-    assert largest_share([5, 1, 4, 3], 2) == 7 / 13
+    assert largest_share([5, 1, 4, 3], 2) == (1, 7 / 13)
     assert shares([], 3) == []
     assert shares([7], 3) == [0]
 

@@ -13,13 +13,15 @@ from econmt.data.batches import Batch
 from econmt.decoding.translator import Translator
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.precision import Precision
+from econmt.engine.world import World
 from econmt.errors import InputError, TrainingError
 from econmt.memory.measure.byte_budget import AUTO_SHARE
 from econmt.memory.measure.tracker import Tracker
 from econmt.memory.plan.planner import Allotment, Plan, Planner
 from econmt.model import Implementations
+from econmt.parallel.lone_rank import LoneRank, Rank
 from econmt.tasks.translation import TranslationTask
-from econmt.training.budget import Budget
+from econmt.training.budget import Budget, first_plan
 from econmt.training.checkpoints import load_state
 from econmt.training.progress import Progress
 from econmt.training.results import make_results
@@ -455,6 +457,28 @@ def test_budgets_know_the_state_of_the_optimizer(make_run: MakeRun) -> None:
             trainer.parameters.values(),
         )
         assert budget._state == copies * weights
+
+
+def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun) -> None:
+    run = make_run("training.memory_budget=64MiB", *REAL, "parallel.shard_optimizer=true")
+    worlds = [World(), LoneRank(Rank(0, 2), run.recipe.parallel)]
+    plans = [first_plan(run.recipe, run.prepared(), CPU, torch.float32, world) for world in worlds]
+    alone, shared = (plan.worst for plan in plans if plan is not None)
+    assert (alone.rows, shared.rows) == (16, 8)
+    assert 0.4 * alone.peak < shared.peak < 0.8 * alone.peak
+
+
+def test_what_is_measured_in_the_end_is_of_one_rank(make_run: MakeRun) -> None:
+    run = make_run("training.max_updates=2", "parallel.shard_optimizer=true")
+    run.train()
+    ledgers = [
+        make_results(run.recipe, run.folder, run.prepared(), CPU, Precision(), ranks).ledger
+        for ranks in (1, 2)
+    ]
+    assert [ledger.rank for ledger in ledgers] == ["", "rank 0 of 2"]
+    assert ledgers[1].tokens < ledgers[0].tokens
+    state = [ledger.category("optimizer state") for ledger in ledgers]
+    assert state[1] < 0.6 * state[0]
 
 
 @pytest.mark.parametrize(("name", "index"), [("cuda", 3), ("cuda:1", 1)])

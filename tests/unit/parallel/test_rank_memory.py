@@ -1,0 +1,90 @@
+"""What a rank is told to hold is what it holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from econmt.engine.precision import Precision
+from econmt.engine.step import TrainingStep
+from econmt.engine.world import World
+from econmt.memory.estimate.training_step import estimate_step
+from econmt.memory.measure.ledger import measure_step
+from econmt.model import translation
+from econmt.parallel.lone_rank import Rank
+from econmt.parallel.pipeline import PipelinedStep
+from econmt.parallel.pipeline_costs import divided, plan_by_weights
+from econmt.parallel.stages import Stages
+from econmt.recipe import load_recipe
+from econmt.tasks.language_model import LanguageModelTask
+from econmt.tasks.protocol import Shape, Task
+from econmt.tasks.translation import TranslationTask
+from econmt_ops.dispatch.rule import rules_only
+from tests.unit.parallel.group import Group
+
+CPU = torch.device("cpu")
+SMALL = ("model.embedding=16", "model.encoder.size=32", "model.decoder.size=32", "model.attention.size=48")
+WINDOWS = ("model.layers=4", "model.size=32", "model.embedding=32", "training.batch.size=12")
+SHAPE = Shape(24, 7, 5)
+
+
+def task_of(name: str, overrides: tuple[str, ...]) -> Task:
+    if name == "wikitext2":
+        return LanguageModelTask(load_recipe(name, [*WINDOWS, *overrides]), 97)
+    return TranslationTask(load_recipe(name, [*SMALL, *overrides]), 97, 97)
+
+
+def measured(world: World, name: str, overrides: tuple[str, ...], shape: Shape) -> dict[str, int]:
+    """A job: bytes at the peak of a step of this rank, and of parts of them."""
+    task = task_of(name, overrides)
+    translation.DISTINCT = 0.0
+    torch.manual_seed(1)
+    model = task.build_model().train()
+    stages = task.recipe.parallel.pipeline
+    with rules_only():
+        if stages > 1:
+            world.stages = stages
+            plan = plan_by_weights(model, stages, shape)
+            step: TrainingStep = PipelinedStep(
+                task, model, Stages(stages, CPU), divided(model, plan), Precision(), world=world
+            )
+        else:
+            step = TrainingStep(task, model, Precision(), world=world)
+        found = measure_step(step, task.example(shape), timed=False)
+    kinds = ("weights", "gradients", "optimizer state")
+    return {"peak": found.peak, "stash": found.stashed, **{kind: found.category(kind) for kind in kinds}}
+
+
+FED, NOT_FED = (f"model.decoder.input_feeding={value}" for value in ("true", "false"))
+CASES = [
+    pytest.param(2, "iwslt", (), SHAPE, id="rows", marks=pytest.mark.thorough),
+    pytest.param(
+        3, "iwslt", ("parallel.shard_optimizer=true", "training.memory_budget=1GiB"), SHAPE, id="shares"
+    ),
+    pytest.param(2, "iwslt", ("parallel.reduction=bfloat16",), Shape(2, 2, 1), id="what travels"),
+    pytest.param(2, "wikitext2", ("parallel.pipeline=2",), Shape(12, 1, 9), id="stages"),
+    pytest.param(
+        2, "gnmt", ("parallel.pipeline=2", FED), SHAPE, id="stages, fed", marks=pytest.mark.thorough
+    ),
+    pytest.param(4, "gnmt", ("parallel.pipeline=2", NOT_FED), SHAPE, id="two pipelines"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "name", "overrides", "shape"), CASES)
+def test_a_rank_is_told_what_it_holds(
+    group: Group,
+    ranks: int,
+    name: str,
+    overrides: tuple[str, ...],
+    shape: Shape,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = task_of(name, overrides).recipe.parallel.model_dump()
+    monkeypatch.setattr(translation, "DISTINCT", 0.0)
+    for number, found in enumerate(group.run(ranks, measured, name, overrides, shape, **settings)):
+        told = estimate_step(task_of(name, overrides), shape, rank=Rank(number, ranks))
+        assert told.rank == f"rank {number} of {ranks}"
+        assert told.peak == pytest.approx(found["peak"], rel=0.02)
+        assert told.stashed == pytest.approx(found["stash"], rel=0.02)
+        for kind in ("weights", "optimizer state"):
+            assert told.category(kind) == found[kind]

@@ -1,0 +1,122 @@
+"""How ranks of a run stay together: they see one folder, leave at one update, part at its end, and tell who is slow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch.distributed as dist
+
+from econmt.parallel import processes
+from econmt.parallel.launch import launch
+from econmt.parallel.processes import _Watch
+from econmt.training.folder import ModelFolder
+from scripts.kill_ranks import ranks_of
+from tests.unit.parallel import jobs
+from tests.unit.parallel.group import Group
+from tests.unit.parallel.test_data_parallel import assert_like_one, recipe_in, train
+from tests.unit.training import tiny
+
+
+def test_subwords_are_sampled_as_by_one_rank(group: Group, text: Path, tmp_path: Path) -> None:
+    path = recipe_in(tmp_path, text)
+    sampled = "data.subwords={type: bpe, size: 24, joint: false, dropout: 0.5}"
+    short = (sampled, "training.max_updates=6", "training.bucket_width=null")
+    alone = train(group, 1, path, text, *short, name="alone")
+    assert_like_one(train(group, 3, path, text, *short), alone)
+
+
+def test_a_slow_rank_is_named_in_the_log(group: Group, text: Path, tmp_path: Path) -> None:
+    path = recipe_in(tmp_path, text)
+    said, other = group.run(2, jobs.run_slowly, path, text)
+    assert other == ""
+    assert said.count("rank 1 (") == 2, "at updates 3 and 6"
+    assert "is slow: all wait for it" in said
+    assert "is slow" in (tmp_path / "run" / "log").read_text()
+
+
+def test_all_leave_at_one_update(group: Group, text: Path, tmp_path: Path) -> None:
+    path = recipe_in(tmp_path, text)
+    said = group.run(2, jobs.leave_at, path, text, 3)
+    assert all("SIGTERM: saved at update 4" in each for each in said), said
+
+
+def test_ranks_part_when_training_has_ended(group: Group, text: Path, tmp_path: Path) -> None:
+    assert group.run(2, jobs.parts, recipe_in(tmp_path, text), text) == [[True, False, True]] * 2
+
+
+def test_a_rank_that_does_not_see_the_folder_says_so(group: Group, text: Path, tmp_path: Path) -> None:
+    said = group.run(2, jobs.run_elsewhere, recipe_in(tmp_path, text), text)
+    assert "rank 1 (" in said[0]
+    assert "cannot see the model folder of rank 0" in said[0]
+    assert "in a folder that all hosts share" in said[1]
+    assert [*(tmp_path / "run0").glob(".ranks*")] == []
+
+
+def test_a_rank_that_hangs_is_named_when_the_others_have_waited_long_enough(group: Group) -> None:
+    found = group.run(2, jobs.hang, timeout=1)
+    (line,) = found[0] + found[1]
+    assert line.startswith("econmt: error: rank 1 (")
+    assert "did not come to an exchange after update 7 within 1 s; all ranks leave" in line
+
+
+@pytest.mark.slow
+def test_a_run_whose_rank_is_killed_goes_on_with_the_same_bits(
+    group: Group, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = recipe_in(tmp_path, text)
+    given = ["training.max_updates=24", "training.checkpoint_interval=4"]
+    whole = train(group, 2, path, text, *given, name="whole")
+    folder = ModelFolder(tmp_path / "run")
+    stopped = threading.Event()
+
+    def kill() -> None:
+        while not (folder.commits() or stopped.wait(0.01)):
+            pass
+        os.kill(ranks_of(os.getpid())[1], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    command = ["train", str(path), "data.prepared=null", *given, "--data-dir", str(text)]
+    code = launch(command, 2, 1)
+    stopped.set()
+    thread.join()
+    said = capfd.readouterr().err
+    assert code == 0, said
+    assert said.count("econmt: error: ") == 1
+    assert f"econmt: error: rank 1 ({socket.gethostname()}, process " in said
+    assert "all ranks start again from the last saved state (1 of 1)" in said
+    assert "going on from update " in said
+    assert tiny.snapshot(folder) == tiny.snapshot(ModelFolder(whole))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_when_whoever_keeps_the_store_is_gone_one_rank_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    ended = [threading.Event(), threading.Event()]
+    monkeypatch.setattr(processes, "talk", said.append)
+    monkeypatch.setenv("MASTER_PORT", str(os.getpid()))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+
+    def leave(_: int) -> NoReturn:
+        ended[int(threading.current_thread() is watches[1])].set()
+        raise SystemExit
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(processes, "_LEAVING", 1.0)
+    keeper = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    stores = [dist.TCPStore("127.0.0.1", keeper.port, is_master=False) for _ in range(4)]
+    watches = [_Watch(rank, 2, *stores[2 * rank : 2 * rank + 2], 120) for rank in range(2)]
+    for watch in watches:
+        watch.update = 5
+        watch.start()
+    del keeper
+    assert all(each.wait(20) for each in ended)
+    (line,) = said
+    assert f"has lost rank 0 ({socket.gethostname()}, process {os.getpid()}), which keeps" in line
+    assert "after update 5; all ranks leave: the same command goes on from the last saved state" in line
