@@ -6,7 +6,7 @@
 
 Every variant is held to float64 before it is timed, its memory poisoned. Milliseconds are medians of replays of CUDA
 graphs in turns with a copy that moves as many bytes; the share is the copy's time over the variant's. Variants are
-"tiles" of so many steps, and "walk", of which threads ask for so many steps ahead.
+"tiles" of so many steps and so many of them a group, and "walk", of which threads ask for so many steps ahead.
 """
 
 from __future__ import annotations
@@ -34,11 +34,18 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 
 class Variant(NamedTuple):
-    """Of the kernels: by tiles or not, steps of a block, and steps that are asked for ahead."""
+    """Of the kernels: by tiles or not, steps of a block, and how many are asked for ahead, or tiles a group has."""
 
     tiled: bool
     block: int
-    ahead: int
+    number: int
+
+    def choose(self) -> None:
+        """Let the backend run it."""
+        if self.tiled:
+            recurrence.RADIX = self.number
+        else:
+            recurrence._AHEAD = recurrence._FAR_AHEAD = self.number
 
 
 def shape_of(text: str) -> bench.ScanShape:
@@ -68,8 +75,8 @@ def error(found: tuple[Tensor | None, ...], wanted: tuple[Tensor, ...]) -> float
 @functools.cache
 def check(variant: Variant, dtype: torch.dtype) -> float:
     """Against float64 at a shape with a last tile that is not full."""
-    recurrence._AHEAD = recurrence._FAR_AHEAD = variant.ahead
-    shape = bench.ScanShape(3, 40 * variant.block - 7, 48)
+    variant.choose()
+    shape = bench.ScanShape(3, 600 * variant.block - 7, 48)
     exact = [each.detach().double() for each in bench.tensors_for(shape, dtype, DEVICE)]
     outputs, _ = chunk.forward(exact[0], exact[1], None, None, False, 512, False)
     gradients = chunk.backward(exact[0], outputs, None, None, None, False, 512, exact[2])
@@ -84,10 +91,10 @@ def check(variant: Variant, dtype: torch.dtype) -> float:
 
 def variants(shape: bench.ScanShape) -> Iterator[Variant]:
     for ahead in (8, 16):
-        yield Variant(False, 64, ahead)
-    for block, ahead in ((64, 8), (128, 4), (128, 8), (256, 8)):
+        yield Variant(False, 32, ahead)
+    for block, radix in ((16, 16), (16, 32), (32, 8), (32, 16), (32, 32)):
         if shape.steps > block:
-            yield Variant(True, block, ahead)
+            yield Variant(True, block, radix)
 
 
 def measure(shape: bench.ScanShape, dtype: torch.dtype, seconds: float) -> Iterator[Row]:
@@ -99,7 +106,7 @@ def measure(shape: bench.ScanShape, dtype: torch.dtype, seconds: float) -> Itera
         if not variant.tiled and shape.batch * shape.hidden < 2048 and shape.steps > 1 << 17:
             continue  # a few threads that walk for long: seconds a pass
         wrong = check(variant, dtype)
-        recurrence._AHEAD = recurrence._FAR_AHEAD = variant.ahead
+        variant.choose()
         row: Row = {"bench": "scan-variants", "shape": "x".join(map(str, shape)), "dtype": str(dtype)[6:]}
         row |= {**variant._asdict(), "error": wrong}
         if not wrong <= TOLERANCE[dtype]:
@@ -150,7 +157,7 @@ def main() -> None:
                 for what in ("forward", "backward", "backward, carries")
                 if f"{what}, ms" in row
             )
-            way = f"{'tiles' if row['tiled'] else 'walk'} {row['block']:4} {row['ahead']:3}"
+            way = f"{'tiles' if row['tiled'] else 'walk'} {row['block']:4} {row['number']:3}"
             head = f"{row['shape']:14} {row['dtype']:8} {way}"
             print(f"{head} {row['error']:8.1e} {times or row['failure']}", flush=True)
     if not given.no_others:

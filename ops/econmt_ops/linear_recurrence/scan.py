@@ -23,7 +23,7 @@ from econmt_ops.dispatch.traits import Cost
 STASHES = ("outputs", "carries")
 """What is kept for the backward pass beside the decay: the outputs, or the inputs and a state a block of steps."""
 
-_BLOCK = {"c": 64, "triton": 64}
+_BLOCK = {"c": 64, "triton": 32}
 """Steps of a block by backend; of "chunk" about sqrt(T)."""
 
 

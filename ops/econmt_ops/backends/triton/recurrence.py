@@ -28,7 +28,7 @@ more on its way. A kernel of twice as many steps takes four times as long to com
 _MANY = 8
 """Warps a multiprocessor from which on they are not few."""
 
-RADIX = 32
+RADIX = 16
 """Tiles of a group, and groups after which a state is published."""
 
 

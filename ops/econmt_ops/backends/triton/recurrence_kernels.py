@@ -1,9 +1,9 @@
 """Kernels of the linear recurrence: each thread walks through steps of a unit of its own.
 
-A thread asks for the values of the next COUNT steps before it goes through those that are there, so that enough is on
-its way from memory at any time. Where there are units enough, a program walks through all steps of its units. Otherwise
-(TILED) a program has BLOCK steps of them: it finds what they make of the state before them, h -> P h + e, hands that
-on, gets the state, and walks through them once more while caches still hold them.
+Where there are units enough, a program walks through all steps of its units. Its threads ask for the values of the next
+COUNT steps before they go through those that are there, so that enough is on its way from memory at any time.
+Otherwise (TILED) a program has BLOCK steps of them, which its threads keep in registers, so that memory is read once:
+it finds what they make of the state before them, h -> P h + e, hands that on, gets the state, and goes through them.
 
 Programs of the same units hand on what they know in three ranks. A tile publishes its own P and e; the last of RADIX
 tiles, a group, publishes those of the group; the last of RADIX groups publishes the state after them. So a tile waits
@@ -83,17 +83,14 @@ def prefix(p, e, first, rank, parts, flags, UNITS: tl.constexpr, RADIX: tl.const
         left = wait(flags + first + tl.where(earlier, before, 0), earlier.to(tl.int32), left)
         patience = tl.min(left, 0)
         tl.debug_barrier()
-    at = (first + before)[:, None] * (2 * UNITS) + column[None, :]
-    ps = tl.load(parts + at, mask=earlier[:, None], other=1.0)
-    es = tl.load(parts + at + UNITS, mask=earlier[:, None], other=0.0)
-    # A scan and no reduction, which on a GPU joins parts in another order than theirs.
-    mine, last = (before == rank)[:, None], (before == rank - 1)[:, None]
-    ps, es = tl.where(mine, p[None, :], ps), tl.where(mine, e[None, :], es)
-    through = tl.associative_scan((ps, es), 0, join)
-    p_before = tl.sum(tl.where(last, through[0], 0.0), 0) + tl.where(rank == 0, 1.0, 0.0)
-    e_before = tl.sum(tl.where(last, through[1], 0.0), 0)
-    p_with = tl.sum(tl.where(mine, through[0], 0.0), 0)
-    return p_before, e_before, p_with, tl.sum(tl.where(mine, through[1], 0.0), 0), patience
+    at = parts + first * (2 * UNITS) + column
+    p_before, e_before = tl.full((UNITS,), 1.0, p.dtype), tl.zeros((UNITS,), e.dtype)
+    for k in tl.static_range(RADIX - 1):
+        q = tl.load(at + k * (2 * UNITS), mask=k < rank, other=1.0)
+        f = tl.load(at + k * (2 * UNITS) + UNITS, mask=k < rank, other=0.0)
+        p_before, e_before = join(p_before, e_before, q, f)
+    p_with, e_with = join(p_before, e_before, p, e)
+    return p_before, e_before, p_with, e_with, patience
 
 
 @triton.jit
@@ -159,19 +156,17 @@ def states_around(p, e, start, number, tiles, units, parts, states, flags, UNITS
 
 
 @triton.jit
-def whole_forward(
-    a_at, a_step, b_at, b_step, start, end, live, length, inside, a, b, COUNT: tl.constexpr, UNITS: tl.constexpr,
+def go_through(
+    a, b, state, next_state, first, at, stride, length, steps, inside, COUNT: tl.constexpr, TILED: tl.constexpr,
     REVERSE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """What the steps from ``start`` to ``end`` make of the state before them; a and b are their first COUNT."""
-    p, e = tl.full((UNITS,), 1.0, ACC), tl.zeros((UNITS,), ACC)
-    for first in range(start, end, COUNT):
-        next_a = fetch(a_at, a_step, first + COUNT, live, length, inside, 1.0, COUNT, REVERSE)
-        next_b = fetch(b_at, b_step, first + COUNT, live, length, inside, 0.0, COUNT, REVERSE)
-        for k in tl.static_range(COUNT):
-            p, e = join(p, e, a[k].to(ACC), b[k].to(ACC))
-        a, b = next_a, next_b
-    return p, e
+    """Writes the states after COUNT steps and returns the last; with TILED that one is known."""
+    for k in tl.static_range(COUNT):
+        state = after(a[k].to(ACC), b[k].to(ACC), state)
+        if TILED and k == COUNT - 1:
+            state = next_state
+        put(at, stride, state, first + k, length, steps, inside, REVERSE)
+    return state
 
 
 @triton.jit(do_not_specialize=["steps", "blocks"])
@@ -196,46 +191,89 @@ def recurrence_forward(
         state = tl.load(initial + row * hidden + unit, mask=inside, other=0.0)
     start = tile.to(tl.int64) * BLOCK
     stop = start + BLOCK if TILED else steps.to(tl.int64)
-    end, live = tl.minimum(stop, steps), tl.minimum(stop, length)
-    a = fetch(a_at, decay_step, start, live, length, inside, 1.0, COUNT, REVERSE)
-    b = fetch(b_at, inputs_step, start, live, length, inside, 0.0, COUNT, REVERSE)
-    next_state = state
+    live = tl.minimum(stop, length)
     if TILED:
-        p, e = whole_forward(
-            a_at, decay_step, b_at, inputs_step, start, end, live, length, inside, a, b, COUNT, UNITS, REVERSE, ACC
-        )  # fmt: skip
+        a = fetch(a_at, decay_step, start, live, length, inside, 1.0, BLOCK, REVERSE)
+        b = fetch(b_at, inputs_step, start, live, length, inside, 0.0, BLOCK, REVERSE)
+        p, e = tl.full((UNITS,), 1.0, ACC), tl.zeros((UNITS,), ACC)
+        for k in tl.static_range(BLOCK):
+            p, e = join(p, e, a[k].to(ACC), b[k].to(ACC))
         state, next_state = states_around(
             p, e, state, tile, blocks, units, parts, states, flags, UNITS, RADIX, WAITS
         )
-    for first in range(start, end, COUNT):
-        next_a = fetch(a_at, decay_step, first + COUNT, live, length, inside, 1.0, COUNT, REVERSE)
-        next_b = fetch(b_at, inputs_step, first + COUNT, live, length, inside, 0.0, COUNT, REVERSE)
-        if KEEPS and first % BLOCK == 0:
-            tl.store(carries + (row * blocks + first // BLOCK) * hidden + unit, state, mask=inside)
-        for k in tl.static_range(COUNT):
-            state = after(a[k].to(ACC), b[k].to(ACC), state)
-            if TILED and k == COUNT - 1:
-                state = tl.where(first + COUNT == stop, next_state, state)
-            put(outputs_at, hidden, state, first + k, length, steps, inside, REVERSE)
-        a, b = next_a, next_b
+        if KEEPS:
+            tl.store(carries + (row * blocks + tile) * hidden + unit, state, mask=inside)
+        go_through(
+            a,
+            b,
+            state,
+            next_state,
+            start,
+            outputs_at,
+            hidden,
+            length,
+            steps,
+            inside,
+            BLOCK,
+            TILED,
+            REVERSE,
+            ACC,
+        )
+    else:
+        a = fetch(a_at, decay_step, start, live, length, inside, 1.0, COUNT, REVERSE)
+        b = fetch(b_at, inputs_step, start, live, length, inside, 0.0, COUNT, REVERSE)
+        for first in range(start, steps.to(tl.int64), COUNT):
+            next_a = fetch(a_at, decay_step, first + COUNT, live, length, inside, 1.0, COUNT, REVERSE)
+            next_b = fetch(b_at, inputs_step, first + COUNT, live, length, inside, 0.0, COUNT, REVERSE)
+            if KEEPS and first % BLOCK == 0:
+                tl.store(carries + (row * blocks + first // BLOCK) * hidden + unit, state, mask=inside)
+            state = go_through(
+                a,
+                b,
+                state,
+                state,
+                first,
+                outputs_at,
+                hidden,
+                length,
+                steps,
+                inside,
+                COUNT,
+                TILED,
+                REVERSE,
+                ACC,
+            )
+            a, b = next_a, next_b
 
 
 @triton.jit
-def whole_backward(
-    a_at, a_step, d_at, d_step, last, count, live, length, inside, a, d, behind, COUNT: tl.constexpr,
-    UNITS: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr,
+def go_back(
+    a, d, h, behind, delta, begin, begins, first, ddecay_at, dinputs_at, stride, length, steps, inside,
+    COUNT: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """What ``count`` times COUNT steps make of the delta behind them, walked back from those at ``last``."""
-    p, e = tl.full((UNITS,), 1.0, ACC), tl.zeros((UNITS,), ACC)
-    for turn in range(count):
-        before = last - (turn + 1) * COUNT
-        next_a = fetch(a_at, a_step, before, live, length, inside, 1.0, COUNT, REVERSE)
-        next_d = fetch(d_at, d_step, before, live, length, inside, 0.0, COUNT, REVERSE)
-        for k in tl.static_range(COUNT - 1, -1, -1):
-            p, e = join(p, e, behind, d[k].to(ACC))
-            behind = a[k].to(ACC)
-        a, d = next_a, next_d
-    return p, e
+    """Writes the gradients of COUNT steps, the last first, and returns the decay and the delta of the first.
+
+    h: the outputs before the steps; that before the first is ``begin``, rounded as outputs are, where ``begins``.
+    """
+    for k in tl.static_range(COUNT - 1, -1, -1):
+        delta = after(behind, d[k].to(ACC), delta)
+        before = h[k].to(ACC)
+        if k == 0:
+            before = tl.where(begins, begin.to(ddecay_at.dtype.element_ty).to(ACC), before)
+        put(dinputs_at, stride, delta, first + k, length, steps, inside, REVERSE)
+        put(ddecay_at, stride, delta * before, first + k, length, steps, inside, REVERSE)
+        behind = a[k].to(ACC)
+    return behind, delta
+
+
+@triton.jit
+def outputs_before(a, b, state, like, COUNT: tl.constexpr, ACC: tl.constexpr):
+    """The outputs before each of COUNT steps, rounded as ``like``, given the state before the first."""
+    found = ()
+    for k in tl.static_range(COUNT):
+        found = found + (state.to(like.dtype.element_ty),)
+        state = after(a[k].to(ACC), b[k].to(ACC), state)
+    return found
 
 
 @triton.jit
@@ -282,50 +320,62 @@ def recurrence_backward(
     start = (blocks - 1 - number).to(tl.int64) * BLOCK if TILED else steps.to(tl.int64) * 0
     stop = start + BLOCK if TILED else steps.to(tl.int64)
     live = tl.minimum(stop, length)
-    count = tl.cdiv(tl.minimum(stop, steps) - start, COUNT)
-    last = start + (count - 1) * COUNT
     # the decay of the step behind
     behind = fetch(a_at, decay_step, stop, length, length, inside, 1.0, 1, REVERSE)[0].to(ACC)
-    a = fetch(a_at, decay_step, last, live, length, inside, 1.0, COUNT, REVERSE)
-    d = fetch(d_at, doutputs_step, last, live, length, inside, 0.0, COUNT, REVERSE)
     delta = tl.zeros((UNITS,), ACC)
     if TILED:
-        p, e = whole_backward(
-            a_at, decay_step, d_at, doutputs_step, last, count, live, length, inside, a, d, behind, COUNT, UNITS,
-            REVERSE, ACC,
-        )  # fmt: skip
+        a = fetch(a_at, decay_step, start, live, length, inside, 1.0, BLOCK, REVERSE)
+        d = fetch(d_at, doutputs_step, start, live, length, inside, 0.0, BLOCK, REVERSE)
+        p, e, next_decay = tl.full((UNITS,), 1.0, ACC), delta, behind
+        for k in tl.static_range(BLOCK - 1, -1, -1):
+            p, e = join(p, e, next_decay, d[k].to(ACC))
+            next_decay = a[k].to(ACC)
+        if AGAIN:
+            begin = tl.load(carries + (row * blocks + start // BLOCK) * hidden + unit, mask=inside, other=0.0)
+            b = fetch(
+                kept + row * kept_batch + unit, kept_step, start, live, length, inside, 0.0, BLOCK, REVERSE
+            )
+            h = outputs_before(a, b, begin, ddecay, BLOCK, ACC)
+        else:
+            h = fetch(h_at, h_step, start - 1, live, length, inside, 0.0, BLOCK, REVERSE)
         delta, _ = states_around(
             p, e, delta, number, blocks, units, parts, states, flags, UNITS, RADIX, WAITS
         )
-    if not AGAIN:
-        h = fetch(h_at, h_step, last - 1, live, length, inside, 0.0, COUNT, REVERSE)
-    for turn in range(count):
-        first = last - turn * COUNT
-        before = first - COUNT
-        if AGAIN:
-            begin = tl.load(carries + (row * blocks + first // BLOCK) * hidden + unit, mask=inside, other=0.0)
-            if (turn == 0) | ((first + COUNT) % BLOCK == 0):
-                outputs_again(
-                    a_at, decay_step, kept + row * kept_batch + unit, kept_step, h_at, begin, first // BLOCK * BLOCK,
-                    first + COUNT, live, length, steps, hidden, inside, COUNT, REVERSE, ACC,
-                )  # fmt: skip
-            h = fetch(h_at, h_step, first - 1, live, length, inside, 0.0, COUNT, REVERSE)
-        next_a = fetch(a_at, decay_step, before, live, length, inside, 1.0, COUNT, REVERSE)
-        next_d = fetch(d_at, doutputs_step, before, live, length, inside, 0.0, COUNT, REVERSE)
+        behind, delta = go_back(
+            a, d, h, behind, delta, begin, start == 0, start, ddecay + made, dinputs + made, hidden, length, steps,
+            inside, BLOCK, REVERSE, ACC,
+        )  # fmt: skip
+    else:
+        count = tl.cdiv(steps.to(tl.int64), COUNT)
+        last = (count - 1) * COUNT
+        a = fetch(a_at, decay_step, last, live, length, inside, 1.0, COUNT, REVERSE)
+        d = fetch(d_at, doutputs_step, last, live, length, inside, 0.0, COUNT, REVERSE)
         if not AGAIN:
-            next_h = fetch(h_at, h_step, before - 1, live, length, inside, 0.0, COUNT, REVERSE)
-        for k in tl.static_range(COUNT - 1, -1, -1):
-            step = first + k
-            delta = after(behind, d[k].to(ACC), delta)
-            state_before = h[k].to(ACC)
-            if k == 0:
-                is_begin = (first % BLOCK == 0) if AGAIN else (first == 0)
-                state_before = tl.where(is_begin, begin.to(ddecay.dtype.element_ty).to(ACC), state_before)
-            put(dinputs + made, hidden, delta, step, length, steps, inside, REVERSE)
-            put(ddecay + made, hidden, delta * state_before, step, length, steps, inside, REVERSE)
-            behind = a[k].to(ACC)
-        a, d = next_a, next_d
-        if not AGAIN:
-            h = next_h
+            h = fetch(h_at, h_step, last - 1, live, length, inside, 0.0, COUNT, REVERSE)
+        for turn in range(count):
+            first = last - turn * COUNT
+            before = first - COUNT
+            if AGAIN:
+                begin = tl.load(
+                    carries + (row * blocks + first // BLOCK) * hidden + unit, mask=inside, other=0.0
+                )
+                if (turn == 0) | ((first + COUNT) % BLOCK == 0):
+                    outputs_again(
+                        a_at, decay_step, kept + row * kept_batch + unit, kept_step, h_at, begin,
+                        first // BLOCK * BLOCK, first + COUNT, live, length, steps, hidden, inside, COUNT, REVERSE, ACC,
+                    )  # fmt: skip
+                h = fetch(h_at, h_step, first - 1, live, length, inside, 0.0, COUNT, REVERSE)
+            next_a = fetch(a_at, decay_step, before, live, length, inside, 1.0, COUNT, REVERSE)
+            next_d = fetch(d_at, doutputs_step, before, live, length, inside, 0.0, COUNT, REVERSE)
+            if not AGAIN:
+                next_h = fetch(h_at, h_step, before - 1, live, length, inside, 0.0, COUNT, REVERSE)
+            begins = (first % BLOCK == 0) if AGAIN else (first == 0)
+            behind, delta = go_back(
+                a, d, h, behind, delta, begin, begins, first, ddecay + made, dinputs + made, hidden, length, steps,
+                inside, COUNT, REVERSE, ACC,
+            )  # fmt: skip
+            a, d = next_a, next_d
+            if not AGAIN:
+                h = next_h
     if start == 0:
         tl.store(dinitial + row * hidden + unit, tl.where(length > 0, behind * delta, 0.0), mask=inside)
