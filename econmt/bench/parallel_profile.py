@@ -53,7 +53,9 @@ def chosen_by_auto(recipe: Recipe, rows: int, length: int, device: str, precisio
         )
         found = list(session.measurements.values())
     with captured(device == "cuda"):
-        return choose_implementations(Implementations.of(recipe.ops), found, device=device)
+        return choose_implementations(
+            Implementations.of(recipe.ops), found, units=recipe.model.units, device=device
+        )
 
 
 class Alone:

@@ -22,7 +22,7 @@ from econmt_ops.core.chunks import reaches
 from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.dispatch.traits import FLOATS
-from econmt_ops.layers.scanned import RECOMPUTE, Arguments, Results, empty_results, late, staged
+from econmt_ops.layers.scanned import RECOMPUTE, Arguments, Results, empty_results, staged
 
 TRITON = with_kernels(RECOMPUTE, dtypes=FLOATS)
 
@@ -51,7 +51,7 @@ class _Call:
             padding = padding_mask(self.lengths, found[0].shape[1], self.lengths.device)
             found = [zero_padding(source, padding) for source in found]
         if self.call.before is not None:
-            found[-1] = late(found[-1], self.call.before.to(self.dtype))
+            found[-1] = _late(found[-1], self.call.before)
         return found
 
     def products(self, read: Sequence[Tensor]) -> Tensor:
@@ -109,7 +109,7 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
     before = None
     if call.before is not None:
         before = sources[-1][:, 0]
-        sources[-1] = late_back(sources[-1])
+        sources[-1] = _late_back(sources[-1])
     return {
         "sources": sources,
         "weights": [_outer(rows, _flat(source), to) for source, to in zip(read, call.weights, strict=True)],
@@ -125,9 +125,20 @@ def _plus(start: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
     return start
 
 
-def late_back(gradient: Tensor) -> Tensor:
+def _late(source: Tensor, before: Tensor) -> Tensor:
+    """As `econmt_ops.layers.scanned.late`, by one copy of all rows as they lie in memory."""
+    made = torch.empty_like(source, memory_format=torch.contiguous_format)
+    _flat(made)[1:] = _flat(source)[:-1]
+    made[:, 0] = before
+    return made
+
+
+def _late_back(gradient: Tensor) -> Tensor:
     """The gradient of a source from that of the same one step late."""
-    return torch.cat([gradient[:, 1:], torch.zeros_like(gradient[:, :1])], 1)
+    made = torch.empty_like(gradient)
+    _flat(made)[:-1] = _flat(gradient)[1:]
+    made[:, -1] = 0.0
+    return made
 
 
 def _outer(left: Tensor, right: Tensor, like: Tensor) -> Tensor:

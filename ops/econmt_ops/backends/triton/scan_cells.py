@@ -39,7 +39,7 @@ _FEW_STEPS = 256
 _FULL, _WANTED = 4, 16
 """Programs of a multiprocessor from which on rows are left whole, and those that chunks are to give it."""
 
-_TILE = 64
+_TILE = 32
 """Steps of a tile where the chunks are scanned."""
 
 
