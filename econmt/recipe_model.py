@@ -209,14 +209,6 @@ class Model(Section):
         return max(self.encoder.size, self.decoder.size)
 
     @property
-    def units(self) -> dict[str, int]:
-        """The most units that a recurrent layer has in a direction, by key of the section ``ops``."""
-        return {
-            key: max(layer.size for layer in layers)
-            for key, layers in zip(("encoder", "decoder"), layer_shapes(self), strict=True)
-        }
-
-    @property
     def dropouts(self) -> Dropout:
         """The dropout section, also where the recipe gives one probability for all places."""
         if isinstance(self.dropout, Dropout):

@@ -104,11 +104,6 @@ class LanguageModelSection(Section):
         return max(self.size, self.embedding)
 
     @property
-    def units(self) -> dict[str, int]:
-        """The units of a layer, by the key of the section ``ops`` under which its implementation is named."""
-        return {"encoder": self.size}
-
-    @property
     def dropouts(self) -> TextDropout:
         """The dropout section, also where the recipe gives one probability."""
         if isinstance(self.dropout, TextDropout):

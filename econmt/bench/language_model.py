@@ -207,9 +207,7 @@ def chosen_by_auto(problem: Problem, device: torch.device, precision: Precision)
         session = measure(task, model, Shape(problem.batch, 1, problem.bptt), device, precision)
         found = list(session.measurements.values())
     with captured(device.type == "cuda"):
-        return choose_implementations(
-            Implementations.of(recipe.ops), found, units=recipe.model.units, device=device.type
-        )
+        return choose_implementations(Implementations.of(recipe.ops), found, device=device.type)
 
 
 class _Contender(NamedTuple):

@@ -53,9 +53,7 @@ def chosen_by_auto(recipe: Recipe, rows: int, length: int, device: str, precisio
         )
         found = list(session.measurements.values())
     with captured(device == "cuda"):
-        return choose_implementations(
-            Implementations.of(recipe.ops), found, units=recipe.model.units, device=device
-        )
+        return choose_implementations(Implementations.of(recipe.ops), found, device=device)
 
 
 class Alone:

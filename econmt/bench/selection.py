@@ -74,7 +74,6 @@ def choose(
     chosen = choose_implementations(
         Implementations.of(recipe.ops),
         found,
-        units=recipe.model.units,
         device=device.type,
         updates=updates,
         positions=positions / min(positions, POSITIONS),

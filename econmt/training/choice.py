@@ -84,7 +84,6 @@ def choose_implementations(
     given: Implementations,
     measurements: Iterable[Measurement],
     *,
-    units: Mapping[str, int],
     device: str = "cpu",
     updates: float = 0.0,
     positions: float = 1.0,
@@ -94,7 +93,6 @@ def choose_implementations(
     Args:
         given: the recipe's.
         measurements: of the model's ops; where there are none the rule holds.
-        units: the most that a layer has, by key: kernels do not serve every size.
         device: the type of device whose rule that is.
         updates: how many the run will have at least: "compiled" must save more time in them than compiling takes.
         positions: positions of an average batch by those of the measured one.
@@ -107,9 +105,7 @@ def choose_implementations(
             # Without input feeding a decoder's layers are to an op what the encoder's are.
             if key == "decoder" and not mine:
                 mine = [measurement for measurement in found if measurement.op in OPS["encoder"]]
-            chosen[key] = _fastest(mine, updates * positions, device) or rule(
-                functions[0], device, sizes={"H": units[key]} if key in units else None
-            )
+            chosen[key] = _fastest(mine, updates * positions, device) or rule(functions[0], device)
     settled = given._replace(**chosen)
     # An implementation that is named keeps what it keeps by itself, and there is one level for all.
     named = filter(None, map(given.traits, ("encoder", "decoder")))

@@ -357,7 +357,6 @@ def _chosen(trainer: Trainer) -> str:
             chosen = choose_implementations(
                 given,
                 found,
-                units=recipe.model.units,
                 device=trainer.device.type,
                 updates=updates,
                 positions=positions / min(positions, POSITIONS),

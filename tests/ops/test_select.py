@@ -173,15 +173,6 @@ def test_loops_recompute_on_a_gpu_only_where_launches_cost_nothing() -> None:
             assert resolved("auto", made(recompute=replace(LOOPS, capturable=False)), VARIABLE) == "reference"
 
 
-def test_sizes_that_kernels_leave_to_others_are_the_librarys_on_a_gpu() -> None:
-    kernels = replace(LOOPS, has_kernels=True, serves=lambda sizes, _: sizes["H"] <= 1024)
-    available = made(recompute=LOOPS, triton=kernels)
-    with rules_only("cuda"), captured():
-        assert rule("lstm", "cuda", among=available, sizes={"H": 1024}) == "triton"
-        assert rule("lstm", "cuda", among=available, sizes={"H": 1500}) == "reference"
-        assert rule("lstm", "cuda", among=made(recompute=LOOPS), sizes={"H": 1500}) == "recompute"
-
-
 @pytest.mark.parametrize("op", ["lstm", "bidirectional_lstm", "attentional_lstm"])
 def test_the_rule_of_a_recurrent_op(op: str) -> None:
     assert rule(op, "cpu") == "recompute"

@@ -93,7 +93,7 @@ def test_recipes_may_name_it() -> None:
 
 def test_the_rule_plans_and_profiles_choose_it() -> None:
     assert rule(OP, "cpu") == "toy"
-    assert choose_implementations(Implementations(), [], units={}).output == "toy"
+    assert choose_implementations(Implementations(), []).output == "toy"
     assert settings(Implementations(), "cpu")[-1].output == "toy"
     rows = {row.name: row.implementations for row in techniques("auto", "cpu", False)}
     assert rows["all"].output == rows["+ output"].output == "toy"

@@ -140,8 +140,7 @@ def rule(
     """The name of the implementation that "auto" means where nothing is measured.
 
     Kernels go first. Elsewhere an op recomputes where a backward pass follows; but on a GPU its many small kernels take
-    longer to launch than to run, so there an op that loops over steps does it only in a captured step. Sizes that its
-    kernels do not serve are large ones: cuDNN has layers for them, which a loop of steps does not reach.
+    longer to launch than to run, so there an op that loops over steps does it only in a captured step.
 
     Args:
         op: its name.
@@ -157,9 +156,8 @@ def rule(
         if each.traits.has_kernels and (sizes is None or each.traits.serves(sizes, detail)):
             return each.name
     first = next(iter(found.values()))
-    too_large = any(each.traits.has_kernels for each in served)
     for each in served if gradients or first.traits.is_last else ():
-        launch_bound = device == "cuda" and each.traits.loops and (too_large or not MODE.captured)
+        launch_bound = device == "cuda" and each.traits.loops and not MODE.captured
         if (
             each.traits.recomputes
             and not each.traits.warms_up

@@ -46,29 +46,17 @@ def measurement(op: str, calls: int = 1, first: float = 0.0, **milliseconds: flo
 
 
 def test_nothing_measured_is_the_rule() -> None:
-    assert choose_implementations(AUTO, [], units={}) == RULE
-    assert choose_implementations(Implementations(output="reference"), [], units={}) == RULE._replace(
+    assert choose_implementations(AUTO, []) == RULE
+    assert choose_implementations(Implementations(output="reference"), []) == RULE._replace(
         output="reference"
     )
-    assert choose_implementations(Implementations(stash="cells"), [], units={}) == RULE._replace(
-        stash="cells"
-    )
+    assert choose_implementations(Implementations(stash="cells"), []) == RULE._replace(stash="cells")
     # What is named keeps what it keeps by itself.
-    assert choose_implementations(Implementations(encoder="recompute"), [], units={}).stash == "auto"
-    assert choose_implementations(Implementations(encoder="reference"), [], units={}).stash == "gates"
-    assert choose_implementations(AUTO, [], device="cuda", units={}) == Implementations(
+    assert choose_implementations(Implementations(encoder="recompute"), []).stash == "auto"
+    assert choose_implementations(Implementations(encoder="reference"), []).stash == "gates"
+    assert choose_implementations(AUTO, [], device="cuda") == Implementations(
         "reference", "reference", "recompute", "recompute", "gates"
     )
-
-
-def test_layers_that_kernels_do_not_serve_are_the_librarys_on_a_gpu() -> None:
-    pytest.importorskip("triton", reason="it has the kernels")
-    with rules_only("cuda"), captured():
-        chosen = [
-            choose_implementations(AUTO, [], units={"encoder": units}, device="cuda").encoder
-            for units in (1024, 1025)
-        ]
-    assert chosen == ["triton", "reference"]
 
 
 def test_each_kind_of_op_for_itself() -> None:
@@ -77,28 +65,26 @@ def test_each_kind_of_op_for_itself() -> None:
         measurement("linear_cross_entropy", reference=2.0, recompute=1.0),
         measurement("linear", reference=2.0, recompute=1.0),
     ]
-    assert choose_implementations(AUTO, found, units={}) == Implementations(
+    assert choose_implementations(AUTO, found) == Implementations(
         "recompute", "reference", "recompute", "recompute", "gates"
     )
-    assert (
-        choose_implementations(Implementations(decoder="recompute"), found, units={}).decoder == "recompute"
-    )
+    assert choose_implementations(Implementations(decoder="recompute"), found).decoder == "recompute"
 
 
 def test_all_calls_of_a_kind_count() -> None:
     both = measurement("bidirectional_lstm", reference=1.0, recompute=2.5)
     stack = measurement("lstm", reference=2.0, recompute=1.5)
-    assert choose_implementations(AUTO, [both, stack], units={}).encoder == "reference"
-    assert choose_implementations(AUTO, [both, stack._replace(calls=3)], units={}).encoder == "recompute"
+    assert choose_implementations(AUTO, [both, stack]).encoder == "reference"
+    assert choose_implementations(AUTO, [both, stack._replace(calls=3)]).encoder == "recompute"
 
 
 def test_the_reference_must_be_worth_its_memory() -> None:
     assert (
-        choose_implementations(AUTO, [measurement("lstm", reference=0.9, recompute=1.0)], units={}).encoder
+        choose_implementations(AUTO, [measurement("lstm", reference=0.9, recompute=1.0)]).encoder
         == "recompute"
     )
     assert (
-        choose_implementations(AUTO, [measurement("lstm", reference=0.8, recompute=1.0)], units={}).encoder
+        choose_implementations(AUTO, [measurement("lstm", reference=0.8, recompute=1.0)]).encoder
         == "reference"
     )
 
@@ -106,7 +92,7 @@ def test_the_reference_must_be_worth_its_memory() -> None:
 @pytest.mark.parametrize(("updates", "expected"), [(99.0, "recompute"), (101.0, "compiled")])
 def test_compiling_must_pay(updates: float, expected: str) -> None:
     found = [measurement("attentional_lstm", first=20.0, reference=300.0, recompute=200.0, compiled=100.0)]
-    assert choose_implementations(AUTO, found, updates=updates, positions=2.0, units={}).decoder == expected
+    assert choose_implementations(AUTO, found, updates=updates, positions=2.0).decoder == expected
 
 
 def test_a_run_is_as_long_as_its_first_limit() -> None:
@@ -249,9 +235,9 @@ def test_what_a_machine_cannot_run_is_refused() -> None:
 
 def test_in_cuda_graphs_the_rule_recomputes() -> None:
     with rules_only("cuda"):
-        eager = choose_implementations(AUTO, [], device="cuda", units={})
+        eager = choose_implementations(AUTO, [], device="cuda")
         with captured():
-            found = choose_implementations(AUTO, [], device="cuda", units={})
+            found = choose_implementations(AUTO, [], device="cuda")
     assert {found.traits(key).recomputes for key in ("encoder", "decoder", "output")} == {True}
     assert (
         found.stash
