@@ -92,7 +92,7 @@ def check(variant: Variant, dtype: torch.dtype) -> float:
 def variants(shape: bench.ScanShape) -> Iterator[Variant]:
     for ahead in (8, 16):
         yield Variant(False, 32, ahead)
-    for block, radix in ((16, 16), (16, 32), (32, 8), (32, 16), (32, 32)):
+    for block, radix in ((32, 16), (32, 32)):
         if shape.steps > block:
             yield Variant(True, block, radix)
 

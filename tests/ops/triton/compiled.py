@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from tests.conftest import ROOT, econmt_environment
 
 
-def compiled(module: str, capability: int) -> dict[str, Any]:
-    """What ``python -m MODULE CAPABILITY`` prints last: by call, what its kernels take."""
+def compiled(module: str, capability: int, names: Iterable[str] = ()) -> dict[str, Any]:
+    """What ``python -m MODULE CAPABILITY NAME...`` prints last: by call, what its kernels take."""
     environment = {**econmt_environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'ops'}"}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.ops.triton.{module}", str(capability)],
+        [sys.executable, "-m", f"tests.ops.triton.{module}", str(capability), *names],
         env=environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,7 @@
-"""As `compiling`, the kernels of the linear recurrence: ``python -m tests.ops.triton.compiling_recurrence CAPABILITY``."""
+"""As `compiling`, the kernels of the linear recurrence.
+
+``python -m tests.ops.triton.compiling_recurrence CAPABILITY NAME...``, with names of `calls`.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,9 @@ def call(dtype: torch.dtype, tiled: bool, again: bool, options: bool) -> None:
 def main() -> None:
     compiled = compile_only(int(sys.argv[1]))
     found = {}
-    for name, each in calls().items():
+    for name in sys.argv[2:]:
         compiled.clear()
-        call(*each)
+        call(*calls()[name])
         found[name] = [resources(kernel) for kernel in compiled]
     print(json.dumps(found))
 
