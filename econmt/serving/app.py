@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -33,11 +34,7 @@ _OTHER_BYTES = 1 << 18
 """Of a body, for what is not the text: glossaries, constraints."""
 _LEFT = 499
 """The status that is counted when a client leaves before its answer, as nginx has it."""
-_PAGE = {
-    "/": ("index.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-}
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _SAFE = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "X-Content-Type-Options": "nosniff",
@@ -75,7 +72,7 @@ class Service:
             "/health": self._health,
             "/metrics": self._figures,
             "/frontend/settings": self._frontend,
-            **{path: self._page(*held) for path, held in _PAGE.items()},
+            **_pages(),
         }
         routes = [
             Route(path, self._counted(path, answer), methods=["POST"]) for path, answer in posts.items()
@@ -270,13 +267,22 @@ class Service:
             headers=_SAFE,
         )
 
-    def _page(self, name: str, kind: str) -> Answering:
-        content = resources.files("econmt.serving").joinpath("page", name).read_bytes()
 
-        async def answer(_: Request) -> Response:
-            return Response(content, media_type=kind, headers=_SAFE)
+def _pages() -> dict[str, Answering]:
+    """What answers for each file of the page, read once."""
+    return {
+        "/" if file.name == "index.html" else f"/{file.name}": _page(
+            file.read_bytes(), _KINDS[Path(file.name).suffix]
+        )
+        for file in resources.files("econmt.serving").joinpath("page").iterdir()
+    }
 
-        return answer
+
+def _page(content: bytes, kind: str) -> Answering:
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=_SAFE)
+
+    return answer
 
 
 async def _content(request: Request, most: int) -> bytes:

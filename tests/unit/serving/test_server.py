@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlencode
 
@@ -208,3 +211,57 @@ def test_bodies_that_are_none(client: Client) -> None:
     assert ask(b"x" * 300_000, "application/json")[0] == 413
     assert client.get("/translate").status == 405
     assert client.get("/no/such").json == {"error": "Not Found"}
+
+
+def exchange(client: Client, *parts: bytes, wait: bool = True) -> bytes:
+    """What a server says to bytes that are sent as they are."""
+    with socket.create_connection(("127.0.0.1", client.port), timeout=20) as connection:
+        for part in parts:
+            connection.sendall(part)
+        found = b""
+        while wait and (block := connection.recv(65536)):
+            found += block
+    return found
+
+
+def test_a_request_that_does_not_arrive_is_given_up(client: Client) -> None:
+    head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    said = exchange(client, head + b'Content-Length: 100\r\n\r\n{"q": ')
+    assert said.startswith(b"HTTP/1.1 408 ")
+    assert b"took more than 1 s to arrive" in said
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX\x00Y: z\r\n\r\n",
+    ],
+)
+def test_garbage_is_refused_and_others_are_answered(
+    client: Client, model: TrainedModel, garbage: bytes
+) -> None:
+    said = exchange(client, garbage + b"\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 400 ") or said == b""
+    assert client.post("/translate", q="a b c").json["translatedText"] == model.translate(["a b c"])[0].text
+
+
+def test_clients_that_leave_are_noted_and_nothing_is_lost(client: Client, model: TrainedModel) -> None:
+    def left() -> float:
+        text = client.get("/metrics").content.decode()
+        found = re.search(r'econmt_requests_total\{path="/translate",status="499"\} ([0-9.]+)', text)
+        return float(found[1]) if found else 0.0
+
+    before = left()
+    body = json.dumps({"q": "a b c d e f\n" * 30}).encode()
+    head = (
+        b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
+    for _ in range(3):
+        exchange(client, head % len(body) + body, wait=False)
+    assert client.post("/translate", q="a b c").json["translatedText"] == model.translate(["a b c"])[0].text
+    end = time.monotonic() + 20
+    while left() < before + 3:
+        assert time.monotonic() < end
