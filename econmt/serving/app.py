@@ -22,6 +22,7 @@ from econmt.decoding.translator import EMPTY, Translation
 from econmt.errors import EconmtError, InputError
 from econmt.serving import answers, queries
 from econmt.serving.access import Keys, Rates
+from econmt.serving.markup import Text
 from econmt.serving.metrics import Metrics
 from econmt.serving.models import Answer, Served, Task
 from econmt.serving.scheduler import Job, Scheduler
@@ -341,7 +342,7 @@ def _best(found: Translation, line: requests.Request, body: queries.TranslateBod
 
 
 def _whole(
-    texts: Sequence[queries.Text],
+    texts: Sequence[Text],
     found: Sequence[Answer],
     body: queries.TranslateBody,
     served: Served,
@@ -354,17 +355,9 @@ def _whole(
     details: list[list[dict[str, Any]]] = []
     for text in texts:
         made = [each for each in (next(rest) for _ in text.lines) if isinstance(each, Translation)]
-        written.append("\n".join(each.text for each in made))
+        written.append(text.written([each.text for each in made]))
         ranks = range(1, max((len(each.hypotheses) for each in made), default=0))
-        others.append(
-            [
-                "\n".join(
-                    each.hypotheses[min(rank, len(each.hypotheses) - 1)].text if each.hypotheses else ""
-                    for each in made
-                )
-                for rank in ranks
-            ]
-        )
+        others.append([text.written([_ranked(each, rank) for each in made]) for rank in ranks])
         if body.details:
             details.append(
                 [answers.sentence(each, line.passed) for each, line in zip(made, text.lines, strict=True)]
@@ -380,6 +373,11 @@ def _whole(
         answer["details"] = details[0] if single else details
         answer["milliseconds"] = _milliseconds(begun)
     return answer
+
+
+def _ranked(found: Translation, rank: int) -> str:
+    """The translation of a sentence at a rank from 0, or its last one."""
+    return found.hypotheses[min(rank, len(found.hypotheses) - 1)].text if found.hypotheses else ""
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

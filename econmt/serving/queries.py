@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -13,6 +13,7 @@ from econmt.data.subwords import normalized
 from econmt.decoding.glossary import Glossary
 from econmt.decoding.phrases import units
 from econmt.decoding.requests import Request, check_request, request_of
+from econmt.serving.markup import Text, html_text, plain_text
 from econmt.serving.settings import Refused
 from econmt.typed_json import parse_json
 from econmt.typed_yaml import complaints
@@ -98,14 +99,8 @@ def _form(content: bytes) -> dict[str, Any]:
     return tree
 
 
-class Text(NamedTuple):
-    """One of the texts of a request: its lines, blank ones too."""
-
-    lines: list[Request]
-
-
 def texts_of(body: TranslateBody, most_characters: int) -> list[Text]:
-    """The texts of a request that is no HTML, in order.
+    """The texts of a request, in order.
 
     Raises:
         InputError: something in it cannot be used; the message names it.
@@ -114,8 +109,7 @@ def texts_of(body: TranslateBody, most_characters: int) -> list[Text]:
     given = body.q if isinstance(body.q, list) else [body.q]
     read = [_entry(each, number, isinstance(body.q, list)) for number, each in enumerate(given)]
     check_size(sum(len(request.text) for request in read), most_characters)
-    single = [body.constraints, body.target_prefix]
-    if any(single) and (len(read) != 1 or len(read[0].text.splitlines()) > 1):
+    if (body.constraints or body.target_prefix) and len(read) != 1:
         raise Refused(
             400,
             "constraints and target_prefix belong to one sentence: give each text of q as an object "
@@ -130,12 +124,13 @@ def texts_of(body: TranslateBody, most_characters: int) -> list[Text]:
         )
         where = f"q[{number}]" if isinstance(body.q, list) else "q"
         check_request(whole, where)
-        lines = whole.text.split("\n")
-        if len(lines) > 1 and (whole.constraints or whole.target_prefix):
+        text = html_text(whole) if body.format == "html" else plain_text(whole)
+        if len(text.lines) > 1 and (whole.constraints or whole.target_prefix):
             raise Refused(
-                400, f"{where}: constraints and target_prefix belong to one line; take out the line ends"
+                400,
+                f"{where}: constraints and target_prefix belong to one sentence; this has {len(text.lines)}",
             )
-        texts.append(Text([with_terms(whole._replace(text=line.strip("\r")), glossary) for line in lines]))
+        texts.append(text._replace(lines=[with_terms(line, glossary) for line in text.lines]))
     return texts
 
 

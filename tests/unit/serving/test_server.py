@@ -114,6 +114,12 @@ def test_streams_a_line_a_sentence(client: Client, model: TrainedModel) -> None:
     assert last["done"] is True
 
 
+def test_html_keeps_its_tags(client: Client, model: TrainedModel) -> None:
+    one, two = (each.text for each in model.translate(["a b", "c"]))
+    answer = client.post("/translate", q='<p class="x">a\n b <b>c</b></p>', format="html", source="src")
+    assert answer.json == {"translatedText": f'<p class="x">{one} <b>{two}</b></p>'}
+
+
 def test_words_that_may_follow(client: Client) -> None:
     found = client.post("/alternatives", q="a b c", target_prefix="D", alternatives=3).json["alternatives"]
     assert len({each["word"] for each in found}) == len(found) > 1
@@ -170,11 +176,15 @@ WRONG = [
     ({"q": "a", "alternatives": 4}, 400, "alternatives 4: at most 3, the beam keeps 4 hypotheses"),
     ({"q": "a" * 501}, 413, "q has 501 characters, this server takes 500 at a time; send parts"),
     ({"q": ["a b", "c"], "constraints": ["A"]}, 400, "constraints and target_prefix belong to one sentence"),
-    ({"q": "a\nb", "target_prefix": "A"}, 400, "constraints and target_prefix belong to one sentence"),
+    (
+        {"q": "a\nb", "target_prefix": "A"},
+        400,
+        "q: constraints and target_prefix belong to one sentence; this has 2",
+    ),
     (
         {"q": {"text": "a\nb", "constraints": ["A"]}},
         400,
-        "q: constraints and target_prefix belong to one line",
+        "q: constraints and target_prefix belong to one sentence; this has 2",
     ),
     ({"q": [{"text": "a", "constrains": ["A"]}]}, 400, "q[0]: constrains: there is no such field"),
     ({"q": [{"text": "a", "factors": ["x"]}]}, 400, "q[0]: factors: the model has no source factors"),
