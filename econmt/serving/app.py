@@ -97,7 +97,9 @@ class Service:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error}, lifespan=lifespan)
+        return Starlette(
+            routes=routes, exception_handlers={HTTPException: _http_error, 500: _bug}, lifespan=lifespan
+        )
 
     async def _watch(self) -> None:
         """Loads models again when their folders hold better parameters; those before translate until then."""
@@ -108,7 +110,7 @@ class Service:
                     if await asyncio.to_thread(served.reload):
                         self._metrics.reloads.labels("done").inc()
                         notice(f"{', '.join(map(str, served.folders))}: better parameters are loaded")
-                except InputError as error:
+                except (InputError, OSError) as error:
                     self._metrics.reloads.labels("failed").inc()
                     notice(f"warning: the parameters before go on: {error}")
 
@@ -219,8 +221,7 @@ class Service:
         except EconmtError as error:
             yield json_text({"error": str(error)}) + "\n"
         finally:
-            for future in futures:
-                future.cancel()
+            _forget(futures)
 
     async def _alternatives(self, request: Request) -> Response:
         begun = time.monotonic()
@@ -248,7 +249,7 @@ class Service:
 
     async def _health(self, _: Request) -> Response:
         models = [
-            {"source": each.source, "target": each.target, "parameters": each.parameters, "bytes": each.bytes}
+            {"source": each.source, "target": each.target, "parameters": each.parameters, "bytes": each.size}
             for each in self._models
         ]
         seconds = round(time.time() - self._begun, 1)
@@ -318,8 +319,14 @@ async def _unless_left(request: Request, futures: Sequence[asyncio.Future[Answer
         raise
     finally:
         left.cancel()
-        for future in futures:
-            future.cancel()
+        _forget(futures)
+
+
+def _forget(futures: Sequence[asyncio.Future[Answer]]) -> None:
+    """Lets go of what is not wanted any more, translated or not."""
+    for future in futures:
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # asyncio complains of errors that nobody has looked at
 
 
 async def _leaves(request: Request) -> None:
@@ -384,3 +391,8 @@ async def _http_error(_: Request, error: Exception) -> Response:
     """What the router says no to, as JSON."""
     assert isinstance(error, HTTPException)
     return answers.JsonResponse({"error": error.detail}, error.status_code, dict(error.headers or {}))
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    """What is said when this program is wrong; the traceback goes to standard error."""
+    return answers.JsonResponse({"error": f"this is a bug in econmt: {type(error).__name__}"}, 500)

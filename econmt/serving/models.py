@@ -40,8 +40,8 @@ class Task(NamedTuple):
 class _Loaded:
     """A model, or an ensemble, with what translates by it; used by one thread at a time."""
 
-    def __init__(self, model: TrainedModel, settings: Settings) -> None:
-        self.model = model
+    def __init__(self, model: TrainedModel, settings: Settings, size: int) -> None:
+        self.model, self.size = model, size
         self.beam = settings.beam_size or model.recipe.decoding.beam_size
         self.batch = settings.batch_size or model.recipe.decoding.batch_size
         self._translators: dict[tuple[int, bool], Translator] = {}
@@ -124,9 +124,9 @@ class Served:
         return sum(parameter.numel() for model in models for parameter in model.parameters())
 
     @property
-    def bytes(self) -> int:
-        """Bytes of the files with the parameters."""
-        return sum(parameter_file(ModelFolder(folder), "best").stat().st_size for folder in self.folders)
+    def size(self) -> int:
+        """Bytes of the files that the parameters were read from."""
+        return self._loaded.size
 
     def tokens(self, text: str, where: str) -> int:
         """Source tokens of a sentence.
@@ -151,7 +151,7 @@ class Served:
         """Loads the models again if their folders hold other parameters than when that was last tried.
 
         Raises:
-            InputError: they cannot be loaded; those before go on.
+            InputError, OSError: they cannot be loaded; those before go on.
         """
         found = self._found()
         if found in (self._stamp, self._tried):
@@ -162,7 +162,9 @@ class Served:
         return True
 
     def _fresh(self) -> _Loaded:
-        return _Loaded(self._load(self.folders), self._settings)
+        model = self._load(self.folders)
+        size = sum(parameter_file(ModelFolder(folder), "best").stat().st_size for folder in self.folders)
+        return _Loaded(model, self._settings, size)
 
     def _found(self) -> tuple[Any, ...]:
         """What tells the files with the parameters from others of their names."""

@@ -78,7 +78,7 @@ class Server:
             ws="none",
             lifespan="on",
             log_config=None,
-            log_level="critical",  # what a client did wrong is said to the client
+            log_level="error",  # what a client did wrong is said to the client alone
             access_log=False,
             server_header=False,
             timeout_keep_alive=_IDLE_SECONDS,

@@ -94,7 +94,7 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
         {LIBRARY} if shutil.which(COMPILER) else set()
     )
     assert {Path(name).suffix for name in names} <= {
-        *(".py", ".yaml", ".md", ".typed", ".html", ".css", ".js", ".so")
+        *(".py", ".yaml", ".md", ".typed", ".html", ".css", ".js", ".svg", ".so")
     }
 
 

@@ -105,7 +105,7 @@ export class AttentionPicture {
   mark(row, column) {
     const { rows, columns, weights } = this.words;
     this.table.querySelectorAll(".at, .here").forEach((element) => element.classList.remove("at", "here"));
-    if (row < 0) {
+    if (row < 0 || row >= rows.length) {
       this.readout.textContent = "Point at a word of the translation, or at the picture, to see where it looked.";
       return;
     }

@@ -42,7 +42,9 @@ def test_what_cannot_be_served_is_told_in_a_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough)]
+)
 def test_a_signal_ends_it_when_all_is_answered(folder: Path, number: signal.Signals, code: int) -> None:
     process = subprocess.Popen(
         [

@@ -89,6 +89,18 @@ def test_broken_parameters_leave_those_before(folder: Path, tmp_path: Path) -> N
     assert served.translate([econmt.Request("a b c")], Task())
 
 
+def test_a_bug_is_answered_and_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(folder, Settings()) as client:
+        monkeypatch.setattr(Served, "tokens", lambda *_: 1 / 0)
+        answer = client.post("/translate", q="a b c")
+        assert (answer.status, answer.json) == (500, {"error": "this is a bug in econmt: ZeroDivisionError"})
+        assert "Exception in ASGI application" in caplog.text
+        monkeypatch.undo()
+        assert client.post("/translate", q="a b c").status == 200
+
+
 def test_a_sentence_too_long_to_be_translated_whole_is_refused(folder: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     shutil.copytree(folder, mine)

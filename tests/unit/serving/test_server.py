@@ -8,12 +8,15 @@ import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urlencode
 
 import pytest
 
 from econmt.api import TrainedModel
-from tests.unit.serving.conftest import Client
+from econmt.serving import server
+from econmt.serving.settings import Settings
+from tests.unit.serving.conftest import Client, serving
 
 LINES = ["a b c", "h g", "d d d d e", "a", "b c d e f g", "e f"]
 
@@ -158,7 +161,9 @@ def test_figures_count_requests(client: Client) -> None:
     assert "process_resident_memory_bytes" in text
 
 
-@pytest.mark.parametrize("path", ["/", "/page.css", "/page.js"])
+@pytest.mark.parametrize(
+    "path", ["/", "/page.css", "/page.js", "/attention.js", "/menu.js", "/server.js", "/icon.svg"]
+)
 def test_the_page_comes_from_the_package_and_may_load_nothing_else(client: Client, path: str) -> None:
     answer = client.get(path)
     assert answer.status == 200
@@ -275,3 +280,11 @@ def test_clients_that_leave_are_noted_and_nothing_is_lost(client: Client, model:
     end = time.monotonic() + 20
     while left() < before + 3:
         assert time.monotonic() < end
+
+
+def test_a_client_that_says_nothing_is_let_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_HEAD_SECONDS", 0.1)
+    with serving(folder, Settings()) as client:
+        assert exchange(client, b"") == b""
+        assert exchange(client, b"POST /transl") == b""
+        assert client.get("/health").status == 200
