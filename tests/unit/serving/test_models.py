@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ import pytest
 import econmt
 from econmt.api import TrainedModel
 from econmt.errors import InputError
+from econmt.serving.access import Keys
+from econmt.serving.app import Service
 from econmt.serving.models import Served, Task, by_pair
+from econmt.serving.server import Server, bind
 from econmt.serving.settings import Refused, Settings
 from tests.unit.serving.conftest import MORE, Client, serving
 from tests.unit.training.tiny import Run
@@ -139,3 +143,20 @@ def test_a_server_takes_better_parameters_up_while_it_answers(
         while b'econmt_reloads_total{result="failed"} 1.0' not in client.get("/metrics").content:
             assert time.monotonic() < end
         assert ask(client) == new
+
+
+def test_a_bug_in_translating_ends_the_server_and_answers_who_waits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service([Served([folder], Settings())], Settings(), Keys())
+    server = Server(service)
+    monkeypatch.setattr(Served, "translate", lambda *_: 1 / 0)
+    with bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(1) as threads:
+        running = threads.submit(server.run, bound)
+        answer = Client(bound.getsockname()[1], service, []).post("/translate", q="a b c")
+        with pytest.raises(ZeroDivisionError):
+            running.result(30)
+    assert (answer.status, answer.json) == (
+        503,
+        {"error": "the server is stopping; ask again when it is back"},
+    )
