@@ -24,15 +24,17 @@ class Job:
     Attributes:
         served, request, task: who shall do what.
         tokens: of the source.
-        due: when it came, or as if it had come, by ``time.monotonic``.
+        came: when it came, by ``time.monotonic``.
+        due: as if it had come then.
         answer: what becomes of it; a client that leaves cancels it.
     """
 
-    __slots__ = ("answer", "due", "request", "served", "task", "tokens")
+    __slots__ = ("answer", "came", "due", "request", "served", "task", "tokens")
 
     def __init__(self, served: Served, request: Request, task: Task, tokens: int, number: int) -> None:
         self.served, self.request, self.task, self.tokens = served, request, task, tokens
-        self.due = time.monotonic() + number * _STEP_SECONDS
+        self.came = time.monotonic()
+        self.due = self.came + number * _STEP_SECONDS
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
 
@@ -95,7 +97,7 @@ class Scheduler:
     async def _let_gather(self) -> None:
         """Waits for more sentences, a few milliseconds, unless a batch is full already."""
         first = min(self._waiting, key=lambda job: job.due)
-        left = first.due + self._settings.wait_seconds - time.monotonic()
+        left = first.came + self._settings.wait_seconds - time.monotonic()
         if left > 0.0 and len(self._waiting) < first.served.batch:
             await asyncio.sleep(left)
 

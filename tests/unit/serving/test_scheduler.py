@@ -122,6 +122,16 @@ def test_a_long_text_does_not_stop_others() -> None:
     run(test)
 
 
+def test_the_rest_of_a_long_text_is_not_waited_for() -> None:
+    async def test(table: Table) -> None:
+        table.fake.go.set()
+        jobs = [table.job("late", number=100_000)]
+        table.scheduler.submit(jobs)
+        await jobs[0].answer
+
+    run(test)
+
+
 def test_sentences_that_come_within_the_wait_go_together() -> None:
     async def test(table: Table) -> None:
         table.fake.go.set()
