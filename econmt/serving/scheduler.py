@@ -109,7 +109,8 @@ class Scheduler:
         first = min(self._waiting, key=lambda job: job.due)
         alike = [job for job in self._waiting if job.served is first.served and job.task == first.task]
         alike.sort(key=lambda job: (abs(job.tokens - first.tokens), job.due))
-        batch = alike[: first.served.batch]
+        # Words are looked for by a batch of searches each.
+        batch = alike[: 1 if first.task.words else first.served.batch]
         taken = set(map(id, batch))
         self._waiting = [job for job in self._waiting if id(job) not in taken]
         self._metrics.waiting.set(len(self._waiting))
