@@ -54,6 +54,7 @@ setup(
     package_data={
         "econmt": ["py.typed"],
         "econmt.memory.report": ["page.html"],
+        "econmt.serving": ["page/*"],
         "econmt_ops": ["py.typed"],
         "econmt._recipes": ["*.yaml"],
     },

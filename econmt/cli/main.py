@@ -25,6 +25,7 @@ from econmt.errors import EconmtError, InputError, printable, talk
 VERBS = {
     "train": "Train a model from a recipe, or go on where it stopped.",
     "translate": "Translate text with one or several trained models.",
+    "serve": "Answer over HTTP, with a page in the browser.",
     "score": "Print the log-probability of given translations or text.",
     "generate": "Write text with a trained language model.",
     "evaluate": "BLEU, chrF and TER of translations, and their significance.",

@@ -19,6 +19,9 @@ from econmt.decoding.avoidance import START, Avoidance, Moves
 from econmt.decoding.constraints import Automata, Phrase, Phrases, share_out
 from econmt.decoding.search import Places, SearchOptions, highest
 
+_RISKY = -2
+"""The column of continuations with a token that writes an avoided phrase unless a word goes on."""
+
 
 class Wish(NamedTuple):
     """What is wished of one sentence's translation.
@@ -68,7 +71,9 @@ class Control:
         values, tokens = self._continuations(log_probs, room)
         after = self._automata.after(self._states, self._owners, tokens)
         wanted = self._automata.remaining(after)
-        values = values.masked_fill(wanted > room.clamp(min=0)[:, None], -torch.inf)
+        needed = wanted.clone()
+        needed[:, _RISKY] += 1  # a word that is avoided unless it goes on must have room to
+        values = values.masked_fill(needed > room.clamp(min=0)[:, None], -torch.inf)
         shape = len(free), self._beam, values.shape[1]
         grid = totals.new_full(shape, -torch.inf)
         grid[sentences, places] = totals[:, None] + values
@@ -79,7 +84,7 @@ class Control:
         held[sentences, places] = self._automata.sizes[self._owners][:, None] - wanted + settled
         flat = grid.view(len(free), -1)
         if self._avoids:
-            flat = _few(grid, shape[2] - 2, free // 2).view(len(free), -1)
+            flat = _few(grid, shape[2] + _RISKY, free // 2).view(len(free), -1)
         chosen = share_out(flat, held.view(len(free), -1), self._beam)
         best = flat.gather(1, chosen)
         rows = sentences.new_zeros(shape[:2])

@@ -30,9 +30,15 @@ def format_translation(
     if output_type == "translation_with_alignments":
         pairs = translation.hypotheses[0].alignment if translation.hypotheses else ()
         return f"{translation.text}\t{_pharaoh(pairs)}"
-    with_attention = output_type == "attention"
+    return json_text(fields_of(translation, passed, with_attention=output_type == "attention"))
+
+
+def fields_of(
+    translation: Translation, passed: Mapping[str, Any] | None = None, *, with_attention: bool
+) -> dict[str, Any]:
+    """What the JSON of a translation holds, see :func:`format_translation`."""
     candidates = [_as_dict(candidate, with_attention) for candidate in translation.hypotheses]
-    best = {
+    best: dict[str, Any] = {
         **(passed or {}),
         "translation": translation.text,
         "score": translation.score,
@@ -43,7 +49,7 @@ def format_translation(
     }
     if with_attention:
         best["attention"] = candidates[0]["attention"] if candidates else []
-    return json_text(best)
+    return best
 
 
 def _pharaoh(pairs: Sequence[tuple[int, int]]) -> str:

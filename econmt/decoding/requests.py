@@ -66,7 +66,11 @@ def read_request(line: str, where: str) -> Request:
         InputError: one line that names ``where``: no JSON object, a field of a wrong type, one that is misspelt, or
             one of Sockeye's that no model here can follow.
     """
-    tree = parse_json(line, where, _ADVICE)
+    return request_of(parse_json(line, where, _ADVICE), where)
+
+
+def request_of(tree: Mapping[str, Any], where: str) -> Request:
+    """The request in a JSON object that is read already; raises as :func:`read_request`."""
     for name in _REFUSED:
         if tree.get(name) not in (None, [], ""):
             what = (

@@ -39,9 +39,13 @@ ROOMS = {
         *("base", "econmt_ops", "model", "data", "tasks", "engine"),
         *("parallel", "memory", "decoding", "evaluation", "training"),
     },
+    "serving": {
+        *("base", "econmt_ops", "model", "data", "tasks", "engine"),
+        *("parallel", "memory", "decoding", "evaluation", "training", "api"),
+    },
     "cli": {
         *("base", "econmt_ops", "model", "data", "tasks", "engine"),
-        *("parallel", "memory", "decoding", "evaluation", "training", "bench", "api"),
+        *("parallel", "memory", "decoding", "evaluation", "training", "bench", "api", "serving"),
     },
 }
 BASE = {

@@ -84,11 +84,18 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     assert len(recipes) >= 6
     assert recipes <= names
     assert {"econmt/py.typed", "econmt_ops/py.typed"} <= names
-    assert {name for name in names if name.endswith(".html")} == {"econmt/memory/report/page.html"}
+    assert {name for name in names if name.endswith(".html")} == {
+        "econmt/memory/report/page.html",
+        "econmt/serving/page/index.html",
+    }
+    page = {file.relative_to(ROOT).as_posix() for file in (ROOT / "econmt/serving/page").iterdir()}
+    assert page <= names
     assert {name for name in names if name.endswith(".so")} == (
         {LIBRARY} if shutil.which(COMPILER) else set()
     )
-    assert {Path(name).suffix for name in names} <= {".py", ".yaml", ".md", ".typed", ".html", ".so"}
+    assert {Path(name).suffix for name in names} <= {
+        *(".py", ".yaml", ".md", ".typed", ".html", ".css", ".js", ".svg", ".so")
+    }
 
 
 WHICH = "from econmt_ops.backends import c; print(c.__file__, c.is_built())"

@@ -11,6 +11,7 @@ import torch
 
 from econmt.data.subwords import SPECIAL_TOKENS, WordVocabulary
 from econmt.decoding.avoidance import START, Avoidance
+from econmt.decoding.constraints import Phrase
 from econmt.decoding.control import Control, Wish
 from econmt.decoding.phrases import BLANK, Spelling, is_of_word, units
 from econmt.decoding.search import SearchOptions, beam_search
@@ -130,6 +131,23 @@ def test_hypotheses_that_need_a_word_to_go_on_do_not_fill_the_beam() -> None:
         control = Control([Wish(avoidances=(Avoidance(["a"], spelling),))], spelling.joins, options)
         ((found,),) = beam_search(Alike(), *sources(0), torch.tensor([6]), options, steering=control)
         assert set(found.ids) <= {6}, found.ids
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 5])
+def test_an_avoided_word_is_not_begun_where_constraints_leave_it_no_room_to_go_on(beam_size: int) -> None:
+    vocabulary = Pieces([f"{BLANK}a", "b", f"{BLANK}c"])
+    spelling = Spelling(vocabulary)
+    options = SearchOptions(beam_size, nbest_size=beam_size)
+    for seed in range(12):
+        model = ToyModel(seed, end_bias=-3.0)
+        model.size = vocabulary.size
+        wish = Wish((Phrase((6, 6), True),), avoidances=(Avoidance(["a"], spelling),))
+        control = Control([wish], spelling.joins, options)
+        (found,) = beam_search(model, *sources(0), torch.tensor([4]), options, steering=control)
+        for hypothesis in found:
+            text = vocabulary.decode(hypothesis.ids)
+            assert "c c" in text
+            assert not occurs(text.replace("<unk>", " "), "a"), text
 
 
 def test_no_n_gram_comes_twice() -> None:

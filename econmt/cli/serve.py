@@ -1,0 +1,106 @@
+"""``econmt serve``: trained models behind HTTP, with a page."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from econmt import limits
+from econmt.api import TrainedModel
+from econmt.cli import controls, options
+from econmt.cli.computing import load_models
+from econmt.cli.options import ProductPrecision, within
+from econmt.data.files import notice
+from econmt.errors import InputError
+from econmt.training.interrupts import Interrupted, Interrupts
+
+_LOOPBACK = ("127.", "::1", "localhost")
+_PACKAGES = ("starlette", "uvicorn", "prometheus_client")
+
+HostOption = Annotated[str, typer.Option(help="Address to listen on; the default is this machine alone.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65_535, help="Port; 0: any that is free.")]
+KeysOption = Annotated[
+    Path | None, typer.Option(help="File of keys, one a line, of which a request needs one.")
+]
+WaitOption = Annotated[
+    float,
+    typer.Option(
+        "--wait-ms",
+        callback=within(0.0, 1000.0),
+        help="Milliseconds for which a sentence waits for others to be translated with.",
+    ),
+]
+CharactersOption = Annotated[
+    int, typer.Option(min=1, max=limits.LINE_BYTES, help="Most characters of a request.")
+]
+WaitingOption = Annotated[int, typer.Option(min=1, max=limits.LINES, help="Most sentences that wait.")]
+RateOption = Annotated[
+    int | None,
+    typer.Option(min=1, max=limits.LINES, help="Requests a minute of a client.", show_default="any number"),
+]
+
+
+def serve(
+    models: Annotated[
+        list[Path],
+        typer.Option(
+            "--models",
+            "--model",
+            "-m",
+            help="Model folder; several: of each language pair, or an ensemble of one.",
+        ),
+    ],
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 5000,
+    api_keys: KeysOption = None,
+    beam_size: controls.BeamOption = None,
+    batch_size: options.BatchSizeOption = None,
+    wait_ms: WaitOption = 3.0,
+    max_characters: CharactersOption = 10_000,
+    max_waiting: WaitingOption = 2_000,
+    requests_per_minute: RateOption = None,
+    device: options.DeviceOption = "auto",
+    threads: options.ThreadsOption = None,
+    precision: options.PrecisionOption = ProductPrecision.auto,
+) -> None:
+    """Answer translation requests over HTTP, in LibreTranslate's form, and show a page in the browser.
+
+    Requests of many clients are translated together. When a model's folder gets better parameters they are taken up.
+    Ctrl-C or SIGTERM answers what has been asked, and leaves.
+
+    \b
+    Example:
+      econmt serve -m runs/multi30k
+      curl 127.0.0.1:5000/translate -d q="A dog runs." -d source=en -d target=de
+    """
+    for name in _PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            raise InputError(f"econmt serve needs the package {name}; install econmt[serve]")
+    from econmt.serving.access import Keys, read_keys
+    from econmt.serving.app import Service
+    from econmt.serving.models import by_pair
+    from econmt.serving.server import Server, bind, url_of
+    from econmt.serving.settings import Settings
+
+    def loaded(folders: Sequence[Path]) -> TrainedModel:
+        return load_models(folders, None, device, precision, threads)
+
+    settings = Settings(
+        beam_size, batch_size, wait_ms / 1000.0, max_characters, max_waiting, requests_per_minute
+    )
+    keys = Keys() if api_keys is None else read_keys(api_keys)
+    if not host.startswith(_LOOPBACK) and not keys.wanted:
+        notice(f"warning: whoever reaches {host} may ask; --api-keys FILE lets only those with a key")
+    with bind(host, port) as bound:
+        server = Server(Service(by_pair(models, settings, loaded), settings, keys))
+        notice(f"listening on {url_of(bound)} (Ctrl-C ends)")
+        interrupts = Interrupts()
+        with interrupts:
+            server.run(bound)
+    if interrupts.pending and interrupts.name == "Ctrl-C":
+        raise Interrupted("stopped by Ctrl-C; all that was asked is answered", interrupts.exit_code)
+    notice("stopped; all that was asked is answered")

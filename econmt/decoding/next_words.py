@@ -1,0 +1,112 @@
+"""Which words may follow the beginning of a translation, and how the translation goes on from each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt.data.subwords import BOS, EOS, PAD, UNK
+from econmt.decoding.control import Control, Wish
+from econmt.decoding.phrases import BLANK, Spelling
+from econmt.decoding.requests import Request
+from econmt.decoding.search import beam_search, output_limits
+from econmt.decoding.translator import Translator, evaluation_mode, one_line, pad_sources
+from econmt.decoding.wishes import Wishes
+
+_TRIED = 3
+"""Times as many first tokens are gone on from as words are wanted: some begin the same word."""
+
+
+class NextWord(NamedTuple):
+    """A word that may follow.
+
+    Attributes:
+        word: what stands between spaces.
+        probability: of the token that begins it, after the beginning that was given.
+        text: the translation that the search finds with it.
+        score: of that, see :class:`~econmt.decoding.search.Hypothesis`.
+    """
+
+    word: str
+    probability: float
+    text: str
+    score: float
+
+
+class NextWords:
+    """Goes on from each of the most probable tokens after a beginning by a search of its own, all in one batch.
+
+    Args:
+        translator: whose models and search are used; one that draws nothing.
+    """
+
+    def __init__(self, translator: Translator) -> None:
+        self._translator = translator
+        target = translator.vocabularies.target
+        spelling = Spelling(target)
+        self._wishes = Wishes(target)
+        begins = [piece.startswith(BLANK) or not is_letter for piece, is_letter in _letters(spelling)]
+        self._barred = ~torch.tensor(begins)
+        self._barred[[PAD, UNK, BOS, EOS]] = True
+
+    def of(self, request: Request, most: int, where: str) -> list[NextWord]:
+        """At most so many words, the most probable first; none for a blank sentence.
+
+        Args:
+            request: the sentence, its ``target_prefix`` the words before.
+
+        Raises:
+            InputError: naming ``where``: what is wished cannot be had.
+        """
+        translator = self._translator
+        source = translator.vocabularies.source.encode(request.text)[: translator.max_input_length]
+        if not source:
+            return []
+        wish = self._wishes.of(request, where) or Wish()
+        with evaluation_mode(translator.models), torch.inference_mode():
+            log_probs = self._after(source, wish.prefix)
+            values, tokens = log_probs.topk(min(_TRIED * most, len(log_probs)))
+            tried = [
+                (wish._replace(prefix=(*wish.prefix, token)), value)
+                for token, value in zip(tokens.tolist(), values.exp().tolist(), strict=True)
+                if value > 0.0
+                and not any(each.is_in((*wish.prefix, token), goes_on=True) for each in wish.avoidances)
+            ]
+            found = self._search(source, [each for each, _ in tried]) if tried else []
+        at = len(request.target_prefix.split())
+        words: dict[str, NextWord] = {}
+        for (_, probability), (text, score) in zip(tried, found, strict=True):
+            if len(text.split()) > at:
+                word = text.split()[at]
+                words.setdefault(word, NextWord(word, probability, text, score))
+        return list(words.values())[:most]
+
+    def _after(self, source: Sequence[int], prefix: Sequence[int]) -> Tensor:
+        """(V,) float32 on the CPU the log-probabilities of tokens after a beginning, those that begin no word -inf."""
+        model, device = self._translator.model, self._translator.device
+        state = model.initial_state(model.encode(*pad_sources([source], device)))
+        first = torch.zeros(1, dtype=torch.int64, device=device)
+        log_probs, _, state = model.step(torch.full_like(first, BOS), state)
+        for token in prefix:
+            state = state.select(first, first, 1)
+            log_probs, _, state = model.step(torch.full_like(first, token), state)
+        return log_probs[0].float().cpu().masked_fill(self._barred, -torch.inf)
+
+    def _search(self, source: Sequence[int], wishes: Sequence[Wish]) -> list[tuple[str, float]]:
+        """Text and score of the best translation for each wish."""
+        translator = self._translator
+        options = translator.options
+        sources, lengths = pad_sources([source] * len(wishes), translator.device)
+        limits = output_limits(lengths, options.max_output_factor, translator.max_length)
+        control = Control(wishes, self._wishes.joins, options)
+        found = beam_search(translator.model, sources, lengths, limits, options, translator.watch, control)
+        texts = translator.vocabularies.target.decode_many([best[0].ids for best in found])
+        return [(one_line(text), best[0].score) for text, best in zip(texts, found, strict=True)]
+
+
+def _letters(spelling: Spelling) -> list[tuple[str, bool]]:
+    """The pieces of a vocabulary, each with whether it goes on with a word."""
+    return list(zip(spelling.pieces, spelling.joins.tolist(), strict=True))

@@ -1,0 +1,98 @@
+"""Who may ask, and how often."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from econmt.data.corpus import read_lines
+from econmt.errors import InputError
+from econmt.serving.settings import Refused
+
+_REMEMBERED = 10_000
+"""Clients whose requests are counted; of more the one that was quiet longest is forgotten."""
+
+
+class Keys:
+    """Keys of which a request must have one; none at all: anyone may ask.
+
+    Args:
+        keys: the keys.
+    """
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a request needs a key."""
+        return bool(self._digests)
+
+    def check(self, key: str) -> None:
+        """Looks at all keys, in a time that depends on none of them.
+
+        Raises:
+            Refused: it is none of them.
+        """
+        given = _digest(key)
+        fits = [hmac.compare_digest(given, digest) for digest in self._digests]
+        if self.wanted and not any(fits):
+            raise Refused(
+                403,
+                "api_key is none of this server's; ask whoever runs it for one"
+                if key
+                else "this server wants an api_key; ask whoever runs it for one",
+            )
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def read_keys(path: Path) -> Keys:
+    """Reads keys, a line each; blank lines, and those that begin with a number sign, are skipped.
+
+    Raises:
+        InputError: naming the file: it cannot be read, or holds none.
+    """
+    lines = [line.strip() for line in read_lines(path)]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise InputError(f"{path}: no key in it; write one a line, or leave the option out")
+    return Keys(keys)
+
+
+class Rates:
+    """Lets each client ask so many times a minute: as many at once, and one more each time its share has passed.
+
+    Args:
+        a_minute: requests; None: any number.
+        clock: seconds from any beginning.
+    """
+
+    def __init__(self, a_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._clock = a_minute, clock
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, client: str) -> None:
+        """Counts one request.
+
+        Raises:
+            Refused: it is one too many.
+        """
+        if self._most is None:
+            return
+        now = self._clock()
+        left, since = self._left.pop(client, (float(self._most), now))
+        left = min(float(self._most), left + (now - since) * self._most / 60.0)
+        self._left[client] = (left - 1.0 if left >= 1.0 else left, now)
+        if len(self._left) > _REMEMBERED:
+            self._left.popitem(last=False)
+        if left < 1.0:
+            seconds = math.ceil((1.0 - left) * 60.0 / self._most)
+            raise Refused(429, f"more than {self._most} requests a minute; ask again in {seconds} s", seconds)

@@ -1,0 +1,72 @@
+"""What a server answers, as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from econmt.decoding.formats import fields_of
+from econmt.decoding.next_words import NextWord
+from econmt.decoding.translator import NBestEntry, Translation
+from econmt.errors import EconmtError
+from econmt.serving.languages import language_name
+from econmt.serving.models import Served
+from econmt.serving.settings import Refused
+from econmt.typed_json import json_text
+
+
+class JsonResponse(Response):
+    """JSON whose text any terminal can show."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The bytes of the body."""
+        return json_text(content).encode()
+
+
+def refusal(error: EconmtError) -> JsonResponse:
+    """The answer to a request that is not done, in LibreTranslate's form."""
+    status = error.status if isinstance(error, Refused) else 400 if error.exit_code == 2 else 500
+    retry = error.retry_seconds if isinstance(error, Refused) else None
+    headers = {} if retry is None else {"Retry-After": str(retry)}
+    return JsonResponse({"error": str(error)}, status, headers)
+
+
+def confidence(candidate: Translation | NBestEntry) -> float:
+    """The geometric mean of the probabilities of a translation's tokens, end of sentence included."""
+    return round(math.exp(candidate.log_probability / (len(candidate.tokens) + 1)), 4)
+
+
+def sentence(translation: Translation, passed: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that is known of a sentence: what ``translate --output-type attention`` writes, and more."""
+    fields = fields_of(translation, passed, with_attention=True)
+    for entry, found in zip(fields["nbest"], translation.hypotheses, strict=True):
+        entry["confidence"] = confidence(found)
+        entry["alignment"] = [list(pair) for pair in found.alignment]
+    return {**fields, "confidence": confidence(translation)}
+
+
+def words(found: Sequence[NextWord]) -> list[dict[str, Any]]:
+    """The words that may follow."""
+    return [
+        {
+            "word": each.word,
+            "probability": round(each.probability, 5),
+            "translation": each.text,
+            "score": each.score,
+        }
+        for each in found
+    ]
+
+
+def languages(models: Sequence[Served]) -> list[dict[str, Any]]:
+    """The source languages, each with its targets, and the targets that are no source, as LibreTranslate lists them."""
+    targets: dict[str, list[str]] = {}
+    for served in models:
+        targets.setdefault(served.source, []).append(served.target)
+        targets.setdefault(served.target, [])
+    return [{"code": code, "name": language_name(code), "targets": found} for code, found in targets.items()]

@@ -1,0 +1,398 @@
+"""The HTTP interface: LibreTranslate's, with what econmt can do besides, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from econmt.data.files import notice
+from econmt.decoding import requests
+from econmt.decoding.translator import EMPTY, Translation
+from econmt.errors import EconmtError, InputError
+from econmt.serving import answers, queries
+from econmt.serving.access import Keys, Rates
+from econmt.serving.markup import Text
+from econmt.serving.metrics import Metrics
+from econmt.serving.models import Answer, Served, Task
+from econmt.serving.scheduler import Job, Scheduler
+from econmt.serving.settings import Refused, Settings
+from econmt.typed_json import json_text
+
+_MOST_BYTES_A_CHARACTER = 12
+"""Of a body: JSON writes a character beyond U+FFFF as two escapes of six."""
+_OTHER_BYTES = 1 << 18
+"""Of a body, for what is not the text: glossaries, constraints."""
+_LEFT = 499
+"""The status that is counted when a client leaves before its answer, as nginx has it."""
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_SAFE = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+Answering = Callable[[Request], Awaitable[Response]]
+
+
+class Service:
+    """What answers requests.
+
+    Args:
+        models: of each language pair. settings: of the server. keys: that it wants.
+    """
+
+    def __init__(self, models: Sequence[Served], settings: Settings, keys: Keys) -> None:
+        self._models, self._settings, self._keys = list(models), settings, keys
+        self._metrics = Metrics()
+        self._rates = Rates(settings.requests_a_minute)
+        self._begun = time.time()
+        self._scheduler: Scheduler | None = None
+        self.failed: BaseException | None = None
+
+    def application(self, stop: Callable[[], object] = lambda: None) -> Starlette:
+        """The application; ``stop`` is called if what translates fails, which ``failed`` then holds."""
+        posts = {
+            "/translate": self._translate,
+            "/alternatives": self._alternatives,
+            "/detect": self._detect,
+        }
+        gets = {
+            "/languages": self._languages,
+            "/health": self._health,
+            "/metrics": self._figures,
+            "/frontend/settings": self._frontend,
+            **_pages(),
+        }
+        routes = [
+            Route(path, self._counted(path, answer), methods=["POST"]) for path, answer in posts.items()
+        ]
+        routes += [Route(path, self._counted(path, answer), methods=["GET"]) for path, answer in gets.items()]
+
+        @contextlib.asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            self._scheduler = Scheduler(self._settings, self._metrics)
+            tasks = [asyncio.create_task(self._scheduler.run()), asyncio.create_task(self._watch())]
+
+            def ended(task: asyncio.Task[None]) -> None:
+                if not task.cancelled():
+                    self.failed = task.exception()
+                    stop()
+
+            for task in tasks:
+                task.add_done_callback(ended)
+            yield
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        return Starlette(
+            routes=routes, exception_handlers={HTTPException: _http_error, 500: _bug}, lifespan=lifespan
+        )
+
+    async def _watch(self) -> None:
+        """Loads models again when their folders hold better parameters; those before translate until then."""
+        while True:
+            await asyncio.sleep(self._settings.watch_seconds)
+            for served in self._models:
+                try:
+                    if await asyncio.to_thread(served.reload):
+                        self._metrics.reloads.labels("done").inc()
+                        notice(f"{', '.join(map(str, served.folders))}: better parameters are loaded")
+                except (InputError, OSError) as error:
+                    self._metrics.reloads.labels("failed").inc()
+                    notice(f"warning: the parameters before go on: {error}")
+
+    def _counted(self, path: str, answer: Answering) -> Answering:
+        """An endpoint whose errors are answers, and whose answers are counted."""
+
+        async def endpoint(request: Request) -> Response:
+            begun, status = time.monotonic(), 500
+            try:
+                response = await answer(request)
+                status = response.status_code
+            except ClientDisconnect:
+                response = Response(status_code=_LEFT)
+                status = _LEFT
+            except EconmtError as error:
+                response = answers.refusal(error)
+                status = response.status_code
+            finally:
+                self._metrics.requests.labels(path, status).inc()
+                self._metrics.seconds.labels(path).observe(time.monotonic() - begun)
+            return response
+
+        return endpoint
+
+    async def _read(self, request: Request, kind: type[queries.BodyType]) -> queries.BodyType:
+        """The body of a request that may be answered."""
+        most = self._settings.most_characters * _MOST_BYTES_A_CHARACTER + _OTHER_BYTES
+        try:
+            content = await asyncio.wait_for(_content(request, most), self._settings.read_seconds)
+        except asyncio.TimeoutError:
+            raise Refused(
+                408, f"the request took more than {self._settings.read_seconds:g} s to arrive"
+            ) from None
+        body = queries.read_body(kind, content, request.headers.get("content-type", ""))
+        key = body.api_key or request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        self._keys.check(key)
+        self._rates.take(key if self._keys.wanted else request.client.host if request.client else "")
+        return body
+
+    def _model(self, source: str, target: str) -> Served:
+        """Whose language pair is asked for."""
+        fits = [
+            each for each in self._models if source in ("auto", each.source) and target in ("", each.target)
+        ]
+        pairs = ", ".join(f"{each.source} to {each.target}" for each in self._models)
+        if not fits:
+            raise Refused(
+                400, f"nothing translates {source} to {target or 'anything'} here; this server has {pairs}"
+            )
+        if len(fits) > 1:
+            raise Refused(
+                400, f"source {source} and target {target or 'none'} fit several of {pairs}; name both"
+            )
+        return fits[0]
+
+    async def _translate(self, request: Request) -> Response:
+        begun = time.monotonic()
+        body = await self._read(request, queries.TranslateBody)
+        served = self._model(body.source, body.target)
+        nbest = body.alternatives + 1
+        if nbest > served.beam:
+            raise Refused(
+                400,
+                f"alternatives {body.alternatives}: at most {served.beam - 1}, the beam keeps {served.beam} hypotheses",
+            )
+        texts = queries.texts_of(body, self._settings.most_characters)
+        lines = [line for text in texts for line in text.lines]
+        futures = self._submit(served, lines, Task(nbest, body.details))
+        if body.stream:
+            return StreamingResponse(
+                self._streamed(lines, futures, body, begun), media_type="application/x-ndjson", headers=_SAFE
+            )
+        found = await _unless_left(request, futures)
+        return answers.JsonResponse(_whole(texts, found, body, served, begun), headers=_SAFE)
+
+    def _submit(
+        self, served: Served, lines: Sequence[requests.Request], task: Task
+    ) -> list[asyncio.Future[Answer]]:
+        """What will become of each line; a blank one is translated by an empty one at once."""
+        assert self._scheduler is not None
+        futures: list[asyncio.Future[Answer]] = []
+        jobs: list[Job] = []
+        for number, line in enumerate(lines):
+            tokens = served.tokens(line.text, f"line {number + 1}")
+            if tokens and line.text.strip():
+                jobs.append(Job(served, line, task._replace(wished=not line.is_plain), tokens, len(jobs)))
+                futures.append(jobs[-1].answer)
+            else:
+                futures.append(asyncio.get_running_loop().create_future())
+                futures[-1].set_result(EMPTY)
+        self._scheduler.submit(jobs)
+        return futures
+
+    async def _streamed(
+        self,
+        lines: Sequence[requests.Request],
+        futures: Sequence[asyncio.Future[Answer]],
+        body: queries.TranslateBody,
+        begun: float,
+    ) -> AsyncIterator[str]:
+        """A line of JSON a sentence, in order, each as soon as it and those before it are there."""
+        try:
+            for number, (line, future) in enumerate(zip(lines, futures, strict=True)):
+                found = await future
+                assert isinstance(found, Translation)
+                yield json_text({"line": number, **_best(found, line, body)}) + "\n"
+            yield json_text({"done": True, "milliseconds": _milliseconds(begun)}) + "\n"
+        except EconmtError as error:
+            yield json_text({"error": str(error)}) + "\n"
+        finally:
+            _forget(futures)
+
+    async def _alternatives(self, request: Request) -> Response:
+        begun = time.monotonic()
+        body = await self._read(request, queries.WordsBody)
+        served = self._model(body.source, body.target)
+        line = queries.word_request(body, self._settings.most_characters)
+        (found,) = await _unless_left(request, self._submit(served, [line], Task(words=body.alternatives)))
+        assert isinstance(found, list)
+        return answers.JsonResponse(
+            {"alternatives": answers.words(found), "milliseconds": _milliseconds(begun)}, headers=_SAFE
+        )
+
+    async def _detect(self, request: Request) -> Response:
+        await self._read(request, queries.DetectBody)
+        sources = sorted({served.source for served in self._models})
+        if len(sources) > 1:
+            raise Refused(
+                501, f"this server does not tell {', '.join(sources)} apart; give the source language"
+            )
+        note = f"not detected: {sources[0]} is the only source language of this server"
+        return answers.JsonResponse([{"language": sources[0], "confidence": 0.0, "note": note}])
+
+    async def _languages(self, _: Request) -> Response:
+        return answers.JsonResponse(answers.languages(self._models), headers=_SAFE)
+
+    async def _health(self, _: Request) -> Response:
+        models = [
+            {"source": each.source, "target": each.target, "parameters": each.parameters, "bytes": each.size}
+            for each in self._models
+        ]
+        seconds = round(time.time() - self._begun, 1)
+        return answers.JsonResponse({"status": "ok", "seconds": seconds, "models": models}, headers=_SAFE)
+
+    async def _figures(self, _: Request) -> Response:
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def _frontend(self, _: Request) -> Response:
+        return answers.JsonResponse(
+            {
+                "apiKeys": self._keys.wanted,
+                "keyRequired": self._keys.wanted,
+                "charLimit": self._settings.most_characters,
+                "alternatives": min(served.beam for served in self._models) - 1,
+            },
+            headers=_SAFE,
+        )
+
+
+def _pages() -> dict[str, Answering]:
+    """What answers for each file of the page, read once."""
+    return {
+        "/" if file.name == "index.html" else f"/{file.name}": _page(
+            file.read_bytes(), _KINDS[Path(file.name).suffix]
+        )
+        for file in resources.files("econmt.serving").joinpath("page").iterdir()
+    }
+
+
+def _page(content: bytes, kind: str) -> Answering:
+    async def answer(_: Request) -> Response:
+        return Response(content, media_type=kind, headers=_SAFE)
+
+    return answer
+
+
+async def _content(request: Request, most: int) -> bytes:
+    """The body.
+
+    Raises:
+        Refused: it has more bytes than ``most``.
+    """
+    parts, size = list[bytes](), 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise Refused(413, f"the request has more than {most:,} bytes; send parts")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _unless_left(request: Request, futures: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
+    """What became of each sentence.
+
+    Raises:
+        ClientDisconnect: the client has left; nothing more is done for it.
+    """
+    left = asyncio.ensure_future(_leaves(request))
+    every = asyncio.gather(*futures)
+    left.add_done_callback(lambda _: every.cancel())
+    try:
+        return await every
+    except asyncio.CancelledError:
+        if left.done():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        left.cancel()
+        _forget(futures)
+
+
+def _forget(futures: Sequence[asyncio.Future[Answer]]) -> None:
+    """Lets go of what is not wanted any more, translated or not."""
+    for future in futures:
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # asyncio complains of errors that nobody has looked at
+
+
+async def _leaves(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _milliseconds(begun: float) -> float:
+    return round(1000.0 * (time.monotonic() - begun), 1)
+
+
+def _best(found: Translation, line: requests.Request, body: queries.TranslateBody) -> dict[str, Any]:
+    """One sentence, as a stream has it."""
+    fields: dict[str, Any] = {"translatedText": found.text}
+    if body.alternatives:
+        fields["alternatives"] = [other.text for other in found.hypotheses[1:]]
+    if body.details:
+        fields["details"] = answers.sentence(found, line.passed)
+    return fields
+
+
+def _whole(
+    texts: Sequence[Text],
+    found: Sequence[Answer],
+    body: queries.TranslateBody,
+    served: Served,
+    begun: float,
+) -> dict[str, Any]:
+    """The answer to a request, in LibreTranslate's form, with what else was asked for."""
+    rest = iter(found)
+    written: list[str] = []
+    others: list[list[str]] = []
+    details: list[list[dict[str, Any]]] = []
+    for text in texts:
+        made = [each for each in (next(rest) for _ in text.lines) if isinstance(each, Translation)]
+        written.append(text.written([each.text for each in made]))
+        ranks = range(1, max((len(each.hypotheses) for each in made), default=0))
+        others.append([text.written([_ranked(each, rank) for each in made]) for rank in ranks])
+        if body.details:
+            details.append(
+                [answers.sentence(each, line.passed) for each, line in zip(made, text.lines, strict=True)]
+            )
+    single = not isinstance(body.q, list)
+    answer: dict[str, Any] = {"translatedText": written[0] if single else written}
+    if body.alternatives:
+        answer["alternatives"] = others[0] if single else others
+    if body.source == "auto":
+        detected = {"language": served.source, "confidence": 0.0}
+        answer["detectedLanguage"] = detected if single else [detected] * len(written)
+    if body.details:
+        answer["details"] = details[0] if single else details
+        answer["milliseconds"] = _milliseconds(begun)
+    return answer
+
+
+def _ranked(found: Translation, rank: int) -> str:
+    """The translation of a sentence at a rank from 0, or its last one."""
+    return found.hypotheses[min(rank, len(found.hypotheses) - 1)].text if found.hypotheses else ""
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    """What the router says no to, as JSON."""
+    assert isinstance(error, HTTPException)
+    return answers.JsonResponse({"error": error.detail}, error.status_code, dict(error.headers or {}))
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    """What is said when this program is wrong; the traceback goes to standard error."""
+    return answers.JsonResponse({"error": f"this is a bug in econmt: {type(error).__name__}"}, 500)

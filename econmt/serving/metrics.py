@@ -1,0 +1,43 @@
+"""What a server counts, for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.2, 0.4, 1.0, 2.0, 5.0, 10.0, 30.0)
+_SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """The figures of one server, and of its process where the system tells them."""
+
+    def __init__(self) -> None:
+        self._registry = own = CollectorRegistry()
+        ProcessCollector(registry=own)
+        self.requests = Counter(
+            "econmt_requests_total", "Requests by path and HTTP status.", ["path", "status"], registry=own
+        )
+        self.seconds = Histogram(
+            "econmt_request_seconds",
+            "From a request's first byte to its answer.",
+            ["path"],
+            registry=own,
+            buckets=_SECONDS,
+        )
+        self.sentences = Counter("econmt_sentences_total", "Sentences translated.", registry=own)
+        self.source_tokens = Counter("econmt_source_tokens_total", "Their tokens.", registry=own)
+        self.batches = Histogram(
+            "econmt_batch_sentences", "Sentences translated together.", registry=own, buckets=_SENTENCES
+        )
+        self.batch_seconds = Histogram(
+            "econmt_batch_seconds", "For translating a batch.", registry=own, buckets=_SECONDS
+        )
+        self.waiting = Gauge("econmt_waiting_sentences", "Sentences that wait.", registry=own)
+        self.given_up = Counter(
+            "econmt_given_up_total", "Sentences whose client left before they were translated.", registry=own
+        )
+        self.reloads = Counter("econmt_reloads_total", "Models loaded anew.", ["result"], registry=own)
+
+    def text(self) -> bytes:
+        """All of it in Prometheus's text format."""
+        return generate_latest(self._registry)

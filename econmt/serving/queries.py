@@ -1,0 +1,182 @@
+"""What a request asks for: LibreTranslate's fields, and those of ``econmt translate --json-input``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import parse_qsl
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from econmt import limits
+from econmt.data.subwords import normalized
+from econmt.decoding.glossary import Glossary
+from econmt.decoding.phrases import units
+from econmt.decoding.requests import Request, check_request, request_of
+from econmt.serving.markup import Text, html_text, plain_text
+from econmt.serving.settings import Refused
+from econmt.typed_json import parse_json
+from econmt.typed_yaml import complaints
+
+Phrases = Annotated[list[str], Field(max_length=limits.PHRASES)]
+BODY = "the request"
+_ADVICE = 'send a JSON object, as {"q": "A dog runs.", "source": "en", "target": "de"}'
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    api_key: str = ""
+
+
+class _Wishes(_Body):
+    source: str = "auto"
+    target: str = ""
+    constraints: Phrases = []
+    avoid: Phrases = []
+    glossary: dict[str, str] = Field({}, max_length=limits.PHRASES)
+
+
+class TranslateBody(_Wishes):
+    """What ``/translate`` reads; ``q`` may hold objects as lines of ``--json-input`` are."""
+
+    q: str | dict[str, Any] | list[str | dict[str, Any]]
+    format: Literal["text", "html"] = "text"
+    alternatives: int = Field(0, ge=0, le=limits.BEAM)
+    target_prefix: str = ""
+    details: bool = False
+    stream: bool = False
+
+
+class WordsBody(_Wishes):
+    """What ``/alternatives`` reads: a sentence, and the words before the one that is asked for."""
+
+    q: str
+    target_prefix: str = ""
+    alternatives: int = Field(5, ge=1, le=20)
+
+
+class DetectBody(_Body):
+    """What ``/detect`` reads."""
+
+    q: str
+
+
+BodyType = TypeVar("BodyType", bound=_Body)
+
+
+def read_body(kind: type[BodyType], content: bytes, content_type: str) -> BodyType:
+    """A request's body, JSON or a form.
+
+    Raises:
+        Refused: one line that names the field.
+    """
+    name = content_type.partition(";")[0].strip().lower()
+    if name == "application/json":
+        tree = parse_json(content, BODY, _ADVICE)
+    elif name == "application/x-www-form-urlencoded":
+        tree = _form(content)
+    else:
+        raise Refused(
+            415, f"content type {name or 'none'} is not read; send application/json, or a form urlencoded"
+        )
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as failure:
+        raise Refused(400, f"{BODY}: {complaints(failure)[0]}") from None
+
+
+def _form(content: bytes) -> dict[str, Any]:
+    try:
+        tree: dict[str, Any] = dict(parse_qsl(content.decode(), keep_blank_values=True, errors="strict"))
+    except (UnicodeDecodeError, ValueError) as error:
+        raise Refused(400, f"{BODY}: no form that can be read ({error})") from None
+    if "alternatives" in tree:
+        try:
+            tree["alternatives"] = int(tree["alternatives"])
+        except ValueError:
+            raise Refused(400, f"{BODY}: alternatives: expected a whole number") from None
+    return tree
+
+
+def texts_of(body: TranslateBody, most_characters: int) -> list[Text]:
+    """The texts of a request, in order.
+
+    Raises:
+        InputError: something in it cannot be used; the message names it.
+    """
+    glossary = read_terms(body.glossary)
+    given = body.q if isinstance(body.q, list) else [body.q]
+    read = [_entry(each, number, isinstance(body.q, list)) for number, each in enumerate(given)]
+    check_size(sum(len(request.text) for request in read), most_characters)
+    if (body.constraints or body.target_prefix) and len(read) != 1:
+        raise Refused(
+            400,
+            "constraints and target_prefix belong to one sentence: give each text of q as an object "
+            '{"text": ..., "constraints": ...}',
+        )
+    texts = []
+    for number, request in enumerate(read):
+        whole = request._replace(
+            constraints=[*request.constraints, *body.constraints],
+            avoid=[*request.avoid, *body.avoid],
+            target_prefix=request.target_prefix or body.target_prefix,
+        )
+        where = f"q[{number}]" if isinstance(body.q, list) else "q"
+        check_request(whole, where)
+        text = html_text(whole) if body.format == "html" else plain_text(whole)
+        if len(text.lines) > 1 and (whole.constraints or whole.target_prefix):
+            raise Refused(
+                400,
+                f"{where}: constraints and target_prefix belong to one sentence; this has {len(text.lines)}",
+            )
+        texts.append(text._replace(lines=[with_terms(line, glossary) for line in text.lines]))
+    return texts
+
+
+def _entry(given: str | dict[str, Any], number: int, listed: bool) -> Request:
+    return Request(given) if isinstance(given, str) else request_of(given, f"q[{number}]" if listed else "q")
+
+
+def word_request(body: WordsBody, most_characters: int) -> Request:
+    """The sentence of a request for words.
+
+    Raises:
+        InputError: something in it cannot be used.
+    """
+    check_size(len(body.q), most_characters)
+    request = Request(body.q.strip(), body.constraints, body.avoid, body.target_prefix)
+    check_request(request, "q")
+    if not request.text or "\n" in request.text:
+        raise Refused(400, "q: expected one sentence on one line")
+    return with_terms(request, read_terms(body.glossary))
+
+
+def check_size(characters: int, most: int) -> None:
+    """Refuses texts with more characters than a server takes at a time."""
+    if characters > most:
+        raise Refused(
+            413, f"q has {characters:,} characters, this server takes {most:,} at a time; send parts"
+        )
+
+
+def read_terms(terms: Mapping[str, str]) -> Glossary | None:
+    """A glossary of source and target phrases, or None for no terms."""
+    for source, target in terms.items():
+        if not units(source) or not normalized(target):
+            side = "target" if units(source) else "source"
+            raise Refused(
+                400, f"glossary: the {side} phrase of {source!r} is blank; give one, or leave the term out"
+            )
+    return (
+        Glossary({normalized(source): normalized(target) for source, target in terms.items()})
+        if terms
+        else None
+    )
+
+
+def with_terms(request: Request, glossary: Glossary | None) -> Request:
+    """A request whose constraints are also the translations of the terms that occur in it."""
+    if glossary is None:
+        return request
+    return request._replace(constraints=[*request.constraints, *glossary.constraints(request.text)])

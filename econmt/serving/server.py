@@ -1,0 +1,102 @@
+"""Runs the HTTP interface on an address until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from econmt.errors import InputError
+from econmt.serving.app import Service
+
+_HEAD_SECONDS = 10.0
+"""For the head of a connection's first request to arrive."""
+_IDLE_SECONDS = 30
+"""Between the requests of a connection."""
+_DRAIN_SECONDS = 30
+"""For what was asked before the server was told to stop."""
+_CONNECTIONS = 1_000
+"""Beyond so many the server answers 503."""
+
+
+class _Protocol(H11Protocol):
+    """HTTP that lets go of clients that connect and say nothing, or a byte at a time."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(_HEAD_SECONDS, self._let_go)
+
+    def _let_go(self) -> None:
+        if not self.headers:
+            self.transport.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens on an address, so that who comes early waits; port 0 takes any that is free.
+
+    Raises:
+        InputError: it is in use, or none of this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise InputError(f"--host {host}: no address that can be used ({error.strerror})") from None
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(_CONNECTIONS)
+    except OSError as error:
+        made.close()
+        raise InputError(
+            f"{host}:{port} cannot be listened on ({error.strerror}); give another --host or --port"
+        ) from None
+    return made
+
+
+def url_of(bound: socket.socket) -> str:
+    """Where a browser finds what listens on a socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+class Server:
+    """One server.
+
+    Args:
+        service: what answers.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        config = uvicorn.Config(
+            service.application(self.stop),
+            loop="asyncio",
+            http=_Protocol,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            log_level="error",  # what a client did wrong is said to the client alone
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_IDLE_SECONDS,
+            timeout_graceful_shutdown=_DRAIN_SECONDS,
+            limit_concurrency=_CONNECTIONS,
+        )
+        self._server = uvicorn.Server(config)
+
+    def stop(self) -> None:
+        """Answers what has been asked, and leaves."""
+        self._server.should_exit = True
+
+    def run(self, bound: socket.socket) -> None:
+        """Answers until SIGTERM, Ctrl-C or :meth:`stop`; the signal is raised again when all is answered.
+
+        Raises:
+            Exception: what stopped the translating, if something did.
+        """
+        self._server.run(sockets=[bound])
+        if self._service.failed is not None:
+            raise self._service.failed

@@ -1,0 +1,319 @@
+"""Loads ``econmt serve`` on the loopback: many clients, and among them slow ones, dead ones and ones that send garbage.
+
+    python scripts/serve_load.py -m runs/multi30k --text multi30k/test_2016_flickr.en --seconds 300
+
+First one client asks for one sentence after another; what it gets is what every later answer must be. Then sentences
+come at a steady rate, then all clients ask as fast as they are answered. Exit code 1: an answer was lost, or was of
+another sentence, or the server's memory grew, or more than one answer in a hundred is worded otherwise than alone. In
+float32 none is; in bfloat16 products are rounded otherwise in batches of another size, and of two translations that are
+as good as each other the other one may win.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
+from pathlib import Path
+
+from econmt.data.corpus import read_lines
+
+WARM = 0.2
+"""The share of the time in which memory may still grow: allocators keep what a first crowd needed."""
+GROWTH_BYTES = 32 << 20
+OTHERWISE = "worded otherwise than when alone"
+MOST_OTHERWISE = 0.01
+TIMEOUT = 60.0
+
+
+class Connection:
+    """A client's connection, which stays open."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, text: str) -> str:
+        """The translation of a line.
+
+        Raises:
+            OSError, ValueError: there was no answer that is one.
+        """
+        if self._streams is None or self._streams[0].at_eof():  # the server closes what is idle for long
+            self.close()
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._streams
+        body = json.dumps({"q": text}).encode()
+        writer.write(head(len(body)) + body)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", answer)
+        if not answer.startswith(b"HTTP/1.1 200 ") or length is None:
+            raise ValueError(answer.split(b"\r\n", 1)[0].decode())
+        return str(json.loads(await reader.readexactly(int(length[1])))["translatedText"])
+
+    def close(self) -> None:
+        """Leaves."""
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+
+def head(length: int) -> bytes:
+    """Of a request with a body of so many bytes."""
+    return (
+        b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        % length
+    )
+
+
+class Tally:
+    """What became of the requests."""
+
+    def __init__(self, expected: dict[str, str]) -> None:
+        self.expected = expected
+        self.seconds: list[float] = []
+        self.wrong: Counter[str] = Counter()
+
+    async def ask(self, connection: Connection, text: str) -> None:
+        """Asks, and notes time and answer."""
+        begun = time.perf_counter()
+        try:
+            answer = await asyncio.wait_for(connection.ask(text), TIMEOUT)
+        except (OSError, ValueError, EOFError, asyncio.TimeoutError) as error:
+            self.wrong[f"lost: {type(error).__name__} {error}"] += 1
+            connection.close()
+            return
+        self.seconds.append(time.perf_counter() - begun)
+        if answer != self.expected[text]:
+            others = answer in self.expected.values()
+            self.wrong["another's" if others else OTHERWISE] += 1
+
+    def quantile(self, share: float) -> float:
+        """Milliseconds within which so many were answered."""
+        ordered = sorted(self.seconds)
+        return 1000.0 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def line(self, name: str, span: Span) -> str:
+        """A row of the table."""
+        answers = len(self.seconds)
+        return (
+            f"{name:<16}{answers:>9,}{answers / span.seconds:>13.1f}{self.quantile(0.5):>10.1f}"
+            f"{self.quantile(0.99):>10.1f}{1000.0 * span.computing / answers:>12.1f}{sum(self.wrong.values()):>8}"
+        )
+
+
+class Span:
+    """How long something took, by the clock and of the server's cores.
+
+    Args:
+        process: the server's.
+    """
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+        self._begun = time.perf_counter(), self._computed()
+        self.seconds = self.computing = 0.0
+
+    def end(self) -> None:
+        """It is over."""
+        self.seconds = time.perf_counter() - self._begun[0]
+        self.computing = self._computed() - self._begun[1]
+
+    def _computed(self) -> float:
+        fields = Path(f"/proc/{self._process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def one_by_one(port: int, process: int, lines: Sequence[str]) -> tuple[dict[str, str], Tally, Span]:
+    """What each line is translated to when nobody else asks."""
+    connection, expected = Connection(port), dict[str, str]()
+    for text in lines[:5]:
+        await connection.ask(text)
+    tally = Tally(expected)
+    span = Span(process)
+    for text in lines:
+        start = time.perf_counter()
+        expected[text] = await connection.ask(text)
+        tally.seconds.append(time.perf_counter() - start)
+    span.end()
+    connection.close()
+    return expected, tally, span
+
+
+async def steadily(port: int, expected: dict[str, str], rate: float, seconds: float) -> Tally:
+    """Sentences that come at random times, so many a second, whether those before are answered or not."""
+    draw, tally = random.Random(1), Tally(expected)
+    lines, free, running = list(expected), list[Connection](), set[asyncio.Task[None]]()
+
+    async def one(text: str) -> None:
+        connection = free.pop() if free else Connection(port)
+        await tally.ask(connection, text)
+        free.append(connection)
+
+    begun = due = time.perf_counter()
+    while due < begun + seconds:
+        due += draw.expovariate(rate)
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        task = asyncio.create_task(one(draw.choice(lines)))
+        running.add(task)
+        task.add_done_callback(running.discard)
+    await asyncio.gather(*running)
+    for connection in free:
+        connection.close()
+    return tally
+
+
+async def all_at_once(port: int, expected: dict[str, str], clients: int, seconds: float) -> Tally:
+    """Clients that each ask again as soon as they are answered."""
+    tally, lines, end = Tally(expected), list(expected), time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        draw, connection = random.Random(number), Connection(port)
+        while time.perf_counter() < end:
+            await tally.ask(connection, draw.choice(lines))
+        connection.close()
+
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    return tally
+
+
+async def slow(port: int) -> None:
+    """Sends a request a byte at a time, and reads nothing."""
+    body = json.dumps({"q": "A slow man walks."}).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    for byte in head(len(body)) + body:
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.02)
+    writer.close()
+
+
+async def dead(port: int) -> None:
+    """Asks for much and leaves at once."""
+    body = json.dumps({"q": "A man leaves.\n" * 40}).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head(len(body)) + body)
+    await writer.drain()
+    writer.transport.abort()
+    await asyncio.sleep(0.5)
+
+
+async def garbage(port: int) -> None:
+    """Sends what is no request, or none that can be done."""
+    draw = random.Random(time.time_ns())
+    rubbish = [draw.randbytes(200), head(5) + b"{{{{{", head(9) + b'{"q": 17}', b"GET /\x00 HTTP/1.1\r\n\r\n"]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(draw.choice(rubbish))
+    await asyncio.wait_for(reader.read(4096), 15)
+    writer.close()
+    await asyncio.sleep(0.1)
+
+
+async def again_and_again(act: Callable[[int], Awaitable[None]], port: int) -> None:
+    """A client that misbehaves until it is stopped; that it is cut off is as it should be."""
+    while True:
+        try:
+            await act(port)
+        except (OSError, EOFError, asyncio.TimeoutError):
+            await asyncio.sleep(0.1)
+
+
+def resident(process: int) -> int:
+    """Bytes that a process has resident."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())
+    return 1024 * int(found[1]) if found else 0
+
+
+async def measure(port: int, process: int, options: argparse.Namespace) -> int:
+    """All of it; the exit code."""
+    lines = list(dict.fromkeys(filter(None, islice(read_lines(options.text), options.lines))))
+    expected, alone, alone_span = await one_by_one(port, process, lines)
+    steady_span = Span(process)
+    steady = await steadily(port, expected, options.rate, min(60.0, options.seconds / 4))
+    steady_span.end()
+    troubles = [
+        asyncio.create_task(again_and_again(act, port))
+        for act in (slow, dead, garbage)
+        for _ in range(options.trouble)
+    ]
+    memory = list[int]()
+
+    async def watch() -> None:
+        while True:
+            memory.append(resident(process))
+            await asyncio.sleep(options.seconds / 50)
+
+    watching = asyncio.create_task(watch())
+    crowd_span = Span(process)
+    crowd = await all_at_once(port, expected, options.clients, options.seconds)
+    crowd_span.end()
+    for task in (watching, *troubles):
+        task.cancel()
+    await asyncio.gather(watching, *troubles, return_exceptions=True)
+    print(
+        f"{'':<16}{'answers':>9}{'sentences/s':>13}{'p50 ms':>10}{'p99 ms':>10}{'CPU ms each':>12}{'wrong':>8}"
+    )
+    print(alone.line("one by one", alone_span))
+    print(steady.line(f"{options.rate:g} a second", steady_span))
+    print(crowd.line(f"{options.clients} clients", crowd_span))
+    wrong = steady.wrong + crowd.wrong
+    for what, count in wrong.items():
+        print(f"{count} {what}")
+    settled = memory[int(WARM * len(memory)) :]
+    print(f"resident MB, every fiftieth of the time: {' '.join(str(each >> 20) for each in memory[::5])}")
+    growth = settled[-1] - settled[0]
+    print(f"after a fifth of it the memory went from {settled[0] >> 20} to {settled[-1] >> 20} MB")
+    answers = len(steady.seconds) + len(crowd.seconds)
+    otherwise = wrong.pop(OTHERWISE, 0)
+    return int(bool(wrong) or otherwise > MOST_OTHERWISE * answers or growth > GROWTH_BYTES)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("-m", "--model", required=True, action="append", help="model folder")
+    parser.add_argument("--text", required=True, type=Path, help="source sentences, a line each, also .gz")
+    parser.add_argument("--lines", type=int, default=300, help="of the text (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="that all clients ask (%(default)s)")
+    parser.add_argument("--clients", type=int, default=200, help="(%(default)s)")
+    parser.add_argument("--rate", type=float, default=20.0, help="sentences a second before (%(default)s)")
+    parser.add_argument("--trouble", type=int, default=2, help="clients of each bad kind (%(default)s)")
+    parser.add_argument("options", nargs="*", help="of econmt serve, behind --")
+    options = parser.parse_args()
+    models = [word for model in options.model for word in ("-m", model)]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "econmt", "serve", *models, "--port", "0", *options.options],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    assert server.stderr is not None
+    said = server.stderr.readline()
+    while server.poll() is None and "listening on" not in said:
+        said = server.stderr.readline()
+    found = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
+    if found is None:
+        sys.exit(said or "the server did not start")
+    try:
+        code = asyncio.run(measure(int(found[1]), server.pid, options))
+    finally:
+        server.send_signal(signal.SIGTERM)
+        rest = server.stderr.read()
+        ended = server.wait()
+    print(f"the server ended with exit code {ended}: {rest.strip()}")
+    sys.exit(code or ended)
+
+
+if __name__ == "__main__":
+    main()

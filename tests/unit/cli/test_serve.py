@@ -1,0 +1,101 @@
+"""``econmt serve``: what it refuses to begin with, and how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import econmt_environment
+from tests.unit.cli.conftest import Call
+from tests.unit.serving.conftest import folder as folder
+
+
+def test_what_cannot_be_served_is_told_in_a_line(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = call("serve", "-m", tmp_path / "nosuch", "--port", 0)
+    assert missing.code == 2
+    assert missing.err.startswith(f"econmt: error: {tmp_path / 'nosuch'}: no such model folder")
+    (tmp_path / "keys").write_text("\n")
+    empty = call("serve", "-m", tmp_path, "--port", 0, "--api-keys", tmp_path / "keys")
+    assert (empty.code, empty.err.count("\n")) == (2, 1)
+    assert "no key in it" in empty.err
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        taken = call("serve", "-m", tmp_path, "--port", port)
+    assert taken.code == 2
+    assert f"127.0.0.1:{port} cannot be listened on (Address already in use); give another" in taken.err
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else real(name))
+    lacking = call("serve", "-m", tmp_path)
+    assert lacking.err == "econmt: error: econmt serve needs the package uvicorn; install econmt[serve]\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough)]
+)
+def test_a_signal_ends_it_when_all_is_answered(folder: Path, number: signal.Signals, code: int) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "econmt",
+            "serve",
+            "-m",
+            folder,
+            "--port",
+            "0",
+            "--threads",
+            "1",
+            "--wait-ms",
+            "1000",
+        ],
+        env=econmt_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.fullmatch(r"econmt: listening on http://127\.0\.0\.1:(\d+)/ \(Ctrl-C ends\)\n", line)
+        assert found is not None, line
+        answers: list[tuple[int, str]] = []
+
+        def ask() -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+            connection.request(
+                "POST", "/translate", json.dumps({"q": "a b c\nd e"}), {"Content-Type": "application/json"}
+            )
+            asked.set()
+            response = connection.getresponse()
+            answers.append((response.status, json.loads(response.read())["translatedText"]))
+            connection.close()
+
+        # The wait of a second keeps what is asked from being answered before the signal comes.
+        asked = threading.Event()
+        client = threading.Thread(target=ask)
+        client.start()
+        assert asked.wait(30)
+        waiting = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+        waiting.request("GET", "/health")
+        assert waiting.getresponse().status == 200
+        waiting.close()
+        process.send_signal(number)
+        client.join(60)
+        rest = process.stderr.read()
+    assert [status for status, _ in answers] == [200]
+    assert answers[0][1].count("\n") == 1
+    assert process.returncode == code
+    assert "all that was asked is answered" in rest
+    assert rest.count("\n") == 1

@@ -1,0 +1,66 @@
+"""The load test of the server, with few clients for a few seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import serve_load
+from tests.conftest import ROOT, econmt_environment
+from tests.unit.serving.conftest import folder as folder
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_or_mixed_up(folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "lines.src"
+    text.write_text(
+        "".join(f"{' '.join(line)}\n" for line in ("abc", "hg", "d", "abcdefgh", "ee", "fab", "cab"))
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "scripts.serve_load", "-m", folder, "--text", text, "--seconds", "2"),
+            *("--clients", "12", "--rate", "10", "--", "--precision", "float32", "--threads", "1"),
+        ],
+        env=econmt_environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {line[:16].strip(): line.split() for line in done.stdout.splitlines()}
+    for name in ("one by one", "10 a second", "12 clients"):
+        assert rows[name][-1] == "0"
+    assert "the server ended with exit code 0" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines()[:4])
+
+
+def test_answers_that_are_wrong_are_told_apart() -> None:
+    class Fake(serve_load.Connection):
+        def __init__(self, answer: str | Exception) -> None:
+            super().__init__(0)
+            self.answer = answer
+
+        async def ask(self, text: str) -> str:
+            if isinstance(self.answer, Exception):
+                raise self.answer
+            return self.answer
+
+    async def all_of_them() -> serve_load.Tally:
+        tally = serve_load.Tally({"a": "A", "b": "B"})
+        for answer in ("A", "B", "C", OSError("gone"), ValueError("HTTP/1.1 503")):
+            await tally.ask(Fake(answer), "a")
+        return tally
+
+    tally = serve_load.asyncio.run(all_of_them())
+    assert tally.wrong == {
+        "another's": 1,
+        serve_load.OTHERWISE: 1,
+        "lost: OSError gone": 1,
+        "lost: ValueError HTTP/1.1 503": 1,
+    }
+    assert len(tally.seconds) == 3

@@ -1,0 +1,102 @@
+"""A tiny trained model, a server of it on the loopback, and a client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import econmt
+from econmt.serving.access import Keys
+from econmt.serving.app import Service
+from econmt.serving.models import by_pair
+from econmt.serving.server import Server, bind
+from econmt.serving.settings import Settings
+from tests.unit.training.tiny import Run, write_text
+
+MORE = (
+    "data.subwords={type: bpe, size: 34}",
+    "training.max_updates=12",
+    "training.checkpoint_interval=12",
+    "decoding.beam_size=4",
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model over subwords: letters and their reverse in capitals, hardly learnt."""
+    home = tmp_path_factory.mktemp("served")
+    write_text(home, {"train": 60, "valid": 6})
+    run = Run(home, home / "run", MORE)
+    run.train()
+    return run.folder.path
+
+
+@pytest.fixture(scope="session")
+def model(folder: Path) -> econmt.api.TrainedModel:
+    """The same model, to compare with."""
+    return econmt.load(folder, precision="float32")
+
+
+class Answer(NamedTuple):
+    """What a server said."""
+
+    status: int
+    headers: dict[str, str]
+    content: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+
+class Client:
+    """Asks a server, a connection a request."""
+
+    def __init__(self, port: int, service: Service, models: list[Any]) -> None:
+        self.port, self.service, self.models = port, service, models
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> Answer:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            named = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, named, response.read())
+
+    def get(self, path: str) -> Answer:
+        return self.ask("GET", path)
+
+    def post(self, path: str, **fields: Any) -> Answer:
+        return self.ask("POST", path, json.dumps(fields).encode(), {"Content-Type": "application/json"})
+
+
+@contextmanager
+def serving(folder: Path, settings: Settings, keys: Keys | None = None) -> Iterator[Client]:
+    """A server in a thread of this process."""
+    models = by_pair([folder], settings, lambda folders: econmt.load(list(folders), precision="float32"))
+    service = Service(models, settings, keys or Keys())
+    server = Server(service)
+    with bind("127.0.0.1", 0) as bound:
+        thread = threading.Thread(target=server.run, args=[bound])
+        thread.start()
+        try:
+            yield Client(bound.getsockname()[1], service, models)
+        finally:
+            server.stop()
+            thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def client(folder: Path) -> Iterator[Client]:
+    """A client of a server without keys."""
+    with serving(folder, Settings(most_characters=500, read_seconds=1.0, watch_seconds=0.05)) as made:
+        yield made

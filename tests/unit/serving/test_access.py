@@ -1,0 +1,105 @@
+"""Keys, and how often a client may ask."""
+
+from __future__ import annotations
+
+import hmac
+from pathlib import Path
+
+import pytest
+
+from econmt.errors import InputError
+from econmt.serving import access
+from econmt.serving.access import Keys, Rates, read_keys
+from econmt.serving.settings import Refused, Settings
+from tests.unit.serving.conftest import serving
+
+
+def test_a_key_fits_or_not() -> None:
+    keys = Keys(["first", "zweiter"])
+    assert keys.wanted
+    keys.check("first")
+    keys.check("zweiter")
+    for wrong in ("", "firs", "first ", "First", "ß", "\ud800"):
+        with pytest.raises(Refused) as refused:
+            keys.check(wrong)
+        assert refused.value.status == 403
+    Keys().check("")
+    assert not Keys().wanted
+
+
+def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return hmac.compare_digest(one, other)
+
+    class Watched:
+        compare_digest = staticmethod(compare)
+
+    monkeypatch.setattr(access, "hmac", Watched)
+    Keys(["a", "a much longer key", "c"]).check("a")
+    assert compared == [(32, 32)] * 3
+
+
+def test_a_file_of_keys(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# of the office\nabc\n\n  def \n")
+    keys = read_keys(path)
+    keys.check("abc")
+    keys.check("def")
+    with pytest.raises(Refused):
+        keys.check("# of the office")
+    path.write_text("# none\n\n")
+    with pytest.raises(InputError, match="no key in it"):
+        read_keys(path)
+    with pytest.raises(InputError, match="nosuch"):
+        read_keys(tmp_path / "nosuch")
+
+
+def test_a_client_may_ask_so_often_and_again_when_time_has_passed() -> None:
+    now = [0.0]
+    rates = Rates(3, lambda: now[0])
+    for _ in range(3):
+        rates.take("a")
+    rates.take("b")
+    with pytest.raises(Refused, match="more than 3 requests a minute; ask again in 20 s") as refused:
+        rates.take("a")
+    assert (refused.value.status, refused.value.retry_seconds) == (429, 20)
+    now[0] = 19.9
+    with pytest.raises(Refused):
+        rates.take("a")
+    now[0] = 20.1
+    rates.take("a")
+    with pytest.raises(Refused):
+        rates.take("a")
+    now[0] = 1000.0
+    for _ in range(3):
+        rates.take("a")
+    with pytest.raises(Refused):
+        rates.take("a")
+
+
+def test_few_clients_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "_REMEMBERED", 2)
+    rates = Rates(1, lambda: 0.0)
+    for client in ("a", "b", "c", "a"):
+        rates.take(client)
+    with pytest.raises(Refused):
+        rates.take("c")
+
+
+def test_over_http(folder: Path) -> None:
+    with serving(folder, Settings(requests_a_minute=2), Keys(["sesame"])) as client:
+        nobody = client.post("/translate", q="a b c")
+        assert nobody.status == 403
+        assert nobody.json == {"error": "this server wants an api_key; ask whoever runs it for one"}
+        assert client.post("/translate", q="a b c", api_key="no").status == 403
+        assert client.post("/translate", q="a b c", api_key="sesame").status == 200
+        bearer = {"Content-Type": "application/json", "Authorization": "Bearer sesame"}
+        assert client.ask("POST", "/translate", b'{"q": "a b c"}', bearer).status == 200
+        late = client.post("/translate", q="a b c", api_key="sesame")
+        assert late.status == 429
+        assert int(late.headers["retry-after"]) == 30
+        assert client.get("/languages").status == 200
+        assert client.get("/frontend/settings").json["keyRequired"] is True

@@ -1,0 +1,162 @@
+"""Models by language pair, and taken anew when their folders change."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import econmt
+from econmt.api import TrainedModel
+from econmt.errors import InputError
+from econmt.serving.access import Keys
+from econmt.serving.app import Service
+from econmt.serving.models import Served, Task, by_pair
+from econmt.serving.server import Server, bind
+from econmt.serving.settings import Refused, Settings
+from tests.unit.serving.conftest import MORE, Client, serving
+from tests.unit.training.tiny import Run
+
+
+@pytest.fixture(scope="module")
+def better(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model of the same shape and vocabulary with other parameters."""
+    home = tmp_path_factory.mktemp("better")
+    shutil.copytree(folder.parent / "prepared", home / "prepared")
+    run = Run(folder.parent, home / "run", (*MORE, "training.seed=9"))
+    run.train()
+    return run.folder.path
+
+
+def put(source: Path, target: Path) -> None:
+    """Puts parameters in the place of others, as training does."""
+    fresh = target / "params.best.safetensors.tmp"
+    shutil.copyfile(source / "params.best.safetensors", fresh)
+    fresh.replace(target / "params.best.safetensors")
+
+
+def test_models_of_a_pair_are_an_ensemble_and_others_stand_beside(
+    folder: Path, better: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    recipe = other / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("target: trg", "target: fr", 1))
+    models = by_pair([folder, other, better], Settings())
+    assert [(each.source, each.target, len(each.folders)) for each in models] == [
+        ("src", "trg", 2),
+        ("src", "fr", 1),
+    ]
+    single = econmt.load([folder, better]).translate(["a b c"])[0]
+    (answer,) = models[0].translate([econmt.Request("a b c")], Task())
+    assert isinstance(answer, tuple)
+    assert answer.text == single.text
+
+
+def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such model folder"):
+        by_pair([tmp_path / "nosuch"], Settings())
+
+
+def test_better_parameters_are_taken_up_once(folder: Path, better: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    served = Served([mine], Settings())
+    request = econmt.Request("a b c d")
+    before, after = (econmt.load(each).translate([request])[0].score for each in (folder, better))
+    assert before != after
+
+    def score() -> float:
+        (answer,) = served.translate([request], Task())
+        assert isinstance(answer, tuple)
+        return answer.score
+
+    assert not served.reload()
+    assert score() == pytest.approx(before, abs=1e-4)
+    put(better, mine)
+    assert served.reload()
+    assert score() == pytest.approx(after, abs=1e-4)
+    assert not served.reload()
+
+
+def test_broken_parameters_leave_those_before(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    served = Served([mine], Settings())
+    (mine / "params.best.safetensors").write_bytes(b"no parameters")
+    with pytest.raises(InputError, match=r"params\.best"):
+        served.reload()
+    assert not served.reload(), "a file that cannot be loaded is not tried again and again"
+    assert served.translate([econmt.Request("a b c")], Task())
+
+
+def test_a_bug_is_answered_and_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(folder, Settings()) as client:
+        monkeypatch.setattr(Served, "tokens", lambda *_: 1 / 0)
+        answer = client.post("/translate", q="a b c")
+        assert (answer.status, answer.json) == (500, {"error": "this is a bug in econmt: ZeroDivisionError"})
+        monkeypatch.undo()
+        assert client.post("/translate", q="a b c").status == 200
+    assert "Exception in ASGI application" in caplog.text
+
+
+def test_a_sentence_too_long_to_be_translated_whole_is_refused(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    recipe = mine / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("max_input_length: 1000", "max_input_length: 4", 1))
+    served = Served([mine], Settings())
+    assert served.tokens("a b c", "line 1") == 4
+    with pytest.raises(Refused, match="line 2: a sentence of 6 tokens; at most 4 are translated whole"):
+        served.tokens("a b c d", "line 2")
+
+
+def test_a_server_takes_better_parameters_up_while_it_answers(
+    folder: Path, better: Path, tmp_path: Path, model: TrainedModel
+) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(folder, mine)
+    texts = ["a b c d", "h g f", "b d"]
+    old, new = (
+        [t.text for t in econmt.load(each, precision="float32").translate(texts)] for each in (folder, better)
+    )
+    assert old != new
+
+    def ask(client: Client) -> list[str]:
+        found: list[str] = client.post("/translate", q=texts).json["translatedText"]
+        return found
+
+    with serving(mine, Settings(watch_seconds=0.02)) as client:
+        assert ask(client) == old
+        put(better, mine)
+        end = time.monotonic() + 20
+        while (found := ask(client)) != new:
+            assert found == old
+            assert time.monotonic() < end, "the better parameters never came"
+        assert b'econmt_reloads_total{result="done"} 1.0' in client.get("/metrics").content
+        (mine / "params.best.safetensors").write_bytes(b"no parameters")
+        while b'econmt_reloads_total{result="failed"} 1.0' not in client.get("/metrics").content:
+            assert time.monotonic() < end
+        assert ask(client) == new
+
+
+def test_a_bug_in_translating_ends_the_server_and_answers_who_waits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service([Served([folder], Settings())], Settings(), Keys())
+    server = Server(service)
+    monkeypatch.setattr(Served, "translate", lambda *_: 1 / 0)
+    with bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(1) as threads:
+        running = threads.submit(server.run, bound)
+        answer = Client(bound.getsockname()[1], service, []).post("/translate", q="a b c")
+        with pytest.raises(ZeroDivisionError):
+            running.result(30)
+    assert (answer.status, answer.json) == (
+        503,
+        {"error": "the server is stopping; ask again when it is back"},
+    )

@@ -1,0 +1,229 @@
+"""Which sentences are translated together, and what becomes of those that cannot be."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from econmt.decoding.requests import Request
+from econmt.decoding.translator import EMPTY
+from econmt.errors import EconmtError, InputError
+from econmt.serving.metrics import Metrics
+from econmt.serving.models import Task
+from econmt.serving.scheduler import Job, Scheduler
+from econmt.serving.settings import Refused, Settings
+
+
+class Fake:
+    """Answers with the text in capitals; the first batch waits until it is let go."""
+
+    batch = 4
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.tasks: list[Task] = []
+        self.threads: set[str] = set()
+        self.go = threading.Event()
+        self.error: Exception | None = None
+
+    def translate(self, requests: Sequence[Request], task: Task) -> list[Any]:
+        self.batches.append([request.text for request in requests])
+        self.tasks.append(task)
+        self.threads.add(threading.current_thread().name)
+        assert self.go.wait(10)
+        if self.error is not None:
+            raise self.error
+        return [
+            InputError(f"no {request.text}")
+            if request.text.startswith("bad")
+            else EMPTY._replace(text=request.text.upper())
+            for request in requests
+        ]
+
+
+class Table(NamedTuple):
+    """A scheduler that runs, and who translates for it."""
+
+    fake: Fake
+    scheduler: Scheduler
+    running: asyncio.Task[None]
+
+    def job(self, text: str, tokens: int = 1, number: int = 0, **task: Any) -> Job:
+        fake: Any = self.fake
+        return Job(fake, Request(text), Task(**task), tokens, number)
+
+    async def busy(self) -> Job:
+        """The worker is at a sentence, and stays at it until ``fake.go`` is set."""
+        job = self.job("first")
+        self.scheduler.submit([job])
+        while not self.fake.batches:
+            await asyncio.sleep(0)
+        return job
+
+
+def run(test: Callable[[Table], Coroutine[Any, Any, None]], settings: Settings | None = None) -> None:
+    async def main() -> None:
+        scheduler = Scheduler(settings or Settings(wait_seconds=0.0), Metrics())
+        table = Table(Fake(), scheduler, asyncio.create_task(scheduler.run()))
+        try:
+            await test(table)
+        finally:
+            table.fake.go.set()
+            table.running.cancel()
+            await asyncio.gather(table.running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_those_of_like_length_go_with_the_one_that_waits_longest() -> None:
+    async def test(table: Table) -> None:
+        await table.busy()
+        lengths = [5, 50, 6, 49, 4, 51, 7, 48, 5]
+        jobs = [table.job(f"{tokens}-{number}", tokens) for number, tokens in enumerate(lengths)]
+        table.scheduler.submit(jobs)
+        table.fake.go.set()
+        found: list[Any] = list(await asyncio.gather(*(job.answer for job in jobs)))
+        assert [each.text for each in found] == [job.request.text.upper() for job in jobs]
+        batches = [sorted(int(text.split("-")[0]) for text in batch) for batch in table.fake.batches[1:]]
+        assert batches == [[4, 5, 5, 6], [48, 49, 50, 51], [7]]
+        assert table.fake.threads == {"translating_0"}
+
+    run(test)
+
+
+def test_what_is_asked_differently_is_not_translated_together() -> None:
+    async def test(table: Table) -> None:
+        await table.busy()
+        jobs = [table.job("a"), table.job("b", nbest=2), table.job("c"), table.job("d", wished=True)]
+        jobs += [table.job("e", words=3), table.job("f", words=3)]
+        table.scheduler.submit(jobs)
+        table.fake.go.set()
+        await asyncio.gather(*(job.answer for job in jobs))
+        assert table.fake.batches[1:] == [["a", "c"], ["b"], ["d"], ["e"], ["f"]]
+
+    run(test)
+
+
+def test_a_long_text_does_not_stop_others() -> None:
+    async def test(table: Table) -> None:
+        await table.busy()
+        long = [table.job(f"long {number}", number=number) for number in range(40)]
+        short = table.job("short")
+        table.scheduler.submit(long)
+        table.scheduler.submit([short])
+        table.fake.go.set()
+        await short.answer
+        assert sum(job.answer.done() for job in long) < 10
+        await asyncio.gather(*(job.answer for job in long))
+
+    run(test)
+
+
+def test_the_rest_of_a_long_text_is_not_waited_for() -> None:
+    async def test(table: Table) -> None:
+        table.fake.go.set()
+        jobs = [table.job("late", number=100_000)]
+        table.scheduler.submit(jobs)
+        await jobs[0].answer
+
+    run(test)
+
+
+def test_sentences_that_come_within_the_wait_go_together() -> None:
+    async def test(table: Table) -> None:
+        table.fake.go.set()
+        first, second = table.job("a"), table.job("b")
+        table.scheduler.submit([first])
+        await asyncio.sleep(0)
+        table.scheduler.submit([second])
+        await asyncio.gather(first.answer, second.answer)
+        assert table.fake.batches == [["a", "b"]]
+
+    run(test, Settings(wait_seconds=0.05))
+
+
+def test_one_bad_sentence_stops_no_other() -> None:
+    async def test(table: Table) -> None:
+        table.fake.go.set()
+        good, bad = table.job("good"), table.job("bad")
+        table.scheduler.submit([good, bad])
+        found: Any = await good.answer
+        assert found.text == "GOOD"
+        with pytest.raises(InputError, match="no bad"):
+            await bad.answer
+
+    run(test)
+
+
+def test_what_a_client_no_longer_wants_is_not_translated() -> None:
+    async def test(table: Table) -> None:
+        await table.busy()
+        gone, stays = table.job("gone"), table.job("stays")
+        table.scheduler.submit([gone, stays])
+        gone.answer.cancel()
+        table.fake.go.set()
+        await stays.answer
+        assert table.fake.batches[1:] == [["stays"]]
+
+    run(test)
+
+
+def test_more_than_may_wait_are_refused_whole() -> None:
+    async def test(table: Table) -> None:
+        await table.busy()
+        table.scheduler.submit([table.job("a"), table.job("b")])
+        with pytest.raises(Refused, match="2 sentences wait already") as full:
+            table.scheduler.submit([table.job("c"), table.job("d")])
+        assert (full.value.status, full.value.retry_seconds) == (503, 1)
+        with pytest.raises(Refused, match="4 sentences, more than the 3 that may wait") as long:
+            table.scheduler.submit([table.job("e", number=number) for number in range(4)])
+        assert long.value.status == 413
+        last = table.job("f")
+        table.scheduler.submit([last])
+        table.fake.go.set()
+        await last.answer
+        assert sorted(text for batch in table.fake.batches for text in batch) == ["a", "b", "f", "first"]
+
+    run(test, Settings(wait_seconds=0.0, most_waiting=3))
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(EconmtError("not finite"), None), (MemoryError(), 503)], ids=["econmt", "memory"]
+)
+def test_a_batch_that_fails_leaves_the_server_at_work(error: Exception, status: int | None) -> None:
+    async def test(table: Table) -> None:
+        table.fake.error = error
+        table.fake.go.set()
+        job = table.job("a")
+        table.scheduler.submit([job])
+        with pytest.raises(EconmtError) as failed:
+            await job.answer
+        assert getattr(failed.value, "status", None) == status
+        table.fake.error = None
+        again: Any = table.job("b")
+        table.scheduler.submit([again])
+        assert (await again.answer).text == "B"
+
+    run(test)
+
+
+def test_a_bug_ends_it_and_leaves_nobody_waiting() -> None:
+    async def test(table: Table) -> None:
+        table.fake.error = ValueError("a bug")
+        first = await table.busy()
+        other = table.job("waits")
+        table.scheduler.submit([other])
+        table.fake.go.set()
+        for job in (first, other):
+            with pytest.raises(Refused, match="stopping"):
+                await job.answer
+        with pytest.raises(ValueError, match="a bug"):
+            await table.running
+        with pytest.raises(Refused, match="stopping"):
+            table.scheduler.submit([table.job("late")])
+
+    run(test)

@@ -1,0 +1,290 @@
+"""The HTTP interface end to end, over the loopback, with a real model."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+
+from econmt.api import TrainedModel
+from econmt.serving import server
+from econmt.serving.settings import Settings
+from tests.unit.serving.conftest import Client, serving
+
+LINES = ["a b c", "h g", "d d d d e", "a", "b c d e f g", "e f"]
+
+
+def test_translates_a_line_as_the_model_does(client: Client, model: TrainedModel) -> None:
+    answer = client.post("/translate", q="a b c", source="src", target="trg")
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json == {"translatedText": model.translate(["a b c"])[0].text}
+
+
+def test_requests_of_many_clients_get_their_own_answers(client: Client, model: TrainedModel) -> None:
+    expected = [each.text for each in model.translate(LINES)]
+    assert len(set(expected)) > 2
+    asked = [number % len(LINES) for number in range(60)]
+    with ThreadPoolExecutor(12) as clients:
+        found = clients.map(
+            lambda at: client.post("/translate", q=LINES[at], source="src", target="trg"), asked
+        )
+        assert [each.json["translatedText"] for each in found] == [expected[at] for at in asked]
+
+
+def test_a_list_several_lines_and_alternatives(client: Client, model: TrainedModel) -> None:
+    answer = client.post("/translate", q=["a b\n\nc d", "e"], source="auto", target="trg", alternatives=2)
+    first, second, third = (
+        [entry.text for entry in each.hypotheses]
+        for each in model.translate(["a b", "c d", "e"], nbest_size=3)
+    )
+    assert answer.json == {
+        "translatedText": [f"{first[0]}\n\n{second[0]}", third[0]],
+        "alternatives": [[f"{first[rank]}\n\n{second[rank]}" for rank in (1, 2)], third[1:]],
+        "detectedLanguage": [{"language": "src", "confidence": 0.0}] * 2,
+    }
+
+
+def test_a_form_does_as_well(client: Client, model: TrainedModel) -> None:
+    fields = urlencode({"q": "a b c", "source": "src", "target": "trg", "alternatives": "1"}).encode()
+    answer = client.ask("POST", "/translate", fields, {"Content-Type": "application/x-www-form-urlencoded"})
+    best, other = (entry.text for entry in model.translate(["a b c"], nbest_size=2)[0].hypotheses)
+    assert answer.json == {"translatedText": best, "alternatives": [other]}
+
+
+def test_details_hold_what_is_known_of_a_sentence(client: Client, model: TrainedModel) -> None:
+    expected = model.translate(["a b c"])[0]
+    found = client.post("/translate", q={"text": "a b c", "id": 7}, details=True).json
+    (details,) = found["details"]
+    assert details["id"] == 7
+    assert details["tokens"] == expected.tokens
+    assert details["source_tokens"] == expected.source_tokens
+    assert details["log_probability"] == pytest.approx(expected.log_probability, abs=1e-4)
+    mean = math.exp(expected.log_probability / (len(expected.tokens) + 1))
+    assert details["confidence"] == pytest.approx(mean, abs=1e-3)
+    assert expected.attention is not None
+    assert len(details["attention"]) == len(expected.tokens) + 1
+    for row, theirs in zip(details["attention"], expected.attention.tolist(), strict=True):
+        assert row == pytest.approx(theirs, abs=1e-4)
+    assert found["milliseconds"] > 0.0
+
+
+def test_what_is_wished_of_a_translation_holds(client: Client) -> None:
+    whole = client.post("/translate", q="a b c", constraints=["H G"], avoid=["C"], target_prefix="D").json
+    words = whole["translatedText"].split()
+    assert words[0] == "D"
+    assert "H G" in " ".join(words)
+    assert "C" not in words
+    own = client.post("/translate", q=[{"text": "a b c", "constraints": ["F F"]}, "a b c"]).json
+    assert ["F F" in text for text in own["translatedText"]] == [True, False]
+    terms = (
+        client.post("/translate", q="a b c\nb a", glossary={"c": "G E"}).json["translatedText"].split("\n")
+    )
+    assert ["G E" in line for line in terms] == [True, False]
+
+
+def test_one_client_s_impossible_wish_stops_no_other(client: Client, model: TrainedModel) -> None:
+    expected = model.translate(["a b c"])[0].text
+    with ThreadPoolExecutor(8) as clients:
+        bad = clients.map(lambda _: client.post("/translate", q="a", constraints=["ß"]), range(6))
+        good = clients.map(lambda _: client.post("/translate", q="a b c", constraints=["A"]), range(6))
+        plain = clients.map(lambda _: client.post("/translate", q="a b c"), range(6))
+        for each in bad:
+            assert (each.status, list(each.json)) == (400, ["error"])
+            assert each.json["error"].startswith(
+                "q: the constraint 'ß' has what the target vocabulary does not"
+            )
+        assert all("A" in each.json["translatedText"] for each in good)
+        assert {each.json["translatedText"] for each in plain} == {expected}
+
+
+def test_streams_a_line_a_sentence(client: Client, model: TrainedModel) -> None:
+    answer = client.post("/translate", q=["a b", "c d\ne"], stream=True, alternatives=1)
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    *lines, last = [json.loads(line) for line in answer.content.decode().splitlines()]
+    expected = model.translate(["a b", "c d", "e"], nbest_size=2)
+    assert lines == [
+        {"line": number, "translatedText": each.text, "alternatives": [each.hypotheses[1].text]}
+        for number, each in enumerate(expected)
+    ]
+    assert last["done"] is True
+
+
+def test_html_keeps_its_tags(client: Client, model: TrainedModel) -> None:
+    one, two = (each.text for each in model.translate(["a b", "c"]))
+    answer = client.post("/translate", q='<p class="x">a\n b <b>c</b></p>', format="html", source="src")
+    assert answer.json == {"translatedText": f'<p class="x">{one} <b>{two}</b></p>'}
+
+
+def test_words_that_may_follow(client: Client) -> None:
+    found = client.post("/alternatives", q="a b c", target_prefix="D", alternatives=3).json["alternatives"]
+    assert len({each["word"] for each in found}) == len(found) > 1
+    for each in found:
+        assert each["translation"].split()[:2] == ["D", each["word"]]
+        assert 0.0 < each["probability"] <= 1.0
+    probabilities = [each["probability"] for each in found]
+    assert probabilities == sorted(probabilities, reverse=True)
+
+
+def test_says_what_it_has(client: Client) -> None:
+    assert client.get("/languages").json == [
+        {"code": "src", "name": "src", "targets": ["trg"]},
+        {"code": "trg", "name": "trg", "targets": []},
+    ]
+    assert client.post("/detect", q="hallo").json == [
+        {
+            "language": "src",
+            "confidence": 0.0,
+            "note": "not detected: src is the only source language of this server",
+        }
+    ]
+    health = client.get("/health").json
+    assert health["status"] == "ok"
+    assert [(each["source"], each["target"]) for each in health["models"]] == [("src", "trg")]
+    assert health["models"][0]["parameters"] > 100
+    settings = client.get("/frontend/settings").json
+    assert settings == {"apiKeys": False, "keyRequired": False, "charLimit": 500, "alternatives": 3}
+
+
+def test_figures_count_requests(client: Client) -> None:
+    client.post("/translate", q="a b c")
+    text = client.get("/metrics").content.decode()
+    assert 'econmt_requests_total{path="/translate",status="200"}' in text
+    assert "econmt_batch_sentences_bucket" in text
+    assert "process_resident_memory_bytes" in text
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/page.css", "/page.js", "/attention.js", "/menu.js", "/server.js", "/icon.svg"]
+)
+def test_the_page_comes_from_the_package_and_may_load_nothing_else(client: Client, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status == 200
+    assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+    assert b"http://" not in answer.content.replace(b"http://www.w3.org/", b"")
+    assert b"https://" not in answer.content
+
+
+WRONG = [
+    ({}, 400, "the request: q: "),
+    ({"q": 3}, 400, "the request: q"),
+    ({"q": "a", "beam": 3}, 400, "the request: beam: "),
+    ({"q": "a", "source": "fr"}, 400, "nothing translates fr to anything here; this server has src to trg"),
+    ({"q": "a", "target": "fr"}, 400, "nothing translates auto to fr here"),
+    ({"q": "a", "alternatives": 4}, 400, "alternatives 4: at most 3, the beam keeps 4 hypotheses"),
+    ({"q": "a" * 501}, 413, "q has 501 characters, this server takes 500 at a time; send parts"),
+    ({"q": ["a b", "c"], "constraints": ["A"]}, 400, "constraints and target_prefix belong to one sentence"),
+    (
+        {"q": "a\nb", "target_prefix": "A"},
+        400,
+        "q: constraints and target_prefix belong to one sentence; this has 2",
+    ),
+    (
+        {"q": {"text": "a\nb", "constraints": ["A"]}},
+        400,
+        "q: constraints and target_prefix belong to one sentence; this has 2",
+    ),
+    ({"q": [{"text": "a", "constrains": ["A"]}]}, 400, "q[0]: constrains: there is no such field"),
+    ({"q": [{"text": "a", "factors": ["x"]}]}, 400, "q[0]: factors: the model has no source factors"),
+    ({"q": "a", "glossary": {"a": " "}}, 400, "glossary: the target phrase of 'a' is blank"),
+    ({"q": "a\x00"}, 400, "q: text: the character U+0000 is in no text"),
+]
+
+
+@pytest.mark.parametrize(("fields", "status", "said"), WRONG)
+def test_what_cannot_be_done_is_told_in_a_line(
+    client: Client, fields: dict[str, object], status: int, said: str
+) -> None:
+    answer = client.post("/translate", **fields)
+    assert answer.status == status
+    assert answer.json["error"].startswith(said)
+    assert "\n" not in answer.json["error"]
+
+
+def test_bodies_that_are_none(client: Client) -> None:
+    def ask(body: bytes, kind: str) -> tuple[int, str]:
+        answer = client.ask("POST", "/translate", body, {"Content-Type": kind} if kind else {})
+        return answer.status, answer.json["error"]
+
+    assert ask(b"{", "application/json")[0] == 400
+    assert ask(b"[]", "application/json")[0] == 400
+    assert ask(b"\xff\xfe", "application/json")[0] == 400
+    assert ask(b"[" * 100_000, "application/json")[0] == 400
+    assert ask(b"q=a&alternatives=x", "application/x-www-form-urlencoded")[0] == 400
+    assert ask(b"q=%ff", "application/x-www-form-urlencoded")[0] == 400
+    assert ask(b"hello", "text/plain") == (
+        415,
+        "content type text/plain is not read; send application/json, or a form urlencoded",
+    )
+    assert ask(b"x" * 300_000, "application/json")[0] == 413
+    assert client.get("/translate").status == 405
+    assert client.get("/no/such").json == {"error": "Not Found"}
+
+
+def exchange(client: Client, *parts: bytes, wait: bool = True) -> bytes:
+    """What a server says to bytes that are sent as they are."""
+    with socket.create_connection(("127.0.0.1", client.port), timeout=20) as connection:
+        for part in parts:
+            connection.sendall(part)
+        found = b""
+        while wait and (block := connection.recv(65536)):
+            found += block
+    return found
+
+
+def test_a_request_that_does_not_arrive_is_given_up(client: Client) -> None:
+    head = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    said = exchange(client, head + b'Content-Length: 100\r\n\r\n{"q": ')
+    assert said.startswith(b"HTTP/1.1 408 ")
+    assert b"took more than 1 s to arrive" in said
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX\x00Y: z\r\n\r\n",
+    ],
+)
+def test_garbage_is_refused_and_others_are_answered(
+    client: Client, model: TrainedModel, garbage: bytes
+) -> None:
+    said = exchange(client, garbage + b"\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 400 ") or said == b""
+    assert client.post("/translate", q="a b c").json["translatedText"] == model.translate(["a b c"])[0].text
+
+
+def test_clients_that_leave_are_noted_and_nothing_is_lost(client: Client, model: TrainedModel) -> None:
+    def left() -> float:
+        text = client.get("/metrics").content.decode()
+        found = re.search(r'econmt_requests_total\{path="/translate",status="499"\} ([0-9.]+)', text)
+        return float(found[1]) if found else 0.0
+
+    before = left()
+    body = json.dumps({"q": "a b c d e f\n" * 30}).encode()
+    head = (
+        b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    )
+    for _ in range(3):
+        exchange(client, head % len(body) + body, wait=False)
+    assert client.post("/translate", q="a b c").json["translatedText"] == model.translate(["a b c"])[0].text
+    end = time.monotonic() + 20
+    while left() < before + 3:
+        assert time.monotonic() < end
+
+
+def test_a_client_that_says_nothing_is_let_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_HEAD_SECONDS", 0.1)
+    with serving(folder, Settings()) as client:
+        assert exchange(client, b"") == b""
+        assert exchange(client, b"POST /transl") == b""
+        assert client.get("/health").status == 200
