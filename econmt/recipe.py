@@ -19,7 +19,9 @@ from pydantic_core import PydanticKnownError
 from econmt import limits
 from econmt.errors import InputError, printable, talk
 from econmt.recipe_data import Data as Data
-from econmt.recipe_data import Positions
+from econmt.recipe_data import Mixing as Mixing
+from econmt.recipe_data import Noise as Noise
+from econmt.recipe_data import Positions, check_mixing
 from econmt.recipe_data import SentencePieceSubwords as SentencePieceSubwords
 from econmt.recipe_data import WordSubwords as WordSubwords
 from econmt.recipe_model import AttentionSection as AttentionSection
@@ -315,6 +317,7 @@ class Recipe(Section):
     def _task_fits(self) -> Recipe:
         check_task(self)
         check_pipeline(self)
+        check_mixing(self)
         return self
 
     @model_validator(mode="after")
