@@ -273,6 +273,9 @@ class Decoding(Section):
         0.0,
         description="hypotheses whose score is so far below the best whole translation's are given up; 0: off",
     )
+    block_ngram_repeat: limits.NGram = Field(
+        0, description="no translation holds so many tokens in a row twice; 0: it may"
+    )
     batch_size: int = Field(64, ge=1, le=limits.TRANSLATED, description="sentences translated together")
     max_input_length: int = Field(
         1000,

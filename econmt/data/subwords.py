@@ -44,9 +44,7 @@ _LONGEST_SENTENCE_BYTES = 1 << 16
 WORD_START = "\u2581"
 """How a subword shows the blank before it; a tag has one, so that it is a word of its own."""
 
-_BLANKS = (
-    " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
-)
+BLANKS = " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 
 # What looks like one of its marks SentencePiece takes out of the text it learns from; where the letters of one stood in
 # nothing else, they would be unknown. A blank in it makes it text like any other.
@@ -186,7 +184,7 @@ class Vocabularies(NamedTuple):
 
 def normalized(text: str) -> str:
     """A line in NFC, without blanks of any kind (tabs, no-break spaces) at its ends."""
-    return unicodedata.normalize("NFC", text).strip(_BLANKS)
+    return unicodedata.normalize("NFC", text).strip(BLANKS)
 
 
 def split_words(text: str) -> list[str]:
