@@ -31,6 +31,7 @@ from econmt.evaluation.reranking import (
     rerank as reranked,
 )
 from econmt.evaluation.scoring import Scorer
+from econmt.training.hub import local_model
 
 LISTS_AT_ONCE = 64
 """Sentences whose lists are scored together."""
@@ -151,6 +152,7 @@ def _scorer(
     threads: int | None,
     batch_size: int | None,
 ) -> Scorer:
+    folders = [local_model(folder) for folder in folders]
     if holds_language_model(folders):
         raise InputError(f"{folders[0]}: a language model scores no pairs; give a translation model")
     loaded = load_models(folders, None, device, precision, threads)
