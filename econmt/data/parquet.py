@@ -53,7 +53,7 @@ def read_parquet(path: Path, source: str, target: str) -> Iterator[tuple[str, st
                 for pair in zip(*sides, strict=True):
                     row += 1
                     yield _line(pair[0], path, row), _line(pair[1], path, row)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # names that are no UTF-8 are the last
         reason = str(error).splitlines()[0]
         raise InputError(f"{path}: not a Parquet file, or damaged after row {row}: {reason}") from error
     if not row:

@@ -115,6 +115,8 @@ def read_tmx(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
                 yield found
     except expat.ExpatError as error:
         raise InputError(f"{path}:{error.lineno}: not valid XML: {expat.ErrorString(error.code)}") from None
+    except (LookupError, ValueError) as error:  # of the encoding that the file names
+        raise InputError(f"{path}:{memory.line}: cannot be decoded: {error}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(
             f"{path}: corrupt gzip file after line {memory.line} ({error}); fetch it again"

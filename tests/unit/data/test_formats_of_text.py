@@ -78,6 +78,8 @@ def test_long_memories_are_streamed(tmp_path: Path) -> None:
             "no unit has both en and de; its languages: fr, it",
         ),
         ("", "m.tmx:1: not valid XML"),
+        (HEAD.format("utf-8c"), "m.tmx:1: cannot be decoded: unknown encoding: utf-8c"),
+        (HEAD.format("gb2312"), "m.tmx:1: cannot be decoded: multi-byte encodings are not supported"),
     ],
 )
 def test_bad_memories_are_told(tmp_path: Path, text: str, message: str) -> None:
@@ -147,6 +149,9 @@ def test_bad_tables_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "t.parquet:1: NUL byte at column 2" in read("t.parquet")
     (tmp_path / "no.parquet").write_bytes(b"PAR1 is not enough")
     assert "no.parquet: not a Parquet file, or damaged after row 0" in read("no.parquet")
+    broken = (tmp_path / "t.parquet").read_bytes().replace(b"translation", b"tran\xeblation")
+    (tmp_path / "broken.parquet").write_bytes(broken)
+    assert "broken.parquet: not a Parquet file, or damaged after row 0" in read("broken.parquet")
     write_table(tmp_path / "empty.parquet", [], False)
     assert "empty.parquet: the file has no rows" in read("empty.parquet")
     monkeypatch.setitem(sys.modules, "pyarrow", None)

@@ -92,7 +92,7 @@ def test_ranks_train_the_model_of_one(
                 "data.mixing={weights: [[1]], epoch_pairs: 13}",
                 "data.noise={upper: 0.3, typos: 0.3, markup: 0.3}",
             ),
-            marks=pytest.mark.slow,
+            marks=pytest.mark.thorough,
         ),
     ],
     ids=["accumulated updates", "momentum", "fewer rows than ranks", "mixture with noise"],

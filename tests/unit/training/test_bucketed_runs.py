@@ -100,10 +100,17 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, changin
     assert all(found[name] == expected[name] for name in names)
 
 
-def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(make_run: MakeRun) -> None:
-    free = make_run(*DERIVED, *EXACT, name="free")
+@pytest.mark.parametrize("changing", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(
+    make_run: MakeRun, changing: bool
+) -> None:
+    exact = EXACT
+    if changing:
+        text = make_run().text
+        exact = (*EXACT, f"data.train=[{text}/train, {text}/valid]", *CHANGING)
+    free = make_run(*DERIVED, *exact, name="free")
     free.train()
-    bounded = make_run(*DERIVED, *EXACT, "training.memory_budget=1GiB", name="bounded")
+    bounded = make_run(*DERIVED, *exact, "training.memory_budget=1GiB", name="bounded")
     bounded.train()
     trainer = bounded.trainer()
     assert trainer.budget.plan is not None
