@@ -178,10 +178,12 @@ class LeftOut:
         """One more pair, at ``where`` as file:line."""
         self.counts[reason] += 1
         if len(self._examples[reason]) < EXAMPLES * 3:
-            self._examples[reason] += [where, *(_cut(text) for text in pair)]
+            most = _WIDTH - 14
+            place = where if len(where) <= most else "..." + where[3 - most :]
+            self._examples[reason] += [place, *(_cut(text) for text in pair)]
 
     def write(self, folder: Path, data: Data, lines: int) -> None:
-        """The report, a text file of at most 80 columns, names of files aside; none if nothing is left out.
+        """The report, a text file of at most 80 columns; none if nothing is left out.
 
         Args:
             folder: where it goes. data: the recipe's section. lines: pairs that were read.

@@ -212,14 +212,11 @@ def _data_settings(data: Data | TextData) -> dict[str, Any]:
     del settings["prepared"]
     settings["subwords"].pop("dropout", None)
     if isinstance(data, Data):
-        for key in ("noise", "mixing", *(("tags",) if not any(data.tags) else ()), *_idle_filters(data)):
+        # What asks for nothing is left out: a store of an earlier version does not know it.
+        idle = {"tags": not any(data.tags), "filters": data.filters.is_idle}
+        for key in ("noise", "mixing", *(key for key, asks_nothing in idle.items() if asks_nothing)):
             del settings[key]
     return settings
-
-
-def _idle_filters(data: Data) -> tuple[str, ...]:
-    """Nothing, or the section's name where it says nothing that a store without it would not have."""
-    return ("filters",) if data.filters.is_idle else ()
 
 
 def _subword_dropout(data: Data | TextData) -> float:
@@ -320,7 +317,7 @@ class _Training(NamedTuple):
     def kept(self, data: Data | TextData) -> Iterator[tuple[str, str]]:
         """The pairs that a vocabulary is learnt from."""
         pairs = _read(data, self.corpus, self.tag)
-        return pairs if self.codes is None else compress(pairs, (self.codes == KEPT).tolist())
+        return pairs if self.codes is None else compress(pairs, self.codes == KEPT)
 
 
 def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) -> list[_Training]:

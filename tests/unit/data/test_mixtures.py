@@ -237,6 +237,18 @@ def test_tags_stay_before_noise(run: Callable[..., Any]) -> None:
     assert after[0] == source[0]
 
 
+def test_a_pair_gets_the_same_in_any_batch(run: Callable[..., Any]) -> None:
+    recipe, prepared = run()
+    maker = NoiseMaker(recipe.pairs.noise, prepared.vocabularies, [], prepared.train)
+    found = []
+    for places in (np.arange(40), np.arange(40)[::-1].copy()):
+        kinds = np.full(40, TYPOS | EMOJI, dtype=np.uint8)
+        after = maker.apply(kinds, places, prepared.train.gather(places), (400, 400), (1, 2))
+        rows = zip(places.tolist(), after.source, after.source_lengths, strict=True)
+        found.append({place: row[:end].tolist() for place, row, end in rows})
+    assert found[0] == found[1]
+
+
 def test_emoji_are_single_characters() -> None:
     assert len(set(noises._EMOJI)) == len(noises._EMOJI) == 40
     assert not any(sign.isalnum() or sign.isspace() for sign in noises._EMOJI)
