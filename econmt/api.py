@@ -39,6 +39,7 @@ from econmt.errors import InputError
 from econmt.model import IncrementalModel
 from econmt.recipe import find_recipe, load_recipe
 from econmt.training.checkpoints import LoadedModel, load_model
+from econmt.training.hub import local_model
 from econmt.training.run import Outcome, run_recipe
 from econmt.typed_yaml import complaints
 
@@ -106,7 +107,8 @@ def load(
     """Load a trained model, or several that translate as one.
 
     Args:
-        model: a model folder, or those of an ensemble, which must share their vocabularies.
+        model: a model folder, or those of an ensemble, which must share their vocabularies; ``hf://OWNER/NAME`` is one
+            of the Hugging Face Hub.
         checkpoint: one for all models, or one for each.
         device: auto, cpu, cuda or cuda:N.
         precision: of products: float32, bfloat16, or auto for what is faster on the device.
@@ -120,7 +122,7 @@ def load(
     given = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else checkpoint
     if isinstance(checkpoint, bool) or not _is_list_of(given, (str, int, Path)):
         raise InputError(f"checkpoint {checkpoint!r}: give best, last, the number of an update, or a file")
-    folders = [Path(model)] if isinstance(model, (str, Path)) else [Path(folder) for folder in model]
+    folders = [local_model(name) for name in ([model] if isinstance(model, (str, Path)) else model)]
     chosen = [checkpoint] if isinstance(checkpoint, (str, int, Path)) else list(checkpoint)
     if not folders:
         raise InputError("no model folder is given; give at least one")

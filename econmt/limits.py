@@ -62,6 +62,9 @@ WEIGHT = 100.0
 """First values of parameters."""
 SAMPLES = 1_000_000
 """Resampled test sets."""
+MIXED = 1e6
+"""Weights of texts that are mixed."""
+STAGES = 1000
 PHRASES = 1000
 """That a translation of a line must hold, or must not."""
 NGRAM = 100

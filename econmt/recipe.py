@@ -19,7 +19,9 @@ from pydantic_core import PydanticKnownError
 from econmt import limits
 from econmt.errors import InputError, printable, talk
 from econmt.recipe_data import Data as Data
-from econmt.recipe_data import Positions
+from econmt.recipe_data import Mixing as Mixing
+from econmt.recipe_data import Noise as Noise
+from econmt.recipe_data import Positions, check_mixing
 from econmt.recipe_data import SentencePieceSubwords as SentencePieceSubwords
 from econmt.recipe_data import WordSubwords as WordSubwords
 from econmt.recipe_model import AttentionSection as AttentionSection
@@ -271,6 +273,9 @@ class Decoding(Section):
         0.0,
         description="hypotheses whose score is so far below the best whole translation's are given up; 0: off",
     )
+    block_ngram_repeat: limits.NGram = Field(
+        0, description="no translation holds so many tokens in a row twice; 0: it may"
+    )
     batch_size: int = Field(64, ge=1, le=limits.TRANSLATED, description="sentences translated together")
     max_input_length: int = Field(
         1000,
@@ -315,6 +320,7 @@ class Recipe(Section):
     def _task_fits(self) -> Recipe:
         check_task(self)
         check_pipeline(self)
+        check_mixing(self)
         return self
 
     @model_validator(mode="after")

@@ -92,6 +92,121 @@ Subwords = Annotated[
 ]
 
 
+class Filters(Section):
+    """Which pairs of the training text are left out, beside those longer than ``data.max_length``."""
+
+    min_words: int = Field(
+        0, ge=0, le=limits.POSITIONS, description="pairs with fewer words between spaces than this on a side"
+    )
+    max_words: Positions | None = Field(
+        None, description="pairs with more words between spaces than this on a side; null: none"
+    )
+    max_length_ratio: float | None = Field(
+        None,
+        ge=1.0,
+        le=limits.OUTPUT_FACTOR,
+        description="pairs with a side that has more than this times the other's characters; null: none",
+    )
+    duplicates: Literal["keep", "pairs", "source", "target"] = Field(
+        "keep",
+        description="what must not come twice in all of the training text, the first of its kind is kept: pairs, or "
+        "lines of a side",
+    )
+    identical: Literal["keep", "drop"] = Field("keep", description="pairs whose sides are the same text")
+    language_certainty: float | None = Field(
+        None,
+        gt=0.0,
+        le=1.0,
+        description="pairs with a side that py3langid, with at least this probability, finds to be in another "
+        "language than data.source or data.target says (needs econmt[language]); null: none",
+    )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left out."""
+        return self == Filters()
+
+
+class Noise(Section):
+    """What becomes of training pairs, drawn anew every epoch, so that a model learns to live with it.
+
+    Nothing of it is kept in the token store; the draws follow from seed, epoch and place alone.
+    """
+
+    upper: Probability = Field(0.0, description="probability of a pair whose sides are both put in capitals")
+    title: Probability = Field(
+        0.0, description="probability of a pair whose words all begin with a capital, on both sides"
+    )
+    typos: Probability = Field(
+        0.0,
+        description="probability of a source with typing errors, one in ten words, at least one: letters swapped, "
+        "doubled, left out or replaced",
+    )
+    emoji: Probability = Field(
+        0.0,
+        description="probability of a pair with the same emoji at the end, or the beginning, of both sides",
+    )
+    markup: Probability = Field(
+        0.0, description="probability of a pair whose sides stand in the same tags, as <b>...</b>"
+    )
+
+    @model_validator(mode="after")
+    def _one_case(self) -> Noise:
+        if self.upper + self.title > 1.0:
+            raise ValueError(
+                f"upper {self.upper:g} and title {self.title:g} exclude each other: their sum must not exceed 1"
+            )
+        return self
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing changes."""
+        return self == Noise()
+
+
+Weight = Annotated[float, Field(ge=0.0, le=limits.MIXED)]
+
+
+class Mixing(Section):
+    """How the prefixes of ``data.train`` are mixed, in stages one after the other.
+
+    An epoch has ``epoch_pairs`` pairs, of each prefix its share; each goes through its own pairs in an order of its
+    own, all of them once before any comes again.
+    """
+
+    weights: list[Annotated[list[Weight], Field(min_length=1)]] = Field(
+        [],
+        max_length=limits.STAGES,
+        description="by stage a list with the weight of each prefix of data.train; empty: all pairs once an epoch",
+    )
+    epochs: list[Annotated[int, Field(ge=1, le=limits.UPDATES)]] = Field(
+        [], description="epochs of each stage but the last, which goes on to the end"
+    )
+    epoch_pairs: int | None = Field(
+        None, ge=1, le=2**31 - 1, description="pairs of an epoch; null: as many as the training text has"
+    )
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Mixing:
+        if len(self.epochs) != max(0, len(self.weights) - 1):
+            raise ValueError(
+                f"{len(self.weights)} stages of weights and {len(self.epochs)} of epochs: give epochs for each stage "
+                "but the last"
+            )
+        if self.epoch_pairs is not None and not self.weights:
+            raise ValueError("epoch_pairs is of a mixture: give weights, or leave it out")
+        for number, stage in enumerate(self.weights, 1):
+            if not any(stage):
+                raise ValueError(f"all weights of stage {number} are 0; give one that is not")
+        return self
+
+
+def _check_tag(tag: str) -> str:
+    if tag and (not re.fullmatch(r"<[A-Za-z0-9_-]+>", tag) or tag in ("<pad>", "<unk>", "<s>")):
+        raise ValueError(f"expected a tag of letters and digits, as <BT>, or '' for none; found {tag!r}")
+    return tag
+
+
 class Data(Section):
     """Where the text is and how it becomes token ids."""
 
@@ -100,9 +215,18 @@ class Data(Section):
     train: list[TextPrefix] = Field(
         min_length=1,
         description="prefixes of the training text: PREFIX.<source> and PREFIX.<target>, each also .gz, or one "
-        "tab-separated file PREFIX.tsv(.gz) with source and target; looked up beside the recipe, in --data-dir / "
+        "tab-separated file PREFIX.tsv(.gz) with source and target, PREFIX.tmx(.gz), PREFIX.parquet or its shards "
+        "PREFIX-*.parquet; looked up beside the recipe, in --data-dir / "
         "ECONMT_DATA, in the cache, then in the catalog of known data sets",
     )
+    tags: list[Annotated[str, AfterValidator(_check_tag)]] = Field(
+        [],
+        description="a tag for each prefix of data.train, put before its sources as a token of its own, as ['', <BT>] "
+        "for text that was translated back; '' is none; empty: no tags",
+    )
+    mixing: Mixing = Field(Mixing(), description="how the prefixes of data.train are mixed")
+    noise: Noise = Field(Noise(), description="what becomes of training pairs, drawn anew every epoch")
+    filters: Filters = Field(Filters(), description="which training pairs are left out")
     valid: TextPrefix = Field(description="prefix of the validation text")
     test: TextPrefix | None = Field(
         None, description="prefix of a test text, translated and scored when training ends"
@@ -118,3 +242,36 @@ class Data(Section):
     prepared: str | None = Field(
         None, description="folder of the prepared token store; null: prepared/ in the model folder"
     )
+
+    @model_validator(mode="after")
+    def _each_prefix_has_one(self) -> Data:
+        count = len(self.train)
+        if self.tags and len(self.tags) != count:
+            raise ValueError(f"tags has {len(self.tags)} entries and train {count}: give one for each prefix")
+        for number, stage in enumerate(self.mixing.weights, 1):
+            if len(stage) != count:
+                raise ValueError(
+                    f"mixing.weights has {len(stage)} weights in stage {number} and train {count} prefixes: give one "
+                    "for each"
+                )
+        return self
+
+    def tag(self, number: int) -> str:
+        """What stands before the sources of a prefix of ``train``, by its number; empty: nothing."""
+        return self.tags[number] if self.tags else ""
+
+
+def check_mixing(recipe: Any) -> None:
+    """Makes sure that the batches of a mixture can be planned.
+
+    Raises:
+        ValueError: it is to be put into fixed buckets.
+    """
+    data = recipe.data
+    if isinstance(data, Data) and recipe.training.bucket_width is not None:
+        for name, section in (("mixing", data.mixing.weights), ("noise", not data.noise.is_idle)):
+            if section:
+                raise ValueError(
+                    f"data.{name} changes the lengths of each epoch's pairs and needs buckets that are derived from "
+                    "the text: leave training.bucket_width out"
+                )

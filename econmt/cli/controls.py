@@ -86,8 +86,38 @@ GlossaryOption = Annotated[
     typer.Option(help="Terms, a line each: source phrase, tab, the target phrase that must translate it."),
 ]
 NGramOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=limits.NGRAM,
+        help="No translation holds N tokens in a row twice; 0: it may.",
+        show_default="the recipe's",
+    ),
+]
+GroupsOption = Annotated[
     int,
-    typer.Option(min=0, max=limits.NGRAM, help="No translation holds N tokens in a row twice; 0: it may."),
+    typer.Option(
+        min=1, max=limits.BEAM, help="Groups of the beam that keep away from each other's tokens; 1: none."
+    ),
+]
+DiversityOption = Annotated[
+    float,
+    typer.Option(
+        callback=within(0.0, limits.PENALTY), help="What a token costs that a group before has chosen."
+    ),
+]
+MarkupOption = Annotated[
+    bool,
+    typer.Option(
+        "--markup",
+        help="Leave tags and placeholders out of what is translated, and put them into the translation by alignments.",
+    ),
+]
+SplitOption = Annotated[
+    bool,
+    typer.Option(
+        "--split-sentences", help="A line is a paragraph: translate its sentences one by one; lines stay."
+    ),
 ]
 ReplaceOption = Annotated[
     bool,

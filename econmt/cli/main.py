@@ -28,6 +28,7 @@ VERBS = {
     "serve": "Answer over HTTP, with a page in the browser.",
     "score": "Print the log-probability of given translations or text.",
     "generate": "Write text with a trained language model.",
+    "rerank": "Put n-best lists into another order, by references or models.",
     "evaluate": "BLEU, chrF and TER of translations, and their significance.",
     "profile": "Say where the bytes and milliseconds of a training step go.",
     "bench": "Measure layouts, what auto chooses, and training steps.",

@@ -110,7 +110,12 @@ ModelOption = Annotated[Path, typer.Option("--model", "-m", help="Model folder."
 NewModelOption = Annotated[Path, typer.Option("--output", "-o", help="Model folder to make.")]
 ModelsOption = Annotated[
     list[Path],
-    typer.Option("--models", "--model", "-m", help="Model folder; several make an ensemble."),
+    typer.Option(
+        "--models",
+        "--model",
+        "-m",
+        help="Model folder, or hf://OWNER/NAME; several make an ensemble.",
+    ),
 ]
 CheckpointsOption = Annotated[
     list[str] | None,

@@ -13,6 +13,7 @@ from econmt.data.batches import bucket_rule, training_batches
 from econmt.data.bucket_shapes import Counts, Derived
 from econmt.data.buckets import bucket_table, count_lengths
 from econmt.data.corpus import search_path
+from econmt.data.filters import report_lines
 from econmt.data.padding import (
     measure_padding,
     padded_to_buckets,
@@ -87,6 +88,8 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
         ("target", prepared.train.target_lengths),
     ):
         lines.append(_row(f"train {side}", 20, [str(value) for value in length_quantiles(lengths)], 7))
+    dropped = report_lines(prepared.folder)
+    lines += ["", *dropped] if dropped else []
     return [*lines, "", *_bucket_lines(recipe, prepared)]
 
 

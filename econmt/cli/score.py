@@ -21,6 +21,7 @@ from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, sta
 from econmt.decoding.translator import CHUNK_SIZE
 from econmt.errors import InputError
 from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
+from econmt.training.hub import local_model
 from econmt.typed_json import json_text
 
 
@@ -89,7 +90,7 @@ def score(
     """
     options.check_writable(output)
     options.check_not_of_model(output, models)
-    if holds_language_model(models):
+    if holds_language_model(models := [local_model(model) for model in models]):
         unfit = {
             "--source": source,
             "--target-tokens": target_tokens or None,

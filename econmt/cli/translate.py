@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,9 @@ from econmt.data.files import notice
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.formats import format_nbest, format_translation
 from econmt.decoding.glossary import read_avoid_list
+from econmt.decoding.paragraphs import ParagraphTranslator, sentence_splitter
 from econmt.decoding.requests import Request, read_request
+from econmt.decoding.search_options import SearchOptions
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 
@@ -118,7 +120,11 @@ def translate(
     attention_picture: PictureOption = None,
     avoid_list: controls.AvoidListOption = None,
     glossary: controls.GlossaryOption = None,
-    block_ngram_repeat: controls.NGramOption = 0,
+    block_ngram_repeat: controls.NGramOption = None,
+    beam_groups: controls.GroupsOption = 1,
+    diversity_strength: controls.DiversityOption = 0.5,
+    markup: controls.MarkupOption = False,
+    split_sentences: controls.SplitOption = False,
     replace_unk: controls.ReplaceOption = False,
     restore_case: controls.CaseOption = False,
     sample: Annotated[bool, typer.Option("--sample", help="Draw translations instead of searching.")] = False,
@@ -147,26 +153,7 @@ def translate(
     )
     avoided = () if avoid_list is None else read_avoid_list(avoid_list)
     loaded = load_models(models, checkpoint, device, precision, threads)
-    given = {
-        "beam_size": beam_size,
-        "nbest_size": nbest_size,
-        "length_penalty_alpha": length_penalty_alpha,
-        "length_penalty_beta": length_penalty_beta,
-        "max_output_factor": max_output_factor,
-        "brevity_penalty_weight": brevity_penalty_weight,
-        "brevity_penalty_constant_length_ratio": brevity_penalty_constant_length_ratio,
-        "coverage_penalty_weight": coverage_penalty_weight,
-        "beam_search_stop": beam_search_stop and beam_search_stop.value,
-        "beam_prune": beam_prune,
-        "ensemble_mode": ensemble_mode.value,
-        "sample": top_k if sample else None,
-        "temperature": temperature,
-        "seed": seed,
-        "block_ngram_repeat": block_ngram_repeat,
-        "attention": replace_unk or attention_picture is not None or output_type in _WITH_ATTENTION,
-        "replace_unk": replace_unk,
-        "restore_case": restore_case,
-    }
+    given = _search_options(locals())
     translator = loaded.translator(
         given,
         batch_size=batch_size,
@@ -177,7 +164,52 @@ def translate(
         glossary=glossary,
         warn=_warn,
     )
-    _run(translator, input_file, json_input, lines_out, output_type, attention_picture)
+    translates: Translator | ParagraphTranslator = translator
+    if split_sentences:
+        data = loaded.recipe.pairs
+        translates = ParagraphTranslator(translator, sentence_splitter(data.source), data.target)
+    _run(
+        translates,
+        translator.options,
+        chunk_size,
+        input_file,
+        json_input,
+        lines_out,
+        output_type,
+        attention_picture,
+    )
+
+
+_OF_SEARCH = (
+    "beam_size",
+    "nbest_size",
+    "length_penalty_alpha",
+    "length_penalty_beta",
+    "max_output_factor",
+    "brevity_penalty_weight",
+    "brevity_penalty_constant_length_ratio",
+    "coverage_penalty_weight",
+    "beam_search_stop",
+    "beam_prune",
+    "beam_groups",
+    "diversity_strength",
+    "block_ngram_repeat",
+    "ensemble_mode",
+    "temperature",
+    "seed",
+    "replace_unk",
+    "restore_case",
+    "markup",
+)
+"""Options that are fields of :class:`~econmt.decoding.search.SearchOptions` of the same name."""
+
+
+def _search_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """How to search, from the values of all options by name."""
+    found = {name: value.value if isinstance(value := given[name], Enum) else value for name in _OF_SEARCH}
+    seen = given["attention_picture"] is not None or given["output_type"] in _WITH_ATTENTION
+    attention = given["replace_unk"] or given["markup"] or seen
+    return {**found, "sample": given["top_k"] if given["sample"] else None, "attention": attention}
 
 
 def _check_options(context: typer.Context) -> None:
@@ -188,6 +220,13 @@ def _check_options(context: typer.Context) -> None:
     else:
         why = "is for --sample; give that too, or leave it out"
         options.refuse_idle(context, why, "top_k", "temperature", "seed")
+    if given["beam_groups"] == 1:
+        options.refuse_idle(
+            context, "is of --beam-groups; give that too, or leave it out", "diversity_strength"
+        )
+    if given["split_sentences"]:
+        why = "is of a sentence, and a line has several with --split-sentences; leave out one of them"
+        options.refuse_idle(context, why, "nbest_size", "sample", "output_type", "attention_picture")
     options.check_writable(given["output"])
     options.check_picture(given["attention_picture"])
     options.check_not_of_model(given["output"], given["models"])
@@ -219,7 +258,9 @@ def _requests(lines: Sequence[str], first: int, where: str) -> list[Request]:
 
 
 def _run(
-    translator: Translator,
+    translator: Translator | ParagraphTranslator,
+    search: SearchOptions,
+    chunk_size: int,
     input_file: Path | None,
     json_input: bool,
     output: LineOutput,
@@ -228,9 +269,9 @@ def _run(
 ) -> None:
     where = STANDARD_INPUT if input_file is None else str(input_file)
     start, lines, tokens = time.monotonic(), 0, 0
-    several = translator.options.nbest_size > 1
+    several = search.nbest_size > 1
     with counting_lines("translating", input_file, "lines", output) as done, output as write:
-        for chunk in _chunks(input_file, translator.chunk_size):
+        for chunk in _chunks(input_file, chunk_size):
             requests = _requests(chunk, lines + 1, where) if json_input else [Request(line) for line in chunk]
             translations = translator.translate_chunk(requests, lines + 1, where, done)
             if several and output_type not in (OutputType.json, OutputType.attention):

@@ -18,10 +18,14 @@ With BPE-dropout a pair is cut anew in every epoch, from a generator seeded by (
 the batch, the rank nor the history matters, so a resumed run sees what an uninterrupted one sees. Buckets are
 then made for the longer cut (see :func:`dropout_capacity`), and a cut that would not fit its bucket is drawn
 again.
+
+Where corpora are mixed by weight, or pairs get noise, each epoch has pairs and lengths of its own: it is planned anew,
+with the same shapes, from seed and epoch.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -35,8 +39,11 @@ from econmt.data.batch import AnyBatch
 from econmt.data.batch import BatchShape as BatchShape
 from econmt.data.bpe_dropout import BpeDropout, dropout_capacity
 from econmt.data.bucket_shapes import Derived
-from econmt.data.buckets import assign_buckets, round_up
-from econmt.data.epochs import mix, plan_epoch
+from econmt.data.buckets import Buckets, assign_buckets, round_up
+from econmt.data.changing_epochs import ChangingEpochs
+from econmt.data.epochs import EpochTable, mix, plan_epoch
+from econmt.data.mixtures import Mixture
+from econmt.data.noise import NoiseMaker
 from econmt.data.pair_flops import pair_flops
 from econmt.data.store import PreparedData
 from econmt.data.subwords import BOS, EOS, PAD
@@ -157,6 +164,8 @@ class BatchIterator:
         seed: int,
         *,
         max_length: int,
+        mixture: Mixture | None = None,
+        noise: NoiseMaker | None = None,
     ) -> None:
         """Plan the epochs.
 
@@ -166,7 +175,8 @@ class BatchIterator:
             batch: how many pairs an update takes.
             rule: a width, of which lengths are rounded up to multiples; or how buckets are derived.
             seed: of the order and of BPE-dropout.
-            max_length: no side of a pair is longer than this many tokens, BPE-dropout or not.
+            max_length: no side of a pair is longer than this many tokens, BPE-dropout and noise or not.
+            mixture: which pairs an epoch has; None: all. noise: what becomes of them. Both need derived buckets.
         """
         self._store = data.train if isinstance(data, PreparedData) else data
         assert len(self._store) > 0, "an empty store is refused when it is made"
@@ -175,21 +185,37 @@ class BatchIterator:
         if isinstance(data, PreparedData) and data.subword_dropout > 0.0:
             self._dropout = BpeDropout(data.vocabularies, data.subword_dropout)
             capacity = dropout_capacity(data.subword_dropout, max_length)
-        buckets = assign_buckets(
-            self._store.source_lengths,
-            self._store.target_lengths,
-            rule,
-            capacity,
-            self._store.release,
-        )
-        self._buckets, self._rule, self._seed = buckets, rule, seed
-        rows = [rows_of_batch(batch, target) for target in buckets.shapes[:, 1].tolist()]
-        self._table = plan_epoch(buckets.shapes, buckets.counts, rows, rule)
-        self._max_length = max_length
+        self._rule, self._seed, self._batch, self._max_length = rule, seed, batch, max_length
+        self._changing: ChangingEpochs | None = None
+        if mixture is not None or noise is not None:
+            assert isinstance(rule, Derived)
+            self._changing = ChangingEpochs(self._store, mixture, noise, rule, capacity, max_length, seed)
+            self._buckets, self._table = self._plan(self._changing.buckets(0))
+        else:
+            self._buckets, self._table = self._plan(
+                assign_buckets(
+                    self._store.source_lengths,
+                    self._store.target_lengths,
+                    rule,
+                    capacity,
+                    self._store.release,
+                )
+            )
         self._epoch, self._position = 0, 0
-        self._shuffled_epoch = -1
-        self._order = buckets.order.copy()
+        self._planned_epoch, self._shuffled_epoch = 0, -1
+        self._order = self._buckets.order.copy()
         self._permutation = np.zeros(0, dtype=np.int64)
+
+    def _plan(self, buckets: Buckets) -> tuple[Buckets, EpochTable]:
+        rows = [rows_of_batch(self._batch, target) for target in buckets.shapes[:, 1].tolist()]
+        return buckets, plan_epoch(buckets.shapes, buckets.counts, rows, self._rule)
+
+    def _go_to_epoch(self) -> None:
+        """Plan the current epoch, if it is not planned and differs from the one that is."""
+        if self._changing is not None and self._planned_epoch != self._epoch:
+            self._buckets, self._table = self._plan(self._changing.buckets(self._epoch))
+            self._order = self._buckets.order.copy()
+            self._planned_epoch, self._shuffled_epoch = self._epoch, -1
 
     @property
     def store(self) -> TokenStore:
@@ -203,7 +229,8 @@ class BatchIterator:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of batches in an epoch: the same in each."""
+        """Number of batches in the current epoch: the same in each, but for mixtures and noise."""
+        self._go_to_epoch()
         return len(self._table.rows)
 
     def state_dict(self) -> dict[str, int]:
@@ -216,9 +243,9 @@ class BatchIterator:
         If an epoch has another number of batches now (another batch size was asked for), the stream goes on
         at the same share of the epoch.
         """
+        self._epoch = int(state["epoch"])
         then, now = int(state["batches_per_epoch"]), self.batches_per_epoch
         position = int(state["position"])
-        self._epoch = int(state["epoch"])
         self._position = position if then == now else min(position * now // then, now - 1)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -227,7 +254,7 @@ class BatchIterator:
     def __next__(self) -> Batch:
         self._shuffle()
         row = int(self._permutation[self._position])
-        batch = self._build(self._pairs_of(row, self._order), self._shape_of(row), self._epoch)
+        batch = self._build(self._places_of(row, self._order), self._shape_of(row), self._epoch)
         self._position += 1
         if self._position == self.batches_per_epoch:
             self._epoch, self._position = self._epoch + 1, 0
@@ -237,13 +264,21 @@ class BatchIterator:
         """The pairs and the shape of each batch of the current epoch, from its first; reads no text."""
         self._shuffle()
         for row in self._permutation.tolist():
-            yield self._pairs_of(row, self._order), self._shape_of(row)
+            yield self._stored(self._places_of(row, self._order)), self._shape_of(row)
 
     def shapes(self) -> list[BatchShape]:
         """Every padded shape that batches of an epoch have, by rising target, then source positions.
 
-        With BPE-dropout a batch may come out smaller than its shape here, never larger.
+        With BPE-dropout a batch may come out smaller than its shape here, never larger. Where epochs differ these are
+        the shapes of all of them, each with the rows of a full batch, and with how many the current epoch has.
         """
+        self._go_to_epoch()
+        if self._changing is not None:
+            there = Counter(map(tuple, self._table.shapes.tolist()))
+            return [
+                BatchShape(source, target, rows_of_batch(self._batch, target), there[source, target])
+                for source, target in self._buckets.shapes.tolist()
+            ]
         found: dict[tuple[int, int], list[int]] = {}
         for row, rows in enumerate(self._table.rows.tolist()):
             found.setdefault(self._shape_of(row), []).append(rows)
@@ -254,24 +289,34 @@ class BatchIterator:
 
     def worst_batch(self) -> Batch:
         """The batch that needs the most memory: the most rows x source x target positions of any in an epoch."""
+        if self._changing is not None:
+            worst = max(self.shapes(), key=lambda each: (each.rows * each.source * each.target, each.rows))
+            return self.largest_batch(worst.source, worst.target)
         volume = self._table.rows * self._table.shapes[:, 0] * self._table.shapes[:, 1]
         positions = self._table.rows * self._table.shapes.sum(axis=1)
         return self._plain_batch(int(np.lexsort((positions, volume))[-1]))
 
     def largest_batch(self, source: int, target: int) -> Batch:
         """The batch with the most rows of those of this padded shape, one of :meth:`shapes`."""
+        if self._changing is not None:  # some epoch may have it
+            indices = self._changing.pairs_within(source, target, rows_of_batch(self._batch, target))
+            return pad_batch(indices, *self._store.gather(indices), (source, target))
         alike = np.flatnonzero((self._table.shapes == (source, target)).all(axis=1))
         return self._plain_batch(int(alike[np.argmax(self._table.rows[alike])]))
 
     def _plain_batch(self, row: int) -> Batch:
         """A batch as the table has it: no epoch's order, no BPE-dropout."""
-        indices = self._pairs_of(row, self._buckets.order)
+        indices = self._places_of(row, self._buckets.order)
         return pad_batch(indices, *self._store.gather(indices), self._shape_of(row))
 
     def _shape_of(self, row: int) -> tuple[int, int]:
         return int(self._table.shapes[row, 0]), int(self._table.shapes[row, 1])
 
-    def _pairs_of(self, row: int, order: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def _stored(self, places: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The pairs in the store that stand at places of the current epoch."""
+        return places if self._changing is None else self._changing.epoch.pairs[places]
+
+    def _places_of(self, row: int, order: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         start, end = int(self._table.starts[row]), int(self._table.starts[row] + self._table.rows[row])
         pairs = len(order)
         if start < pairs:
@@ -280,6 +325,7 @@ class BatchIterator:
 
     def _shuffle(self) -> None:
         """Bring pairs and batches into the order of the current epoch."""
+        self._go_to_epoch()
         if self._shuffled_epoch == self._epoch:
             return
         draw = np.random.Generator(np.random.PCG64([self._seed, self._epoch]))
@@ -290,14 +336,19 @@ class BatchIterator:
             start += count
         for first, end, rows in self._table.windows.tolist():
             mix(self._order[first:end], rows, draw)
-        self._permutation = draw.permutation(self.batches_per_epoch)
+        self._permutation = draw.permutation(len(self._table.rows))
         self._shuffled_epoch = self._epoch
 
-    def _build(self, indices: npt.NDArray[np.int32], shape: tuple[int, int], epoch: int) -> Batch:
+    def _build(self, places: npt.NDArray[np.int32], shape: tuple[int, int], epoch: int) -> Batch:
+        indices = self._stored(places)
         pairs = self._store.gather(indices)
+        room = min(shape[0] - 1, self._max_length), min(shape[1] - 1, self._max_length)
+        if self._changing is not None and self._changing.noise is not None:
+            kinds = self._changing.epoch.kinds[places]
+            pairs = self._changing.noise.apply(kinds, places, pairs, room, (self._seed, epoch))
         if self._dropout is not None:
-            room = min(shape[0] - 1, self._max_length), min(shape[1] - 1, self._max_length)
             pairs = self._dropout.resample(indices, pairs, room, (self._seed, epoch))
+        if self._dropout is not None or self._changing is not None:
             longest = int(pairs.source_lengths.max()) + 1, int(pairs.target_lengths.max()) + 1
             shape = self._shape_for(*longest, shape)
         return pad_batch(indices, *pairs, shape)
@@ -329,14 +380,25 @@ def bucket_rule(recipe: Recipe, target_vocabulary: int) -> int | Derived:
 
 
 def training_batches(recipe: Recipe, prepared: PreparedData) -> BatchIterator:
-    """The batches of a recipe's training; see :class:`BatchIterator`."""
-    training = recipe.training
+    """The batches of a recipe's training; see :class:`BatchIterator`.
+
+    Raises:
+        InputError: a corpus that is to be mixed is empty.
+    """
+    training, data = recipe.training, recipe.pairs
+    store, mixture, noise = prepared.train, None, None
+    if data.mixing.weights:
+        mixture = Mixture(data.mixing, store.corpora, len(store), training.seed, data.train)
+    if not data.noise.is_idle:
+        noise = NoiseMaker(data.noise, prepared.vocabularies, data.tags, store)
     return BatchIterator(
         prepared,
         training.batch,
         bucket_rule(recipe, prepared.vocabularies.target.size),
         training.seed,
-        max_length=recipe.pairs.max_length,
+        max_length=data.max_length,
+        mixture=mixture,
+        noise=noise,
     )
 
 

@@ -17,12 +17,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from econmt.data.subwords import UNK, SentencePieceVocabulary, Vocabularies, Vocabulary
-from econmt.data.token_store import IntArray, PairIds
+from econmt.data.subwords import UNK, WORD_START, SentencePieceVocabulary, Vocabularies, Vocabulary
+from econmt.data.token_store import IntArray, PairIds, rectangle
 
-_SPACE = "\u2581"
 _MOST_REMEMBERED = 500_000
 _DRAWS = 16
 _TRIES = 4
@@ -56,7 +54,7 @@ class BpeSampler:
             piece: i for i, piece in enumerate(self._pieces) if i > UNK and not processor.IsControl(i)
         }
         self._ranks = {piece: -float(processor.GetScore(i)) for piece, i in self._ids.items()}
-        self._starts_word = [piece.startswith(_SPACE) for piece in self._pieces]
+        self._starts_word = [piece.startswith(WORD_START) for piece in self._pieces]
         self._cuts: dict[tuple[tuple[int, ...], tuple[int, ...]], Cut] = {}
 
     def cut(self, word: tuple[int, ...], skipped: tuple[int, ...]) -> Cut:
@@ -66,7 +64,10 @@ class BpeSampler:
         if known is None:
             if len(self._cuts) >= _MOST_REMEMBERED:
                 self._cuts.clear()
-            known = self._cuts[key] = self._merge(word, skipped)
+            known = self._merge(word, skipped)
+            if not skipped and len(word) == 1 and known.ids != word:  # no merges make it: it is a tag
+                known = Cut(word, 0)
+            self._cuts[key] = known
         return known
 
     def _merge(self, word: tuple[int, ...], skipped: tuple[int, ...]) -> Cut:
@@ -170,7 +171,7 @@ class BpeDropout:
             target = pairs.target[row, : pairs.target_lengths[row]].tolist()
             sources.append(_fitting(self._source, source, gaps, room[0]))
             targets.append(_fitting(self._target, target, gaps, room[1]))
-        return PairIds(*_rectangle(sources), *_rectangle(targets))
+        return PairIds(*rectangle(sources), *rectangle(targets))
 
 
 def _fitting(sampler: BpeSampler, ids: list[int], gaps: Iterator[int], room: int) -> list[int]:
@@ -179,10 +180,3 @@ def _fitting(sampler: BpeSampler, ids: list[int], gaps: Iterator[int], room: int
         if len(cut) <= room:
             return cut
     return ids
-
-
-def _rectangle(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    ids = np.zeros((len(rows), int(lengths.max(initial=0))), dtype=np.int64)
-    ids[np.arange(ids.shape[1]) < lengths[:, None]] = [i for row in rows for i in row]
-    return ids, lengths

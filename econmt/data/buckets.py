@@ -93,16 +93,22 @@ def assign_buckets(
     rule: int | Derived,
     capacity: IntArray | None = None,
     release: Callable[[], None] | None = None,
+    shapes: npt.NDArray[np.int64] | None = None,
 ) -> Buckets:
     """Sort pairs into buckets.
 
     Args:
         source_lengths, target_lengths, capacity, release: see :func:`count_lengths`.
         rule: a width, of which lengths, ``</s>`` counted, are rounded up to multiples; or how shapes are derived.
+        shapes: (K, 2) of derived buckets that are there already, each pair in one of them.
     """
     assert len(source_lengths) == len(target_lengths) < 1 << 31
     counts = count_lengths(source_lengths, target_lengths, capacity, release)
-    shapes, buckets = place(counts, rule)
+    if shapes is None:
+        shapes, buckets = place(counts, rule)
+    else:
+        assert isinstance(rule, Derived)
+        buckets = choose(counts.shape, shapes, rule.work)
     cells = np.argwhere(counts)
     by_bucket = np.lexsort(_sort_keys(cells, buckets, rule))
     cells = cells[by_bucket]

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from econmt import limits
-from econmt.data import catalog
+from econmt.data import catalog, parquet
 from econmt.data.files import data_cache, refuse_pipe
+from econmt.data.tmx import read_tmx
 from econmt.errors import InputError
 
 BYTE_ORDER_MARK = "\ufeff"
@@ -23,12 +24,21 @@ class Corpus(NamedTuple):
     source: Path
     """Source side, or the tab-separated file with both."""
     target: Path | None
-    """Target side; None: ``source`` is tab-separated."""
+    """Target side; None: ``source`` has both, as its name says."""
+    languages: tuple[str, str] = ("", "")
+    """Of both sides, by which a memory or a table names them."""
+    more: tuple[Path, ...] = ()
+    """Files that go on where ``source`` ends."""
 
     @property
     def files(self) -> list[Path]:
-        """One or two files."""
-        return [self.source] if self.target is None else [self.source, self.target]
+        """All of them."""
+        return [self.source, *([] if self.target is None else [self.target]), *self.more]
+
+    @property
+    def parts(self) -> list[Corpus]:
+        """The corpora of its files, in order; most have one part, the corpus itself."""
+        return [self._replace(more=()), *(self._replace(source=path, more=()) for path in self.more)]
 
 
 def search_path(recipe_folder: Path | None, data_dir: Path | None) -> list[Path]:
@@ -50,7 +60,7 @@ def search_path(recipe_folder: Path | None, data_dir: Path | None) -> list[Path]
 def find_corpus(
     prefix: str, source: str, target: str, search: Sequence[Path], progress: bool, *, fetch: bool = True
 ) -> Corpus:
-    """Find the files PREFIX.source and PREFIX.target (languages), or PREFIX.tsv, each also with .gz.
+    """Find the files PREFIX.source and PREFIX.target (languages), PREFIX.tsv or .tmx, each also .gz, or .parquet.
 
     Args:
         prefix: path without the language suffix; relative ones are tried in each folder of ``search``.
@@ -72,6 +82,10 @@ def find_corpus(
         both = _existing(base, "tsv")
         if both is not None:
             return Corpus(both, None)
+        memory, tables = _existing(base, "tmx"), parquet.shards(base)
+        if memory is not None or tables:
+            first, *more = tables if memory is None else [memory]
+            return Corpus(first, None, (source, target), tuple(more))
         if found_source is not None or found_target is not None:
             present, absent = (found_source, target) if found_source is not None else (found_target, source)
             halves.append(f"{present} is there but {base.name}.{absent}(.gz) is not")
@@ -80,7 +94,10 @@ def find_corpus(
         return Corpus(*fetched)
     raise InputError(
         _not_found(
-            prefix, f"{prefix}.{source}(.gz) with {prefix}.{target}(.gz), or {prefix}.tsv(.gz)", bases, halves
+            prefix,
+            f"{prefix}.{source}(.gz) with {prefix}.{target}(.gz), or {prefix}.tsv(.gz), .tmx(.gz) or .parquet",
+            bases,
+            halves,
         )
     )
 
@@ -205,6 +222,11 @@ def read_pairs(corpus: Corpus) -> Iterator[tuple[str, str]]:
         InputError: as :func:`read_lines`; the two sides differ in their number of lines; a tab-separated line
             has not exactly two columns.
     """
+    for kind, read in (((".tmx", ".tmx.gz"), read_tmx), ((".parquet",), parquet.read_parquet)):
+        if corpus.target is None and corpus.source.name.endswith(kind):
+            for path in (corpus.source, *corpus.more):
+                yield from read(path, *corpus.languages)
+            return
     if corpus.target is None:
         for number, line in enumerate(read_lines(corpus.source), start=1):
             yield split_pair(line, corpus.source, number)

@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import compress, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from econmt.data.corpus import Corpus, find_corpus, find_text, read_lines, read_pairs
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
+from econmt.data.filters import KEPT, REASONS, Codes, LeftOut, Selection, no_pair_left
+from econmt.data.filters import left_out as left_out
 from econmt.data.fingerprints import describe, is_as_described
 from econmt.data.progress_bars import counted, counting, told
 from econmt.data.store_schema import StoreDescription
@@ -37,7 +39,7 @@ from econmt.typed_yaml import check_section
 FORMAT = "econmt-data-1"
 META_FILE = "meta.json"
 _OWN = re.compile(
-    r"meta\.json|(train|valid|test)\.(tokens|index|lines|source\.txt|target\.txt)|(subwords|vocab)(\.source|\.target)?\.(model|txt)"
+    r"meta\.json|left-out\.txt|(train|valid|test)\.(tokens|index|lines|source\.txt|target\.txt)|(subwords|vocab)(\.source|\.target)?\.(model|txt)"
 )
 """Names of the files of a store; a folder that holds others is never written anew."""
 _CHUNK_PAIRS = 10_000
@@ -205,10 +207,15 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
 
 
 def _data_settings(data: Data | TextData) -> dict[str, Any]:
-    """What the store depends on: all of the section but its own place and BPE-dropout, drawn while training."""
+    """What the store depends on: all of the section but its own place and what is drawn while training."""
     settings = data.model_dump(mode="json")
     del settings["prepared"]
     settings["subwords"].pop("dropout", None)
+    if isinstance(data, Data):
+        # What asks for nothing is left out: a store of an earlier version does not know it.
+        idle = {"tags": not any(data.tags), "filters": data.filters.is_idle}
+        for key in ("noise", "mixing", *(key for key, asks_nothing in idle.items() if asks_nothing)):
+            del settings[key]
     return settings
 
 
@@ -250,9 +257,10 @@ def _describe_inputs(
 
 def _why_outdated(meta: dict[str, Any], data: Data | TextData, files: Sequence[dict[str, Any]]) -> str | None:
     settings = _data_settings(data)
-    for key, value in settings.items():
-        if meta["data"].get(key) != value:
-            return f"data.{key} was {meta['data'].get(key)!r} and is {value!r} now"
+    for key in dict.fromkeys((*settings, *meta["data"])):
+        old, new = meta["data"].get(key), settings.get(key)
+        if old != new:
+            return f"data.{key} was {old!r} and is {new!r} now"
     if len(meta["files"]) != len(files):
         return "the text has another number of files now"
     for old, new in zip(meta["files"], files, strict=True):
@@ -289,22 +297,51 @@ def _build(
         )
 
 
-def _read(data: Data | TextData, corpus: Corpus) -> Iterator[tuple[str, str]]:
-    """The pairs of a corpus; a language model's lines are pairs without a source."""
+def _read(data: Data | TextData, corpus: Corpus, tag: str = "") -> Iterator[tuple[str, str]]:
+    """The pairs of a corpus, a tag before each source that is not blank; a language model's lines have no source."""
     if isinstance(data, TextData):
         return (("", line) for line in read_lines(corpus.source))
-    return read_pairs(corpus)
+    pairs = read_pairs(corpus)
+    if not tag:
+        return pairs
+    return ((f"{tag} {source}" if source.strip() else source, target) for source, target in pairs)
+
+
+class _Training(NamedTuple):
+    """A training corpus, its tag, and why pairs of it are left out, None where nothing looked at them."""
+
+    corpus: Corpus
+    tag: str = ""
+    codes: Codes | None = None
+
+    def kept(self, data: Data | TextData) -> Iterator[tuple[str, str]]:
+        """The pairs that a vocabulary is learnt from."""
+        pairs = _read(data, self.corpus, self.tag)
+        return pairs if self.codes is None else compress(pairs, self.codes == KEPT)
+
+
+def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) -> list[_Training]:
+    if isinstance(data, TextData):
+        return [_Training(corpus) for corpus in corpora]
+    codes: list[Codes] | list[None] = [None] * len(corpora)
+    if not data.filters.is_idle:
+        with counting("filtering the text", None, "pairs read", show=progress) as more:
+            codes = Selection(data, corpora, more).codes
+    return [
+        _Training(corpus, data.tag(number), own)
+        for number, (corpus, own) in enumerate(zip(corpora, codes, strict=True))
+    ]
 
 
 def _write_store(
     data: Data | TextData, folder: Path, inputs: Sequence[_Input], progress: bool
 ) -> dict[str, Any]:
-    train = [corpus for split, corpus in inputs if split == "train"]
+    train = _training(data, [corpus for split, corpus in inputs if split == "train"], progress)
 
     with counting("learning the vocabulary", None, "pairs read", show=progress) as more:
 
         def train_pairs() -> Iterator[tuple[str, str]]:
-            return told((pair for corpus in train for pair in _read(data, corpus)), more)
+            return told((pair for each in train for pair in each.kept(data)), more)
 
         vocabularies = train_vocabularies(data, train_pairs, folder)
     splits: dict[str, Any] = {}
@@ -314,8 +351,9 @@ def _write_store(
     }
     for split in dict.fromkeys(split for split, _ in inputs):
         with contextlib.closing(_SplitWriter(data, vocabularies, folder, split)) as writer:
-            for corpus in (corpus for name, corpus in inputs if name == split):
-                writer.write(corpus, progress)
+            others = [_Training(corpus) for name, corpus in inputs if name == split]
+            for each in train if split == "train" else others:
+                writer.write(each, progress)
             splits[split], statistics[split] = writer.finish()
     return {
         "format": FORMAT,
@@ -335,8 +373,7 @@ class _SplitWriter:
 
     COUNTS = (
         "lines",
-        "too_long",
-        "empty",
+        *REASONS,
         "source_tokens",
         "target_tokens",
         "source_unknown",
@@ -346,6 +383,7 @@ class _SplitWriter:
 
     def __init__(self, data: Data | TextData, vocabularies: Vocabularies, folder: Path, split: str) -> None:
         self._data, self._vocabularies, self._split = data, vocabularies, split
+        self._folder, self._dropped = folder, LeftOut()
         size = max(vocabularies.source.size, vocabularies.target.size)
         self._opened = contextlib.ExitStack()
         self._store = self._opened.enter_context(contextlib.closing(TokenStoreWriter(folder, split, size)))
@@ -360,17 +398,26 @@ class _SplitWriter:
         """Close the files, finished or not."""
         self._opened.close()
 
-    def write(self, corpus: Corpus, progress: bool) -> None:
+    def write(self, given: _Training, progress: bool) -> None:
         """Append all pairs of a corpus."""
-        self._store.begin_file(corpus.source, corpus.target)
-        self._files.append(str(corpus.source))
-        pairs = counted(f"writing {self._split}", _read(self._data, corpus), show=progress)
-        first_line = 1
-        while chunk := list(islice(pairs, _CHUNK_PAIRS)):
-            self._write_chunk(corpus, chunk, first_line)
-            first_line += len(chunk)
+        self._store.begin_corpus()
+        done = 0
+        for part in given.corpus.parts:
+            self._store.begin_file(part.source, part.target)
+            self._files.append(str(part.source))
+            pairs = counted(f"writing {self._split}", _read(self._data, part, given.tag), show=progress)
+            first_line = 1
+            while chunk := list(islice(pairs, _CHUNK_PAIRS)):
+                codes = [KEPT] * len(chunk)
+                if given.codes is not None:
+                    codes = given.codes[done : done + len(chunk)].tolist()
+                self._write_chunk(part, chunk, first_line, codes)
+                first_line += len(chunk)
+                done += len(chunk)
 
-    def _write_chunk(self, corpus: Corpus, chunk: Sequence[tuple[str, str]], first_line: int) -> None:
+    def _write_chunk(
+        self, corpus: Corpus, chunk: Sequence[tuple[str, str]], first_line: int, codes: Sequence[int]
+    ) -> None:
         sources = self._vocabularies.source.encode_many([source for source, _ in chunk])
         targets = self._vocabularies.target.encode_many([target for _, target in chunk])
         lines = list(range(first_line, first_line + len(chunk)))
@@ -381,7 +428,16 @@ class _SplitWriter:
         for column, stream in enumerate(self._raw):
             stream.write("".join(pair[column] + "\n" for pair in chunk).encode())
         if self._split == "train" and isinstance(self._data, Data):
-            keep = [self._keep(self._data, corpus, *row) for row in zip(sources, targets, lines, strict=True)]
+            keep = []
+            for source, target, line, code, pair in zip(sources, targets, lines, codes, chunk, strict=True):
+                reason = (
+                    self._reason(self._data, corpus, source, target, line)
+                    if code == KEPT
+                    else REASONS[code - 1]
+                )
+                keep.append(reason is None)
+                if reason is not None:
+                    self._dropped.add(reason, f"{corpus.source}:{line}", pair)
             sources, targets = list(compress(sources, keep)), list(compress(targets, keep))
             lines = list(compress(lines, keep))
         for side, sentences in (("source", sources), ("target", targets)):
@@ -389,9 +445,10 @@ class _SplitWriter:
             self._counts[f"{side}_unknown"] += sum(ids.count(UNK) for ids in sentences)
         self._store.add(sources, targets, lines)
 
-    def _keep(
+    def _reason(
         self, data: Data, corpus: Corpus, source: Sequence[int], target: Sequence[int], line: int
-    ) -> bool:
+    ) -> str | None:
+        """Why a pair that no filter took is left out all the same."""
         if not source or not target:
             if data.empty_lines == "error":
                 side = "target" if source else "source"
@@ -400,12 +457,8 @@ class _SplitWriter:
                     f"{path}:{line}: the {side} side of this training pair is empty; mend the text, or leave such "
                     "pairs out with data.empty_lines: skip"
                 )
-            self._counts["empty"] += 1
-            return False
-        if max(len(source), len(target)) > data.max_length:
-            self._counts["too_long"] += 1
-            return False
-        return True
+            return "empty"
+        return "too_long" if max(len(source), len(target)) > data.max_length else None
 
     def finish(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Sync the files; returns the store's description and the split's statistics.
@@ -418,30 +471,12 @@ class _SplitWriter:
             os.fsync(stream.fileno())
         description = self._store.finish()
         counts = self._counts
-        if self._split == "train" and not description["pairs"]:
-            assert isinstance(self._data, Data)  # a text without lines is refused when it is read
-            left_out = f"{counts['too_long']} longer than data.max_length {self._data.max_length} tokens"
-            if counts["empty"]:
-                left_out += f", {counts['empty']} with an empty side"
-            raise InputError(
-                f"{', '.join(self._files)}: no training pair is left of {counts['lines']}: {left_out}; "
-                "raise data.max_length or mend the text"
-            )
+        if self._split == "train" and isinstance(self._data, Data):
+            counts |= self._dropped.counts
+            if not description["pairs"]:  # a language model's text without lines is refused when it is read
+                raise no_pair_left(self._files, counts, self._data)
+            self._dropped.write(self._folder, self._data, counts["lines"])
         return description, {"pairs": description["pairs"], **counts}
-
-
-def left_out(recipe: Recipe, prepared: PreparedData) -> str:
-    """How many training pairs are not learnt from, and why; in words, empty if all are."""
-    if isinstance(recipe.data, TextData):
-        return ""
-    counts = prepared.statistics["train"]
-    reasons = {
-        f"longer than data.max_length {recipe.data.max_length} tokens on a side": counts["too_long"],
-        "with an empty side": counts["empty"],
-    }
-    parts = [f"{number:,} {reason}" for reason, number in reasons.items() if number]
-    dropped = counts["too_long"] + counts["empty"]
-    return f"{dropped:,} of {counts['lines']:,} pairs are left out: {', '.join(parts)}" if parts else ""
 
 
 def _read_raw(folder: Path, split: str) -> tuple[list[str], list[str]]:

@@ -33,6 +33,12 @@ class SplitCounts(Record):
     source_unknown: Count
     target_unknown: Count
     words: Count = 0
+    few_words: Count = 0
+    many_words: Count = 0
+    ratio: Count = 0
+    identical: Count = 0
+    language: Count = 0
+    duplicate: Count = 0
 
 
 class SplitDescription(Record):
@@ -42,6 +48,7 @@ class SplitDescription(Record):
     tokens: Count
     type: Literal["<u2", "<u4"]
     files: list[Annotated[list[Any], AfterValidator(_check_file)]] = Field(min_length=1)
+    corpora: list[Count] = Field(default_factory=list)
 
 
 class StoreStatistics(Record):

@@ -41,9 +41,10 @@ SAMPLE_PAIRS = 1_000_000
 _TRAINING_THREADS = 4
 _LONGEST_SENTENCE_BYTES = 1 << 16
 
-_BLANKS = (
-    " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
-)
+WORD_START = "\u2581"
+"""How a subword shows the blank before it; a tag has one, so that it is a word of its own."""
+
+BLANKS = " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 
 # What looks like one of its marks SentencePiece takes out of the text it learns from; where the letters of one stood in
 # nothing else, they would be unknown. A blank in it makes it text like any other.
@@ -183,7 +184,7 @@ class Vocabularies(NamedTuple):
 
 def normalized(text: str) -> str:
     """A line in NFC, without blanks of any kind (tabs, no-break spaces) at its ends."""
-    return unicodedata.normalize("NFC", text).strip(_BLANKS)
+    return unicodedata.normalize("NFC", text).strip(BLANKS)
 
 
 def split_words(text: str) -> list[str]:
@@ -208,15 +209,19 @@ def train_vocabularies(
         InputError: the text is unusable, or ``data.subwords.size`` is smaller than its alphabet.
     """
     subwords = data.subwords
+    tags = list(dict.fromkeys(filter(None, data.tags))) if isinstance(data, Data) else []
     if isinstance(subwords, (WordSubwords, TextWords)):
-        _train_words(subwords, pairs_factory, folder)
+        _train_words(subwords, pairs_factory, folder, tags)
     else:
-        _train_subwords(subwords, pairs_factory, folder)
+        _train_subwords(subwords, pairs_factory, folder, tags)
     return load_vocabularies(folder)
 
 
 def _train_words(
-    settings: WordSubwords | TextWords, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
+    settings: WordSubwords | TextWords,
+    pairs_factory: Callable[[], Iterator[tuple[str, str]]],
+    folder: Path,
+    tags: Sequence[str],
 ) -> None:
     counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     for pair in pairs_factory():
@@ -226,10 +231,11 @@ def _train_words(
     if isinstance(settings, WordSubwords):
         sides = list(zip(WORD_FILES, counts, (settings.source, settings.target), strict=True))
     for name, counter, limit in sides:
-        for word in SPECIAL_TOKENS:
+        fixed = [*SPECIAL_TOKENS, *(tags if name == WORD_FILES[0] else ())]
+        for word in fixed:
             del counter[word]
         ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
-        words = [*SPECIAL_TOKENS, *(word for word, _ in ranked[: max(0, limit - len(SPECIAL_TOKENS))])]
+        words = [*fixed, *(word for word, _ in ranked[: max(0, limit - len(fixed))])]
         write_atomically(folder / name, "".join(word + "\n" for word in words).encode())
 
 
@@ -237,6 +243,7 @@ def _train_subwords(
     settings: SentencePieceSubwords | TextSubwords,
     pairs_factory: Callable[[], Iterator[tuple[str, str]]],
     folder: Path,
+    tags: Sequence[str],
 ) -> None:
     # The first pass also shows every fault of the text, before SentencePiece hides it in an error of its own.
     count = sum(1 for _ in pairs_factory())
@@ -250,7 +257,7 @@ def _train_subwords(
             for column in columns
             if pair[column].strip()
         )
-        write_atomically(folder / name, _train_model(settings, sentences))
+        write_atomically(folder / name, _train_model(settings, sentences, tags if 0 in columns else ()))
 
 
 def sample_pairs(pairs: Iterator[tuple[str, str]], count: int, limit: int) -> Iterator[tuple[str, str]]:
@@ -270,7 +277,9 @@ def sample_pairs(pairs: Iterator[tuple[str, str]], count: int, limit: int) -> It
             wanted -= 1
 
 
-def _train_model(settings: SentencePieceSubwords | TextSubwords, sentences: Iterator[str]) -> bytes:
+def _train_model(
+    settings: SentencePieceSubwords | TextSubwords, sentences: Iterator[str], tags: Sequence[str]
+) -> bytes:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.Train(
@@ -285,6 +294,7 @@ def _train_model(settings: SentencePieceSubwords | TextSubwords, sentences: Iter
             bos_id=BOS,
             eos_id=EOS,
             unk_surface=SPECIAL_TOKENS[UNK],
+            user_defined_symbols=[f"{WORD_START}{tag}" for tag in tags],
             normalization_rule_name="identity",
             max_sentence_length=_LONGEST_SENTENCE_BYTES,
             num_threads=_TRAINING_THREADS,

@@ -57,6 +57,14 @@ class PairIds(NamedTuple):
     """(B,) int64."""
 
 
+def rectangle(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows of ids with zeros after each (B, longest), and their lengths (B,)."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    ids = np.zeros((len(rows), int(lengths.max(initial=0))), dtype=np.int64)
+    ids[np.arange(ids.shape[1]) < lengths[:, None]] = [i for row in rows for i in row]
+    return ids, lengths
+
+
 def token_type(vocabulary_size: int) -> np.dtype[Any]:
     """Smallest type that holds every id of a vocabulary."""
     return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
@@ -110,6 +118,9 @@ class TokenStore:
         """
         self.name = name
         self._files = [StoreFile(*entry) for entry in description["files"]]
+        # A store of an earlier version has one file, or two sides of one, for each corpus.
+        self.corpora: list[int] = description.get("corpora") or [file.first_pair for file in self._files]
+        """The first pair of each corpus of the split, in the order of the recipe."""
         self._count, self.total_tokens = int(description["pairs"]), int(description["tokens"])
         self._tokens = _PositionalFile(
             folder / f"{name}.tokens", np.dtype(description["type"]), self.total_tokens
@@ -187,11 +198,16 @@ class TokenStoreWriter:
             for kind in ("tokens", "index", "lines")
         }
         self._files: list[StoreFile] = []
+        self._corpora: list[int] = []
         self._pairs = self._tokens = 0
 
     def close(self) -> None:
         """Close the files, finished or not."""
         self._opened.close()
+
+    def begin_corpus(self) -> None:
+        """Say that the files to come are of the next corpus."""
+        self._corpora.append(self._pairs)
 
     def begin_file(self, source: Path, target: Path | None) -> None:
         """Say that the pairs to come are from these files."""
@@ -240,4 +256,5 @@ class TokenStoreWriter:
             stream.flush()
             os.fsync(stream.fileno())
         files = [list(file) for file in self._files]
-        return {"pairs": self._pairs, "tokens": self._tokens, "type": self._type.str, "files": files}
+        sizes = {"pairs": self._pairs, "tokens": self._tokens, "type": self._type.str}
+        return {**sizes, "files": files, "corpora": self._corpora}

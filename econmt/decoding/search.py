@@ -196,7 +196,7 @@ def highest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return found, columns.gather(1, which)
 
 
-def _extend(
+def choose_places(
     values: Tensor,
     tokens: Tensor,
     totals: Tensor,
@@ -245,7 +245,7 @@ class Steering(Protocol):
 
         Args:
             log_probs: (R, V) of the next token, which may be overwritten. totals, sentences, places, free: see
-                :func:`_extend`. room: (R,) most tokens after the one to be chosen; -1 where that must be EOS.
+                :func:`choose_places`. room: (R,) most tokens after the one to be chosen; -1 where that must be EOS.
         """
 
     def grow(self, parents: Tensor, tokens: Tensor, /) -> None:
@@ -327,7 +327,7 @@ def beam_search(
         # What follows is about few numbers: on the CPU it takes less time than a GPU takes to be told of it.
         if steering is None:
             found, words = (part.cpu() for part in highest(log_probs, min(beam, log_probs.shape[1])))
-            now = _extend(found, words, totals, sentences, places, batch.free, beam)
+            now = choose_places(found, words, totals, sentences, places, batch.free, beam)
         else:
             room = batch.limits[sentences] - position
             now = steering.extend(log_probs, totals, sentences, places, batch.free, room)

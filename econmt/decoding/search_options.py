@@ -12,7 +12,7 @@ from econmt import limits, recipe
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 class SearchOptions:
-    """How translations are searched for; those up to ``beam_prune`` are of ``recipe.Decoding``.
+    """How translations are searched for; those up to ``block_ngram_repeat`` are of ``recipe.Decoding``.
 
     Attributes:
         beam_size: hypotheses kept at each position; 1 is greedy search.
@@ -24,6 +24,7 @@ class SearchOptions:
         beam_search_stop: "all": when nothing better can come; "first": when one hypothesis has ended.
         beam_prune: a growing hypothesis whose log-probability divided by its length penalty is so far below the best
             score of those that have ended is given up; 0: none is.
+        block_ngram_repeat: no hypothesis holds so many tokens in a row twice; 0: it may.
         nbest_size: hypotheses returned for a sentence, at most ``beam_size`` of them in beam search.
         ensemble_mode: average the models' probabilities (linear) or their log-probabilities (log_linear).
         sample: None for beam search; 0 draws from the whole distribution, k from its k most probable tokens.
@@ -32,7 +33,10 @@ class SearchOptions:
         attention: whether hypotheses carry their attention.
         replace_unk: whether an unknown token is written as the source has what it sees most; needs ``attention``.
         restore_case: whether a line in capitals is translated as if it were not, and its translation put in capitals.
-        block_ngram_repeat: no hypothesis holds so many tokens in a row twice; 0: it may.
+        beam_groups: groups into which the beam is divided, see :mod:`econmt.decoding.diversity`; 1: none.
+        diversity_strength: what a token costs that a group before has chosen.
+        markup: whether tags and placeholders are taken out of a line and put into its translation, see
+            :mod:`econmt.decoding.markup`; needs ``attention``.
 
     Raises:
         ValidationError: pydantic's, a ValueError, if a value is of another type or out of range.
@@ -47,6 +51,7 @@ class SearchOptions:
     coverage_penalty_weight: limits.PenaltyWeight = 0.0
     beam_search_stop: Literal["all", "first"] = "all"
     beam_prune: limits.PenaltyWeight = 0.0
+    block_ngram_repeat: limits.NGram = 0
     nbest_size: limits.NBestSize = 1
     ensemble_mode: Literal["linear", "log_linear"] = "linear"
     sample: limits.TopTokens | None = None
@@ -55,15 +60,27 @@ class SearchOptions:
     attention: bool = True
     replace_unk: bool = False
     restore_case: bool = False
-    block_ngram_repeat: limits.NGram = 0
+    beam_groups: limits.BeamSize = 1
+    diversity_strength: limits.PenaltyWeight = 0.5
+    markup: bool = False
 
     def __post_init__(self) -> None:
         if self.sample is None and self.nbest_size > self.beam_size:
             raise ValueError(f"nbest_size {self.nbest_size} must not exceed beam_size {self.beam_size}")
         if self.sample is not None and self.block_ngram_repeat:
             raise ValueError("block_ngram_repeat is of a search; leave it out where translations are drawn")
-        if self.replace_unk and not self.attention:
-            raise ValueError("replace_unk reads the attention, which is left out")
+        if not self.attention:
+            for name in ("replace_unk", "markup"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} reads the attention, which is left out")
+        if self.beam_groups > 1:
+            if self.sample is not None or self.block_ngram_repeat:
+                other = "sample" if self.sample is not None else "block_ngram_repeat"
+                raise ValueError(f"beam_groups chooses translations, and {other} does so in another way")
+            if self.beam_size % self.beam_groups:
+                raise ValueError(
+                    f"beam_groups {self.beam_groups} must divide beam_size {self.beam_size} without remainder"
+                )
 
     @classmethod
     def from_recipe(cls, decoding: recipe.Decoding) -> SearchOptions:
@@ -78,6 +95,9 @@ class SearchOptions:
     @property
     def is_plain(self) -> bool:
         """Whether a search follows nothing but log-probabilities and lengths, and ends when nothing better can come."""
-        return not (
-            self.penalizes or self.beam_search_stop == "first" or self.beam_prune or self.block_ngram_repeat
-        )
+        return not (self.penalizes or self.beam_search_stop == "first" or self.beam_prune or self.is_steered)
+
+    @property
+    def is_steered(self) -> bool:
+        """Whether a search follows more than scores in the sentences of which nothing is wished."""
+        return self.block_ngram_repeat > 0 or self.beam_groups > 1

@@ -19,11 +19,13 @@ from econmt.data.subwords import EOS, PAD, UNK, Vocabularies
 from econmt.decoding.alignment import copied, hard_alignment, joined
 from econmt.decoding.continuous import ContinuousSearch, Sentence
 from econmt.decoding.control import Control, Wish
+from econmt.decoding.diversity import Diversity
 from econmt.decoding.ensemble import as_one
 from econmt.decoding.glossary import Glossary
+from econmt.decoding.markup import Marked, put_back, take_out
 from econmt.decoding.requests import Request
 from econmt.decoding.sampling import sample
-from econmt.decoding.search import Hypothesis, SearchOptions, beam_search, output_limits
+from econmt.decoding.search import Hypothesis, SearchOptions, Steering, beam_search, output_limits
 from econmt.decoding.search_model import SearchModel
 from econmt.decoding.wishes import Wishes
 from econmt.errors import EconmtError, InputError
@@ -31,6 +33,8 @@ from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid
 
 CHUNK_SIZE = 1024
+
+_DIVERSE = "groups of the beam choose by their diversity, not by wishes"
 
 _CHARACTERS_A_TOKEN = 50
 """More than tokens have on average: lines with more characters than the longest source can have are not even cut into
@@ -100,6 +104,16 @@ def in_capital_letters(translation: Translation) -> Translation:
     """A translation with all of its texts in capitals; tokens stay as they were searched for."""
     entries = [entry._replace(text=entry.text.upper()) for entry in translation.hypotheses]
     return translation._replace(text=translation.text.upper(), hypotheses=entries)
+
+
+def with_marks(translation: Translation, marked: Marked) -> Translation:
+    """A translation with the tags and placeholders of its line in all of its texts."""
+    if not translation.hypotheses:
+        return translation._replace(text=marked.line.strip() if marked.marks else translation.text)
+    entries = [
+        entry._replace(text=put_back(marked, entry.text, entry.alignment)) for entry in translation.hypotheses
+    ]
+    return translation._replace(text=entries[0].text, hypotheses=entries)
 
 
 def pad_sources(sources: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -219,9 +233,11 @@ class Translator:
             raise InputError(
                 "translations are drawn, not searched for: give no avoided phrases and no glossary"
             )
+        if self._wishes is not None and self.options.beam_groups > 1:
+            raise InputError(f"{_DIVERSE}: give no avoided phrases and no glossary, or no beam_groups")
         if (
             wanted
-            and self._is_plain
+            and self.options.is_plain
             and self.options.sample is None
             and isinstance(self.model, IncrementalModel)
         ):
@@ -231,7 +247,7 @@ class Translator:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether nothing steers the search of sentences of which nothing is wished."""
+        """Whether nothing rules out tokens in sentences of which nothing is wished."""
         return self.options.block_ngram_repeat == 0
 
     def translate(self, lines: Iterable[str | Request], where: str = "input") -> Iterator[Translation]:
@@ -252,6 +268,8 @@ class Translator:
         first: int = 1,
         where: str = "input",
         done: Callable[[int], object] = lambda _: None,
+        *,
+        numbers: Sequence[int] | None = None,
     ) -> list[Translation]:
         """Translate a few lines.
 
@@ -259,31 +277,39 @@ class Translator:
             lines: the lines. where: what to call them in messages.
             first: the number of the first of them, on which the draws of sampling depend.
             done: told how many more of them are done.
+            numbers: of all of them, where they do not count up from ``first``.
 
         Raises:
             EconmtError: if the model's probabilities are not finite.
             InputError: if what is wished of a line cannot be had.
         """
         requests = [Request(line) if isinstance(line, str) else line for line in lines]
-        wishes = self._wishes_of(requests, first, where)
+        marked = [take_out(request.text) for request in requests] if self.options.markup else []
+        if marked:
+            requests = [
+                request._replace(text=each.text) for request, each in zip(requests, marked, strict=True)
+            ]
+        numbered = range(first, first + len(lines)) if numbers is None else numbers
+        wishes = self._wishes_of(requests, numbered, where)
         in_capitals = [self.options.restore_case and is_in_capitals(request.text) for request in requests]
         texts = [
             without_capitals(request.text) if capital else request.text
             for request, capital in zip(requests, in_capitals, strict=True)
         ]
-        sources = self._encode(texts, first, where)
+        sources = self._encode(texts, numbered, where)
         answers: dict[int, list[Hypothesis]] = {}
         # A line of nothing but blanks has no tokens either way, but word vocabularies need not agree on what is blank.
         filled = [i for i, request in enumerate(requests) if request.text.strip() and sources[i]]
         done(len(lines) - len(filled))
         with evaluation_mode(self.models):
-            numbers = [first + index for index in filled]
-            found = self._search_all([sources[i] for i in filled], numbers, [wishes[i] for i in filled])
+            found = self._search_all(
+                [sources[i] for i in filled], [numbered[i] for i in filled], [wishes[i] for i in filled]
+            )
             for position, hypotheses in found:
                 index = filled[position]
                 if not hypotheses:
                     raise EconmtError(
-                        f"{where}:{first + index}: the model gives no finite probability to any translation; "
+                        f"{where}:{numbered[index]}: the model gives no finite probability to any translation; "
                         "its parameters are broken: take another checkpoint"
                     )
                 answers[index] = hypotheses
@@ -295,15 +321,15 @@ class Translator:
         for index, hypotheses in answers.items():
             made = self._translation(texts[index], sources[index], hypotheses, written)
             results[index] = in_capital_letters(made) if in_capitals[index] else made
-        return results
+        return [with_marks(*each) for each in zip(results, marked, strict=True)] if marked else results
 
-    def _encode(self, lines: Sequence[str], first: int, where: str) -> list[list[int]]:
+    def _encode(self, lines: Sequence[str], numbers: Sequence[int], where: str) -> list[list[int]]:
         """The ids of lines, cut or left out past ``max_input_length``; lines beyond what is usual are warned of."""
         most, tell = self.max_input_length, self.warn or (lambda _: None)
         characters = most * _CHARACTERS_A_TOKEN
         sources = self.vocabularies.source.encode_many([line[:characters] for line in lines])
         for index, (line, ids) in enumerate(zip(lines, sources, strict=True)):
-            length, place = len(ids), f"{where}:{first + index}"
+            length, place = len(ids), f"{where}:{numbers[index]}"
             if length > most or len(line) > characters:
                 size = f"{len(line):,} characters" if len(line) > characters else f"{length:,} source tokens"
                 cut = self.long_lines == "cut"
@@ -319,18 +345,26 @@ class Translator:
                 )
         return sources
 
-    def _wishes_of(self, requests: Sequence[Request], first: int, where: str) -> list[Wish | None]:
+    def _wishes_of(
+        self, requests: Sequence[Request], numbers: Sequence[int], where: str
+    ) -> list[Wish | None]:
         """What is wished of each line, None where it is nothing."""
         if self._wishes is None:
             if all(request.is_plain for request in requests):
                 return [None if self._is_plain else Wish()] * len(requests)
             if self.options.sample is not None:
-                number = first + next(i for i, request in enumerate(requests) if not request.is_plain)
+                number = next(n for n, each in zip(numbers, requests, strict=True) if not each.is_plain)
                 raise InputError(
                     f"{where}:{number}: translations are drawn, not searched for: nothing can be wished of one"
                 )
+            if self.options.beam_groups > 1:
+                number = next(n for n, each in zip(numbers, requests, strict=True) if not each.is_plain)
+                raise InputError(f"{where}:{number}: {_DIVERSE}: wish nothing, or give no beam_groups")
             self._wishes = Wishes(self.vocabularies.target)
-        found = [self._wishes.of(request, f"{where}:{first + i}") for i, request in enumerate(requests)]
+        found = [
+            self._wishes.of(request, f"{where}:{number}")
+            for number, request in zip(numbers, requests, strict=True)
+        ]
         return [wish or (None if self._is_plain else Wish()) for wish in found]
 
     def _search_all(
@@ -370,8 +404,10 @@ class Translator:
         """Those of a batch; of all of its sentences or of none something is wished."""
         batch = *pad_sources(sources, self.device), self._limits([len(ids) for ids in sources])
         if self.options.sample is None:
-            control = None
-            if wishes:
+            control: Steering | None = None
+            if self.options.beam_groups > 1:
+                control = Diversity(len(sources), self.options)
+            elif wishes:
                 self._wishes = self._wishes or Wishes(self.vocabularies.target)
                 control = Control(wishes, self._wishes.joins, self.options)
             return beam_search(self.model, *batch, self.options, self.watch, control)

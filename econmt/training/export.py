@@ -31,6 +31,7 @@ def write_model(
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, str],
     recipe: str | None = None,
+    card: str | None = None,
 ) -> None:
     """Writes a model folder under a temporary name and renames it, so that it is whole or not there.
 
@@ -38,7 +39,7 @@ def write_model(
         source: whose vocabulary, and recipe, it gets.
         output: the folder to make; see :func:`check_new`.
         tensors: its parameters. metadata: of the parameter file.
-        recipe: the text of its recipe instead.
+        recipe: the text of its recipe instead. card: the text of a model card to go with it.
 
     Raises:
         InputError: if it cannot be written.
@@ -49,10 +50,16 @@ def write_model(
         made = ModelFolder(place)
         write_text(made.recipe, source.recipe.read_text(encoding="utf-8") if recipe is None else recipe)
         write_tensors(made.best, tensors, metadata)
+        if card is not None:
+            write_text((place / "README").with_suffix(".md"), card)
 
 
-def export_model(folder: Path | str, destination: Path | str) -> Path:
+def export_model(folder: Path | str, destination: Path | str, *, card: str | None = None) -> Path:
     """Copies what translation needs, the best parameters, recipe and vocabulary, and none of the training state.
+
+    Args:
+        folder: of the model. destination: a new one.
+        card: the text of a model card to go with it.
 
     Returns:
         The destination.
@@ -63,5 +70,5 @@ def export_model(folder: Path | str, destination: Path | str) -> Path:
     home, target = ModelFolder(folder), Path(destination)
     load_task(home.path)
     check_new(target)
-    write_model(home, target, *read_tensors(home.best))
+    write_model(home, target, *read_tensors(home.best), card=card)
     return target

@@ -284,7 +284,7 @@ class TestRefused:
     def test_only_long_pairs(self, run: Callable[..., PreparedData]) -> None:
         with pytest.raises(
             InputError,
-            match=r"train\.en: no training pair is left of 200: 200 longer than data\.max_length 1 tokens; raise",
+            match=r"train\.en: no training pair is left of 200: 200 longer than data\.max_length 1 tokens on a side; raise",
         ):
             run(max_length=1)
 

@@ -279,6 +279,30 @@ def test_plain_formats(output_type: str, expected: str) -> None:
     assert format_translation(blank, output_type) == ("" if output_type == "translation" else "0.000000\t")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"brevity_penalty_weight": 5.0},
+        {"coverage_penalty_weight": 3.0},
+        {"beam_prune": 0.1},
+        {"beam_search_stop": "first"},
+        {"beam_size": 4, "beam_groups": 2},
+    ],
+)
+def test_what_continuous_batches_cannot_follow_is_searched_in_batches(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+) -> None:
+    monkeypatch.setattr(continuous, "WORTH", 1)
+    monkeypatch.setattr(continuous, "SHORTEST", 4)
+    model = IncrementalModel(make_model("additive"))
+    search = SearchOptions(**{"beam_size": 3, **options})  # type: ignore[arg-type]
+    found = [
+        [each.score for each in translator(model, search=search, continuous=chosen).translate(["dog", "bee"])]
+        for chosen in (False, True)
+    ]
+    assert found[0] == found[1]
+
+
 def test_continuous_batches_translate_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuous, "WORTH", 3)
     monkeypatch.setattr(continuous, "SHORTEST", 4)

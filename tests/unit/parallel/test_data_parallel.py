@@ -86,8 +86,16 @@ def test_ranks_train_the_model_of_one(
         ("training.update_interval=3", "training.batch={type: word, size: 20}"),
         ("training.optimizer={name: sgd, learning_rate: 0.5, momentum: 0.9}", "model.dropout=0.3"),
         ("training.batch.size=2", "training.max_buckets=2", "training.bucket_width=null"),
+        pytest.param(
+            (
+                "training.bucket_width=null",
+                "data.mixing={weights: [[1]], epoch_pairs: 13}",
+                "data.noise={upper: 0.3, typos: 0.3, markup: 0.3}",
+            ),
+            marks=pytest.mark.thorough,
+        ),
     ],
-    ids=["accumulated updates", "momentum", "fewer rows than ranks"],
+    ids=["accumulated updates", "momentum", "fewer rows than ranks", "mixture with noise"],
 )
 def test_whatever_the_recipe(group: Group, text: Path, tmp_path: Path, overrides: tuple[str, ...]) -> None:
     path = recipe_in(tmp_path, text)

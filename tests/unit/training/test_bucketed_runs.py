@@ -78,20 +78,39 @@ def test_trimming_changes_no_gradient(make_run: MakeRun) -> None:
         torch.testing.assert_close(value, found[1][name], rtol=1e-10, atol=1e-12)
 
 
-def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None:
-    make_run(*DERIVED, "training.max_updates=12", name="whole").train()
+CHANGING = (
+    "data.mixing={weights: [[3, 1], [0, 1]], epochs: [2], epoch_pairs: 13}",
+    "data.noise={upper: 0.2, typos: 0.3, emoji: 0.2, markup: 0.2}",
+    "data.tags=['', <BT>]",
+)
+
+
+@pytest.mark.parametrize("changing", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, changing: bool) -> None:
+    overrides = DERIVED
+    if changing:
+        text = make_run().text
+        overrides = (*DERIVED, f"data.train=[{text}/train, {text}/valid]", *CHANGING)
+    make_run(*overrides, "training.max_updates=12", name="whole").train()
     for updates in (3, 8, 12):
-        make_run(*DERIVED, f"training.max_updates={updates}", name="parts").train()
+        make_run(*overrides, f"training.max_updates={updates}", name="parts").train()
     found, expected = (snapshot(make_run(name=name).folder) for name in ("parts", "whole"))
     names = {name for name in expected if name.startswith("params.")}
     assert "params.00012.safetensors" in names
     assert all(found[name] == expected[name] for name in names)
 
 
-def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(make_run: MakeRun) -> None:
-    free = make_run(*DERIVED, *EXACT, name="free")
+@pytest.mark.parametrize("changing", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_plan_has_the_shapes_of_the_buckets_and_the_run_learns_the_same(
+    make_run: MakeRun, changing: bool
+) -> None:
+    exact = EXACT
+    if changing:
+        text = make_run().text
+        exact = (*EXACT, f"data.train=[{text}/train, {text}/valid]", *CHANGING)
+    free = make_run(*DERIVED, *exact, name="free")
     free.train()
-    bounded = make_run(*DERIVED, *EXACT, "training.memory_budget=1GiB", name="bounded")
+    bounded = make_run(*DERIVED, *exact, "training.memory_budget=1GiB", name="bounded")
     bounded.train()
     trainer = bounded.trainer()
     assert trainer.budget.plan is not None

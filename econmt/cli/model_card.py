@@ -1,0 +1,194 @@
+"""The model card of a model, whose YAML header the Hugging Face Hub reads."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import econmt
+from econmt.cli.inspection import read_metrics
+from econmt.data.catalog import CATALOG
+from econmt.data.store import META_FILE, open_prepared
+from econmt.errors import InputError
+from econmt.memory.report.tables import format_bytes
+from econmt.recipe import Data, Recipe, TextData, read_recipe
+from econmt.training.folder import ModelFolder
+from econmt.training.results import ResultsFile, read_results
+from econmt.training.tensor_files import read_tensors
+from econmt.typed_yaml import dump_yaml
+
+
+class _Facts(NamedTuple):
+    """What the files of a run tell."""
+
+    home: ModelFolder
+    recipe: Recipe
+    update: str
+    parameters: int
+    results: ResultsFile | None
+    metrics: dict[str, float]
+    counts: dict[str, int]
+
+
+def check_licence(name: str) -> str:
+    """A licence as the Hub names it.
+
+    Raises:
+        InputError: it cannot be one.
+    """
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,40}", name):
+        raise InputError(
+            f"--license {name[:40]!r}: give it as the Hub names it, such as apache-2.0, cc-by-4.0 or other"
+        )
+    return name
+
+
+def model_card(home: ModelFolder, licence: str) -> str:
+    """The card of the best checkpoint of a run.
+
+    What its files do not tell, as the text of an export, is left out.
+
+    Args:
+        home: the model folder, whose model can be loaded. licence: see :func:`check_licence`.
+
+    Raises:
+        InputError: a file of the run is broken.
+    """
+    tensors, metadata = read_tensors(home.best)
+    update = metadata.get("update", "")
+    counts: dict[str, int] = {}
+    if (home.prepared / META_FILE).is_file():
+        counts = open_prepared(home.prepared).statistics["train"]
+    facts = _Facts(
+        home,
+        read_recipe(home.recipe),
+        update,
+        sum(tensor.numel() for tensor in tensors.values()),
+        read_results(home),
+        next((row for row in read_metrics(home.metrics) if str(row["update"]) == update), {}),
+        counts,
+    )
+    parts = [
+        _header(facts, licence),
+        _introduction(facts),
+        _quality(facts),
+        _data(facts, licence),
+        _costs(facts),
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def _languages(recipe: Recipe) -> list[str]:
+    """Codes of the languages, where the suffixes of the text's files are such."""
+    sides = [recipe.data.source, recipe.data.target] if isinstance(recipe.data, Data) else []
+    codes = [side.lower().replace("_", "-").partition("-")[0] for side in sides]
+    return [code for code in dict.fromkeys(codes) if re.fullmatch("[a-z]{2,3}", code)]
+
+
+def _bleu(facts: _Facts) -> float | None:
+    """BLEU of the best checkpoint: the results' if they are of it, else the table's."""
+    results = facts.results
+    if results is not None and str(results.best_update) == facts.update:
+        return results.bleu
+    value = facts.metrics.get("bleu", math.nan)
+    return None if math.isnan(value) else value
+
+
+def _judged(facts: _Facts) -> str:
+    """The text that BLEU is of."""
+    results, data = facts.results, facts.recipe.data
+    if results is not None and str(results.best_update) == facts.update and results.corpus == "test":
+        return results.test or ""
+    return data.valid
+
+
+def _header(facts: _Facts, licence: str) -> str:
+    translates = isinstance(facts.recipe.data, Data)
+    task = "translation" if translates else "text-generation"
+    header: dict[str, Any] = {
+        **({"language": languages} if (languages := _languages(facts.recipe)) else {}),
+        "license": licence,
+        "library_name": "econmt",
+        "pipeline_tag": task,
+        "tags": ["econmt", "lstm", *(["translation", "attention"] if translates else ["language-model"])],
+    }
+    bleu = _bleu(facts)
+    if bleu is not None:
+        judged = _judged(facts)
+        header["metrics"] = ["bleu"]
+        metric = {"type": "bleu", "value": round(bleu, 2), "name": "BLEU"}
+        if facts.results is not None:
+            metric["args"] = {"signature": facts.results.signature}
+        results = [{"task": {"type": task}, "dataset": {"name": judged, "type": judged}, "metrics": [metric]}]
+        header["model-index"] = [{"name": facts.recipe.name, "results": results}]
+    return f"---\n{dump_yaml(header)}---\n"
+
+
+def _introduction(facts: _Facts) -> str:
+    data, name = facts.recipe.data, facts.recipe.name
+    if isinstance(data, TextData):
+        what, verb = f"# {name}: a language model", "generate"
+        kind = "A language model"
+    else:
+        what, verb = f"# {name}: {data.source} to {data.target}", "translate"
+        kind = "An attention-LSTM translation model"
+    return (
+        f"{what}\n\n{kind} of {facts.parameters:,} parameters, trained with econmt {econmt.__version__}; the whole "
+        "recipe is in `recipe.yaml`.\n\n"
+        "```bash\n"
+        'pip install "econmt[hub]"\n'
+        + (
+            'echo "..." | econmt translate -m hf://OWNER/NAME\n'
+            if verb == "translate"
+            else "hf download OWNER/NAME --local-dir model && econmt generate -m model\n"
+        )
+        + "```\n"
+    )
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    return "".join(f"| {name} | {text} |\n" for name, text in rows)
+
+
+def _quality(facts: _Facts) -> str:
+    rows = []
+    bleu, results = _bleu(facts), facts.results
+    if bleu is not None:
+        rows.append((f"BLEU on {_judged(facts)}", f"{bleu:.2f}"))
+        if results is not None:
+            rows.append(("its signature", f"`{results.signature}`"))
+    if "valid_perplexity" in facts.metrics:
+        rows.append((f"perplexity of {facts.recipe.data.valid}", f"{facts.metrics['valid_perplexity']:.3f}"))
+    return f"## Quality\n\n| | |\n|---|---|\n{_table(rows)}" if rows else ""
+
+
+def _data(facts: _Facts, licence: str) -> str:
+    data = facts.recipe.data
+    lines = ["## Data and licence", "", f"The model: {licence}. It was trained on", ""]
+    for prefix in data.train:
+        known = CATALOG.get(prefix.partition("/")[0])
+        of_text = "" if known is None else f": {known.origin}; licence of the text: {known.licence}"
+        lines.append(f"- {prefix}{of_text}")
+    if facts.counts:
+        what = "pairs" if isinstance(data, Data) else "lines"
+        lines += ["", f"in all {facts.counts['pairs']:,} {what} of {facts.counts['lines']:,}."]
+    lines += ["", f"Validated on {data.valid}" + (f", tested on {data.test}." if data.test else "."), ""]
+    return "\n".join(lines)
+
+
+def _costs(facts: _Facts) -> str:
+    found = facts.metrics
+    rows = [("file of parameters", format_bytes(facts.home.best.stat().st_size))]
+    for key, name, form in (
+        ("target_tokens", "target tokens read in training", "{:,.0f}"),
+        ("seconds", "seconds of training", "{:,.0f}"),
+        ("target_tokens_per_second", "target tokens a second in training", "{:,.0f}"),
+    ):
+        if key in found:
+            rows.append((name, form.format(found[key])))
+    if "peak_memory_bytes" in found:
+        where = "GPU" if facts.recipe.training.device.startswith("cuda") else "process or GPU"
+        rows.append((f"most memory in training ({where})", format_bytes(int(found["peak_memory_bytes"]))))
+    return f"## Memory and speed\n\n| | |\n|---|---|\n{_table(rows)}"

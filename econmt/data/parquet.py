@@ -1,0 +1,98 @@
+"""Parallel text in Parquet files, as Hugging Face's data sets have it, read by pyarrow (``econmt[parquet]``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from econmt.data.files import refuse_pipe
+from econmt.errors import InputError
+
+_ROWS = 1024
+"""Read at once."""
+
+
+def shards(base: Path) -> list[Path]:
+    """PREFIX.parquet, or the files PREFIX-*.parquet of a data set in parts, in their order; none if there are none."""
+    whole = base.with_name(base.name + ".parquet")
+    if whole.is_file():
+        return [whole]
+    if not base.parent.is_dir():
+        return []
+    beginning = f"{base.name}-"
+    return sorted(path for path in base.parent.glob("*.parquet") if path.name.startswith(beginning))
+
+
+def read_parquet(path: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
+    """Stream the pairs of a Parquet file; line breaks in a text become blanks, null is an empty text.
+
+    Args:
+        path: the file.
+        source, target: names of the columns, or of the fields of a column ``translation``.
+
+    Raises:
+        InputError: pyarrow is not installed, the file cannot be read, or it lacks these columns.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise InputError(
+            f'{path}: Parquet files are read by pyarrow, which is not installed; pip install "econmt[parquet]"'
+        ) from None
+    refuse_pipe(path)
+    row = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = _columns(path, file.schema_arrow, source, target)
+            for batch in file.iter_batches(_ROWS, columns=list(dict.fromkeys(names))):
+                sides = [
+                    _texts(batch, name, side) for name, side in zip(names, (source, target), strict=True)
+                ]
+                for pair in zip(*sides, strict=True):
+                    row += 1
+                    yield _line(pair[0], path, row), _line(pair[1], path, row)
+    except (pa.ArrowException, OSError, ValueError) as error:  # names that are no UTF-8 are the last
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path}: not a Parquet file, or damaged after row {row}: {reason}") from error
+    if not row:
+        raise InputError(f"{path}: the file has no rows")
+
+
+def _columns(path: Path, schema: Any, source: str, target: str) -> tuple[str, str]:
+    """The columns that hold both sides: their own, or ``translation``."""
+    from pyarrow import types
+
+    def is_text(kind: Any) -> bool:
+        return bool(types.is_string(kind) or types.is_large_string(kind))
+
+    fields = {field.name: field.type for field in schema}
+    nested = fields.get("translation")
+    if nested is not None and types.is_struct(nested):
+        inner = {field.name: field.type for field in nested}
+        if all(side in inner and is_text(inner[side]) for side in (source, target)):
+            return "translation", "translation"
+        fields |= {f"translation.{name}": kind for name, kind in inner.items()}
+    if {source, target} <= set(fields) and is_text(fields[source]) and is_text(fields[target]):
+        return source, target
+    raise InputError(
+        f"{path}: no text columns {source} and {target}, nor translation.{source} and translation.{target}; it has "
+        f"{', '.join(f'{name} ({kind})' for name, kind in fields.items() if name != 'translation') or 'none'}"
+    )
+
+
+def _texts(batch: Any, column: str, side: str) -> list[str | None]:
+    values = batch.column(column)
+    if column == "translation":
+        return [None if row is None else row[side] for row in values.to_pylist()]
+    found: list[str | None] = values.to_pylist()
+    return found
+
+
+def _line(text: str | None, path: Path, row: int) -> str:
+    if text is None:
+        return ""
+    if "\0" in text:
+        raise InputError(f"{path}:{row}: NUL byte at column {text.index(chr(0)) + 1}; is this text?")
+    return text.replace("\r\n", " ").replace("\n", " ").replace("\r", " ")

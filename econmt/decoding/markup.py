@@ -1,0 +1,268 @@
+"""Tags and placeholders are taken out of a line before it is translated, and put into the translation by alignments.
+
+A tag that is opened and closed stands around words; the translation's words around which it is put are those in a row
+that have the most to do with them: one that was made of them counts for it, one that was made of others against it.
+What is inside another tag stays inside it, and what stands beside it does not overlap, so that tags are nested as well
+as they were. Each stands in the translation once. Everything else, placeholders among it, goes before the words that
+follow it.
+
+Words are looked at without the signs at their ends: ``<b>dog</b>.`` leaves the full stop outside.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from econmt.data.subwords import BLANKS
+
+_TAG = re.compile(
+    r"<!--[^<>]{0,1000}-->"
+    r"|<(?P<close>/?)(?P<name>[A-Za-z][\w:.-]*|\d+)(?:\s[^<>]*?)?(?P<alone>/?)>"
+    r"|\$?\{\{?[\w.:-]*\}?\}"
+    r"|%\(\w+\)[sdf]|%(?:\d+\$)?[sdf](?!\w)"
+)
+_ALONE = {"br", "hr", "img", "wbr"}
+"""HTML's elements without an end."""
+_DEEPEST = 100
+"""Tags inside one another; further ones stand alone."""
+_BLANK = re.compile(f"[{BLANKS}]")
+_UNITS = re.compile(r"^(\W*)(.*?)(\W*)$", re.DOTALL)
+
+
+class Unit(NamedTuple):
+    """The letters of a word, or the signs before or behind them.
+
+    Attributes:
+        text: never empty. word: the number of its word.
+        start: the character of the text at which it begins.
+        glued: whether no blank stands before it.
+    """
+
+    text: str
+    word: int
+    start: int
+    glued: bool
+
+    @property
+    def has_letters(self) -> bool:
+        """Whether it is more than signs."""
+        return re.search(r"\w", self.text) is not None
+
+
+@dataclass
+class Mark:
+    """A tag with its end, or something alone.
+
+    Attributes:
+        text, end: what stands in the line; ``end`` is empty of what stands alone.
+        first, last: the source's units from ``first`` up to ``last`` stand inside.
+        glued: no blank: before ``text``, behind it, before ``end``, behind it.
+        inner: marks inside.
+    """
+
+    text: str
+    first: int = 0
+    last: int = 0
+    end: str = ""
+    glued: tuple[bool, bool, bool, bool] = (False, False, False, False)
+    inner: list[Mark] = field(default_factory=list)
+
+
+class Marked(NamedTuple):
+    """A line without its marks, and these, those inside others with them."""
+
+    line: str
+    text: str
+    units: list[Unit]
+    marks: list[Mark]
+
+
+def units(text: str) -> list[Unit]:
+    """The units of a text; words are what stands between blanks."""
+    found: list[Unit] = []
+    for number, word in enumerate(re.finditer("[^ ]+", text)):
+        match = _UNITS.match(word[0])
+        assert match is not None
+        parts = (match[1], match[2], match[3]) if match[2] else ("", match[0], "")
+        start = word.start()
+        for part in filter(None, parts):
+            found.append(Unit(part, number, start, start > word.start()))
+            start += len(part)
+    return found
+
+
+class _Found(NamedTuple):
+    """A match in a line: its text, the characters of text before it, and whether a blank is before and behind it."""
+
+    match: re.Match[str]
+    at: int
+    glued: tuple[bool, bool]
+
+
+def take_out(line: str) -> Marked:
+    """A line's marks, and what is left to translate."""
+    line = _BLANK.sub(" ", unicodedata.normalize("NFC", line))
+    text, end, found = "", 0, list[_Found]()
+    for match in _TAG.finditer(line):
+        text += line[end : match.start()]
+        before, behind = line[: match.start()][-1:], line[match.end() :][:1]
+        alone = not match["name"] or match["alone"] or match["name"].lower() in _ALONE
+        if alone and text[-1:].isalnum() and behind.isalnum():
+            text += " "
+        found.append(_Found(match, len(text), (before not in ("", " "), behind not in ("", " "))))
+        end = match.end()
+    text += line[end:]
+    own = units(text)
+    return Marked(line, text.strip(), own, _tree(found, own)) if found else Marked(line, line, [], [])
+
+
+def _tree(found: Sequence[_Found], own: Sequence[Unit]) -> list[Mark]:
+    """Marks with their ends, nested; an end without a beginning, and the other way round, stands alone."""
+    top: list[Mark] = []
+    open_tags: list[tuple[str, Mark, list[Mark]]] = []
+    level = top
+    for match, at, glued in found:
+        # What begins or ends inside a word takes in all of it.
+        first = sum(unit.start + len(unit.text) <= at for unit in own)
+        last = sum(unit.start < at for unit in own)
+        names = [name for name, _, _ in open_tags]
+        if match["close"] and match["name"] in names:
+            while True:
+                name, mark, outer = open_tags.pop()
+                if name == match["name"]:
+                    break
+                outer.extend(mark.inner)  # it was never closed: what follows it is not inside it
+                mark.inner = []
+            mark.end, mark.last = match[0], last
+            mark.glued = (*mark.glued[:2], *glued)
+            level = outer
+            continue
+        mark = Mark(match[0], first, first, glued=(*glued, False, False))
+        level.append(mark)
+        if match["name"] and not match["close"] and not match["alone"] and len(open_tags) < _DEEPEST:
+            open_tags.append((match["name"], mark, level))
+            level = mark.inner
+    while open_tags:
+        _, mark, outer = open_tags.pop()
+        outer.extend(mark.inner)
+        mark.inner = []
+    return top
+
+
+def put_back(marked: Marked, translation: str, alignment: Sequence[tuple[int, int]]) -> str:
+    """A translation with the marks of its line.
+
+    Args:
+        marked: the line. translation: its text.
+        alignment: pairs of source and target word, as :func:`econmt.decoding.alignment.hard_alignment` has them.
+    """
+    if not marked.marks:
+        return translation
+    target = units(translation)
+    by_word: dict[int, list[int]] = {}
+    for index, unit in enumerate(marked.units):
+        by_word.setdefault(unit.word, []).append(index)
+    words: dict[int, list[int]] = {}
+    for source, made in alignment:
+        words.setdefault(made, []).append(source)
+    sources = [
+        {
+            index
+            for word in words.get(unit.word, ())
+            for index in by_word.get(word, ())
+            if (unit.has_letters and marked.units[index].has_letters) or marked.units[index].text == unit.text
+        }
+        for unit in target
+    ]
+    pieces = list(_laid_out(marked.marks, target, sources, 0, len(target)))
+    text = ""
+    for piece, glued, _ in pieces:
+        text += piece if glued or not text else f" {piece}"
+    return text
+
+
+def _interval(
+    mark: Mark, sources: Sequence[set[int]], free: Sequence[bool], begin: int
+) -> tuple[int, int] | None:
+    """The target's units in a row that have the most to do with a mark's, of those that are free; None: none has."""
+    best, found = 0, None
+    total, start = 0, begin
+    for at in range(begin, len(free)):
+        if not free[at]:
+            total, start = 0, at + 1
+            continue
+        own = sources[at]
+        gain = 0
+        if own:
+            gain = 1 if any(mark.first <= index < mark.last for index in own) else -1
+        if total <= 0 and gain > 0:
+            total, start = 0, at
+        total += gain
+        if gain > 0 and total > best:
+            best, found = total, (start, at + 1)
+    return found
+
+
+_Piece = tuple[str, bool, bool]
+"""A text, whether it is glued to what is before it, and whether what is behind it is glued to it."""
+
+
+def _laid_out(
+    marks: Sequence[Mark], target: Sequence[Unit], sources: Sequence[set[int]], begin: int, end: int
+) -> Iterator[_Piece]:
+    """The pieces of the target's units from ``begin`` to ``end``, with marks among them."""
+    free = [begin <= at < end for at in range(end)]
+    intervals: dict[int, tuple[int, int]] = {}
+    for number, mark in enumerate(marks):
+        place = _interval(mark, sources, free, begin) if mark.end else None
+        if place is not None:
+            intervals[number] = place
+            free[place[0] : place[1]] = [False] * (place[1] - place[0])
+    points: list[tuple[int, int]] = []
+    for number, mark in enumerate(marks):
+        if number not in intervals:
+            behind = [at for at in range(begin, end) if any(index >= mark.first for index in sources[at])]
+            nearest = min(
+                behind, key=lambda at: (min(i for i in sources[at] if i >= mark.first), at), default=end
+            )
+            inside = [span for span in intervals.values() if span[0] < nearest < span[1]]
+            points.append((inside[0][0] if inside else nearest, number))
+    begins = {span[0]: number for number, span in intervals.items()}
+    stuck = False
+
+    def piece(text: str, before: bool, behind: bool) -> _Piece:
+        nonlocal stuck
+        found = text, before or stuck, behind
+        stuck = behind
+        return found
+
+    at = begin
+    while at <= end:
+        for point, number in points:
+            if point == at:
+                mark = marks[number]
+                if mark.end:  # its words are not in the translation: it stands around nothing
+                    yield piece(mark.text, False, True)
+                    for each in _laid_out(mark.inner, target, sources, at, at):
+                        yield piece(*each)
+                    yield piece(mark.end, True, mark.glued[3])
+                else:
+                    yield piece(mark.text, mark.glued[0] and at > begin, mark.glued[1])
+        if at in begins:
+            number = begins.pop(at)
+            mark, last = marks[number], intervals[number][1]
+            yield piece(mark.text, target[at].glued and at > begin, mark.glued[1])
+            first = True
+            for text, is_glued, glues in _laid_out(mark.inner, target, sources, at, last):
+                yield piece(text, is_glued and not first, glues)
+                first = False
+            yield piece(mark.end, mark.glued[2], False)
+            at = last
+            continue
+        if at < end:
+            yield piece(target[at].text, target[at].glued and at > begin, False)
+        at += 1

@@ -1,0 +1,106 @@
+"""Paragraphs, a line each, translated sentence by sentence and put together again.
+
+Sentences are split by sentence-splitter (``econmt[sentences]``), the splitter of Moses and Europarl: rules with a list
+of abbreviations for each of some twenty languages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from econmt.decoding.requests import Request
+from econmt.decoding.translator import EMPTY, Translation, Translator
+from econmt.errors import InputError
+
+_SPACELESS = ("zh", "ja", "th", "lo", "km", "my", "bo", "yue", "cmn")
+"""Languages that leave no blank between sentences."""
+
+Split = Callable[[str], list[str]]
+
+
+def sentence_splitter(language: str) -> Split:
+    """A function that splits a paragraph into its sentences.
+
+    Args:
+        language: its code; of ``en-US`` the ``en`` counts.
+
+    Raises:
+        InputError: the library is not installed, or does not know the language.
+    """
+    try:
+        from sentence_splitter import SentenceSplitter, SentenceSplitterException
+    except ImportError:
+        raise InputError(
+            "--split-sentences: sentences are split by sentence-splitter, which is not installed; pip install "
+            '"econmt[sentences]", or split them yourself'
+        ) from None
+    code = language.lower().replace("_", "-").partition("-")[0]
+    try:
+        splitter = SentenceSplitter(language=code)
+    except SentenceSplitterException:
+        raise InputError(
+            f"--split-sentences: sentence-splitter has no rules for the source language {language!r}; split the text "
+            "into a sentence a line yourself"
+        ) from None
+    return lambda text: [part for part in splitter.split(text) if part.strip()]
+
+
+class ParagraphTranslator:
+    """Translates lines of several sentences.
+
+    Args:
+        translator: of sentences; one translation of each is taken, the best.
+        split: see :func:`sentence_splitter`.
+        target: code of the target language, which says whether a blank stands between sentences.
+    """
+
+    def __init__(self, translator: Translator, split: Split, target: str) -> None:
+        self._translator, self._split = translator, split
+        self._between = "" if target.lower().replace("_", "-").partition("-")[0] in _SPACELESS else " "
+
+    def translate_chunk(
+        self,
+        lines: Sequence[Request],
+        first: int,
+        where: str,
+        done: Callable[[int], object] = lambda _: None,
+    ) -> list[Translation]:
+        """See :meth:`Translator.translate_chunk`; what is wished of a line no sentence alone could follow.
+
+        Returns:
+            For each line its text, tokens and the sum of its log-probabilities, which is its score too.
+
+        Raises:
+            InputError: something is wished of a line.
+        """
+        for number, request in enumerate(lines, first):
+            if not request.is_plain:
+                raise InputError(
+                    f"{where}:{number}: wishes are of a sentence, and a line has several with --split-sentences; give "
+                    "a sentence a line"
+                )
+        parts = [self._split(request.text) for request in lines]
+        numbers = [number for number, sentences in enumerate(parts, first) for _ in sentences]
+        found = iter(
+            self._translator.translate_chunk(
+                [sentence for sentences in parts for sentence in sentences], first, where, numbers=numbers
+            )
+        )
+        done(len(lines))
+        return [self._joined(found, len(sentences)) for sentences in parts]
+
+    def _joined(self, found: Iterator[Translation], count: int) -> Translation:
+        own = [next(found) for _ in range(count)]
+        if not own:
+            return EMPTY
+        total = math.fsum(each.log_probability for each in own)
+        return Translation(
+            self._between.join(each.text for each in own if each.text),
+            total,
+            total,
+            [token for each in own for token in each.tokens],
+            None,
+            [],
+            [token for each in own for token in each.source_tokens],
+        )

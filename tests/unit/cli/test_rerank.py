@@ -1,0 +1,136 @@
+"""``econmt rerank``, diverse lists, markup and paragraphs through the command line."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import econmt
+from econmt.evaluation.reranking import read_candidate
+from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_translate import failure
+
+TEXT = "a b c\nd\n\nh g f e d\n"
+
+
+@pytest.fixture
+def lists(call: Call, word_model: Path, tmp_path: Path) -> Path:
+    found = call("translate", "-m", word_model, "--nbest-size", 3, "--beam-size", 3, text=TEXT)
+    path = tmp_path / "lists"
+    path.write_text(found.out)
+    (tmp_path / "source").write_text(TEXT)
+    return path
+
+
+def test_a_reference_finds_the_nearest(call: Call, lists: Path, tmp_path: Path) -> None:
+    rows = [read_candidate(line, "x") for line in lists.read_text().splitlines()]
+    wanted = [[row.text for row in rows if row.number == number][-1] for number in range(4)]
+    reference = tmp_path / "reference.trg"
+    reference.write_text("".join(text + "\n" for text in wanted))
+    found = call("rerank", "-i", lists, "-r", reference, "--metric", "chrf")
+    assert (found.code, found.lines) == (0, wanted)
+    whole = call("rerank", "-r", reference, "--nbest", text=lists.read_text())
+    assert sorted(read_candidate(line, "x").text for line in whole.lines) == sorted(row.text for row in rows)
+
+
+def test_models_change_the_order_as_score_says(
+    call: Call, lists: Path, word_model: Path, tmp_path: Path
+) -> None:
+    options = ("rerank", "-i", lists, "-s", tmp_path / "source", "--nbest")
+    plain = call(*options, "-m", word_model, "--weight", 0).lines
+    assert plain == lists.read_text().splitlines()
+    rows = [read_candidate(line, "x") for line in call(*options, "-m", word_model, "--weight", 2).lines]
+    before = {(row.number, row.text): row.score for row in (read_candidate(line, "x") for line in plain)}
+    sources = TEXT.split("\n")
+    for row in rows:
+        if sources[row.number]:
+            pair = f"{sources[row.number]}\t{row.text}\n"
+            scored = call(
+                "score",
+                "-m",
+                word_model,
+                "--score-type",
+                "normalized",
+                "--length-penalty-alpha",
+                1,
+                text=pair,
+            )
+            assert row.score == pytest.approx(
+                before[row.number, row.text] + 2 * float(scored.lines[0]), abs=1e-4
+            )
+
+
+def test_what_cannot_be_ordered_is_told(call: Call, lists: Path, word_model: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.trg"
+    short.write_text("A\n")
+    failure(call("rerank", "-i", lists, "-r", short), "lists of 4 sentences but", "has 1 lines")
+    failure(call("rerank", "-i", lists), "give --reference, or --models or --reverse-models")
+    failure(call("rerank", "-i", lists, "-r", short, "-m", word_model), "one of both")
+    failure(call("rerank", "-i", lists, "-m", word_model), "as --source")
+    failure(
+        call("rerank", "-i", lists, "-r", short, "--weight", 2),
+        "--weight is of --models and --reverse-models",
+    )
+    source = ("rerank", "-i", lists, "-s", tmp_path / "source", "-m", word_model)
+    failure(call(*source, "--reverse-weight", 2), "--reverse-weight is of --reverse-models")
+    failure(call(*source, "--metric", "chrf"), "--metric is of --reference")
+    failure(call("rerank", "-r", short, text="A\n"), "standard input:1: expected number ||| text")
+
+
+def test_groups_of_the_beam(call: Call, word_model: Path) -> None:
+    options = ("translate", "-m", word_model, "--beam-size", 4, "--nbest-size", 4)
+    found = call(*options, "--beam-groups", 4, "--diversity-strength", 3, text=TEXT)
+    assert found.code == 0
+    texts = [read_candidate(line, "x").text for line in found.lines]
+    assert len({text.split(" ")[0] for text in texts[:4]}) == 4
+    model = econmt.load(word_model, device="cpu")
+    wanted = {"beam_size": 4, "nbest_size": 4, "beam_groups": 4, "diversity_strength": 3.0}
+    expected = model.translate(TEXT.splitlines(), **wanted)  # type: ignore[arg-type]
+    assert texts == [text for each in expected for text in [h.text for h in each.hypotheses] or [""]]
+    assert texts[:4] != [
+        each.text for each in model.translate(["a b c"], beam_size=4, nbest_size=4)[0].hypotheses
+    ]
+    failure(call(*options, "--diversity-strength", 3, text=TEXT), "--diversity-strength is of --beam-groups")
+    failure(call(*options, "--beam-groups", 3, text=TEXT), "beam_groups 3 must divide beam_size 4")
+
+
+def test_markup_comes_back(call: Call, word_model: Path) -> None:
+    found = call("translate", "-m", word_model, "--markup", text="<b>a b</b> c\n<p></p>\n").lines
+    (plain,) = call("translate", "-m", word_model, text="a b c\n").lines
+    assert found[0].replace("<b>", "").replace("</b>", "").split() == plain.split()
+    assert found[0].index("<b>") < found[0].index("</b>")
+    assert found[1] == "<p></p>"
+
+
+def test_paragraphs(call: Call, word_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure(
+        call("translate", "-m", word_model, "--split-sentences", text="a\n"),
+        "no rules for the source language 'src'",
+    )
+    monkeypatch.setattr("econmt.cli.translate.sentence_splitter", lambda _: lambda text: text.split("|"))
+    found = call(
+        "translate", "-m", word_model, "--split-sentences", "--chunk-size", 2, text="a b|c\n\nd\n"
+    ).lines
+    alone = call("translate", "-m", word_model, text="a b\nc\nd\n").lines
+    assert found == [f"{alone[0]} {alone[1]}", "", alone[2]]
+    failure(
+        call("translate", "-m", word_model, "--split-sentences", "--nbest-size", 2, text="a\n"),
+        "--nbest-size is of a sentence",
+    )
+
+
+def test_a_recipe_says_which_repetitions_are_blocked(call: Call, word_model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(word_model, copy)
+    text = (copy / "recipe.yaml").read_text()
+    assert "block_ngram_repeat: 0" in text
+    (copy / "recipe.yaml").write_text(text.replace("block_ngram_repeat: 0", "block_ngram_repeat: 1"))
+    blocked = call("translate", "-m", copy, text=TEXT).lines
+    assert blocked == call("translate", "-m", word_model, "--block-ngram-repeat", 1, text=TEXT).lines
+    assert (
+        call("translate", "-m", copy, "--block-ngram-repeat", 0, text=TEXT).lines
+        == call("translate", "-m", word_model, text=TEXT).lines
+    )
+    assert all(len(set(line.split())) == len(line.split()) for line in blocked)

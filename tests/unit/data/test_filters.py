@@ -1,0 +1,158 @@
+"""Filters leave out what they say, before a vocabulary is learnt, and the report says which pairs and why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from econmt.data.filters import report_lines
+from econmt.data.store import PreparedData, open_prepared, prepare
+from econmt.errors import InputError
+from econmt.recipe import Recipe
+from tests.unit.data.conftest import made_up_pairs, write_pairs
+
+Make = Callable[..., Recipe]
+
+
+def prepared(recipe: Recipe, folder: Path) -> PreparedData:
+    return prepare(recipe, Path("store"), [folder], show_progress=False)
+
+
+@pytest.fixture
+def kept(corpus: Path, make_recipe: Make) -> Callable[..., tuple[list[int], PreparedData]]:
+    """Lines of the training text that are left, of 8 pairs worth a filter and 40 that are not, and the store."""
+    plain = [pair for pair in made_up_pairs(60, seed=4) if len(pair[0]) > 8 < len(pair[1])][:40]
+    first = [
+        ("ba de li mo", "ba de li mo"),  # 1: identical
+        ("ba", "de li mo nu ra vi zo ba de"),  # 2: few words, ratio
+        ("ba de li", "nu ra vi"),  # 3
+        ("ba de li", "zo zo zo"),  # 4: the source again
+        ("mo mo mo", "nu ra vi"),  # 5: the target again
+        ("ba  de li ", "nu ra vi"),  # 6: the pair again, but for blanks
+        ("li " * 30, "li " * 29),  # 7: many words
+        ("QQQ ba", "WWW de"),  # 8: only here these letters
+    ]
+    write_pairs(corpus, "train", first + plain)
+
+    def run(**filters: object) -> tuple[list[int], PreparedData]:
+        found = prepared(make_recipe(filters=filters, empty_lines="skip", subwords={"type": "words"}), corpus)
+        lines = [int(found.train.location(index).rpartition(":")[2]) for index in range(len(found.train))]
+        assert lines[-1] == 48
+        return [line for line in lines if line <= 8], found
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("filters", "left"),
+    [
+        ({}, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ({"identical": "drop"}, [2, 3, 4, 5, 6, 7, 8]),
+        ({"min_words": 2}, [1, 3, 4, 5, 6, 7, 8]),
+        ({"max_words": 29}, [1, 2, 3, 4, 5, 6, 8]),
+        ({"max_length_ratio": 3.0}, [1, 3, 4, 5, 6, 7, 8]),
+        ({"duplicates": "pairs"}, [1, 2, 3, 4, 5, 7, 8]),
+        ({"duplicates": "source"}, [1, 2, 3, 5, 7, 8]),
+        ({"duplicates": "target"}, [1, 2, 3, 4, 7, 8]),
+        ({"min_words": 3, "duplicates": "target", "identical": "drop"}, [3, 4, 7]),
+    ],
+)
+def test_what_is_left(
+    kept: Callable[..., tuple[list[int], PreparedData]], filters: dict[str, object], left: list[int]
+) -> None:
+    lines, store = kept(**filters)
+    assert lines == left
+    counts = store.statistics["train"]
+    dropped = sum(
+        counts[name]
+        for name in counts
+        if name in ("few_words", "many_words", "ratio", "identical", "duplicate")
+    )
+    assert counts["pairs"] + dropped == counts["lines"] == 48
+
+
+def test_a_vocabulary_is_learnt_from_what_is_left(
+    kept: Callable[..., tuple[list[int], PreparedData]],
+) -> None:
+    everything, less = kept()[1].vocabularies, kept(min_words=3)[1].vocabularies
+    assert everything.source.decode(everything.source.encode("QQQ")) == "QQQ"
+    assert less.source.decode(less.source.encode("QQQ")) == "<unk>"
+
+
+def test_the_report_names_reasons_and_examples(kept: Callable[..., tuple[list[int], PreparedData]]) -> None:
+    _, store = kept(duplicates="target", identical="drop", max_length_ratio=2.5)
+    lines = report_lines(store.folder)
+    assert lines[0].split() == ["left", "out", "share", "training", "pairs"]
+    assert "           2   4.17 %  where the target came before" in lines
+    place = next(i for i, line in enumerate(lines) if "with the same text" in line)
+    assert lines[place + 1].endswith("train.en:1")
+    assert [line.strip() for line in lines[place + 2 : place + 4]] == ["ba de li mo"] * 2
+    assert all(len(line) <= 80 for line in lines)
+    assert open_prepared(store.folder).statistics["train"]["duplicate"] == 2, (
+        "it is one of the store's own files"
+    )
+
+
+def test_duplicates_are_looked_for_in_all_corpora(corpus: Path, make_recipe: Make) -> None:
+    write_pairs(corpus, "again", made_up_pairs(200)[:50] + made_up_pairs(10, seed=99))
+    found = prepared(make_recipe(train=["train", "again"], filters={"duplicates": "pairs"}), corpus)
+    once = len(set(made_up_pairs(200)))
+    assert len(found.train) == once + 10
+    assert found.train.corpora == [0, once]
+
+
+def test_filters_make_a_store_anew_and_idle_ones_do_not(corpus: Path, make_recipe: Make) -> None:
+    plain = prepared(make_recipe(), corpus)
+    assert prepared(make_recipe(filters={}, noise={"typos": 0.5}), corpus).statistics == plain.statistics
+    other = prepared(make_recipe(filters={"min_words": 2}), corpus)
+    assert len(other.train) < len(plain.train)
+    assert len(prepared(make_recipe(), corpus).train) == len(plain.train)
+    assert report_lines(Path("store")) == []
+
+
+def test_language(corpus: Path, make_recipe: Make) -> None:
+    pairs = [
+        (
+            "The committee will discuss the new proposal tomorrow.",
+            "Der Ausschuss wird morgen über den Vorschlag reden.",
+        ),
+        (
+            "Le comité discutera demain de la nouvelle proposition.",
+            "Die Kinder spielen im Garten hinter dem Haus.",
+        ),
+        (
+            "The children are playing in the garden behind the house.",
+            "The house has a garden, where they are playing.",
+        ),
+    ]
+    write_pairs(corpus, "train", pairs)
+    recipe = make_recipe(filters={"language_certainty": 0.5}, subwords={"type": "words"})
+    found = prepared(recipe, corpus)
+    assert (len(found.train), found.statistics["train"]["language"]) == (1, 2)
+    assert found.train.location(0).endswith(":1")
+
+
+def test_language_is_refused(corpus: Path, make_recipe: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for side in ("en", "de"):
+        (corpus / f"train.{side}").rename(corpus / f"train.{side}x")
+        (corpus / f"valid.{side}").rename(corpus / f"valid.{side}x")
+    recipe = make_recipe(source="enx", target="dex", test=None, filters={"language_certainty": 0.5})
+    with pytest.raises(
+        InputError, match=r"language_certainty: py3langid knows no language 'enx'; it knows .*en"
+    ):
+        prepared(recipe, corpus)
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    with pytest.raises(
+        InputError, match=r'not installed; pip install "econmt\[language\]", or leave the key out'
+    ):
+        prepared(recipe, corpus)
+
+
+def test_nothing_left_is_told(corpus: Path, make_recipe: Make) -> None:
+    with pytest.raises(
+        InputError, match=r"no training pair is left of 200: 0 longer .*, 200 with fewer than 90 words"
+    ):
+        prepared(make_recipe(filters={"min_words": 90}, subwords={"type": "words"}), corpus)

@@ -1,0 +1,288 @@
+"""Mixtures and noise: which pairs an epoch has, what becomes of them, and that both follow from seed and epoch alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from econmt.data import noise as noises
+from econmt.data.batches import Batch, BatchIterator, training_batches
+from econmt.data.mixtures import Mixture
+from econmt.data.noise import EMOJI, MARKUP, TITLE, TYPOS, UPPER, NoiseMaker, changed_text, mistyped
+from econmt.data.store import PreparedData, prepare
+from econmt.data.subwords import UNK
+from econmt.errors import InputError
+from econmt.recipe import Mixing, Recipe, parse_recipe, recipe_text
+from tests.unit.data.conftest import made_up_pairs, write_pairs
+
+Make = Callable[..., Recipe]
+
+
+def mixture(firsts: list[int], pairs: int, **settings: Any) -> Mixture:
+    return Mixture(Mixing.model_validate(settings), firsts, pairs, 3, list("abc"))
+
+
+def test_shares_are_exact_and_every_pair_comes_before_any_comes_again() -> None:
+    mixed = mixture([0, 10], 17, weights=[[1, 2], [3, 0]], epochs=[5], epoch_pairs=16)
+    assert [mixed.counts(epoch) for epoch in (0, 4, 5, 99)] == [[5, 11], [5, 11], [16, 0], [16, 0]]
+    seen = [mixed.pairs(epoch).tolist() for epoch in range(9)]
+    assert all(len(epoch) == 16 for epoch in seen)
+    for first, end, own in (
+        (0, 10, [p for e in seen for p in e if p < 10]),
+        (10, 17, [p for e in seen for p in e if p >= 10]),
+    ):
+        for begin in range(0, len(own) - (end - first) + 1, end - first):
+            assert sorted(own[begin : begin + end - first]) == list(range(first, end))
+    assert (
+        mixture([0, 10], 17, weights=[[1, 2], [3, 0]], epochs=[5], epoch_pairs=16).pairs(7).tolist()
+        == seen[7]
+    )
+    assert seen[0] != seen[2]
+
+
+def test_what_is_left_over_goes_to_the_largest_remainders() -> None:
+    mixed = mixture([0, 3, 6], 9, weights=[[1.0, 1.0, 0.1]])
+    assert mixed.counts(0) == [4, 4, 1] or sum(mixed.counts(0)) == 9
+    assert sum(mixture([0, 3, 6], 9, weights=[[0.3, 0.3, 0.4]], epoch_pairs=1).counts(0)) == 1
+
+
+def test_an_empty_corpus_must_have_no_weight() -> None:
+    with pytest.raises(InputError, match=r"data\.mixing\.weights: nothing of b is left to train with"):
+        mixture([0, 9], 9, weights=[[1, 0], [1, 1]], epochs=[1])
+    assert mixture([0, 9], 9, weights=[[1, 0]]).counts(0) == [9, 0]
+
+
+@pytest.fixture
+def run(corpus: Path, make_recipe: Make) -> Callable[..., tuple[Recipe, PreparedData]]:
+    """A recipe over two corpora, the second with a tag, and its store."""
+    write_pairs(corpus, "back", made_up_pairs(60, seed=21))
+
+    def make(**changes: Any) -> tuple[Recipe, PreparedData]:
+        settings: dict[str, Any] = {"train": ["train", "back"], "tags": ["", "<BT>"], **changes}
+        recipe = make_recipe(**settings)
+        return recipe, prepare(recipe, Path("store"), [corpus], show_progress=False)
+
+    return make
+
+
+def take(stream: BatchIterator, count: int) -> list[Batch]:
+    return [next(stream) for _ in range(count)]
+
+
+def texts(batch: Batch, prepared: PreparedData) -> list[tuple[str, str]]:
+    source, target = prepared.vocabularies
+    return [
+        (source.decode(own.tolist()), target.decode(other.tolist()))
+        for own, other in zip(batch.source, batch.target_output, strict=True)
+    ]
+
+
+ALL_NOISE = {"upper": 0.2, "title": 0.2, "typos": 0.3, "emoji": 0.2, "markup": 0.2}
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_stream_goes_on_exactly_anywhere(run: Callable[..., Any], dropout: float) -> None:
+    mixing = {"weights": [[1, 1], [0, 1]], "epochs": [2], "epoch_pairs": 150}
+    recipe, prepared = run(
+        mixing=mixing, noise=ALL_NOISE, subwords={"type": "bpe", "size": 90, "dropout": dropout}
+    )
+    whole = training_batches(recipe, prepared)
+    places, batches = [], []
+    for _ in range(12):
+        places.append(whole.state_dict())
+        batches.append(next(whole))
+    assert {place["epoch"] for place in places} >= {0, 1, 2}
+    for number in (1, 4, 7, 11):
+        again = training_batches(recipe, prepared)
+        again.load_state_dict(places[number])
+        for one, other in zip(take(again, 12 - number), batches[number:], strict=True):
+            for name in ("source", "target_output", "indices"):
+                assert torch.equal(getattr(one, name), getattr(other, name))
+
+
+def test_epochs_have_the_corpora_of_their_stage_with_their_tag(run: Callable[..., Any]) -> None:
+    recipe, prepared = run(mixing={"weights": [[1, 3], [1, 0]], "epochs": [1], "epoch_pairs": 200})
+    stream = training_batches(recipe, prepared)
+    first = take(stream, stream.batches_per_epoch)
+    indices = Counter(index for batch in first for index in batch.indices.tolist())
+    assert sum(count for index, count in indices.items() if index >= 200) == 150
+    assert {count for index, count in indices.items() if index >= 200} == {2, 3}
+    assert all(
+        source.startswith("<BT> ") == (index >= 200)
+        for batch in first
+        for index, (source, _) in zip(batch.indices.tolist(), texts(batch, prepared), strict=True)
+    )
+    second = take(stream, stream.batches_per_epoch)
+    indices += Counter(index for batch in second for index in batch.indices.tolist())
+    counts = [indices[index] for index in range(200)]
+    assert (set(counts), sum(counts)) == ({1, 2}, 250), "50 of them came before, and only they come again"
+    assert stream.epoch == 2
+
+
+@pytest.mark.parametrize(
+    "subwords", [{"type": "bpe", "size": 60}, {"type": "unigram", "size": 90}, {"type": "words"}]
+)
+def test_a_tag_is_one_token_and_text_stays_text(run: Callable[..., Any], subwords: dict[str, Any]) -> None:
+    _, prepared = run(subwords=subwords)
+    source = prepared.vocabularies.source
+    ids = source.encode("<BT> ba de")
+    assert len(ids) == len(source.encode("ba de")) + 1
+    assert UNK not in ids
+    assert source.decode(ids) == "<BT> ba de"
+
+
+def test_bpe_dropout_leaves_tags_whole(run: Callable[..., Any]) -> None:
+    recipe, prepared = run(
+        subwords={"type": "bpe", "size": 90, "dropout": 0.9}, mixing={"weights": [[0, 1]]}, max_length=300
+    )
+    rows = [
+        row for batch in take(training_batches(recipe, prepared), 5) for row in batch.source[:, 0].tolist()
+    ]
+    assert set(rows) == {prepared.vocabularies.source.encode("<BT>")[0]}
+
+
+def test_shapes_are_those_of_all_epochs(run: Callable[..., Any]) -> None:
+    recipe, prepared = run(
+        mixing={"weights": [[1, 0], [0, 1]], "epochs": [1]}, noise=ALL_NOISE, max_length=40
+    )
+    stream = training_batches(recipe, prepared)
+    rows = {(shape.source, shape.target): shape.rows for shape in stream.shapes()}
+    assert rows == {(s.source, s.target): s.rows for s in stream.shapes()}
+    for _ in range(4):
+        for batch in take(stream, stream.batches_per_epoch):
+            assert len(batch.indices) <= rows[batch.positions]
+        assert rows == {(s.source, s.target): s.rows for s in stream.shapes()}
+    for source, target in rows:
+        largest = stream.largest_batch(source, target)
+        assert largest.positions == (source, target)
+        assert len(largest.indices) == rows[source, target]
+    worst = stream.worst_batch()
+    volume = len(worst.indices) * worst.positions[0] * worst.positions[1]
+    assert volume == max(count * s * t for (s, t), count in rows.items())
+
+
+def test_noise_comes_as_often_as_asked_and_differs_by_epoch(run: Callable[..., Any]) -> None:
+    recipe, prepared = run(
+        noise={"upper": 0.3}, tags=[], subwords={"type": "bpe", "size": 60, "character_coverage": 1.0}
+    )
+    stream = training_batches(recipe, prepared)
+    plain = {index: prepared.train.pair(index) for index in range(len(prepared.train))}
+    changed: list[set[int]] = []
+    for _ in range(2):
+        found = set()
+        for batch in take(stream, stream.batches_per_epoch):
+            for row, index in enumerate(batch.indices.tolist()):
+                ids = batch.source[row, : int(batch.source_lengths[row]) - 1].tolist()
+                if ids != plain[index][0].tolist():
+                    found.add(index)
+        changed.append(found)
+    assert changed[0] != changed[1]
+    assert all(0.15 < len(found) / len(prepared.train) < 0.4 for found in changed)
+
+
+def test_what_each_noise_does() -> None:
+    draw = np.random.Generator(np.random.PCG64(5))
+    assert changed_text(UPPER, "a dog", "ein süßer Hund", draw) == ("A DOG", "EIN SÜSSER HUND")
+    assert changed_text(TITLE, "it's a  dOg", "ein Hund", draw) == ("It's A  DOg", "Ein Hund")
+    source, target = changed_text(EMOJI, "a dog", "ein Hund", draw)
+    assert set(source.split()) - {"a", "dog"} == set(target.split()) - {"ein", "Hund"} != set()
+    source, target = changed_text(MARKUP, "a dog", "ein Hund", draw)
+    begin, end = source.split("a dog")
+    assert target == f"{begin}ein Hund{end}"
+    assert end == f"</{begin[1:-1].split()[0]}>"
+    source, target = changed_text(TYPOS, "the quick brown", "ein Hund", draw)
+    assert (source != "the quick brown", target) == (True, "ein Hund")
+
+
+def test_typing_errors() -> None:
+    text = "the committee will meet again tomorrow morning, and an old dog is in it"
+    results = {mistyped(text, np.random.Generator(np.random.PCG64(seed))) for seed in range(200)}
+    lengths = Counter(len(result) - len(text) for result in results)
+    assert set(lengths) == {-1, 0, 1}
+    for result in results:
+        assert sum(a != b for a, b in zip(result.split(" "), text.split(" "), strict=True)) <= 1
+    assert mistyped("an ok 12 ...", np.random.default_rng(1)) == "an ok 12 ..."
+
+
+def test_pairs_with_unknown_tokens_and_what_has_no_room_are_left(run: Callable[..., Any]) -> None:
+    recipe, prepared = run(subwords={"type": "words", "source": 12})
+    maker = NoiseMaker(recipe.pairs.noise, prepared.vocabularies, recipe.pairs.tags, prepared.train)
+    pairs = prepared.train.gather(np.arange(260))
+    kinds = np.full(260, MARKUP, dtype=np.uint8)
+    after = maker.apply(kinds, np.arange(260), pairs, (10, 10), (1, 2))
+    unknown = [UNK in row.tolist() for row in pairs.source]
+    same = [
+        bool((a[:n] == b[:n]).all())
+        for a, b, n in zip(after.source, pairs.source, pairs.source_lengths, strict=True)
+    ]
+    assert all(left for row, left in enumerate(same) if unknown[row])
+    assert not all(same)
+    small = maker.apply(kinds, np.arange(260), pairs, (0, 0), (1, 2))
+    assert np.array_equal(small.source, pairs.source)
+
+
+def test_tags_stay_before_noise(run: Callable[..., Any]) -> None:
+    _, prepared = run()
+    recipe, _ = run(noise={"upper": 0.99})
+    maker = NoiseMaker(recipe.pairs.noise, prepared.vocabularies, ["<BT>"], prepared.train)
+    source = prepared.vocabularies.source.encode("<BT> ba de")
+    after, _ = maker._changed(TITLE | MARKUP, source, source, [1, 2, 3])
+    assert after[0] == source[0]
+
+
+def test_a_pair_gets_the_same_in_any_batch(run: Callable[..., Any]) -> None:
+    recipe, prepared = run()
+    maker = NoiseMaker(recipe.pairs.noise, prepared.vocabularies, [], prepared.train)
+    found = []
+    for places in (np.arange(40), np.arange(40)[::-1].copy()):
+        kinds = np.full(40, TYPOS | EMOJI, dtype=np.uint8)
+        after = maker.apply(kinds, places, prepared.train.gather(places), (400, 400), (1, 2))
+        rows = zip(places.tolist(), after.source, after.source_lengths, strict=True)
+        found.append({place: row[:end].tolist() for place, row, end in rows})
+    assert found[0] == found[1]
+
+
+def test_emoji_are_single_characters() -> None:
+    assert len(set(noises._EMOJI)) == len(noises._EMOJI) == 40
+    assert not any(sign.isalnum() or sign.isspace() for sign in noises._EMOJI)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tags": ["<BT>"]}, "tags has 1 entries and train 2"),
+        ({"tags": ["", "BT"]}, "expected a tag of letters and digits"),
+        ({"tags": ["", "<unk>"]}, "expected a tag"),
+        ({"mixing": {"weights": [[1]]}}, "mixing.weights has 1 weights in stage 1 and train 2 prefixes"),
+        ({"mixing": {"weights": [[1, 1], [1, 1]]}}, "2 stages of weights and 0 of epochs"),
+        ({"mixing": {"weights": [[0, 0]]}}, "all weights of stage 1 are 0"),
+        ({"mixing": {"epoch_pairs": 5}}, "epoch_pairs is of a mixture"),
+        ({"noise": {"upper": 0.7, "title": 0.7}}, "exclude each other"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make_recipe: Make, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        make_recipe(train=["a", "b"], **changes)
+    assert message in str(refused.value)
+
+
+def test_fixed_buckets_are_refused_and_a_recipe_is_written_as_it_is_read(make_recipe: Make) -> None:
+    recipe = make_recipe(
+        train=["a", "b"],
+        tags=["", "<BT>"],
+        mixing={"weights": [[1, 2], [1, 0]], "epochs": [3]},
+        noise={"typos": 0.1},
+    )
+    assert parse_recipe(recipe_text(recipe), "here") == recipe
+    assert parse_recipe(recipe_text(recipe, changed_only=True), "here") == recipe
+    with pytest.raises(
+        InputError, match=r"data\.mixing changes the lengths .*: leave training\.bucket_width out"
+    ):
+        parse_recipe(recipe_text(recipe).replace("bucket_width: null", "bucket_width: 8"), "here")

@@ -1,0 +1,127 @@
+"""Tags and placeholders find their words again, each once and well nested."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from econmt.data.subwords import SPECIAL_TOKENS, Vocabularies, WordVocabulary
+from econmt.decoding.markup import put_back, take_out
+from econmt.decoding.search import SearchOptions
+from econmt.decoding.translator import Translator
+from tests.unit.decoding.test_translator import Copying
+
+
+def straight(count: int) -> list[tuple[int, int]]:
+    return [(word, word) for word in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "translation", "alignment", "expected"),
+    [
+        ("no tags, a < b", "no tags, a < b", "x", [], "x"),
+        ("<b>A dog</b> runs", "A dog runs", "Es läuft ein Hund", [(2, 0), (2, 1), (0, 2), (1, 3)], "Es läuft <b>ein Hund</b>"),
+        (
+            "<p>A <b>dog</b>. It <i>runs <u>fast</u></i>!</p>",
+            "A dog. It runs fast!",
+            "Ein Hund. Er läuft schnell!",
+            straight(5),
+            "<p>Ein <b>Hund</b>. Er <i>läuft <u>schnell</u></i>!</p>",
+        ),
+        # One word in a row that was made of others does not carry the tag away.
+        ("<b>a b c</b> d e", "a b c d e", "A B D C E A", [(0, 0), (1, 1), (3, 2), (2, 3), (4, 4), (0, 5)], "<b>A B</b> D C E A"),
+        ("(<b>a</b>) b", "(a) b", "(A) B", straight(2), "(<b>A</b>) B"),
+        ("x<br/>y", "x y", "X Y", straight(2), "X<br/>Y"),
+        ("Hello {name}!", "Hello !", "Hallo !", straight(2), "Hallo {name}!"),
+        ("%s files in ${dir}, %(n)d", "files in ,", "Dateien in ,", straight(3), "%s Dateien in ${dir}, %(n)d"),
+        ("H<b>2</b>O is", "H2O is", "H2O ist", straight(2), "<b>H2O</b> ist"),
+        ("<b><i></b>x</i>", "x", "X", straight(1), "<b><i></b>X</i>"),
+        ("</b>x <i>", "x", "X", straight(1), "</b>X <i>"),
+        ("<1>a</1> <2/> b", "a  b", "A B", straight(2), "<1>A</1> <2/> B"),
+        ("<b>a</b> b", "a b", "B", [(1, 0)], "<b></b> B"),
+        ("<b>a <i>c</i></b>", "a c", "C", [(1, 0)], "<b><i>C</i></b>"),
+        ("<!-- b -->x", "x", "X", straight(1), "<!-- b -->X"),
+    ],
+)  # fmt: skip
+def test_marks_stand_where_their_words_are(
+    line: str, text: str, translation: str, alignment: list[tuple[int, int]], expected: str
+) -> None:
+    marked = take_out(line)
+    assert marked.text == text
+    assert put_back(marked, translation, alignment) == expected
+
+
+TAG = re.compile(r"<(/?)(\w)>|\{\d\}")
+
+
+def nested(text: str) -> bool:
+    stack = []
+    for close, name in ((m[1], m[2]) for m in TAG.finditer(text) if m[2]):
+        if close and (not stack or stack.pop() != name):
+            return False
+        if not close:
+            stack.append(name)
+    return not stack
+
+
+@st.composite
+def marked_lines(draw: st.DrawFn) -> str:
+    words = draw(st.lists(st.sampled_from(["dog", "a", "it,", "(x)", "!"]), min_size=1, max_size=6))
+
+    def level(first: int, last: int, depth: int) -> str:
+        parts, at = [], first
+        while at < last:
+            kind = draw(st.integers(0, 3))
+            if kind == 0 and depth < 3:
+                end = draw(st.integers(at, last))
+                name = draw(st.sampled_from("bui"))
+                parts.append(f"<{name}>{level(at, end, depth + 1)}</{name}>")
+                at = end + (end == at)
+            elif kind == 1:
+                parts.append(f"{{{draw(st.integers(0, 9))}}}")
+                parts.append(words[at])
+                at += 1
+            else:
+                parts.append(words[at])
+                at += 1
+        return draw(st.sampled_from(["", " "])).join(parts)
+
+    return level(0, len(words), 0)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    marked_lines(), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=12), st.integers(0, 7)
+)
+def test_each_mark_comes_once_nested_and_the_words_stay(
+    line: str, alignment: list[tuple[int, int]], length: int
+) -> None:
+    marked = take_out(line)
+    assert not TAG.search(marked.text)
+    translation = " ".join(["Wort", "an,", "(z)", "."][i % 4] for i in range(length))
+    found = put_back(marked, translation, [(s, t) for s, t in alignment if t < length])
+    assert sorted(m[0] for m in TAG.finditer(found)) == sorted(m[0] for m in TAG.finditer(line))
+    assert nested(found)
+    assert "".join(TAG.sub("", found).split()) == "".join(translation.split())
+
+
+def test_any_number_of_marks() -> None:
+    line = "<b>" * 3000 + "x" + "</b>" * 3000
+    assert put_back(take_out(line), "X", [(0, 0)]).count("<b>") == 3000
+    assert take_out("<!--" * 50_000).text == "<!--" * 50_000
+
+
+def test_lines_through_a_translator() -> None:
+    options = SearchOptions(beam_size=2, nbest_size=2, markup=True, restore_case=True)
+    words = WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund", *map(str, range(24))])
+    made = Translator([Copying()], Vocabularies(words, words), options)
+    found = list(made.translate(["<b>ein</b> <i>Hund</i>", "<b></b>", "", "ein Hund"]))
+    assert [each.text for each in found] == ["<b>ein</b> <i>Hund</i>", "<b></b>", "", "ein Hund"]
+    assert found[0].source_tokens == ["ein", "Hund"]
+    assert len(found[0].hypotheses) == 2
+    assert "<b>" in found[0].hypotheses[1].text
+    with pytest.raises(ValueError, match="markup reads the attention"):
+        SearchOptions(markup=True, attention=False)
