@@ -13,6 +13,7 @@ wait; one of them tells it in one line, and all leave.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -276,6 +277,7 @@ class Processes(World):
             return
         self._parted = True
         if self._group is not self._control:
+            gc.collect()  # graphs that nobody has any more
             event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream())
             self.wait(event)
