@@ -34,7 +34,8 @@ from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
 from econmt.parallel.launch import launch
 from econmt.parallel.lone_rank import LoneRank, Rank
-from econmt.parallel.processes import Place, joined, place_of_environment, take_own_gpu
+from econmt.parallel.place import Place, place_of_environment, take_own_gpu
+from econmt.parallel.processes import joined
 from econmt.recipe import Recipe, TextData, find_recipe, load_recipe
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
