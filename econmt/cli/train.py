@@ -239,7 +239,7 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
     world = LoneRank(Rank(0, processes), recipe.parallel) if processes > 1 else World()
     plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device).dtype, world)
     if plan is not None:
-        print_table(console, plan_table(plan))
+        print_table(console, plan_table(plan, processes))
 
 
 def _describe_pairs(recipe: Recipe, prepared: PreparedData, console: Console) -> None:

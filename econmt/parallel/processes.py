@@ -269,6 +269,7 @@ class _Watch(threading.Thread):
         super().__init__(daemon=True, name="econmt-watch")
         self._rank, self._size, self._store, self._own, self._timeout = rank, size, store, own, timeout
         self._left = threading.Event()
+        self._leaving = threading.Lock()
         self._first = ""
         self.exchanges = 0
         self.update = 0
@@ -374,6 +375,7 @@ class _Watch(threading.Thread):
 
     def _leave_without_store(self) -> NoReturn:
         """Whoever kept the store is gone, and with it the way to agree on who tells: one rank of each host does."""
+        self._leaving.acquire()  # for good: the thread that comes first ends the process
         address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
         with socket.socket(socket.AF_UNIX) as name:
             try:
