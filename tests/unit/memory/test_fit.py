@@ -11,7 +11,7 @@ from econmt.memory.estimate.techniques import Technique, estimate
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.plan.fit import MOST_ROWS, demand, fit, fit_all, largest_batch
 from econmt.model import Implementations
-from econmt.parallel.lone_rank import Rank
+from econmt.parallel.lone_rank import ALONE, Rank
 from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
@@ -88,7 +88,7 @@ def test_buckets_tell_where_to_look_in_the_next(monkeypatch: pytest.MonkeyPatch)
     found = list(fit_all(task, technique, buckets, 2 << 30, "cpu", 128))
     assert [fit[:2] for fit in found] == buckets
     for each in found:
-        more = fake(task, technique, Shape(each.rows + 1, *each[:2]), "").peak
+        more = fake(task, technique, Shape(each.rows + 1, *each[:2]), "", ALONE).peak
         assert each.bytes <= 2 << 30 < more
     assert len(looks) - len(found) <= 28
 
