@@ -27,6 +27,11 @@ class OptimizerSection(Section):
     )
     momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd only)")
 
+    @property
+    def moments(self) -> int:
+        """Values of state that it keeps for each parameter."""
+        return int(self.momentum > 0.0) if self.name == "sgd" else 2
+
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimizerSection:
         if not all(0.0 <= beta < 1.0 for beta in self.betas):

@@ -25,6 +25,7 @@ from econmt.parallel.cost_layers import Layer, Profile, Side, Unit
 from econmt.parallel.cost_network import Link, Machine
 from econmt.recipe import Recipe
 from econmt.typed_json import Record, json_text, read_json
+from econmt_ops.dispatch.measurements import processor
 from econmt_ops.dispatch.timing import quantile, synchronizer
 
 SMALL, LARGE = 8, 4 << 20
@@ -70,7 +71,8 @@ class Calibration(Record):
         recipe, batch, length: of which run, rows and positions.
         device: cpu or cuda. processor: on which machine.
         ranks: that worked at once. hosted: ranks that the machine has room for.
-        layers, update, overhead, value_bytes, state_bytes, tied: see :class:`econmt.parallel.cost_layers.Profile`.
+        layers, update, overhead, value_bytes, gradient_bytes, state_bytes, tied: see
+            :class:`econmt.parallel.cost_layers.Profile`.
         reduction, messages: links as an all-reduce and as messages between two ranks find them.
         crowding: see :class:`econmt.parallel.cost_network.Machine`.
     """
@@ -86,6 +88,7 @@ class Calibration(Record):
     update: float
     overhead: float
     value_bytes: int
+    gradient_bytes: int = 4
     state_bytes: int
     tied: str
     reduction: LinkRecord
@@ -121,6 +124,7 @@ class Calibration(Record):
             self.update,
             self.overhead,
             value_bytes=self.value_bytes,
+            gradient_bytes=self.gradient_bytes,
             state_bytes=self.state_bytes,
             tied=self.tied,
         )
@@ -232,8 +236,6 @@ def calibrate(setting: Setting, ranks: int) -> Calibration:
 
 def _calibrate(job: Job) -> Job:
     """In each rank."""
-    from econmt_ops.dispatch.measurements import processor
-
     recipe = Recipe.model_validate(job["recipe"])
     dist.init_process_group("gloo", timeout=TIMEOUT)
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -268,10 +270,10 @@ def _crowding(alone: Alone, rows: int, length: int, budget: float) -> list[list[
     found = []
     for busy in sorted({*(2**power for power in range(1, 20) if 2**power < ranks), ranks} - {1}):
         times: dict[bool, list[float]] = {False: [], True: []}
-        for together_ in (False, True, False, True):
+        for crowded in (False, True, False, True):
             dist.barrier()
-            if rank < (busy if together_ else 1):
-                times[together_].append(alone.seconds(rows, length, budget / 2))
+            if rank < (busy if crowded else 1):
+                times[crowded].append(alone.seconds(rows, length, budget / 2))
         slowest = torch.tensor([min(times[True], default=0.0)], dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         single = torch.tensor([min(times[False], default=0.0)], dtype=torch.float64)

@@ -191,15 +191,15 @@ def paper_profile(
         if isinstance(model, LanguageModelSection)
         else _translation(paper, model, sizes)
     )
-    adam = recipe.training.optimizer.name == "adam"
+    moments = recipe.training.optimizer.moments
     # Weight, gradient and state are read, weight and state written, in float32; the gradient once more for its norm.
-    update = (8 if adam else 4) * 4 / device.bandwidth
+    update = (4 + 2 * moments) * 4 / device.bandwidth
     return Profile(
         tuple(layers),
         update,
         value_bytes=value_bytes,
-        held_bytes=8,
-        state_bytes=8 if adam else 0,
+        gradient_bytes=2 if recipe.parallel.reduction == "bfloat16" else 4,
+        state_bytes=4 * moments,
         tied=_tied(model),
     )
 

@@ -25,7 +25,8 @@ from econmt.errors import EconmtError
 from econmt.model import Implementations
 from econmt.parallel.cost_layers import Batch, Division
 from econmt.parallel.cost_model import Kind, best, predict
-from econmt.parallel.processes import joined, place_of_environment
+from econmt.parallel.place import place_of_environment
+from econmt.parallel.processes import joined
 from econmt.recipe import LanguageModelSection, Recipe
 from econmt.recipe_parallel import check_pipeline
 from econmt.tasks.registry import task_of_sizes

@@ -127,30 +127,22 @@ def measured_profile(alone: Alone, rows: Sequence[int], length: int, budget: flo
     recipe = alone.recipe
     paper = paper_profile(recipe, vocabulary_sizes(recipe), H200, 4, length)
     layers = _real_parameters(alone, paper.layers)
-    seconds = {
-        count: min(times)
-        for count, times in zip(
-            rows,
-            zip(
-                *([alone.seconds(count, length, budget / TURNS) for count in rows] for _ in range(TURNS)),
-                strict=True,
-            ),
-            strict=True,
-        )
-    }
-    parts = {count: _parts(alone, layers, count, length, seconds[count]) for count in rows}
-    calls = _calls(alone, parts[rows[0]], rows[0], length, seconds[rows[0]], budget)
+    turns = [[alone.seconds(count, length, budget / TURNS) for count in rows] for _ in range(TURNS)]
+    seconds = {count: min(times) for count, times in zip(rows, zip(*turns, strict=True), strict=True)}
     whole = sum(layer.parameters for layer in layers)
+    updating = whole * paper.update
+    parts = {count: _parts(alone, layers, count, length, seconds[count], updating) for count in rows}
+    calls = _calls(alone, parts[rows[0]], rows[0], length, seconds[rows[0]], budget)
     most = parts[rows[-1]]
     positions = rows[-1] * length
-    adam = recipe.training.optimizer.name == "adam"
     autocast = alone.step.precision.dtype != torch.float32
     return Profile(
         tuple(_timed(layer, layers, parts, calls, length, most.kept, positions) for layer in layers),
         update=most.optimizer / whole,
         overhead=sum(most.layers.get((phase, "other"), 0.0) for phase in PHASES),
         value_bytes=2 if autocast else 4,
-        state_bytes=8 if adam else 0,
+        gradient_bytes=paper.gradient_bytes,
+        state_bytes=paper.state_bytes,
         tied=paper.tied,
     )
 
@@ -184,13 +176,15 @@ def _accounts(layer: Layer, layers: Sequence[Layer]) -> list[str]:
     return [own, "attention"] if own == "decoder" and "attention" not in accounts else [own]
 
 
-def _parts(alone: Alone, layers: Sequence[Layer], rows: int, length: int, seconds: float) -> _Shares:
-    """An update that took so many seconds, divided."""
+def _parts(
+    alone: Alone, layers: Sequence[Layer], rows: int, length: int, seconds: float, updating: float
+) -> _Shares:
+    """An update that took so many seconds, divided; ``updating``: what the optimizer takes on paper."""
     ledger = measure_step(alone.step, alone.batch(rows, length), timed=alone.device.type == "cpu")
     if alone.device.type == "cpu":
         spent = dict(ledger.milliseconds)
     else:
-        spent = _on_paper(layers, rows, length)
+        spent = _on_paper(layers, rows, length, updating)
     scale = seconds / sum(spent.values())
     parts: dict[tuple[str, str], float] = defaultdict(float)
     for (phase, layer), value in spent.items():
@@ -200,12 +194,14 @@ def _parts(alone: Alone, layers: Sequence[Layer], rows: int, length: int, second
     return _Shares(dict(parts), optimizer, dict(ledger.stash))
 
 
-def _on_paper(layers: Sequence[Layer], rows: int, length: int) -> dict[tuple[str, str], float]:
+def _on_paper(
+    layers: Sequence[Layer], rows: int, length: int, updating: float
+) -> dict[tuple[str, str], float]:
     spent: dict[tuple[str, str], float] = defaultdict(float)
     for layer in layers:
         for phase in PHASES:
             spent[phase, _account(layer)] += layer.seconds(phase, rows, length, length)
-    spent["optimizer", "other"] = sum(layer.parameters for layer in layers) * 32 / H200.bandwidth
+    spent["optimizer", "other"] = updating
     return spent
 
 

@@ -34,7 +34,8 @@ from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
 from econmt.parallel.launch import launch
 from econmt.parallel.lone_rank import LoneRank, Rank
-from econmt.parallel.processes import Place, joined, place_of_environment, take_own_gpu
+from econmt.parallel.place import Place, place_of_environment, take_own_gpu
+from econmt.parallel.processes import joined
 from econmt.recipe import Recipe, TextData, find_recipe, load_recipe
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
@@ -238,7 +239,7 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
     world = LoneRank(Rank(0, processes), recipe.parallel) if processes > 1 else World()
     plan = first_plan(recipe, prepared, device, precision_of_run(recipe, device).dtype, world)
     if plan is not None:
-        print_table(console, plan_table(plan))
+        print_table(console, plan_table(plan, processes))
 
 
 def _describe_pairs(recipe: Recipe, prepared: PreparedData, console: Console) -> None:

@@ -330,6 +330,4 @@ def kernels(
 def _known(step: Step) -> dict[str, int]:
     """Bytes that classes of kernels read and write in a step, where that is plain."""
     parameters = sum(part.numel() for part in step.training.model.parameters())
-    name = step.training.task.recipe.training.optimizer.name
-    moments = 2 if name != "sgd" else len(next(iter(step.training.optimizer.state.values()), {}))
-    return {"optimizer": optimizer_bytes(parameters, moments)}
+    return {"optimizer": optimizer_bytes(parameters, step.training.task.recipe.training.optimizer.moments)}

@@ -66,8 +66,9 @@ class Profile(NamedTuple):
         layers: in the order of the forward pass, the output layer last.
         update: seconds a parameter that bounding its gradient and updating it take.
         overhead: seconds an update beside.
-        value_bytes: of a value that goes from a layer to the next one on another rank. gradient_bytes: of one gradient.
-        held_bytes: of weight and gradient of a parameter. state_bytes: of its optimizer's state.
+        value_bytes: of a value that goes from a layer to the next one on another rank. gradient_bytes: of one gradient
+            that travels.
+        state_bytes: of the optimizer's state of a parameter.
         tied: the name of the table whose matrix is the output layer's, too, and is counted there; empty: none is.
     """
 
@@ -76,7 +77,6 @@ class Profile(NamedTuple):
     overhead: float = 0.0
     value_bytes: int = 4
     gradient_bytes: int = 4
-    held_bytes: int = 8
     state_bytes: int = 8
     tied: str = ""
 

@@ -30,8 +30,8 @@ KINDS: tuple[Kind, ...] = ("data", "pipeline", "both")
 CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 32, 50)
 """Chunks of time that are tried."""
 
-WEIGHT_BYTES = 4
-"""Of a parameter."""
+WEIGHT_BYTES = GRADIENT_BYTES = 4
+"""Of a parameter, and of its gradient where it is held."""
 
 MICRO_BATCHES = (1, 2, 4, 8)
 """Micro-batches that are tried if they are asked for."""
@@ -107,12 +107,14 @@ def predict(profile: Profile, machine: Machine, division: Division, batches: Seq
 def memory_bytes(profile: Profile, division: Division, batch: Batch) -> float:
     """Bytes of weights, gradients, optimizer state and feature maps on the fullest rank.
 
-    A rank of a pipeline has all weights, but gradients, state and feature maps of its stage alone.
+    A rank of a pipeline has all weights, but gradients, state and feature maps of its stage alone. Gradients that are
+    added up over ranks are there twice, since they travel in buckets.
     """
     profile = profile.over_stages() if division.stages > 1 else profile
     rows = ceil(batch.rows / division.data)
     state = profile.state_bytes / (division.data if division.sharded else 1)
-    own = profile.held_bytes - WEIGHT_BYTES + state
+    travels = profile.gradient_bytes if division.data > 1 else 0
+    own = GRADIENT_BYTES + state + travels
     output = profile.output
     weights = WEIGHT_BYTES * sum(layer.parameters for layer in profile.layers)
     shared = (output.parameters * own + output.kept * rows * batch.target) / division.stages

@@ -35,7 +35,7 @@ BUCKET = 25 * 2**20
 """Bytes of gradients that are added up at once, as in PyTorch's DistributedDataParallel (Li et al., 2020)."""
 
 SMALL_EXCHANGES = 2
-"""All-reduces of a few bytes an update: the tokens that the loss is divided by, and the loss."""
+"""All-reduces of a few bytes an update, at most: the loss over replicas, the norms of gradients over stages."""
 
 
 class Times(NamedTuple):

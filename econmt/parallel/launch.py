@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from econmt.errors import talk
-from econmt.parallel.processes import LEFT, LOST, RESTARTS, SPOKEN, end_all
+from econmt.parallel.place import RESTARTS
+from econmt.parallel.processes import LEFT, LOST, SPOKEN, end_all
 
 _POLL = 0.05
 """Seconds between looks at the processes."""

@@ -23,6 +23,7 @@ from econmt.parallel.stages import Stages
 from econmt.tasks.protocol import Shape
 from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.rule import MODE
+from econmt_ops.dispatch.timing import synchronizer
 
 _REPEATS = 3
 
@@ -244,13 +245,12 @@ def _widths(weights: Any) -> tuple[int, int]:
 
 def _seconds(run: Callable[[], None], device: torch.device) -> float:
     """The least of some calls, after one that is not counted."""
+    synchronize = synchronizer(device)
     found = []
     for _ in range(1 + _REPEATS):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize()
         began = time.perf_counter()
         run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize()
         found.append(time.perf_counter() - began)
     return min(found[1:])

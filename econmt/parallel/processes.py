@@ -13,6 +13,7 @@ wait; one of them tells it in one line, and all leave.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -31,8 +32,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from econmt.engine.world import Event, Json, World
-from econmt.errors import EconmtError, InputError, printable, talk
+from econmt.errors import EconmtError, printable, talk
 from econmt.parallel.groups import Group
+from econmt.parallel.place import RESTARTS, Place
 from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.parallel.sharding import OptimizerShares
 from econmt.recipe import ParallelSection
@@ -48,9 +50,6 @@ LOST = "lost"
 
 LEFT = "left"
 """The keys of the store that say which rank is done."""
-
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
-"""The variable that counts how often the processes were started again."""
 
 _ROLL_CALL = 4.0
 """Seconds in which a rank that lives answers."""
@@ -80,56 +79,6 @@ def end_all(store: Any, size: int, *, told: bool, why: str) -> None:
         store.set(_STOP, json.dumps({"told": told, "why": why}))
     for rank in range(size):
         store.set(f"wake/{rank}", "1")
-
-
-class Place(NamedTuple):
-    """Who a process is among those that train together, as its environment says.
-
-    Attributes:
-        rank, size: of all. local_rank, local_size: of those on this host.
-        restarts: how often they were started again.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    restarts: int
-
-
-def place_of_environment() -> Place | None:
-    """Who this process is; None if it was started alone.
-
-    Raises:
-        InputError: the environment says it only in part, or nonsense.
-    """
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return None
-    found = []
-    for name, default in (
-        ("RANK", None),
-        ("WORLD_SIZE", None),
-        ("LOCAL_RANK", "0"),
-        ("LOCAL_WORLD_SIZE", "1"),
-        (RESTARTS, "0"),
-    ):
-        value = os.environ.get(name, default)
-        assert value is not None
-        if not value.isdecimal():
-            raise InputError(
-                f"environment variable {name} is '{value}', which is no number; torchrun sets it"
-            )
-        found.append(int(value))
-    place = Place(*found)
-    if place.rank >= place.size or place.local_rank >= place.local_size:
-        raise InputError(
-            f"environment variables RANK {place.rank} and LOCAL_RANK {place.local_rank} must be less than WORLD_SIZE "
-            f"{place.size} and LOCAL_WORLD_SIZE {place.local_size}; torchrun sets them"
-        )
-    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise InputError(f"environment variable {missing[0]} is missing, where ranks meet; torchrun sets it")
-    return place
 
 
 class Processes(World):
@@ -276,6 +225,7 @@ class Processes(World):
             return
         self._parted = True
         if self._group is not self._control:
+            gc.collect()  # graphs that nobody has any more
             event: Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream())
             self.wait(event)
@@ -319,6 +269,7 @@ class _Watch(threading.Thread):
         super().__init__(daemon=True, name="econmt-watch")
         self._rank, self._size, self._store, self._own, self._timeout = rank, size, store, own, timeout
         self._left = threading.Event()
+        self._leaving = threading.Lock()
         self._first = ""
         self.exchanges = 0
         self.update = 0
@@ -424,6 +375,7 @@ class _Watch(threading.Thread):
 
     def _leave_without_store(self) -> NoReturn:
         """Whoever kept the store is gone, and with it the way to agree on who tells: one rank of each host does."""
+        self._leaving.acquire()  # for good: the thread that comes first ends the process
         address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
         with socket.socket(socket.AF_UNIX) as name:
             try:
@@ -473,29 +425,3 @@ def joined(place: Place, settings: ParallelSection, device: torch.device) -> Ite
             sys.exit(getattr(error, "exit_code", _EXIT_LOST))
         raise
     world.leave()
-
-
-def take_own_gpu(name: str, place: Place) -> None:
-    """Makes "cuda" mean the GPU of this process, the one with its number on this host.
-
-    Args:
-        name: of the recipe's device.
-        place: who this process is.
-
-    Raises:
-        InputError: the recipe names one GPU for several processes, or there are fewer GPUs than processes.
-    """
-    if name == "cpu" or not torch.cuda.is_available():
-        return
-    if name not in ("auto", "cuda") and place.local_size > 1:
-        raise InputError(
-            f"training.device {name}: {place.local_size} processes need a GPU each; give cuda or auto"
-        )
-    count: int = torch.cuda.device_count()
-    if count < place.local_size:
-        raise InputError(
-            f"{place.local_size} processes on {socket.gethostname()}, which has {count} GPUs; start as many as there "
-            "are GPUs, or give training.device=cpu"
-        )
-    if name in ("auto", "cuda"):
-        torch.cuda.set_device(place.local_rank)

@@ -207,8 +207,7 @@ class Budget:
     @property
     def _state(self) -> int:
         """Bytes of the optimizer's state, the few of its counters left aside."""
-        optimizer = self._recipe.training.optimizer
-        copies = 2 if optimizer.name in ("adam", "adamw") else int(optimizer.momentum > 0.0)
+        copies = self._recipe.training.optimizer.moments
         copies += int(self._recipe.training.averaging.start != "never")
         size = copies * self._weights
         return size if self._share is None else int(size * self._share)

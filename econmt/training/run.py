@@ -197,7 +197,7 @@ def train(
             for note in notes:
                 progress.note(note)
             if trainer.budget.plan is not None:
-                progress.show(plan_table(trainer.budget.plan))
+                progress.show(plan_table(trainer.budget.plan, world.size))
             try:
                 result = trainer.run(progress, interrupts)
             except EconmtError as error:

@@ -339,13 +339,14 @@ def _peak(run: _Run, setting: Implementations, shape: Shape, accumulating: bool)
 # ---------------------------------------------------------------------- for a person
 
 
-def plan_table(plan: Plan) -> Table:
-    """A row for each way in which batches are treated, the one with the highest peak first."""
+def plan_table(plan: Plan, ranks: int = 1) -> Table:
+    """A row for each way in which batches are treated, the one with the highest peak first; of one of so many ranks."""
     groups: dict[tuple[int, Implementations], list[Allotment]] = {}
     for entry in plan:
         if entry.batches:
             groups.setdefault((entry.parts, entry.implementations), []).append(entry)
-    result = Table(title=f"plan for a memory budget of {size_text(plan.budget)}")
+    whose = f", each of {ranks} ranks" if ranks > 1 else ""
+    result = Table(title=f"plan for a memory budget of {size_text(plan.budget)}{whose}")
     for column in ("buckets", "largest", "batches an epoch", "sentences an update", "micro-batches"):
         result.add_column(column, justify="right")
     result.add_column("ops")

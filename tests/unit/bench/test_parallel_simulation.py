@@ -69,6 +69,18 @@ def test_without_buckets_every_pair_is_as_long_as_the_longest() -> None:
     assert (2, 3) in {(each.source, each.target) for each in derived}
 
 
+def test_a_profile_on_paper_knows_what_travels_and_the_state_of_the_optimizer() -> None:
+    for overrides, bytes_of in (
+        ((), (4, 8)),
+        (("parallel.reduction=bfloat16", "training.optimizer.name=adamw"), (2, 8)),
+        (("training.optimizer={name: sgd, learning_rate: 1.0, momentum: 0.9}",), (4, 4)),
+        (("training.optimizer={name: sgd, learning_rate: 1.0}",), (4, 0)),
+    ):
+        recipe = load_recipe("iwslt", list(overrides))
+        found = paper_profile(recipe, (100, 100), H200, 4, 10)
+        assert (found.gradient_bytes, found.state_bytes) == bytes_of
+
+
 def test_words_of_a_batch_are_padded_ones() -> None:
     counts = np.zeros((2, 12), dtype=np.int64)
     counts[1, 4] = counts[1, 11] = 50

@@ -196,6 +196,10 @@ def test_one_of_several_ranks_has_its_rows_and_its_share(call: Call, recipe: Pat
         state[name] = sum(each["bytes"] for each in entries if each["category"] == "optimizer state")
     assert 0.25 * state["alone"] < state["shared"] < 0.5 * state["alone"]
     assert {each["rank"] for each in shared["ranks"]} >= {"rank 3 of 4"}
+
+
+@pytest.mark.slow
+def test_the_largest_batch_is_that_of_all_ranks(call: Call, recipe: Path) -> None:
     rows = [
         json.loads(call("profile", recipe, *BUCKET[:2], "--fit", "1MB", "--json", *more).out)["fit"]
         for more in ((), ("--processes", 4))

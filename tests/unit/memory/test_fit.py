@@ -11,6 +11,7 @@ from econmt.memory.estimate.techniques import Technique, estimate
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.plan.fit import MOST_ROWS, demand, fit, fit_all, largest_batch
 from econmt.model import Implementations
+from econmt.parallel.lone_rank import ALONE, Rank
 from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
@@ -75,7 +76,7 @@ def test_few_calls_where_bytes_grow_in_steps() -> None:
 def test_buckets_tell_where_to_look_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Shape] = []
 
-    def fake(task: TranslationTask, technique: Technique, shape: Shape, device: str) -> Ledger:
+    def fake(task: TranslationTask, technique: Technique, shape: Shape, device: str, rank: Rank) -> Ledger:
         looks.append(shape)
         each = 900 + 700 * shape.source + 2100 * shape.target + 30 * shape.source * shape.target
         return Ledger(peak=10**6 + each * shape.rows)
@@ -87,13 +88,13 @@ def test_buckets_tell_where_to_look_in_the_next(monkeypatch: pytest.MonkeyPatch)
     found = list(fit_all(task, technique, buckets, 2 << 30, "cpu", 128))
     assert [fit[:2] for fit in found] == buckets
     for each in found:
-        more = fake(task, technique, Shape(each.rows + 1, *each[:2]), "").peak
+        more = fake(task, technique, Shape(each.rows + 1, *each[:2]), "", ALONE).peak
         assert each.bytes <= 2 << 30 < more
     assert len(looks) - len(found) <= 28
 
 
 def test_buckets_of_one_size_and_none_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(task: TranslationTask, technique: Technique, shape: Shape, device: str) -> Ledger:
+    def fake(task: TranslationTask, technique: Technique, shape: Shape, device: str, rank: Rank) -> Ledger:
         return Ledger(peak=100 * shape.rows * shape.source)
 
     monkeypatch.setattr("econmt.memory.plan.fit.estimate", fake)
@@ -133,7 +134,7 @@ def test_a_batch_of_the_estimator() -> None:
 def test_each_batch_is_estimated_once_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Shape, str]] = []
 
-    def fake(task: TranslationTask, technique: Technique, shape: Shape, device: str) -> Ledger:
+    def fake(task: TranslationTask, technique: Technique, shape: Shape, device: str, rank: Rank) -> Ledger:
         asked.append((shape, device))
         return Ledger(peak=shape.rows, allocated=shape.rows, reserved=1000 + 64 * (shape.rows // 8))
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from econmt.parallel.processes import Place, Processes, joined
+from econmt.parallel.place import Place
+from econmt.parallel.processes import Processes, joined
 from econmt.recipe import ParallelSection
 
 RANKS = 4

@@ -266,8 +266,8 @@ def test_slower_links_never_help(division: Division, overlaps: bool) -> None:
 def test_memory_by_hand() -> None:
     whole = memory_bytes(profile(), Division(), BATCH)
     assert whole == pytest.approx(6000 * 16 + 4 * 40 * 96)
-    assert memory_bytes(profile(), Division(2), BATCH) == pytest.approx(6000 * 16 + 4 * 40 * 48)
-    assert memory_bytes(profile(), Division(2, sharded=True), BATCH) == pytest.approx(6000 * 12 + 4 * 40 * 48)
+    assert memory_bytes(profile(), Division(2), BATCH) == pytest.approx(6000 * 20 + 4 * 40 * 48)
+    assert memory_bytes(profile(), Division(2, sharded=True), BATCH) == pytest.approx(6000 * 16 + 4 * 40 * 48)
     assert memory_bytes(profile(), Division(1, 4), BATCH) == pytest.approx(6000 * (4 + 12 / 4) + 40 * 96)
 
 

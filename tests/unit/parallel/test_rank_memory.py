@@ -66,7 +66,9 @@ CASES = [
     pytest.param(
         2, "gnmt", ("parallel.pipeline=2", FED), SHAPE, id="stages, fed", marks=pytest.mark.thorough
     ),
-    pytest.param(4, "gnmt", ("parallel.pipeline=2", NOT_FED), SHAPE, id="two pipelines"),
+    pytest.param(
+        4, "gnmt", ("parallel.pipeline=2", NOT_FED), SHAPE, id="two pipelines", marks=pytest.mark.slow
+    ),
 ]
 
 
