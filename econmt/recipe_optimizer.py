@@ -16,16 +16,30 @@ Checkpoints = Annotated[int, Field(ge=1, le=limits.CHECKPOINTS)]
 class OptimizerSection(Section):
     """The optimizer."""
 
-    name: Literal["adam", "adamw", "sgd"] = Field("adam", description="algorithm")
+    name: Literal["adam", "adamw", "sgd", "nadam", "radam", "adagrad", "rmsprop", "adafactor"] = Field(
+        "adam",
+        description="algorithm, as of torch.optim; adafactor keeps a mean square of each row and column and no more, "
+        "and its learning rate counts in shares of a matrix's own root mean square",
+    )
     learning_rate: float = Field(3.0e-4, gt=0.0, le=limits.RATE, description="learning rate after warm-up")
     betas: tuple[float, float] = Field(
-        (0.9, 0.999), description="decay of Adam's first and second moment", strict=False
+        (0.9, 0.999),
+        description="decay of Adam's first and second moment; of rmsprop the second alone",
+        strict=False,
     )
-    eps: float = Field(1.0e-8, gt=0.0, le=1.0, description="Adam's epsilon")
+    eps: float = Field(
+        1.0e-8,
+        gt=0.0,
+        le=1.0,
+        description="what is added to the root of the mean square; of adafactor its least",
+    )
     weight_decay: float = Field(
-        0.0, ge=0.0, le=limits.RATE, description="L2 penalty (adam, sgd) or decoupled weight decay (adamw)"
+        0.0,
+        ge=0.0,
+        le=limits.RATE,
+        description="decoupled weight decay (adamw, adafactor), L2 penalty (all others)",
     )
-    momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd only)")
+    momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd, rmsprop)")
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimizerSection:

@@ -139,6 +139,8 @@ def test_the_rate_of_each_update_can_be_set() -> None:
         Optimizer(name="adamw", weight_decay=0.1),
         Optimizer(name="sgd", momentum=0.9),
         Optimizer(name="sgd"),
+        Optimizer(name="nadam"),
+        Optimizer(name="adafactor"),
     ],
 )
 def test_state_comes_back_with_the_same_bits(config: Optimizer) -> None:
