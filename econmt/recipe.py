@@ -28,9 +28,11 @@ from econmt.recipe_model import Dropout as Dropout
 from econmt.recipe_model import EncoderSection as EncoderSection
 from econmt.recipe_model import Initialization as Initialization
 from econmt.recipe_model import Model as Model
-from econmt.recipe_model import Probability, Section
+from econmt.recipe_model import Probability, Regex, Section
+from econmt.recipe_optimizer import METRICS, Checkpoints, Updates
 from econmt.recipe_optimizer import Averaging as Averaging
-from econmt.recipe_optimizer import Checkpoints, Updates
+from econmt.recipe_optimizer import BatchSize as BatchSize
+from econmt.recipe_optimizer import EarlyStopping as EarlyStopping
 from econmt.recipe_optimizer import GradientClipping as GradientClipping
 from econmt.recipe_optimizer import OptimizerSection as OptimizerSection
 from econmt.recipe_optimizer import ScheduleSection as ScheduleSection
@@ -87,31 +89,6 @@ class Ops(Section):
     stash: Literal["auto", "outputs", "attention", "cells", "gates"] = Field(
         "auto",
         description="what recomputing LSTMs keep: outputs, also attention weights, also cell states, also gates",
-    )
-
-
-class BatchSize(Section):
-    """How many sentences go into one update."""
-
-    type: Literal["sentence", "word"] = Field(
-        "sentence", description="count sentences, or padded target tokens"
-    )
-    size: int = Field(
-        64,
-        ge=1,
-        le=limits.BATCH,
-        description="sentences, or target tokens, a batch; of a language model the rows into which its text is cut",
-    )
-
-
-class EarlyStopping(Section):
-    """When training has learnt enough."""
-
-    metric: Literal["perplexity", "bleu"] = Field(
-        "perplexity", description="what decides which checkpoint is best"
-    )
-    max_num_checkpoint_not_improved: Checkpoints | None = Field(
-        8, description="stop after this many checkpoints without improvement; null: never"
     )
 
 
@@ -187,6 +164,15 @@ class Training(Section):
         le=limits.SENTENCES,
         description="validation sentences translated at a checkpoint for BLEU; -1: all, 0: none",
     )
+    decode_and_evaluate_device: str | None = Field(
+        None,
+        description="where those are translated: cpu, cuda or cuda:N; null: where the model is trained",
+    )
+    monitor_pattern: Regex | None = Field(
+        None,
+        description="regular expression: of parameters whose whole name it matches, metrics.tsv has at each checkpoint "
+        "the norm, and that of the gradient before norms are clipped; steps are then not captured in CUDA graphs",
+    )
     bleu_tokenizer: Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = Field(
         "auto",
         description="how sacreBLEU cuts text into words; auto: by data.target, zh for Chinese, ja-mecab and ko-mecab "
@@ -203,6 +189,24 @@ class Training(Section):
         description="first parameters of a new run instead of random ones: a model folder (its best checkpoint) or a "
         "parameter file of a model with the same vocabulary and the same model section; relative to the working "
         "directory, as output is",
+    )
+    fixed_param_names: list[Regex] = Field(
+        [], description="regular expressions: parameters whose whole name one of them matches are not learnt"
+    )
+    fixed_param_strategy: (
+        Literal[
+            "all_except_decoder",
+            "all_except_outer_layers",
+            "all_except_embeddings",
+            "all_except_output_proj",
+            "encoder_and_source_embeddings",
+            "encoder_half_and_source_embeddings",
+        ]
+        | None
+    ) = Field(
+        None,
+        description="what else is not learnt: of all but something, or what is named; of a matrix that is tied to "
+        "another one, both are learnt or neither",
     )
     seed: int = Field(
         1, ge=0, le=limits.SEED, description="of initial parameters, dropout and the order of the data"
@@ -236,8 +240,9 @@ class Training(Section):
             raise ValueError(
                 "averaging keeps one learning rate, and schedule plateau-reduce goes back: give one of them"
             )
-        if self.early_stopping.metric == "bleu" and self.decode_and_evaluate == 0:
-            raise ValueError("early_stopping.metric bleu needs decode_and_evaluate other than 0")
+        metric = self.early_stopping.metric
+        if METRICS[metric].of_translations and self.decode_and_evaluate == 0:
+            raise ValueError(f"early_stopping.metric {metric} needs decode_and_evaluate other than 0")
         return self
 
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from econmt import limits
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Width = Annotated[int, Field(ge=1, le=limits.WIDTH)]
+
+
+def _check_regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"no regular expression ({error})") from None
+    return pattern
+
+
+Regex = Annotated[str, Field(min_length=1, max_length=limits.REGEX), AfterValidator(_check_regex)]
 
 
 class Section(BaseModel):
@@ -163,6 +175,11 @@ class Initialization(Section):
         "xavier",
         description="uniform in [-scale, scale], or uniform by fan-in and fan-out (Glorot and Bengio, 2010)",
     )
+    rnn_h2h: Literal["default", "orthogonal", "orthogonal_stacked"] = Field(
+        "default",
+        description="matrices that layers multiply their own state with: default: as weights says; orthogonal: all "
+        "gates together have orthonormal columns (Saxe et al., 2014); orthogonal_stacked: each gate's own",
+    )
     scale: float = Field(
         0.1, gt=0.0, le=limits.WEIGHT, description="half width of the uniform distribution (uniform only)"
     )
@@ -193,6 +210,23 @@ class Model(Section):
                 f"attention.type {self.attention.type} needs encoder.size ({self.encoder.size}) equal to decoder.size "
                 f"({self.decoder.size}); use bilinear or additive otherwise"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _states_are_multiplied(self) -> Model:
+        how = self.initialization.rnn_h2h
+        if how != "default":
+            for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+                if stack.cell in ("sru", "ssru", "qrnn"):
+                    raise ValueError(
+                        f"initialization.rnn_h2h {how}: {part}.cell {stack.cell} multiplies its state with no matrix; "
+                        "leave it at default"
+                    )
+                if stack.rank is not None:
+                    raise ValueError(
+                        f"initialization.rnn_h2h {how}: {part}.rank {stack.rank} makes products of two factors of "
+                        "these matrices; leave it at default, or rank at null"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -2,15 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from econmt import limits
-from econmt.recipe_model import Section
+from econmt.recipe_model import Probability, Section
 
 Updates = Annotated[int, Field(ge=1, le=limits.UPDATES)]
 Checkpoints = Annotated[int, Field(ge=1, le=limits.CHECKPOINTS)]
+
+
+class StopMetric(NamedTuple):
+    """What a checkpoint can be judged by.
+
+    Attributes:
+        title: its name in a sentence.
+        column: of metrics.tsv.
+        higher: whether more of it is better.
+        of_translations: whether the validation text must be translated for it.
+    """
+
+    title: str
+    column: str
+    higher: bool
+    of_translations: bool = True
+
+
+METRICS = {
+    "perplexity": StopMetric("perplexity", "valid_perplexity", higher=False, of_translations=False),
+    "bleu": StopMetric("BLEU", "bleu", higher=True),
+    "chrf": StopMetric("chrF", "chrf", higher=True),
+    "ter": StopMetric("TER", "ter", higher=False),
+}
+
+
+class BatchSize(Section):
+    """How many sentences go into one update."""
+
+    type: Literal["sentence", "word"] = Field(
+        "sentence", description="count sentences, or padded target tokens"
+    )
+    size: int = Field(
+        64,
+        ge=1,
+        le=limits.BATCH,
+        description="sentences, or target tokens, a batch; of a language model the rows into which its text is cut",
+    )
+
+
+class EarlyStopping(Section):
+    """When training has learnt enough."""
+
+    metric: Literal["perplexity", "bleu", "chrf", "ter"] = Field(
+        "perplexity",
+        description="what decides which checkpoint is best; chrf and ter are sacreBLEU's and stand in metrics.tsv if "
+        "they decide",
+    )
+    max_num_checkpoint_not_improved: Checkpoints | None = Field(
+        8, description="stop after this many checkpoints without improvement; null: never"
+    )
 
 
 class OptimizerSection(Section):
@@ -93,3 +144,14 @@ class Averaging(Section):
         5,
         description="checkpoints: averaging begins when a perplexity is above the best of all but so many before it",
     )
+    decay: Probability | None = Field(
+        None,
+        description="of an exponential moving average: each update keeps this share of the mean before, or less while "
+        "there are few, 1 - 1 / updates; null: a mean in which all updates weigh the same",
+    )
+
+    @model_validator(mode="after")
+    def _decay_has_a_mean(self) -> Averaging:
+        if self.decay is not None and self.start == "never":
+            raise ValueError("decay needs start: at-once or non-monotone")
+        return self

@@ -135,6 +135,8 @@ _OF_PAIRS = (
     "training.bucket_width",
     "training.trim_batches",
     "training.decode_and_evaluate",
+    "training.decode_and_evaluate_device",
+    "training.fixed_param_strategy",
     "training.bleu_tokenizer",
     "training.early_stopping.metric",
 )

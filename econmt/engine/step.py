@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from econmt.data.batch import AnyBatch
 from econmt.engine.averaging import ParameterAverage
+from econmt.engine.fixed import fix_parameters
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from econmt.engine.precision import Precision
 from econmt.engine.world import Reduction, World
@@ -97,6 +98,7 @@ class TrainingStep:
         self.world = World() if world is None else world
         self.clipping = training.gradient_clipping
         self.label_smoothing = training.label_smoothing
+        fix_parameters(model, training)
         self.shares = self.world.shares(model.parameters())
         if optimizer is None:
             owned = None if self.shares is None else self.shares.owned
@@ -118,7 +120,7 @@ class TrainingStep:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Whose gradients a step makes in this process."""
-        return list(self.model.parameters())
+        return [part for part in self.model.parameters() if part.requires_grad]
 
     def make_reduction(self) -> Reduction | None:
         """What adds gradients up over ranks as they come; None: there is nothing to add up, or nothing as they come."""

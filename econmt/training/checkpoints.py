@@ -315,6 +315,8 @@ class _Undrawn(TorchFunctionMode):
         drawing = func in (torch.Tensor.uniform_, torch.Tensor.normal_)
         if drawing or getattr(func, "__module__", "") == "torch.nn.init":
             return args[0] if args else named["tensor"]
+        if func is torch.linalg.qr:  # what an orthogonal matrix is made of
+            return args[0], args[0]
         return func(*args, **named)
 
 

@@ -92,6 +92,7 @@ def run_recipe(
     world = World() if world is None else world
     check_ranks(recipe, world)
     device = resolve_device(recipe.training.device)
+    resolve_device(recipe.training.decode_and_evaluate_device or "cpu")  # one that is not there is told now
     folder = ModelFolder(recipe.output)
     if world.writes:
         folder.check(overwrite=overwrite_output, last=recipe.training.max_updates)
