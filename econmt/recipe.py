@@ -190,6 +190,11 @@ class Training(Section):
         "parameter file of a model with the same vocabulary and the same model section; relative to the working "
         "directory, as output is",
     )
+    update_vocab: bool = Field(
+        False,
+        description="let initialize_from have another vocabulary, whose files lie beside it: rows of tokens that both "
+        "have are taken over, those of the others are drawn",
+    )
     fixed_param_names: list[Regex] = Field(
         [], description="regular expressions: parameters whose whole name one of them matches are not learnt"
     )
@@ -236,6 +241,8 @@ class Training(Section):
             raise ValueError(
                 f"memory_budget {self.memory_budget}: these are bytes, too few for any model; give a unit, as 4GiB"
             )
+        if self.update_vocab and self.initialize_from is None:
+            raise ValueError("update_vocab needs initialize_from: the model whose vocabulary is another one")
         if self.averaging.start != "never" and self.schedule.name == "plateau-reduce":
             raise ValueError(
                 "averaging keeps one learning rate, and schedule plateau-reduce goes back: give one of them"

@@ -183,6 +183,15 @@ class Initialization(Section):
     scale: float = Field(
         0.1, gt=0.0, le=limits.WEIGHT, description="half width of the uniform distribution (uniform only)"
     )
+    source_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
+        None,
+        description="file of vectors for the source embeddings: text (word2vec, GloVe, fastText), .npz or .safetensors "
+        "with tokens and vectors, as econmt embeddings writes them; tokens that it lacks are drawn; relative to the "
+        "working directory",
+    )
+    target_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
+        None, description="the same for the target embeddings"
+    )
     forget_bias: float = Field(
         0.0, ge=-limits.WEIGHT, le=limits.WEIGHT, description="first value of the forget gates' bias"
     )
@@ -209,6 +218,15 @@ class Model(Section):
             raise ValueError(
                 f"attention.type {self.attention.type} needs encoder.size ({self.encoder.size}) equal to decoder.size "
                 f"({self.decoder.size}); use bilinear or additive otherwise"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tables_get_vectors_once(self) -> Model:
+        if self.weight_tying.startswith("src_trg") and self.initialization.target_embedding is not None:
+            raise ValueError(
+                f"weight_tying {self.weight_tying} makes one matrix of both embeddings: give "
+                "initialization.source_embedding alone"
             )
         return self
 
