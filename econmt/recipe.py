@@ -23,6 +23,7 @@ from econmt.recipe_data import Positions
 from econmt.recipe_data import SentencePieceSubwords as SentencePieceSubwords
 from econmt.recipe_data import WordSubwords as WordSubwords
 from econmt.recipe_model import AttentionSection as AttentionSection
+from econmt.recipe_model import Coverage as Coverage
 from econmt.recipe_model import DecoderSection as DecoderSection
 from econmt.recipe_model import Dropout as Dropout
 from econmt.recipe_model import EncoderSection as EncoderSection
@@ -38,6 +39,7 @@ from econmt.recipe_optimizer import OptimizerSection as OptimizerSection
 from econmt.recipe_optimizer import ScheduleSection as ScheduleSection
 from econmt.recipe_parallel import ParallelSection as ParallelSection
 from econmt.recipe_parallel import check_pipeline
+from econmt.recipe_stepped import check_stepped
 from econmt.recipe_text import LanguageModelSection as LanguageModelSection
 from econmt.recipe_text import TextData as TextData
 from econmt.recipe_text import TextSubwords as TextSubwords
@@ -327,6 +329,7 @@ class Recipe(Section):
     def _task_fits(self) -> Recipe:
         check_task(self)
         check_pipeline(self)
+        check_stepped(self)
         return self
 
     @model_validator(mode="after")

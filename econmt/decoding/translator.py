@@ -224,6 +224,7 @@ class Translator:
             and self._is_plain
             and self.options.sample is None
             and isinstance(self.model, IncrementalModel)
+            and not self.model.plain
         ):
             self._continuous = ContinuousSearch(
                 partial(Grid, self.model), self.options, self.device, self.batch_size, self._tokens, warn
