@@ -286,7 +286,8 @@ class Model(Section):
     lhuc: Literal["none", "encoder", "decoder", "state_init", "all"] = Field(
         "none",
         description="scale every unit of the layers, or of the decoder's first states, by a factor from 0 to 2 that is "
-        "learnt when a model is tuned (Vilar, 2018); layers are computed step by step",
+        "learnt when a model is tuned (Vilar, 2018), computed step by step; training.initialize_from may name a model "
+        "without, and fixed_param_names '(?!.*lhuc).*' learns nothing else",
     )
     weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
         "none", description="which of source embedding, target embedding and output layer share one matrix"

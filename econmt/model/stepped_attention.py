@@ -177,8 +177,8 @@ class SteppedAttention(Attention):
         exact = accumulate_dtype(query.dtype)
         positions = padding.shape[1]
         if self.config.type == "fixed":
-            last = positions - padding.sum(1) - 1
-            return functional.one_hot(last, positions).to(exact)[:, None]
+            last = positions - padding.sum(1, keepdim=True) - 1
+            return (torch.arange(positions, device=padding.device) == last).to(exact)[:, None]
         if self.query is not None:
             query = functional.linear(query.to(exact), self.query.to(exact))
         if self.config.type == "location":

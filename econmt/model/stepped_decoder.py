@@ -131,6 +131,7 @@ class SteppedDecoder(Decoder):
             words.device,
         )
         within = [layer.draw_masks(rows, steps, words.device) for layer in self._layers]
+        recompute, parameters = implementations.decoder != "reference", list(self.parameters())
         outputs, alignments = [], []
         current = _flat(self._begun(state, memory))
         for place in range(steps):
@@ -143,14 +144,18 @@ class SteppedDecoder(Decoder):
             ]
 
             def step(
-                word: Tensor, *before: Tensor, masks: list[tuple[Tensor | None, Masks | None]] = masks
+                word: Tensor,
+                keys: Tensor,
+                values: Tensor,
+                *before: Tensor,
+                masks: list[tuple[Tensor | None, Masks | None]] = masks,
             ) -> tuple[Tensor, ...]:
-                weights, after = self.step(word, memory, self._unflat(before), masks)
+                source = Memory(keys, values, memory.lengths)
+                weights, after = self.step(word, source, self._unflat(before), masks)
                 return (weights, *_flat(after))
 
-            weights, *current = stepped(
-                step, implementations.decoder != "reference", words[:, place], *current
-            )
+            given = (words[:, place], memory.keys, memory.values, *current)
+            weights, *current = stepped(step, recompute, parameters, given)
             alignments.append(weights)
             outputs.append(self._unflat(current).output)
         return torch.stack(outputs, 1), torch.stack(alignments, 1), self._unflat(current)

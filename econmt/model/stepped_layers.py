@@ -5,13 +5,13 @@ Dropout of states and of what a step adds to the cell, zoneout, and LHUC. Shapes
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from econmt import recipe
 from econmt.model.layers import LSTMLayer, draw_seed
@@ -111,12 +111,67 @@ def _zoned_out(after: Tensor, before: Tensor, probability: float, keep: Tensor |
     return torch.lerp(after, before, probability)
 
 
-def stepped(step: Callable[..., tuple[Tensor, ...]], recompute: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Calls a step, which keeps what it gets for the backward pass and nothing else if ``recompute``."""
+Step = Callable[..., tuple[Tensor, ...]]
+"""A step of anything: tensors to tensors."""
+
+
+class _Recomputed(torch.autograd.Function):
+    """A step that keeps what it gets for the backward pass, and is computed again there.
+
+    As `torch.utils.checkpoint`, which loads torch's compiler when it is first called: seconds, and 70 MB.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, step: Step, parameters: tuple[Tensor, ...], count: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        given = tensors[:count]
+        ctx.save_for_backward(*given)
+        ctx.step, ctx.parameters = step, parameters
+        kind = given[0].device.type
+        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        return step(*given)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[3:]
+        kind, dtype, enabled = ctx.autocast
+        given = [
+            part.detach().requires_grad_(needed)
+            for part, needed in zip(ctx.saved_tensors, wanted, strict=False)
+        ]
+        with torch.enable_grad(), torch.autocast(kind, dtype=dtype, enabled=enabled):
+            made = ctx.step(*given)
+        pairs = [
+            (part, gradient)
+            for part, gradient in zip(made, gradients, strict=True)
+            if gradient is not None and part.requires_grad
+        ]
+        sources = [part for part, needed in zip((*given, *ctx.parameters), wanted, strict=True) if needed]
+        found = iter(
+            torch.autograd.grad(
+                [part for part, _ in pairs], sources, [gradient for _, gradient in pairs], allow_unused=True
+            )
+        )
+        return (None, None, None, *(next(found) if needed else None for needed in wanted))
+
+
+def stepped(
+    step: Step, recompute: bool, parameters: Iterable[Tensor], tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Calls a step, which keeps what it gets for the backward pass and nothing else if ``recompute``.
+
+    Args:
+        step: differentiable in its tensors and in the parameters; it draws nothing.
+        recompute: see above.
+        parameters: that it reads.
+        tensors: that it is given.
+    """
     if not (recompute and torch.is_grad_enabled()):
         return step(*tensors)
-    # All that a step drops it is given as masks: there is no random state to keep.
-    found: tuple[Tensor, ...] = checkpoint(step, *tensors, use_reentrant=False, preserve_rng_state=False)
+    read = tuple(parameters)
+    found: tuple[Tensor, ...] = _Recomputed.apply(step, read, len(tensors), *tensors, *read)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -184,7 +239,7 @@ class SteppedLayer(LSTMLayer):
             def step(share: Tensor, h: Tensor, c: Tensor, own: Masks | None = own) -> tuple[Tensor, ...]:
                 return self.step(share, (h, c), own)
 
-            after, cell = stepped(step, recompute, shares[:, place], h, c)
+            after, cell = stepped(step, recompute, self.parameters(), (shares[:, place], h, c))
             # Past its end a row's state waits.
             h, c = torch.where(there, after, h), torch.where(there, cell, c)
             outputs[place] = torch.where(there, after, 0.0)

@@ -53,7 +53,9 @@ def parameters_to_start_from(recipe: Recipe) -> Path | None:
             f"training.initialize_from {given}: lies in the folder that this run writes; give another output=DIR"
         )
     path = parameter_file(ModelFolder(place), "best") if place.is_dir() else place
-    check_model(read_metadata(path), recipe.model, path, advice=_ADVICE)
+    # Scales of units begin where a model is tuned: they are drawn if the other model has none.
+    may_differ = ("dropout", "initialization", "lhuc")
+    check_model(read_metadata(path), recipe.model, path, advice=_ADVICE, may_differ=may_differ)
     return path
 
 
@@ -85,7 +87,10 @@ def initialize(
         else:
             check_vocabulary(metadata, vocabulary, path)
             notes.append(begin)
-        load_parameters(model, tensors, path)
+        scales = {
+            name: part.detach() for name, part in named_parameters(model).items() if name.endswith("lhuc")
+        }
+        load_parameters(model, {**scales, **tensors}, path)
     for side, vectors in _vector_files(recipe).items():
         assert isinstance(model, TranslationModel)
         known = getattr(vocabularies, side)

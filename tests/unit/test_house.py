@@ -53,6 +53,7 @@ BASE = {
     "econmt.recipe_model",
     "econmt.recipe_optimizer",
     "econmt.recipe_parallel",
+    "econmt.recipe_stepped",
     "econmt.recipe_text",
     "econmt.typed_json",
     "econmt.typed_yaml",

@@ -32,7 +32,9 @@ def test_a_run_goes_on_with_the_state_of_any_optimizer(make_run: MakeRun, name: 
     assert snapshot(whole.folder) == snapshot(parts.folder)
 
 
-@pytest.mark.parametrize(("metric", "better"), [("chrf", max), ("ter", min)])
+@pytest.mark.parametrize(
+    ("metric", "better"), [("chrf", max), pytest.param("ter", min, marks=pytest.mark.thorough)]
+)
 def test_chrf_and_ter_decide_which_checkpoint_is_best(
     make_run: MakeRun, metric: str, better: Callable[..., float]
 ) -> None:
@@ -56,6 +58,7 @@ def test_a_metric_of_translations_needs_translations(make_run: MakeRun) -> None:
         make_run("training.early_stopping.metric=chrf", "training.decode_and_evaluate=0")
 
 
+@pytest.mark.slow
 def test_validation_translates_on_another_device(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """cpu:0, which torch takes for another one than cpu: a copy goes there, and the model stays."""
     used = []
@@ -79,6 +82,7 @@ def test_validation_translates_on_another_device(make_run: MakeRun, monkeypatch:
 AVERAGING = "training.averaging={start: at-once, decay: 0.6}"
 
 
+@pytest.mark.slow
 def test_a_moving_average_is_validated_and_saved(make_run: MakeRun) -> None:
     """That of the parameters of every update of a run without it, whose updates are the same."""
     still = make_run(name="still").trainer()
@@ -107,6 +111,7 @@ def test_a_moving_average_goes_on(make_run: MakeRun) -> None:
     assert snapshot(parts.folder) == snapshot(run.folder)
 
 
+@pytest.mark.slow
 def test_norms_that_are_watched_stand_among_the_metrics(make_run: MakeRun) -> None:
     key = r"training.monitor_pattern=output\..*|source_embedding\.weight"
     run, plain = make_run(key, "training.max_updates=4"), make_run("training.max_updates=4", name="plain")
@@ -202,3 +207,102 @@ def test_a_model_with_orthogonal_matrices_is_loaded_as_it_was_saved(make_run: Ma
     saved, _ = read_tensors(run.folder.best)
     loaded = dict(load_model(run.folder.path).model.named_parameters())
     assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+
+
+STEPS = (
+    "model.attention.coverage={type: gru, num_hidden: 2}",
+    "model.attention.use_prev_word=true",
+    "model.decoder.context_gating=true",
+    "model.layer_normalization=true",
+    "model.dropout={embedding: 0.1, states: 0.2, zoneout_cell: 0.1}",
+)
+
+
+def test_a_model_that_walks_step_by_step_learns(make_run: MakeRun) -> None:
+    """From its beginning to its translations, and its implementation is said; others are refused."""
+    run = make_run(*STEPS, "training.max_updates=24", "training.checkpoint_interval=12")
+    result = run.train()
+    assert result.metrics[-1]["valid_perplexity"] < 0.95 * result.metrics[0]["valid_perplexity"]
+    assert "ops: encoder recompute, decoder recompute" in run.said()
+    assert run.recipe.ops.decoder == "recompute"
+    loaded = load_model(run.folder.path)
+    assert loaded.recipe == run.recipe
+    for changes, message in {
+        (
+            "ops.decoder=triton",
+        ): "ops.decoder triton cannot compute model.decoder.context_gating: give one of auto",
+        (
+            "ops.encoder=compiled",
+        ): "ops.encoder compiled cannot compute model.dropout.states: give one of auto",
+        (
+            "model.decoder.input_feeding=false",
+        ): "model.decoder.context_gating needs model.decoder.input_feeding: true",
+        (
+            "model.encoder.cell=gru",
+        ): "model.dropout.states needs model.encoder.cell: lstm and model.encoder.rank: null",
+        (
+            "model.decoder.rank=2",
+        ): "model.decoder.context_gating needs model.decoder.cell: lstm and model.decoder.rank",
+        (
+            "parallel.pipeline=2",
+            "model.encoder.layers=2",
+        ): "model.dropout.states cannot be divided over ranks",
+    }.items():
+        with pytest.raises(InputError, match=re.escape(message)):
+            make_run(*STEPS, *changes)
+
+
+@pytest.mark.slow
+def test_a_model_that_walks_step_by_step_goes_on(make_run: MakeRun) -> None:
+    make_run(*STEPS, "training.max_updates=4", name="parts").train()
+    whole, parts = make_run(*STEPS, name="whole"), make_run(*STEPS, name="parts")
+    whole.train()
+    parts.train()
+    assert snapshot(whole.folder) == snapshot(parts.folder)
+
+
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.thorough), "bfloat16"])
+def test_memory_options_change_no_result_of_steps(make_run: MakeRun, precision: str) -> None:
+    """Gradients of the reference, and those of a run within a byte budget, in micro-batches."""
+    keys = (*STEPS, f"training.precision={precision}", "model.dropout=0.0")
+    found = []
+    for number, key in enumerate(
+        (
+            "ops.decoder=recompute",
+            "ops.decoder=reference",
+            "training.memory_budget=120kB" if precision == "float32" else "ops.decoder=auto",
+        )
+    ):
+        trainer = make_run(*keys, key, name=f"run{number}").trainer()
+        batches = [next(trainer.batches)]
+        trainer.gradient(batches)
+        found.append(
+            {name: part.grad.to_dense() for name, part in trainer.parameters.items() if part.grad is not None}
+        )
+    rtol, atol = (1e-4, 1e-6) if precision == "float32" else (0.05, 2e-3)
+    for other in found[1:]:
+        assert other.keys() == found[0].keys()
+        for name, value in other.items():
+            torch.testing.assert_close(value, found[0][name], rtol=rtol, atol=atol)
+
+
+def test_units_are_scaled_when_a_model_is_tuned(make_run: MakeRun) -> None:
+    first = make_run("training.max_updates=2", name="first")
+    first.train()
+    run = make_run(
+        "model.lhuc=all",
+        f"training.initialize_from={first.folder.path}",
+        "training.fixed_param_names=['(?!.*lhuc).*']",
+        "training.max_updates=4",
+        name="tuned",
+    )
+    run.train()
+    before, _ = read_tensors(first.folder.best)
+    after, _ = read_tensors(run.folder.best)
+    scales = {name for name in after if name.endswith("lhuc")}
+    assert scales == set(after) - set(before)
+    assert len(scales) == 4
+    assert all(after[name].abs().max() > 0.0 for name in scales)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    with pytest.raises(InputError, match=r"was trained with model\.lhuc"):
+        load_model(run.folder.path, first.folder.best)
