@@ -21,6 +21,7 @@ from econmt.model.stepped_layers import Masks, StepDropout, SteppedLayer, steppe
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.dropout import Seed, apply_dropout, layer_keep_masks
 from econmt_ops.core.repeated import Inputs, expanded
+from econmt_ops.core.scopes import layer as account
 from econmt_ops.core.weights import State
 
 
@@ -206,7 +207,8 @@ class SteppedDecoder(Decoder):
         self, states: Tensor, words: Tensor, memory: Memory, coverage: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         assert isinstance(self.attention, SteppedAttention)
-        return self.attention.step(states, words, *memory, coverage)
+        with account("attention"):
+            return self.attention.step(states, words, *memory, coverage)
 
     def _begun(self, state: Recurrent, memory: Memory) -> Recurrent:
         """A state with coverage, which is made when it is first needed."""

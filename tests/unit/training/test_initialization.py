@@ -124,7 +124,9 @@ def test_another_vocabulary_keeps_the_rows_of_its_tokens(
     start_from = f"training.initialize_from={first.folder.path}"
     with pytest.raises(InputError, match="its vocabulary is another one"):
         make_run(*keys, start_from, name="second").trainer()
-    second = make_run(*keys, start_from, "training.update_vocab=true", name="second")
+    second = make_run(
+        *keys, start_from, "training.update_vocab=true", "training.max_updates=1", name="second"
+    )
     trainer, drawn = second.trainer(), make_run(*keys, name="drawn").trainer()
     before = rows(load_model(first.folder.path).model, first.prepared())
     after, fresh = rows(trainer.model, second.prepared()), rows(drawn.model, second.prepared())
@@ -157,7 +159,7 @@ def test_embeddings_come_from_a_file_of_vectors(make_run: MakeRun, tmp_path: Pat
     tokens, vectors = ["h", "nowhere", "a", "</s>"], torch.randn(4, 6)
     write_vectors(file, tokens, vectors)
     key = f"model.initialization.source_embedding={file}"
-    run, plain = make_run(key), make_run(name="plain")
+    run, plain = make_run(key, "training.max_updates=1"), make_run(name="plain")
     given, drawn = run.trainer().parameters, plain.trainer().parameters
     vocabulary = run.prepared().vocabularies.source
     known = vocabulary.tokens(range(vocabulary.size))
@@ -166,11 +168,13 @@ def test_embeddings_come_from_a_file_of_vectors(make_run: MakeRun, tmp_path: Pat
         if name == "source_embedding.weight":
             expected[known.index("h")], expected[known.index("a")] = vectors[0], vectors[2]
         assert torch.equal(value, expected)
+    if suffix != "txt":
+        return
     run.train()
     assert f"source embeddings: 2 of 12 from {file}, the others are drawn" in run.said()
     # What was learnt is loaded and goes on without the file.
     file.unlink()
-    assert make_run(key, "training.max_updates=10").train(resume_with_changes=True).update == 10
+    assert make_run(key, "training.max_updates=2").train(resume_with_changes=True).update == 2
 
 
 @pytest.mark.parametrize(

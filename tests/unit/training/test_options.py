@@ -38,7 +38,11 @@ def test_a_run_goes_on_with_the_state_of_any_optimizer(make_run: MakeRun, name: 
 def test_chrf_and_ter_decide_which_checkpoint_is_best(
     make_run: MakeRun, metric: str, better: Callable[..., float]
 ) -> None:
-    run = make_run(f"training.early_stopping.metric={metric}", "training.optimizer.learning_rate=0.1")
+    run = make_run(
+        f"training.early_stopping.metric={metric}",
+        "training.optimizer.learning_rate=0.1",
+        "training.max_updates=6",
+    )
     result = run.train()
     rows = {int(row["update"]): row for row in metrics(run.folder)}
     assert len({row[metric] for row in rows.values()}) > 1
@@ -218,6 +222,7 @@ STEPS = (
 )
 
 
+@pytest.mark.slow
 def test_a_model_that_walks_step_by_step_learns(make_run: MakeRun) -> None:
     """From its beginning to its translations, and its implementation is said; others are refused."""
     run = make_run(*STEPS, "training.max_updates=24", "training.checkpoint_interval=12")
@@ -227,6 +232,11 @@ def test_a_model_that_walks_step_by_step_learns(make_run: MakeRun) -> None:
     assert run.recipe.ops.decoder == "recompute"
     loaded = load_model(run.folder.path)
     assert loaded.recipe == run.recipe
+
+
+def test_what_walks_step_by_step_has_two_implementations(make_run: MakeRun) -> None:
+    assert make_run(*STEPS).recipe.ops.decoder == "recompute"
+    assert make_run(*STEPS, "ops.decoder=reference").recipe.ops.decoder == "reference"
     for changes, message in {
         (
             "ops.decoder=triton",
@@ -286,6 +296,7 @@ def test_memory_options_change_no_result_of_steps(make_run: MakeRun, precision: 
             torch.testing.assert_close(value, found[0][name], rtol=rtol, atol=atol)
 
 
+@pytest.mark.slow
 def test_units_are_scaled_when_a_model_is_tuned(make_run: MakeRun) -> None:
     first = make_run("training.max_updates=2", name="first")
     first.train()
