@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Literal, Union
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
 from pydantic_core import PydanticKnownError
@@ -30,6 +30,8 @@ from econmt.recipe_model import EncoderSection as EncoderSection
 from econmt.recipe_model import Initialization as Initialization
 from econmt.recipe_model import Model as Model
 from econmt.recipe_model import Probability, Regex, Section
+from econmt.recipe_older import rename
+from econmt.recipe_older import rename_ops as rename_ops
 from econmt.recipe_optimizer import METRICS, Checkpoints, Updates
 from econmt.recipe_optimizer import Averaging as Averaging
 from econmt.recipe_optimizer import BatchSize as BatchSize
@@ -355,45 +357,6 @@ class Recipe(Section):
         return self
 
 
-def rename_ops(ops: dict[str, Any], input_feeding: bool) -> list[tuple[str, list[str]]]:
-    """Puts what older recipes say in their section ``ops`` under the keys of today; the values are not checked.
-
-    There ``lstm`` named the LSTM layers of the encoder and of a decoder without input feeding; a decoder with input
-    feeding was named by ``attention``, and kept its gates where ``lstm`` was reference.
-
-    Args:
-        ops: the section, which is changed.
-        input_feeding: whether the decoder has it.
-
-    Returns:
-        The old keys that were found, each with the new ones that have its value.
-    """
-    moved = []
-    if "lstm" in ops:
-        value = ops.pop("lstm")
-        keys = ["encoder"] if input_feeding else ["encoder", "decoder"]
-        ops.update(dict.fromkeys(keys, value))
-        if input_feeding and value == "reference":
-            ops["stash"] = "gates"
-        moved.append(("lstm", keys))
-    value = ops.get("attention", "auto")
-    named = isinstance(value, str) and value.isidentifier() and value != "auto"
-    if input_feeding and named and ops.get("decoder", "auto") == "auto":
-        ops["decoder"] = value
-        moved.append(("attention", ["decoder"]))
-    return moved
-
-
-def _rename(tree: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """:func:`rename_ops` for a whole recipe that is not checked yet, with dotted keys."""
-    section: Any = tree
-    for key in ("model", "decoder", "input_feeding"):
-        section = section.get(key) if isinstance(section, dict) else None
-    ops = tree.get("ops")
-    moved = rename_ops(ops, section is not False) if isinstance(ops, dict) else []
-    return [(f"ops.{old}", [f"ops.{key}" for key in new]) for old, new in moved]
-
-
 def model_folder(recipe: Recipe) -> Path:
     """The folder of the recipe's run, relative to the working directory."""
     return Path(recipe.output)
@@ -443,7 +406,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         InputError: one line for each thing that is wrong, each naming file and line (or the override) and the key.
     """
     file = find_recipe(path)
-    return load_section(Recipe, _text_of(file), str(file), overrides, rename=_rename, note=_note)
+    return load_section(Recipe, _text_of(file), str(file), overrides, rename=rename, note=_note)
 
 
 def read_recipe(file: Path) -> Recipe:
@@ -457,7 +420,7 @@ def read_recipe(file: Path) -> Recipe:
 
 def parse_recipe(text: str, where: str) -> Recipe:
     """Reads a recipe from text; ``where`` is what errors call it."""
-    return load_section(Recipe, text, where, rename=_rename)
+    return load_section(Recipe, text, where, rename=rename)
 
 
 def _text_of(file: Path) -> str:

@@ -51,6 +51,7 @@ BASE = {
     "econmt.recipe",
     "econmt.recipe_data",
     "econmt.recipe_model",
+    "econmt.recipe_older",
     "econmt.recipe_optimizer",
     "econmt.recipe_parallel",
     "econmt.recipe_stepped",

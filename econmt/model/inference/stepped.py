@@ -23,11 +23,12 @@ class PlainStepDecoder:
     Args:
         decoder: in evaluation mode.
         embedding: (V, I) of the target.
-        dtype: of products.
+        dtype: of products; float32 in place of whole numbers, of which no weight is laid out here.
     """
 
     def __init__(self, decoder: SteppedDecoder, embedding: Tensor, dtype: torch.dtype) -> None:
-        self.decoder, self.embedding, self.dtype = decoder, embedding, dtype
+        self.decoder, self.embedding = decoder, embedding
+        self.dtype = dtype if dtype.is_floating_point else torch.float32
         self.attention = self
 
     def prepare(self, keys: Tensor, may_factor: bool = True) -> tuple[Tensor, bool]:  # noqa: ARG002
