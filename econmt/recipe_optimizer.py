@@ -67,15 +67,17 @@ class EarlyStopping(Section):
 class OptimizerSection(Section):
     """The optimizer."""
 
-    name: Literal["adam", "adamw", "sgd", "nadam", "radam", "adagrad", "rmsprop", "adafactor"] = Field(
+    name: Literal[
+        "adam", "adamw", "sgd", "nadam", "radam", "adagrad", "adadelta", "rmsprop", "adafactor", "nag"
+    ] = Field(
         "adam",
-        description="algorithm, as of torch.optim; adafactor keeps a mean square of each row and column and no more, "
-        "and its learning rate counts in shares of a matrix's own root mean square",
+        description="algorithm, as of torch.optim; nag: sgd with Nesterov's momentum; adafactor keeps a mean square of "
+        "each row and column and no more, and its learning rate counts in shares of a matrix's root mean square",
     )
     learning_rate: float = Field(3.0e-4, gt=0.0, le=limits.RATE, description="learning rate after warm-up")
     betas: tuple[float, float] = Field(
         (0.9, 0.999),
-        description="decay of Adam's first and second moment; of rmsprop the second alone",
+        description="decay of Adam's first and second moment; of rmsprop and adadelta the second alone",
         strict=False,
     )
     eps: float = Field(
@@ -90,12 +92,14 @@ class OptimizerSection(Section):
         le=limits.RATE,
         description="decoupled weight decay (adamw, adafactor), L2 penalty (all others)",
     )
-    momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd, rmsprop)")
+    momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd, nag, rmsprop)")
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimizerSection:
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas {list(self.betas)} must be at least 0 and less than 1")
+        if self.name == "nag" and self.momentum == 0.0:
+            raise ValueError("name: nag needs momentum above 0; without it is sgd")
         return self
 
 

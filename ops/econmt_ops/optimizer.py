@@ -11,6 +11,8 @@ from torch import Tensor, nn
 _NORM_EPSILON = 1e-6
 """What `torch.nn.utils.clip_grads_with_norm_` adds to a norm before it divides by it."""
 
+_SGD = ("sgd", "nag")
+
 _BLOCK_BYTES = 2 << 20
 """A sparse gradient is written out as so many bytes at a time, which stay in the cache."""
 
@@ -25,7 +27,7 @@ class Update(NamedTuple):
 
 
 class FusedOptimizer:
-    """SGD, Adam or AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019).
+    """SGD, with Nesterov's momentum too, Adam or AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019).
 
     What `torch.optim` gives with ``fused=True``, by the same kernels. Those classes import torch's compiler when they
     are made, which takes 70 MB and two seconds that a training run can do without.
@@ -39,20 +41,21 @@ class FusedOptimizer:
 
     Args:
         parameters: all on one device.
-        name: "sgd", "adam" or "adamw".
+        name: one of :attr:`names`.
         learning_rate: of the first step: a number, or a float32 scalar on the device of the parameters.
         betas: decay of Adam's first and second moment.
         eps: Adam's epsilon.
-        weight_decay: L2 penalty (sgd, adam) or decoupled weight decay (adamw).
-        momentum: of sgd.
+        weight_decay: L2 penalty, or decoupled weight decay (adamw).
+        momentum: of sgd and nag.
         owned: the parameters that it updates, and whose state it has, where other processes have the others; None: all.
 
     Attributes:
+        names: of the algorithms that it knows.
         param_groups: one, with "params" and "lr", as `torch.optim` has them.
         state: of each parameter, under the names that `torch.optim` gives; empty before the first step.
     """
 
-    names: tuple[str, ...] = ("sgd", "adam", "adamw")
+    names: tuple[str, ...] = ("sgd", "nag", "adam", "adamw")
 
     def __init__(
         self,
@@ -182,13 +185,13 @@ class FusedOptimizer:
     def moments(self, parameter: Tensor) -> dict[str, torch.Size]:
         """The shapes of what the state of a parameter has beside numbers, by name."""
         names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
-        if self._name == "sgd":
+        if self._name in _SGD:
             names = ("momentum_buffer",) if self._momentum else ()
         return dict.fromkeys(names, parameter.shape)
 
     def _first_numbers(self, device: torch.device) -> dict[str, Tensor]:
         """The numbers of a new state."""
-        if self._name == "sgd":
+        if self._name in _SGD:
             return {}
         return {"step": torch.zeros((), dtype=torch.float32, device=device)}
 
@@ -228,7 +231,7 @@ class FusedOptimizer:
         values, gradients = [part.values for part in updates], [part.gradient for part in updates]
         moments = [list(parts) for parts in zip(*(part.moments for part in updates), strict=True)]
         rate: float | Tensor = self.param_groups[0]["lr"]
-        if self._name == "sgd":
+        if self._name in _SGD:
             torch._fused_sgd_(
                 values,
                 gradients,
@@ -237,7 +240,7 @@ class FusedOptimizer:
                 weight_decay=self._weight_decay,
                 momentum=self._momentum,
                 dampening=0.0,
-                nesterov=False,
+                nesterov=self._name == "nag",
                 maximize=False,
                 is_first_step=False,
                 grad_scale=divisor,

@@ -1,4 +1,7 @@
-"""Optimizers for which torch has no fused kernel: NAdam, RAdam, Adagrad, RMSprop and Adafactor, by their formulas."""
+"""Optimizers for which torch has no fused kernel, by their formulas.
+
+NAdam, RAdam, Adagrad, Adadelta, RMSprop and Adafactor.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,22 @@ _NADAM_DECAY = 4e-3
 
 
 class PlainOptimizer(FusedOptimizer):
-    """NAdam, RAdam, Adagrad, RMSprop or Adafactor, what `torch.optim` gives for the same settings.
+    """NAdam, RAdam, Adagrad, Adadelta, RMSprop or Adafactor, what `torch.optim` gives for the same settings.
 
-    Dozat (2016); Liu et al. (2020); Duchi, Hazan and Singer (2011); Tieleman and Hinton (2012); Shazeer and Stern
-    (2018). Each parameter takes some passes over its values where a fused kernel takes one. Everything else is as of
-    :class:`FusedOptimizer`, sparse gradients and CUDA graphs included; but Adafactor makes sparse gradients dense,
-    since its means are those of whole rows and columns.
+    Dozat (2016); Liu et al. (2020); Duchi, Hazan and Singer (2011); Zeiler (2012); Tieleman and Hinton (2012); Shazeer
+    and Stern (2018). Each parameter takes some passes over its values where a fused kernel takes one. Everything else
+    is as of :class:`FusedOptimizer`, sparse gradients and CUDA graphs included; but Adafactor makes sparse gradients
+    dense, since its means are those of whole rows and columns.
 
     Args: as of :class:`FusedOptimizer`, with these meanings:
-        betas: of nadam and radam; the second is also rmsprop's decay of squares. Adagrad has no decay, Adafactor's
-            rises with the number of steps, 1 - step ** -0.8.
+        betas: of nadam and radam; the second is also the decay of rmsprop's and adadelta's squares. Adagrad has no
+            decay, Adafactor's rises with the number of steps, 1 - step ** -0.8.
         eps: added to the root of the mean square; of adafactor the least root (its epsilon 1, squared).
         weight_decay: L2 penalty; of adafactor decoupled.
         momentum: of rmsprop.
     """
 
-    names = ("nadam", "radam", "adagrad", "rmsprop", "adafactor")
+    names = ("nadam", "radam", "adagrad", "adadelta", "rmsprop", "adafactor")
 
     def moments(self, parameter: Tensor) -> dict[str, torch.Size]:
         """See :class:`FusedOptimizer`; of a matrix Adafactor has a mean of each row and column, else one a value."""
@@ -37,6 +40,7 @@ class PlainOptimizer(FusedOptimizer):
             return {"row_var": torch.Size([*shape[:-1], 1]), "col_var": torch.Size(columns)}
         names = {
             "adagrad": ("sum",),
+            "adadelta": ("square_avg", "acc_delta"),
             "rmsprop": ("square_avg", *(("momentum_buffer",) if self._momentum else ())),
             "adafactor": ("variance",),
         }
@@ -111,6 +115,14 @@ class PlainOptimizer(FusedOptimizer):
         (total,) = update.moments
         total.addcmul_(update.gradient, update.gradient)
         update.values.sub_(update.gradient / total.sqrt().add_(self._eps) * self._rate)
+
+    def _adadelta(self, update: Update) -> None:
+        square, moved = update.moments
+        share = 1.0 - self._betas[1]
+        square.mul_(self._betas[1]).addcmul_(update.gradient, update.gradient, value=share)
+        change = (moved + self._eps).div_(square + self._eps).sqrt_().mul_(update.gradient)
+        moved.mul_(self._betas[1]).addcmul_(change, change, value=share)
+        update.values.sub_(change * self._rate)
 
     def _rmsprop(self, update: Update) -> None:
         square, *buffers = update.moments
