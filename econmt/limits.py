@@ -73,6 +73,8 @@ DIGITS = 15
 """After the point: more a float does not have."""
 REPETITIONS = 10_000
 """Of a measurement."""
+REGEX = 1000
+"""Characters of a regular expression."""
 TEXT = 4096
 """Characters of a name or path."""
 

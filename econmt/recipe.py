@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Literal, Union
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
 from pydantic_core import PydanticKnownError
@@ -25,19 +25,25 @@ from econmt.recipe_data import Positions, check_mixing
 from econmt.recipe_data import SentencePieceSubwords as SentencePieceSubwords
 from econmt.recipe_data import WordSubwords as WordSubwords
 from econmt.recipe_model import AttentionSection as AttentionSection
+from econmt.recipe_model import Coverage as Coverage
 from econmt.recipe_model import DecoderSection as DecoderSection
 from econmt.recipe_model import Dropout as Dropout
 from econmt.recipe_model import EncoderSection as EncoderSection
 from econmt.recipe_model import Initialization as Initialization
 from econmt.recipe_model import Model as Model
-from econmt.recipe_model import Probability, Section
+from econmt.recipe_model import Probability, Regex, Section
+from econmt.recipe_older import rename
+from econmt.recipe_older import rename_ops as rename_ops
+from econmt.recipe_optimizer import METRICS, Checkpoints, Updates
 from econmt.recipe_optimizer import Averaging as Averaging
-from econmt.recipe_optimizer import Checkpoints, Updates
+from econmt.recipe_optimizer import BatchSize as BatchSize
+from econmt.recipe_optimizer import EarlyStopping as EarlyStopping
 from econmt.recipe_optimizer import GradientClipping as GradientClipping
 from econmt.recipe_optimizer import OptimizerSection as OptimizerSection
 from econmt.recipe_optimizer import ScheduleSection as ScheduleSection
 from econmt.recipe_parallel import ParallelSection as ParallelSection
 from econmt.recipe_parallel import check_pipeline
+from econmt.recipe_stepped import check_stepped
 from econmt.recipe_text import LanguageModelSection as LanguageModelSection
 from econmt.recipe_text import TextData as TextData
 from econmt.recipe_text import TextSubwords as TextSubwords
@@ -89,31 +95,6 @@ class Ops(Section):
     stash: Literal["auto", "outputs", "attention", "cells", "gates"] = Field(
         "auto",
         description="what recomputing LSTMs keep: outputs, also attention weights, also cell states, also gates",
-    )
-
-
-class BatchSize(Section):
-    """How many sentences go into one update."""
-
-    type: Literal["sentence", "word"] = Field(
-        "sentence", description="count sentences, or padded target tokens"
-    )
-    size: int = Field(
-        64,
-        ge=1,
-        le=limits.BATCH,
-        description="sentences, or target tokens, a batch; of a language model the rows into which its text is cut",
-    )
-
-
-class EarlyStopping(Section):
-    """When training has learnt enough."""
-
-    metric: Literal["perplexity", "bleu"] = Field(
-        "perplexity", description="what decides which checkpoint is best"
-    )
-    max_num_checkpoint_not_improved: Checkpoints | None = Field(
-        8, description="stop after this many checkpoints without improvement; null: never"
     )
 
 
@@ -189,6 +170,15 @@ class Training(Section):
         le=limits.SENTENCES,
         description="validation sentences translated at a checkpoint for BLEU; -1: all, 0: none",
     )
+    decode_and_evaluate_device: str | None = Field(
+        None,
+        description="where those are translated: cpu, cuda or cuda:N; null: where the model is trained",
+    )
+    monitor_pattern: Regex | None = Field(
+        None,
+        description="regular expression: of parameters whose whole name it matches, metrics.tsv has at each checkpoint "
+        "the norm, and that of the gradient before norms are clipped; steps are then not captured in CUDA graphs",
+    )
     bleu_tokenizer: Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = Field(
         "auto",
         description="how sacreBLEU cuts text into words; auto: by data.target, zh for Chinese, ja-mecab and ko-mecab "
@@ -205,6 +195,29 @@ class Training(Section):
         description="first parameters of a new run instead of random ones: a model folder (its best checkpoint) or a "
         "parameter file of a model with the same vocabulary and the same model section; relative to the working "
         "directory, as output is",
+    )
+    update_vocab: bool = Field(
+        False,
+        description="let initialize_from have another vocabulary, whose files lie beside it: rows of tokens that both "
+        "have are taken over, those of the others are drawn",
+    )
+    fixed_param_names: list[Regex] = Field(
+        [], description="regular expressions: parameters whose whole name one of them matches are not learnt"
+    )
+    fixed_param_strategy: (
+        Literal[
+            "all_except_decoder",
+            "all_except_outer_layers",
+            "all_except_embeddings",
+            "all_except_output_proj",
+            "encoder_and_source_embeddings",
+            "encoder_half_and_source_embeddings",
+        ]
+        | None
+    ) = Field(
+        None,
+        description="what else is not learnt: of all but something, or what is named; of a matrix that is tied to "
+        "another one, both are learnt or neither",
     )
     seed: int = Field(
         1, ge=0, le=limits.SEED, description="of initial parameters, dropout and the order of the data"
@@ -234,12 +247,15 @@ class Training(Section):
             raise ValueError(
                 f"memory_budget {self.memory_budget}: these are bytes, too few for any model; give a unit, as 4GiB"
             )
+        if self.update_vocab and self.initialize_from is None:
+            raise ValueError("update_vocab needs initialize_from: the model whose vocabulary is another one")
         if self.averaging.start != "never" and self.schedule.name == "plateau-reduce":
             raise ValueError(
                 "averaging keeps one learning rate, and schedule plateau-reduce goes back: give one of them"
             )
-        if self.early_stopping.metric == "bleu" and self.decode_and_evaluate == 0:
-            raise ValueError("early_stopping.metric bleu needs decode_and_evaluate other than 0")
+        metric = self.early_stopping.metric
+        if METRICS[metric].of_translations and self.decode_and_evaluate == 0:
+            raise ValueError(f"early_stopping.metric {metric} needs decode_and_evaluate other than 0")
         return self
 
 
@@ -321,6 +337,7 @@ class Recipe(Section):
         check_task(self)
         check_pipeline(self)
         check_mixing(self)
+        check_stepped(self)
         return self
 
     @model_validator(mode="after")
@@ -344,45 +361,6 @@ class Recipe(Section):
                 "data.subwords.joint: true"
             )
         return self
-
-
-def rename_ops(ops: dict[str, Any], input_feeding: bool) -> list[tuple[str, list[str]]]:
-    """Puts what older recipes say in their section ``ops`` under the keys of today; the values are not checked.
-
-    There ``lstm`` named the LSTM layers of the encoder and of a decoder without input feeding; a decoder with input
-    feeding was named by ``attention``, and kept its gates where ``lstm`` was reference.
-
-    Args:
-        ops: the section, which is changed.
-        input_feeding: whether the decoder has it.
-
-    Returns:
-        The old keys that were found, each with the new ones that have its value.
-    """
-    moved = []
-    if "lstm" in ops:
-        value = ops.pop("lstm")
-        keys = ["encoder"] if input_feeding else ["encoder", "decoder"]
-        ops.update(dict.fromkeys(keys, value))
-        if input_feeding and value == "reference":
-            ops["stash"] = "gates"
-        moved.append(("lstm", keys))
-    value = ops.get("attention", "auto")
-    named = isinstance(value, str) and value.isidentifier() and value != "auto"
-    if input_feeding and named and ops.get("decoder", "auto") == "auto":
-        ops["decoder"] = value
-        moved.append(("attention", ["decoder"]))
-    return moved
-
-
-def _rename(tree: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """:func:`rename_ops` for a whole recipe that is not checked yet, with dotted keys."""
-    section: Any = tree
-    for key in ("model", "decoder", "input_feeding"):
-        section = section.get(key) if isinstance(section, dict) else None
-    ops = tree.get("ops")
-    moved = rename_ops(ops, section is not False) if isinstance(ops, dict) else []
-    return [(f"ops.{old}", [f"ops.{key}" for key in new]) for old, new in moved]
 
 
 def model_folder(recipe: Recipe) -> Path:
@@ -434,7 +412,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         InputError: one line for each thing that is wrong, each naming file and line (or the override) and the key.
     """
     file = find_recipe(path)
-    return load_section(Recipe, _text_of(file), str(file), overrides, rename=_rename, note=_note)
+    return load_section(Recipe, _text_of(file), str(file), overrides, rename=rename, note=_note)
 
 
 def read_recipe(file: Path) -> Recipe:
@@ -448,7 +426,7 @@ def read_recipe(file: Path) -> Recipe:
 
 def parse_recipe(text: str, where: str) -> Recipe:
     """Reads a recipe from text; ``where`` is what errors call it."""
-    return load_section(Recipe, text, where, rename=_rename)
+    return load_section(Recipe, text, where, rename=rename)
 
 
 def _text_of(file: Path) -> str:

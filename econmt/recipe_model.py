@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from econmt import limits
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Width = Annotated[int, Field(ge=1, le=limits.WIDTH)]
+
+
+def _check_regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"no regular expression ({error})") from None
+    return pattern
+
+
+Regex = Annotated[str, Field(min_length=1, max_length=limits.REGEX), AfterValidator(_check_regex)]
 
 
 class Section(BaseModel):
@@ -53,6 +65,13 @@ class RecurrentStack(Section):
         "smaller and faster (Prabhavalkar et al., 2016); null: whole matrices",
     )
     layers: int = Field(1, ge=1, le=limits.LAYERS, description="number of layers")
+    first_residual_layer: int = Field(
+        2,
+        ge=1,
+        le=limits.LAYERS,
+        description="the lowest layer, counted from 1, that adds what it reads if residual is true; of the bottom one "
+        "that is embeddings of the same width. Another than 2 is computed step by step",
+    )
 
     @model_validator(mode="after")
     def _rank_has_a_cell(self) -> RecurrentStack:
@@ -100,6 +119,15 @@ class DecoderSection(RecurrentStack):
     residual: bool = Field(
         False, description="add each layer's input to its output, from the second layer on"
     )
+    context_gating: bool = Field(
+        False,
+        description="a gate weighs state and context against one another (Tu et al., 2017), computed step by step",
+    )
+    attention_in_upper_layers: bool = Field(
+        False,
+        description="with input feeding: attention from the bottom layer, whose context the upper ones read too, "
+        "computed step by step",
+    )
     state_init: Literal["last", "avg", "zero"] = Field(
         "last", description="first state from the encoder's last state, from the mean of its outputs, or zero"
     )
@@ -115,23 +143,66 @@ class DecoderSection(RecurrentStack):
         return self
 
 
+class Coverage(Section):
+    """How much each source position was attended to, as an input of the attention (Tu et al., 2016)."""
+
+    type: Literal["none", "tanh", "sigmoid", "relu", "softrelu", "gru", "fertility", "count"] = Field(
+        "none",
+        description="count: the sum of the attention; fertility: that over how often a position is expected; gru, or "
+        "an activation: a layer over the coverage before, the attention, the position and the decoder's state",
+    )
+    num_hidden: Width = Field(1, description="width of the coverage of a position; of count and fertility 1")
+    max_fertility: int = Field(2, ge=1, le=limits.WIDTH, description="how often at most (fertility only)")
+
+    @model_validator(mode="after")
+    def _counts_are_numbers(self) -> Coverage:
+        if self.type in ("count", "fertility") and self.num_hidden != 1:
+            raise ValueError(f"num_hidden {self.num_hidden}: coverage of type {self.type} is one number")
+        return self
+
+
 class AttentionSection(Section):
     """How a decoder state is compared with the encoder's outputs."""
 
-    type: Literal["additive", "dot", "scaled_dot", "bilinear"] = Field(
+    type: Literal["additive", "dot", "scaled_dot", "bilinear", "mhdot", "fixed", "location"] = Field(
         "additive",
         description="additive: w . tanh(q + k) (Bahdanau et al., 2015); dot: h . v; "
-        "scaled_dot: h . v / sqrt(size of h); bilinear: h . W v (Luong et al., 2015)",
+        "scaled_dot: h . v / sqrt(size of h); bilinear: h . W v (Luong et al., 2015). Computed step by step: mhdot: "
+        "several scaled products (Vaswani et al., 2017); fixed: the last position, always; location: by the position's "
+        "number, from the decoder's state alone (Luong et al., 2015)",
     )
     size: Width = Field(
-        512, description="width of the comparison (additive only; the others use the decoder's size)"
+        512,
+        description="width of the comparison (additive, mhdot), most positions looked at (location); the others use "
+        "the decoder's size",
     )
+    mhdot_heads: int = Field(8, ge=1, le=limits.WIDTH, description="products (mhdot only)")
+    function: Literal["softmax", "sparsemax"] = Field(
+        "softmax",
+        description="what makes weights of scores; sparsemax: many of them are 0 (Martins and Astudillo, 2016), "
+        "computed step by step",
+    )
+    use_prev_word: bool = Field(
+        False,
+        description="the query is of the word before, too (additive, bilinear, mhdot, location), computed step by step",
+    )
+    coverage: Coverage = Field(Coverage(), description="additive only, computed step by step")
     layer_norm: bool = Field(False, description="layer normalisation of q + k before tanh (additive only)")
 
     @model_validator(mode="after")
     def _norm_needs_additive(self) -> AttentionSection:
         if self.layer_norm and self.type != "additive":
             raise ValueError(f"layer_norm needs type: additive, not {self.type}")
+        if self.coverage.type != "none" and self.type != "additive":
+            raise ValueError(f"coverage needs type: additive, not {self.type}")
+        if self.use_prev_word and self.type in ("dot", "scaled_dot", "fixed"):
+            raise ValueError(
+                f"use_prev_word: type {self.type} makes no query; give additive, bilinear, mhdot or location"
+            )
+        if self.function != "softmax" and self.type == "fixed":
+            raise ValueError(f"function {self.function}: type fixed has no scores")
+        if self.type == "mhdot" and self.size % self.mhdot_heads:
+            raise ValueError(f"size {self.size} must be a multiple of mhdot_heads {self.mhdot_heads}")
         return self
 
 
@@ -144,6 +215,18 @@ class Dropout(Section):
     variational: bool = Field(
         False, description="one mask a sentence for all its positions (Gal and Ghahramani, 2016)"
     )
+    states: Probability = Field(
+        0.0,
+        description="on what layers multiply of their own state, one mask a sentence (Gal and Ghahramani, 2016), "
+        "computed step by step, as the next three",
+    )
+    recurrent: Probability = Field(
+        0.0, description="on what a step adds to the cell, without loss of memory (Semeniuta et al., 2016)"
+    )
+    zoneout_hidden: Probability = Field(
+        0.0, description="values of the hidden state that stay as they were (Krueger et al., 2017)"
+    )
+    zoneout_cell: Probability = Field(0.0, description="the same of the cell state")
 
 
 def _dropout_kind(value: Any) -> str:
@@ -163,8 +246,22 @@ class Initialization(Section):
         "xavier",
         description="uniform in [-scale, scale], or uniform by fan-in and fan-out (Glorot and Bengio, 2010)",
     )
+    rnn_h2h: Literal["default", "orthogonal", "orthogonal_stacked"] = Field(
+        "default",
+        description="matrices that layers multiply their own state with: default: as weights says; orthogonal: all "
+        "gates together have orthonormal columns (Saxe et al., 2014); orthogonal_stacked: each gate's own",
+    )
     scale: float = Field(
         0.1, gt=0.0, le=limits.WEIGHT, description="half width of the uniform distribution (uniform only)"
+    )
+    source_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
+        None,
+        description="file of vectors for the source embeddings: text (word2vec, GloVe, fastText), .npz or .safetensors "
+        "with tokens and vectors, as econmt embeddings writes them; tokens that it lacks are drawn; relative to the "
+        "working directory",
+    )
+    target_embedding: Annotated[str, Field(min_length=1, max_length=limits.TEXT)] | None = Field(
+        None, description="the same for the target embeddings"
     )
     forget_bias: float = Field(
         0.0, ge=-limits.WEIGHT, le=limits.WEIGHT, description="first value of the forget gates' bias"
@@ -179,7 +276,18 @@ class Model(Section):
     decoder: DecoderSection = Field(DecoderSection(), description="the decoder")
     attention: AttentionSection = Field(AttentionSection(), description="the attention")
     dropout: DropoutChoice = Field(
-        0.0, description="one probability everywhere, or a section with one a place"
+        0.0, description="one probability for embedding, layers and output, or a section with one a place"
+    )
+    layer_normalization: bool = Field(
+        False,
+        description="of the attentional hidden vector before tanh and of the decoder's first states, computed step by "
+        "step; cells and attention have their own",
+    )
+    lhuc: Literal["none", "encoder", "decoder", "state_init", "all"] = Field(
+        "none",
+        description="scale every unit of the layers, or of the decoder's first states, by a factor from 0 to 2 that is "
+        "learnt when a model is tuned (Vilar, 2018), computed step by step; training.initialize_from may name a model "
+        "without, and fixed_param_names '(?!.*lhuc).*' learns nothing else",
     )
     weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
         "none", description="which of source embedding, target embedding and output layer share one matrix"
@@ -193,6 +301,55 @@ class Model(Section):
                 f"attention.type {self.attention.type} needs encoder.size ({self.encoder.size}) equal to decoder.size "
                 f"({self.decoder.size}); use bilinear or additive otherwise"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Model:
+        attention = self.attention
+        if attention.type == "mhdot" and self.encoder.size % attention.mhdot_heads:
+            raise ValueError(
+                f"encoder.size {self.encoder.size} must be a multiple of attention.mhdot_heads {attention.mhdot_heads}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _bottom_adds_its_width(self) -> Model:
+        for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            if stack.residual and stack.first_residual_layer == 1 and self.embedding != stack.size:
+                raise ValueError(
+                    f"{part}.first_residual_layer 1 adds embeddings: embedding {self.embedding} must be {part}.size "
+                    f"{stack.size}"
+                )
+        if self.lhuc in ("state_init", "all") and self.decoder.state_init == "zero":
+            raise ValueError(
+                f"lhuc {self.lhuc} scales the decoder's first states: give decoder.state_init last or avg"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tables_get_vectors_once(self) -> Model:
+        if self.weight_tying.startswith("src_trg") and self.initialization.target_embedding is not None:
+            raise ValueError(
+                f"weight_tying {self.weight_tying} makes one matrix of both embeddings: give "
+                "initialization.source_embedding alone"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _states_are_multiplied(self) -> Model:
+        how = self.initialization.rnn_h2h
+        if how != "default":
+            for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+                if stack.cell in ("sru", "ssru", "qrnn"):
+                    raise ValueError(
+                        f"initialization.rnn_h2h {how}: {part}.cell {stack.cell} multiplies its state with no matrix; "
+                        "leave it at default"
+                    )
+                if stack.rank is not None:
+                    raise ValueError(
+                        f"initialization.rnn_h2h {how}: {part}.rank {stack.rank} makes products of two factors of "
+                        "these matrices; leave it at default, or rank at null"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -237,6 +394,7 @@ def layer_shapes(model: Model) -> tuple[list[LayerShape], list[LayerShape]]:
     for layer in range(decoder.layers):
         if decoder.input_feeding:
             inputs = model.embedding + decoder.size if layer == 0 else decoder.size
+            inputs += encoder.size if layer and decoder.attention_in_upper_layers else 0
         else:
             inputs = model.embedding if layer == 0 else decoder.size + encoder.size
         above.append(LayerShape(inputs, decoder.size, 1))

@@ -2,40 +2,111 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from econmt import limits
-from econmt.recipe_model import Section
+from econmt.recipe_model import Probability, Section
 
 Updates = Annotated[int, Field(ge=1, le=limits.UPDATES)]
 Checkpoints = Annotated[int, Field(ge=1, le=limits.CHECKPOINTS)]
 
 
+class StopMetric(NamedTuple):
+    """What a checkpoint can be judged by.
+
+    Attributes:
+        title: its name in a sentence.
+        column: of metrics.tsv.
+        higher: whether more of it is better.
+        of_translations: whether the validation text must be translated for it.
+    """
+
+    title: str
+    column: str
+    higher: bool
+    of_translations: bool = True
+
+
+METRICS = {
+    "perplexity": StopMetric("perplexity", "valid_perplexity", higher=False, of_translations=False),
+    "bleu": StopMetric("BLEU", "bleu", higher=True),
+    "chrf": StopMetric("chrF", "chrf", higher=True),
+    "ter": StopMetric("TER", "ter", higher=False),
+}
+
+
+class BatchSize(Section):
+    """How many sentences go into one update."""
+
+    type: Literal["sentence", "word"] = Field(
+        "sentence", description="count sentences, or padded target tokens"
+    )
+    size: int = Field(
+        64,
+        ge=1,
+        le=limits.BATCH,
+        description="sentences, or target tokens, a batch; of a language model the rows into which its text is cut",
+    )
+
+
+class EarlyStopping(Section):
+    """When training has learnt enough."""
+
+    metric: Literal["perplexity", "bleu", "chrf", "ter"] = Field(
+        "perplexity",
+        description="what decides which checkpoint is best; chrf and ter are sacreBLEU's and stand in metrics.tsv if "
+        "they decide",
+    )
+    max_num_checkpoint_not_improved: Checkpoints | None = Field(
+        8, description="stop after this many checkpoints without improvement; null: never"
+    )
+
+
 class OptimizerSection(Section):
     """The optimizer."""
 
-    name: Literal["adam", "adamw", "sgd"] = Field("adam", description="algorithm")
+    name: Literal[
+        "adam", "adamw", "sgd", "nadam", "radam", "adagrad", "adadelta", "rmsprop", "adafactor", "nag"
+    ] = Field(
+        "adam",
+        description="algorithm, as of torch.optim; nag: sgd with Nesterov's momentum; adafactor keeps a mean square of "
+        "each row and column and no more, and its learning rate counts in shares of a matrix's root mean square",
+    )
     learning_rate: float = Field(3.0e-4, gt=0.0, le=limits.RATE, description="learning rate after warm-up")
     betas: tuple[float, float] = Field(
-        (0.9, 0.999), description="decay of Adam's first and second moment", strict=False
+        (0.9, 0.999),
+        description="decay of Adam's first and second moment; of rmsprop and adadelta the second alone",
+        strict=False,
     )
-    eps: float = Field(1.0e-8, gt=0.0, le=1.0, description="Adam's epsilon")
+    eps: float = Field(
+        1.0e-8,
+        gt=0.0,
+        le=1.0,
+        description="what is added to the root of the mean square; of adafactor its least",
+    )
     weight_decay: float = Field(
-        0.0, ge=0.0, le=limits.RATE, description="L2 penalty (adam, sgd) or decoupled weight decay (adamw)"
+        0.0,
+        ge=0.0,
+        le=limits.RATE,
+        description="decoupled weight decay (adamw, adafactor), L2 penalty (all others)",
     )
-    momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd only)")
+    momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd, nag, rmsprop)")
 
     @property
     def moments(self) -> int:
-        """Values of state that it keeps for each parameter."""
-        return int(self.momentum > 0.0) if self.name == "sgd" else 2
+        """Values of state that it keeps for each parameter; Adafactor's of rows and columns are few."""
+        with_momentum = int(self.momentum > 0.0)
+        few = {"sgd": with_momentum, "nag": 1, "adagrad": 1, "rmsprop": 1 + with_momentum, "adafactor": 0}
+        return few.get(self.name, 2)
 
     @model_validator(mode="after")
     def _betas_in_range(self) -> OptimizerSection:
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas {list(self.betas)} must be at least 0 and less than 1")
+        if self.name == "nag" and self.momentum == 0.0:
+            raise ValueError("name: nag needs momentum above 0; without it is sgd")
         return self
 
 
@@ -84,3 +155,14 @@ class Averaging(Section):
         5,
         description="checkpoints: averaging begins when a perplexity is above the best of all but so many before it",
     )
+    decay: Probability | None = Field(
+        None,
+        description="of an exponential moving average: each update keeps this share of the mean before, or less while "
+        "there are few, 1 - 1 / updates; null: a mean in which all updates weigh the same",
+    )
+
+    @model_validator(mode="after")
+    def _decay_has_a_mean(self) -> Averaging:
+        if self.decay is not None and self.start == "never":
+            raise ValueError("decay needs start: at-once or non-monotone")
+        return self

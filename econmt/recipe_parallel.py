@@ -48,6 +48,14 @@ def check_pipeline(recipe: Any) -> None:
         return
     if recipe.training.memory_budget is not None:
         raise ValueError(f"parallel.pipeline {stages} knows no training.memory_budget: leave one of them out")
+    if recipe.training.monitor_pattern is not None:
+        raise ValueError(
+            f"parallel.pipeline {stages}: no rank has all gradients, leave training.monitor_pattern out"
+        )
+    if recipe.training.fixed_param_names or recipe.training.fixed_param_strategy:
+        raise ValueError(
+            f"parallel.pipeline {stages} learns all parameters: leave training.fixed_param_names and _strategy out"
+        )
     if recipe.parallel.shard_optimizer:
         raise ValueError(
             f"parallel.pipeline {stages}: each rank has its own layers' optimizer state, leave shard_optimizer out"

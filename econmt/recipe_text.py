@@ -135,6 +135,8 @@ _OF_PAIRS = (
     "training.bucket_width",
     "training.trim_batches",
     "training.decode_and_evaluate",
+    "training.decode_and_evaluate_device",
+    "training.fixed_param_strategy",
     "training.bleu_tokenizer",
     "training.early_stopping.metric",
 )
@@ -158,6 +160,12 @@ def check_task(recipe: Any) -> None:
                 ("model", False): "model.encoder and model.decoder",
             }[section, text]
             raise ValueError(f"task: {recipe.task} needs {wanted}")
+    if text and (
+        recipe.model.initialization.source_embedding or recipe.model.initialization.target_embedding
+    ):
+        raise ValueError(
+            "model.initialization has files of vectors for task: translation only; leave them out"
+        )
     for key in _OF_PAIRS if text else _OF_TEXT:
         section, _, name = key.rpartition(".")
         holder: BaseModel = recipe

@@ -58,6 +58,12 @@ QUICK = [
     "model.attention.size=8",
     "training.batch.size=3",
 ]
+_FUSED = ("model.layer_normalization=false", "ops.decoder=auto")
+FUSED = {
+    "groundhog": (*_FUSED, "model.attention.use_prev_word=false", "model.attention.coverage.type=none"),
+    "best": _FUSED,
+}
+"""Of recipes whose decoder no fused operation computes: what makes it one that all implementations have."""
 REFERENCE = Implementations.everywhere("reference")
 
 
@@ -266,7 +272,7 @@ class Case(NamedTuple):
 
 def recipe_of(name: str, quick: bool) -> tuple[Recipe, tuple[int, int]]:
     """A recipe, and the source and target entries that its vocabularies are meant to have."""
-    recipe = load_recipe(name, QUICK if quick else [])
+    recipe = load_recipe(name, [*FUSED.get(name, ()), *(QUICK if quick else ())])
     words = recipe.data.subwords
     sizes = (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
     return recipe, (60, 60) if quick else sizes

@@ -24,6 +24,7 @@ from econmt.memory.report.tables import format_bytes
 from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
 from econmt.recipe import Model, recipe_text
 from econmt.recipe_model import CELLS, rank_limit
+from econmt.recipe_stepped import decoder_steps, encoder_steps
 from econmt.training.checkpoints import check_model, check_vocabulary, parameter_file
 from econmt.training.export import check_new, write_model
 from econmt.training.folder import ModelFolder
@@ -118,6 +119,9 @@ def _ranks(
             continue
         if not CELLS[cell].ranks:
             notice(f"the {part} stays whole: layers of cell {cell} have no factors")
+            continue
+        if steps := {"encoder": encoder_steps, "decoder": decoder_steps}[part](model):
+            notice(f"the {part} stays whole: model.{steps} needs whole matrices")
             continue
         if before is not None:
             raise InputError(

@@ -19,6 +19,7 @@ from econmt.data.subwords import fingerprint, load_vocabularies, vocabulary_file
 from econmt.errors import InputError
 from econmt.recipe import LanguageModelSection, Model, Recipe, TextData
 from econmt.recipe import read_recipe as recipe_of_folder
+from econmt.recipe_optimizer import METRICS
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.folder import ModelFolder
 from econmt.training.results import read_results
@@ -62,9 +63,9 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 def checkpoint_scores(recipe: Recipe, metrics: list[dict[str, float]]) -> dict[int, float]:
     """What early stopping judges each checkpoint by, higher is better."""
-    if recipe.training.early_stopping.metric == "bleu":
-        return {int(row["update"]): row["bleu"] for row in metrics}
-    return {int(row["update"]): -row["valid_perplexity"] for row in metrics}
+    metric = METRICS[recipe.training.early_stopping.metric]
+    sign = 1.0 if metric.higher else -1.0
+    return {int(row["update"]): sign * row.get(metric.column, math.nan) for row in metrics}
 
 
 def parameters_by_layer(path: Path, recipe: Recipe) -> dict[str, int]:

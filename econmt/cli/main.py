@@ -36,6 +36,8 @@ VERBS = {
     "average": "Average the parameters of several checkpoints.",
     "compress": "Replace the LSTM matrices of a trained model by thin factors.",
     "info": "Say what a model folder holds.",
+    "embeddings": "Print the tokens that a model takes for alike.",
+    "extract": "Write parameters to a file for other programs.",
     "export": "Write a model without its training state.",
     "recipes": "List, copy, show and validate recipes.",
 }

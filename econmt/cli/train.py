@@ -37,6 +37,7 @@ from econmt.parallel.lone_rank import LoneRank, Rank
 from econmt.parallel.place import Place, place_of_environment, take_own_gpu
 from econmt.parallel.processes import joined
 from econmt.recipe import Recipe, TextData, find_recipe, load_recipe
+from econmt.recipe_optimizer import METRICS
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
 from econmt.training.checkpoints import load_state
@@ -179,10 +180,6 @@ def _print_results(found: Results, console: Console) -> None:
         print(f"{found.corpus} BLEU {found.bleu:.2f} of checkpoint {found.best_update} ({found.signature})")
 
 
-METRICS = {"bleu": "BLEU", "perplexity": "perplexity"}
-"""As they are written."""
-
-
 def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
     """What the command would do without --dry-run."""
     folder, training = ModelFolder(recipe.output), recipe.training
@@ -197,7 +194,9 @@ def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
     ]
     patience = training.early_stopping.max_num_checkpoint_not_improved
     if patience is not None:
-        ends.append(f"{patience} checkpoints without a better {METRICS[training.early_stopping.metric]}")
+        ends.append(
+            f"{patience} checkpoints without a better {METRICS[training.early_stopping.metric].title}"
+        )
     files = ", ".join(recipe.data.train)
     what = "lines" if isinstance(recipe.data, TextData) else "pairs"
     return [

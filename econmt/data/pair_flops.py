@@ -46,10 +46,10 @@ def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
         target_vocabulary: entries of the output layer.
     """
     encoder, decoder = model.encoder, model.decoder
-    comparison = model.attention.size if model.attention.type == "additive" else decoder.size
+    comparison = model.attention.size if model.attention.type in ("additive", "mhdot") else decoder.size
     below, above = layer_shapes(model)
     source = sum(_layer(shape, encoder) for shape in below)
-    if model.attention.type in ("additive", "bilinear"):
+    if model.attention.type in ("additive", "bilinear", "mhdot"):
         source += 2 * encoder.size * comparison  # the keys
     target = sum(_layer(shape, decoder) for shape in above)
     if model.attention.type == "additive":

@@ -240,6 +240,7 @@ class Translator:
             and self.options.is_plain
             and self.options.sample is None
             and isinstance(self.model, IncrementalModel)
+            and not self.model.plain
         ):
             self._continuous = ContinuousSearch(
                 partial(Grid, self.model), self.options, self.device, self.batch_size, self._tokens, warn

@@ -21,10 +21,12 @@ class ParameterAverage:
 
     Args:
         optimizer: of all parameters; its own state is made if it is not there.
+        decay: the share of the mean before that an update keeps at most; None: all updates weigh the same.
     """
 
-    def __init__(self, optimizer: FusedOptimizer) -> None:
+    def __init__(self, optimizer: FusedOptimizer, decay: float | None = None) -> None:
         self._optimizer = optimizer
+        self._least = 0.0 if decay is None else 1.0 - decay
         self.prepare()
 
     def prepare(self) -> bool:
@@ -47,7 +49,7 @@ class ParameterAverage:
     def add(self, number: int) -> None:
         """Takes in the parameters after the ``number``-th update since it began, from 1."""
         # The first makes it equal to them, whatever was there before.
-        torch._foreach_lerp_(self._averages, self._parameters, 1.0 / number)
+        torch._foreach_lerp_(self._averages, self._parameters, max(1.0 / number, self._least))
 
     @torch.no_grad()
     def exchange(self) -> None:

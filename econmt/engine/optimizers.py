@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from econmt import recipe
 from econmt.errors import InputError
 from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizer_rules import PlainOptimizer
 
 
 def make_optimizer(
@@ -19,10 +20,10 @@ def make_optimizer(
 ) -> FusedOptimizer:
     """The optimizer of a recipe over named parameters, all of them on one device.
 
-    The fused kernels are elementwise, so they give the same bits in every run. It updates those that are ``owned``;
-    None: all.
+    Its kernels give the same bits in every run. It updates those that are ``owned``; None: all.
     """
-    return FusedOptimizer(parameters.values(), **config.model_dump(), owned=owned)
+    kind = PlainOptimizer if config.name in PlainOptimizer.names else FusedOptimizer
+    return kind(parameters.values(), **config.model_dump(), owned=owned)
 
 
 def optimizer_tensors(optimizer: FusedOptimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -56,10 +57,11 @@ def load_optimizer_tensors(
             raise InputError(
                 f"{where}: optimizer state of '{name}', which the model does not have; see the recipe's model"
             )
-        if value.dim() > 0 and value.shape != parameter.shape:
+        shape = optimizer.moments(parameter).get(quantity, parameter.shape)
+        if value.dim() > 0 and value.shape != shape:
             raise InputError(
                 f"{where}: optimizer state {key} has shape {tuple(value.shape)}, the parameter "
-                f"{tuple(parameter.shape)}; this state belongs to another model"
+                f"{tuple(shape)}; this state belongs to another model"
             )
         if not optimizer.owns(parameter):
             continue

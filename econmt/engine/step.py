@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from econmt.data.batch import AnyBatch
 from econmt.engine.averaging import ParameterAverage
+from econmt.engine.fixed import fix_parameters
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from econmt.engine.precision import Precision
 from econmt.engine.world import Reduction, World
@@ -97,6 +98,7 @@ class TrainingStep:
         self.world = World() if world is None else world
         self.clipping = training.gradient_clipping
         self.label_smoothing = training.label_smoothing
+        fix_parameters(model, training)
         self.shares = self.world.shares(model.parameters())
         if optimizer is None:
             owned = None if self.shares is None else self.shares.owned
@@ -118,7 +120,7 @@ class TrainingStep:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Whose gradients a step makes in this process."""
-        return [parameter for _, parameter in self.named_parameters()]
+        return [parameter for _, parameter in self.named_parameters() if parameter.requires_grad]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """These with the names that they have, or the whole of which they are rows, in the model."""

@@ -329,5 +329,7 @@ def kernels(
 
 def _known(step: Step) -> dict[str, int]:
     """Bytes that classes of kernels read and write in a step, where that is plain."""
-    parameters = sum(part.numel() for part in step.training.model.parameters())
-    return {"optimizer": optimizer_bytes(parameters, step.training.task.recipe.training.optimizer.moments)}
+    parameters = list(step.training.model.parameters())
+    shapes = [shape for part in parameters for shape in step.training.optimizer.moments(part).values()]
+    moments = sum(shape.numel() for shape in shapes)
+    return {"optimizer": optimizer_bytes(sum(part.numel() for part in parameters), moments)}

@@ -58,6 +58,10 @@ class Attention(nn.Module):
             return None
         return self.gain, self.shift
 
+    def values(self, values: Tensor) -> Tensor:
+        """What is summed (B, S, E) of the encoder's outputs ``values`` (B, S, E)."""
+        return values
+
     def keys(self, values: Tensor) -> Tensor:
         """Keys (B, S, A or H) of the encoder's outputs ``values`` (B, S, E), in either order in memory."""
         if self.key is None:

@@ -38,10 +38,14 @@ class Memory(NamedTuple):
 
 
 class Recurrent(NamedTuple):
-    """The decoder's state between two steps: every layer's states and the attentional vector o, (B, H) each."""
+    """The decoder's state between two steps: every layer's states and the attentional vector o, (B, H) each.
+
+    ``extra`` has the coverage (B, S, C) of a decoder with it, from the first step on.
+    """
 
     layers: State
     output: Tensor
+    extra: tuple[Tensor, ...] = ()
 
 
 class Decoder(nn.Module, ABC):
@@ -49,6 +53,9 @@ class Decoder(nn.Module, ABC):
 
     o_t = tanh(combine [h_t ; context_t]) is the attentional hidden vector (Luong et al., 2015, equation 5).
     """
+
+    steps = False
+    """Whether it walks step by step in PyTorch, in a search, too."""
 
     def __init__(
         self,
@@ -61,15 +68,36 @@ class Decoder(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.cell = CELLS[config.cell]
-        self.attention = Attention(attention, encoder_size, config.size)
+        self.attention = self.make_attention(attention, encoder_size, input_size)
         self.dropout = SeededDropout(dropout.layers, dropout.variational)
         self.layers = nn.ModuleList(
-            make_layer(config, width, config.size) for width in self._input_widths(input_size, encoder_size)
+            self.make_layer(width) for width in self._input_widths(input_size, encoder_size)
         )
-        self.combine = nn.Linear(config.size + encoder_size, config.size)
+        self.combine = self.make_combine(encoder_size)
         self.start: nn.Linear | None = None
         if config.state_init != "zero":
             self.start = nn.Linear(encoder_size, len(self.cell.cell.states) * config.layers * config.size)
+
+    def make_attention(
+        self,
+        attention: recipe.AttentionSection,
+        encoder_size: int,
+        input_size: int,  # noqa: ARG002 - of words, which not every attention reads
+    ) -> Attention:
+        """The attention."""
+        return Attention(attention, encoder_size, self.config.size)
+
+    def make_layer(self, width: int) -> RecurrentLayer:
+        """The parameters of a layer that reads ``width`` values."""
+        return make_layer(self.config, width, self.config.size)
+
+    def make_combine(self, encoder_size: int) -> nn.Linear:
+        """What makes of [h ; context] what tanh reads to give o."""
+        return nn.Linear(self.config.size + encoder_size, self.config.size)
+
+    def start_vectors(self, made: Tensor) -> Tensor:
+        """The values of all first states (B, .) of what the affine map has ``made``."""
+        return torch.tanh(made)
 
     @abstractmethod
     def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:
@@ -105,7 +133,7 @@ class Decoder(nn.Module, ABC):
         if self.start is None:
             made = summary.new_zeros(batch, len(names), len(self.layers), size)
         else:
-            made = torch.tanh(self.start(summary)).view(batch, len(names), len(self.layers), size)
+            made = self.start_vectors(self.start(summary)).view(batch, len(names), len(self.layers), size)
         # What steps add to has float32 at least, whatever the precision of the products; h is made anew in each.
         exact = torch.promote_types(made.dtype, torch.float32)
         parts = [
@@ -220,9 +248,3 @@ class ParallelDecoder(Decoder):
     def combined(self, outputs: Tensor, contexts: Tensor) -> Tensor:
         """The attentional hidden vectors (B, T, H) of the top layer's outputs (B, T, H) and contexts (B, T, E)."""
         return torch.tanh(self.combine(torch.cat([outputs, contexts], dim=-1)))
-
-
-def make_decoder(config: recipe.Model, dropout: recipe.Dropout) -> Decoder:
-    """The decoder that the recipe's model section describes."""
-    kind = InputFeedingDecoder if config.decoder.input_feeding else ParallelDecoder
-    return kind(config.decoder, config.attention, config.embedding, config.encoder.size, dropout)

@@ -51,10 +51,19 @@ class Encoder(nn.Module):
         for layer in range(config.layers):
             width = input_size if layer == 0 else config.size
             if layer < both:
-                self.forward_layers.append(make_layer(config, width, half))
-                self.backward_layers.append(make_layer(config, width, half))
+                self.forward_layers.append(self.make_layer(width, half))
+                self.backward_layers.append(self.make_layer(width, half))
             else:
-                self.upper_layers.append(make_layer(config, width, config.size))
+                self.upper_layers.append(self.make_layer(width, config.size))
+
+    @property
+    def laid_out(self) -> bool:
+        """Whether a search has steps of its own for it, on weights laid out for it."""
+        return self.cell.laid_out
+
+    def make_layer(self, width: int, size: int) -> RecurrentLayer:
+        """The parameters of a layer that reads ``width`` values and has ``size`` units."""
+        return make_layer(self.config, width, size)
 
     @property
     def residual_from_bottom(self) -> bool:

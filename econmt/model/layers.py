@@ -110,7 +110,9 @@ class CellLayer(RecurrentLayer):
     def initialize(self, init: Initialization) -> None:
         """See :class:`RecurrentLayer`; gains of a normalisation are 1. Every cell forgets by its second gate."""
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
+            if name == "hidden":
+                initialize_hidden(parameter.data, init)
+            elif parameter.dim() == 2:
                 for gate in torch.split(parameter.data, self.hidden_size):
                     initialize_matrix(gate, init)
             elif name.endswith("gain"):
@@ -156,6 +158,8 @@ class LSTMLayer(RecurrentLayer):
         for weight in (self.input, self.hidden):
             if isinstance(weight, Factors):
                 weight.initialize(init, matrices=4)
+            elif weight is self.hidden:
+                initialize_hidden(weight.data, init)
             else:
                 for gate in weight.data.chunk(4):
                     initialize_matrix(gate, init)
@@ -282,6 +286,19 @@ def initialize_matrix(matrix: Tensor, init: Initialization) -> None:
             matrix.uniform_(-init.scale, init.scale)
         else:
             nn.init.xavier_uniform_(matrix)
+
+
+def initialize_hidden(matrix: Tensor, init: Initialization) -> None:
+    """Fill the matrix (G H, H) that a layer of G gates multiplies its own state with, in place as the recipe says."""
+    with torch.no_grad():
+        if init.rnn_h2h == "orthogonal":
+            nn.init.orthogonal_(matrix)
+            return
+        for gate in torch.split(matrix, matrix.shape[1]):
+            if init.rnn_h2h == "orthogonal_stacked":
+                nn.init.orthogonal_(gate)
+            else:
+                initialize_matrix(gate, init)
 
 
 def initialize_embedding(matrix: Tensor, init: Initialization) -> None:

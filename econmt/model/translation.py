@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt import recipe
-from econmt.model.decoder import Memory, make_decoder
-from econmt.model.encoder import Encoder
+from econmt.model.decoder import Memory
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     Embedding,
@@ -22,6 +21,7 @@ from econmt.model.layers import (
     initialize_linear,
     mean_of_valid,
 )
+from econmt.model.rooms import make_decoder, make_encoder
 from econmt_ops import Repeated, linear_cross_entropy
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs
@@ -93,7 +93,7 @@ class TranslationModel(nn.Module):
         if tying in ("src_trg", "src_trg_softmax"):
             self.target_embedding.weight = self.source_embedding.weight
         self.embedding_dropout = SeededDropout(dropout.embedding, dropout.variational)
-        self.encoder = Encoder(config.encoder, config.embedding, dropout)
+        self.encoder = make_encoder(config, dropout)
         self.decoder = make_decoder(config, dropout)
         self.output_dropout = SeededDropout(dropout.output, dropout.variational)
         tied = tying in ("trg_softmax", "src_trg_softmax")
@@ -151,6 +151,7 @@ class TranslationModel(nn.Module):
             summary = mean_of_valid(values, lengths) if self.config.decoder.state_init == "avg" else last
         with layer("attention"):
             keys = self.decoder.attention.keys(values)
+            values = self.decoder.attention.values(values)
         return EncoderOutput(Memory(keys, values, lengths), summary)
 
     def forward(

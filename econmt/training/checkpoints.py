@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -315,6 +315,8 @@ class _Undrawn(TorchFunctionMode):
         drawing = func in (torch.Tensor.uniform_, torch.Tensor.normal_)
         if drawing or getattr(func, "__module__", "") == "torch.nn.init":
             return args[0] if args else named["tensor"]
+        if func is torch.linalg.qr:  # what an orthogonal matrix is made of
+            return args[0], args[0]
         return func(*args, **named)
 
 
@@ -346,11 +348,12 @@ def check_model(
     model: Model | LanguageModelSection,
     path: Path,
     advice: str = "put back the recipe.yaml that it was trained with",
+    may_differ: Collection[str] = ("dropout", "initialization"),
 ) -> None:
-    """Raises InputError if a file's parameters belong to another kind of model; dropout and first values may differ."""
+    """Raises InputError if a file's parameters belong to another kind of model; some keys may differ."""
     theirs = _description(type(model), metadata, path)
     ours = model.model_dump(mode="json")
-    for key in sorted(set(ours) & set(theirs) - {"dropout", "initialization"}):
+    for key in sorted(set(ours) & set(theirs) - set(may_differ)):
         if ours[key] != theirs[key]:
             raise InputError(
                 f"{path}: was trained with model.{key} {_short(theirs[key])}, the recipe says {_short(ours[key])}; "

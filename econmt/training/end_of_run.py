@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from econmt import recipe
+from econmt.recipe_optimizer import METRICS
 from econmt.training.state import TrainingState
 
 
@@ -28,8 +29,7 @@ def end_reason(
             return f"{name} {limit} reached"
     patience = training.early_stopping.max_num_checkpoint_not_improved
     if patience is not None and state.num_not_improved >= patience:
-        metric = "BLEU" if training.early_stopping.metric == "bleu" else "perplexity"
-        return f"no better {metric} for {state.num_not_improved} checkpoints"
+        return f"no better {METRICS[training.early_stopping.metric].title} for {state.num_not_improved} checkpoints"
     return None
 
 

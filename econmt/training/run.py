@@ -93,6 +93,7 @@ def run_recipe(
     world = World() if world is None else world
     check_ranks(recipe, world.size)
     device = resolve_device(recipe.training.device)
+    resolve_device(recipe.training.decode_and_evaluate_device or "cpu")  # one that is not there is told now
     folder = ModelFolder(recipe.output)
     if world.writes:
         folder.check(overwrite=overwrite_output, last=recipe.training.max_updates)
@@ -232,8 +233,10 @@ def make_trainer(
         text=text_fingerprint(prepared),
         environment=environment_of(device),
     )
-    given = parameters_to_start_from(recipe) if start.commit is None else None
-    beginnings = [] if given is None else [initialize(model, given, state.vocabulary)]
+    beginnings: list[str] = []
+    if start.commit is None:
+        given = parameters_to_start_from(recipe)
+        beginnings = initialize(model, recipe, given, prepared.vocabularies, state.vocabulary)
     begun = {} if start.commit is None else load_state(folder, start.commit).pipeline
     step, pipeline, divisions = make_step(
         task, model.to(device), task.batches(prepared), precision, world, begun

@@ -21,7 +21,7 @@ class RunAverage:
     def __init__(self, config: recipe.Averaging, optimizer: FusedOptimizer) -> None:
         self._config = config
         self._optimizer = optimizer
-        self._average = None if config.start == "never" else ParameterAverage(optimizer)
+        self._average = None if config.start == "never" else ParameterAverage(optimizer, config.decay)
 
     def begin(self, state: TrainingState) -> None:
         """Takes note of where a run begins, or goes on without a mean."""

@@ -6,6 +6,8 @@ import base64
 import json
 import random
 from dataclasses import asdict, field, fields
+from itertools import chain
+from math import nan
 from typing import Annotated, Any
 
 import numpy as np
@@ -49,9 +51,9 @@ COLUMNS = (
     "epoch",
     "gradient_norm",
 )
-"""Columns of metrics.tsv. ``seconds`` is wall time including validation, over all runs; ``target_tokens_per_second``
-is that of the updates since the last row, validation and saving not counted; ``gradient_norm`` is that of the last
-update before clipping."""
+"""Columns of metrics.tsv that are always there. ``seconds`` is wall time including validation, over all runs;
+``target_tokens_per_second`` is that of the updates since the last row, validation and saving not counted;
+``gradient_norm`` is that of the last update before clipping."""
 TIMES = frozenset({"seconds", "target_tokens_per_second", "peak_memory_bytes"})
 """The columns in which two runs of one recipe differ."""
 
@@ -162,8 +164,9 @@ class TrainingState:
 
     def metrics_text(self) -> str:
         """The content of metrics.tsv: numbers in the shortest form that reads back as the same float."""
-        lines = ["\t".join(COLUMNS)]
-        lines += ["\t".join(_number(column, row[column]) for column in COLUMNS) for row in self.metrics]
+        columns = [*dict.fromkeys((*COLUMNS, *chain.from_iterable(self.metrics)))]
+        lines = ["\t".join(columns)]
+        lines += ["\t".join(_number(name, row.get(name, nan)) for name in columns) for row in self.metrics]
         return "\n".join(lines) + "\n"
 
 

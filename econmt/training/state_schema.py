@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import random
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Union
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from econmt import limits
 from econmt.recipe import OPS, implementation_names
@@ -45,7 +46,10 @@ class ScheduleState(Record):
 
 
 class MetricsRow(Record):
-    """A row of metrics.tsv; what was not measured is not a number."""
+    """A row of metrics.tsv; what was not measured is not a number. A recipe may ask for more columns."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float]
 
     update: Annotated[int, Field(ge=1, le=limits.UPDATES)]
     seconds: Seconds
@@ -58,6 +62,13 @@ class MetricsRow(Record):
     peak_memory_bytes: Bytes
     epoch: Finite
     gradient_norm: float
+
+    @model_validator(mode="after")
+    def _names_of_columns(self) -> MetricsRow:
+        for name in self.__pydantic_extra__:
+            if not re.fullmatch(r"[\w.:]+", name, re.ASCII):
+                raise ValueError(f"{name[:40]!r} is no name of a column")
+        return self
 
 
 def _known(names: Any, keys: Any) -> None:

@@ -24,6 +24,7 @@ from econmt.engine.graphs import GraphedStep
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
+from econmt.recipe_optimizer import METRICS
 from econmt.training.budget import Budget, divide
 from econmt.training.checkpoints import (
     Saved,
@@ -39,6 +40,7 @@ from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_don
 from econmt.training.failures import not_finite, out_of_memory
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
+from econmt.training.monitors import Monitors
 from econmt.training.progress import Figures, Progress
 from econmt.training.ranks import Ranks
 from econmt.training.recovery import finish_commit
@@ -101,6 +103,7 @@ class Trainer:
         self._average.begin(state)
         self._metrics = MetricsQueue(device, self.step.world)
         self._ranks = Ranks(self.step)
+        self._monitors = Monitors(training.monitor_pattern, self.parameters)
         self._saved = state.update
         self._pace = Pace()
         self._clock = time.monotonic()
@@ -152,7 +155,8 @@ class Trainer:
 
     def _run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
         self.model.train()
-        if self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
+        graphs = self.recipe.training.cuda_graphs == "auto" and not self._monitors
+        if self.device.type == "cuda" and graphs:
             self.budget.room_for_optimizer(self.optimizer)
             # What a byte budget divides further, or an update adds up, is captured batch by batch.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
@@ -227,6 +231,7 @@ class Trainer:
         rate = self.schedule.learning_rate(update) * sum(batch.rate for batch in batches) / len(batches)
         self.step.set_learning_rate(rate)
         loss, norm = self.gradient(batches, trim=self._trims)
+        self._monitors.look()
         self._tell_of_plan(progress)
         indices = [batch.indices.numpy() for batch in batches]
         for metrics in self._metrics.submit(update, loss, norm, tokens, indices):
@@ -377,10 +382,9 @@ class Trainer:
     def _judge(self, result: Validation) -> bool:
         """Whether this checkpoint is the best so far; the first one always is."""
         state = self.state
-        by_bleu = self.recipe.training.early_stopping.metric == "bleu"
-        score = result.bleu if by_bleu else result.perplexity
-        best = state.best_score
-        improved = best is None or math.isnan(best) or (score > best if by_bleu else score < best)
+        metric = METRICS[self.recipe.training.early_stopping.metric]
+        score, best = result.columns()[metric.column], state.best_score
+        improved = best is None or math.isnan(best) or (score > best if metric.higher else score < best)
         if improved:
             state.best_score, state.best_update, state.num_not_improved = score, state.update, 0
         else:
@@ -395,13 +399,13 @@ class Trainer:
             "seconds": state.seconds,
             "target_tokens": state.target_tokens,
             "train_loss": meter.loss / meter.tokens,
-            "valid_perplexity": result.perplexity,
-            "bleu": result.bleu,
+            **result.columns(),
             "learning_rate": self.schedule.learning_rate(state.update),
             "target_tokens_per_second": meter.tokens / max(meter.seconds, 1e-9),
             "peak_memory_bytes": peak_memory(self.device),
             "epoch": self.batches.epoch,
             "gradient_norm": state.gradient_norm,
+            **self._monitors.columns(),
         }
 
     def _save(self, optimizer: Mapping[str, Tensor], result: Validation | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -17,10 +18,11 @@ from econmt.data.subwords import Vocabularies
 from econmt.decoding.search import SearchOptions
 from econmt.decoding.search_model import SearchModel
 from econmt.decoding.translator import Translator
+from econmt.engine.devices import resolve_device
 from econmt.engine.step import TrainingStep
 from econmt.engine.world import World
 from econmt.errors import InputError
-from econmt.evaluation.metrics import bleu, recipe_tokenizer
+from econmt.evaluation.metrics import Score, bleu, corpus_score, make_metric, recipe_tokenizer
 from econmt.memory.plan.planner import Plan
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt.recipe import Recipe
@@ -28,7 +30,7 @@ from econmt.tasks.protocol import Evaluation
 from econmt.training.budget import divide
 from econmt.training.progress import Progress
 from econmt.training.progress import perplexity as perplexity_of
-from econmt.training.state import TrainingState
+from econmt.training.state import COLUMNS, TrainingState
 
 
 class Abandoned(Exception):  # noqa: N818  not an error
@@ -36,12 +38,21 @@ class Abandoned(Exception):  # noqa: N818  not an error
 
 
 class Validation(NamedTuple):
-    """What a checkpoint is judged by; without translations BLEU is not a number and the signature empty."""
+    """What a checkpoint is judged by; without translations BLEU is not a number and the signature empty.
+
+    ``judged`` is the metric of translations that decides, if it is another one than BLEU, with its column.
+    """
 
     perplexity: float
     bleu: float
     signature: str
     hypotheses: list[str] | None
+    judged: tuple[str, Score] | None = None
+
+    def columns(self) -> dict[str, float]:
+        """The figures under their names in metrics.tsv."""
+        more = {} if self.judged is None else {self.judged[0]: self.judged[1].value}
+        return {"valid_perplexity": self.perplexity, "bleu": self.bleu, **more}
 
 
 def validate(
@@ -72,13 +83,20 @@ def validate(
         if count == 0 or not (step.task.translates and isinstance(model, TranslationModel)):
             return Validation(value, float("nan"), "", None)
         count = len(prepared.valid_source) if count < 0 else count
+        recipe, device = step.task.recipe, step.device
+        if recipe.training.decode_and_evaluate_device is not None:
+            device = resolve_device(recipe.training.decode_and_evaluate_device)
+        there = model if device == step.device else copy.deepcopy(model).to(device)
         translator = make_translator(
-            IncrementalModel(model), prepared.vocabularies, step.task.recipe, step.device, plan, stop
+            IncrementalModel(there), prepared.vocabularies, recipe, device, plan, stop
         )
         hypotheses = _translated(step.world, translator, prepared.valid_source[:count])
-        tokenizer = recipe_tokenizer(step.task.recipe, signature).name
-        score = bleu(hypotheses, prepared.valid_target[:count], tokenizer)
-        return Validation(value, score.value, score.signature, hypotheses)
+        references = prepared.valid_target[:count]
+        score = bleu(hypotheses, references, recipe_tokenizer(recipe, signature).name)
+        metric, judged = recipe.training.early_stopping.metric, None
+        if metric in ("chrf", "ter"):
+            judged = metric, corpus_score(make_metric(metric, [references]), hypotheses)
+        return Validation(value, score.value, score.signature, hypotheses, judged)
     finally:
         model.train()
 
@@ -219,6 +237,9 @@ def tell(progress: Progress, result: Validation, state: TrainingState, *, goes_b
     parts = [f"checkpoint {state.update}: validation perplexity {result.perplexity:.2f}"]
     if result.signature:
         parts.append(f"BLEU {result.bleu:.2f}")
+    if result.judged is not None:
+        score = result.judged[1]
+        parts.append(f"{score.name} {score.value:.2f} ({score.signature})")
     best = "the best so far" if improved else f"best is checkpoint {state.best_update}"
     parts.append(
         best if improved or not goes_back else f"{best}; training goes back to it, learning rate reduced"
@@ -227,4 +248,5 @@ def tell(progress: Progress, result: Validation, state: TrainingState, *, goes_b
     scalars = {"valid/perplexity": result.perplexity}
     if result.signature:
         scalars["valid/bleu"] = result.bleu
+    scalars |= {f"valid/{name}": value for name, value in state.metrics[-1].items() if name not in COLUMNS}
     progress.scalars(scalars, state.update)

@@ -11,21 +11,23 @@ from torch import Tensor, nn
 _NORM_EPSILON = 1e-6
 """What `torch.nn.utils.clip_grads_with_norm_` adds to a norm before it divides by it."""
 
+_SGD = ("sgd", "nag")
+
 _BLOCK_BYTES = 2 << 20
 """A sparse gradient is written out as so many bytes at a time, which stay in the cache."""
 
 
-class _Update(NamedTuple):
-    """One entry of a kernel's lists: values, their gradient, their moments, and the number of steps (Adam's)."""
+class Update(NamedTuple):
+    """One entry of a kernel's lists: values, their gradient, their moments, and the numbers of the state."""
 
     values: Tensor
     gradient: Tensor
     moments: tuple[Tensor, ...]
-    step: Tensor | None
+    numbers: dict[str, Tensor]
 
 
 class FusedOptimizer:
-    """SGD, Adam or AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019).
+    """SGD, with Nesterov's momentum too, Adam or AdamW (Kingma and Ba 2015; Loshchilov and Hutter 2019).
 
     What `torch.optim` gives with ``fused=True``, by the same kernels. Those classes import torch's compiler when they
     are made, which takes 70 MB and two seconds that a training run can do without.
@@ -39,18 +41,21 @@ class FusedOptimizer:
 
     Args:
         parameters: all on one device.
-        name: "sgd", "adam" or "adamw".
+        name: one of :attr:`names`.
         learning_rate: of the first step: a number, or a float32 scalar on the device of the parameters.
         betas: decay of Adam's first and second moment.
         eps: Adam's epsilon.
-        weight_decay: L2 penalty (sgd, adam) or decoupled weight decay (adamw).
-        momentum: of sgd.
+        weight_decay: L2 penalty, or decoupled weight decay (adamw).
+        momentum: of sgd and nag.
         owned: the parameters that it updates, and whose state it has, where other processes have the others; None: all.
 
     Attributes:
+        names: of the algorithms that it knows.
         param_groups: one, with "params" and "lr", as `torch.optim` has them.
         state: of each parameter, under the names that `torch.optim` gives; empty before the first step.
     """
+
+    names: tuple[str, ...] = ("sgd", "nag", "adam", "adamw")
 
     def __init__(
         self,
@@ -64,16 +69,13 @@ class FusedOptimizer:
         momentum: float = 0.0,
         owned: Iterable[nn.Parameter] | None = None,
     ) -> None:
-        if name not in ("sgd", "adam", "adamw"):
-            raise ValueError(f"FusedOptimizer: name must be sgd, adam or adamw, got {name!r}")
+        if name not in self.names:
+            raise ValueError(f"{type(self).__name__}: name must be of {', '.join(self.names)}, got {name!r}")
         self.param_groups: list[dict[str, Any]] = [{"params": list(parameters), "lr": learning_rate}]
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self._name = name
         self._betas, self._eps = betas, eps
         self._weight_decay, self._momentum = weight_decay, momentum
-        self._moments: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
-        if name == "sgd":
-            self._moments = ("momentum_buffer",) if momentum else ()
         self._divisor: Tensor | None = None
         self._owned = None if owned is None else set(owned)
 
@@ -163,39 +165,56 @@ class FusedOptimizer:
         dense, sparse = [], []
         for parameter in filter(self.owns, self._with_gradient()):
             state = self._state(parameter)
-            update = _Update(
+            update = Update(
                 parameter,
                 _values(parameter),
-                tuple(state[name] for name in self._moments),
-                state.get("step"),
+                tuple(state[name] for name in self.moments(parameter)),
+                {name: value for name, value in state.items() if value.dim() == 0},
             )
             assert parameter.grad is not None
             if parameter.grad.is_sparse:
                 sparse.append((update, parameter.grad._indices()[0]))
             else:
                 dense.append(update)
-        steps = [update.step for update in (*dense, *(part for part, _ in sparse)) if update.step is not None]
-        if steps:
-            torch._foreach_add_(steps, 1)
+        self._advance([update.numbers for update in (*dense, *(part for part, _ in sparse))])
         if dense:
             self._run(dense, divisor)
         for update, rows in sparse:
             self._run_in_blocks(update, rows, divisor)
 
+    def moments(self, parameter: Tensor) -> dict[str, torch.Size]:
+        """The shapes of what the state of a parameter has beside numbers, by name."""
+        names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+        if self._name in _SGD:
+            names = ("momentum_buffer",) if self._momentum else ()
+        return dict.fromkeys(names, parameter.shape)
+
+    def _first_numbers(self, device: torch.device) -> dict[str, Tensor]:
+        """The numbers of a new state."""
+        if self._name in _SGD:
+            return {}
+        return {"step": torch.zeros((), dtype=torch.float32, device=device)}
+
+    def _advance(self, numbers: list[dict[str, Tensor]]) -> None:
+        """Counts a step in the numbers of all parameters that take part in it."""
+        steps = [own["step"] for own in numbers if "step" in own]
+        if steps:
+            torch._foreach_add_(steps, 1)
+
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
         """The state of a parameter; a new one if there is none yet, which plain SGD has not."""
-        if parameter not in self.state and self._moments:
+        shapes = self.moments(parameter)
+        if parameter not in self.state and shapes:
             if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
                     "FusedOptimizer: each replay of a graph would make new state; call prepare() before"
                 )
             # SGD's first step sets a buffer to its gradient, which adding to zeros does too.
-            moments = {name: torch.zeros_like(parameter) for name in self._moments}
-            steps = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            self.state[parameter] = moments if self._name == "sgd" else {"step": steps, **moments}
+            moments = {name: parameter.detach().new_zeros(shape) for name, shape in shapes.items()}
+            self.state[parameter] = {**self._first_numbers(parameter.device), **moments}
         return self.state.get(parameter, {})
 
-    def _run_in_blocks(self, update: _Update, rows: Tensor, divisor: Tensor | None) -> None:
+    def _run_in_blocks(self, update: Update, rows: Tensor, divisor: Tensor | None) -> None:
         """An update of a whole matrix whose gradient has these rows only, in order."""
         matrix = update.values
         size = max(1, _BLOCK_BYTES // (matrix[0].numel() * matrix.element_size()))
@@ -205,14 +224,14 @@ class FusedOptimizer:
         buffer = torch.zeros_like(matrix[:size])
         for (block, *moments), own, found in zip(blocks, places, values, strict=True):
             gradient = buffer[: len(block)].index_copy_(0, own, found)
-            self._run([_Update(block, gradient, tuple(moments), update.step)], divisor)
+            self._run([Update(block, gradient, tuple(moments), update.numbers)], divisor)
             gradient.index_fill_(0, own, 0.0)
 
-    def _run(self, updates: list[_Update], divisor: Tensor | None) -> None:
+    def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
         values, gradients = [part.values for part in updates], [part.gradient for part in updates]
         moments = [list(parts) for parts in zip(*(part.moments for part in updates), strict=True)]
         rate: float | Tensor = self.param_groups[0]["lr"]
-        if self._name == "sgd":
+        if self._name in _SGD:
             torch._fused_sgd_(
                 values,
                 gradients,
@@ -221,7 +240,7 @@ class FusedOptimizer:
                 weight_decay=self._weight_decay,
                 momentum=self._momentum,
                 dampening=0.0,
-                nesterov=False,
+                nesterov=self._name == "nag",
                 maximize=False,
                 is_first_step=False,
                 grad_scale=divisor,
@@ -234,7 +253,7 @@ class FusedOptimizer:
             moments[0],
             moments[1],
             [],
-            [part.step for part in updates if part.step is not None],
+            [part.numbers["step"] for part in updates],
             lr=rate,
             beta1=self._betas[0],
             beta2=self._betas[1],

@@ -181,5 +181,9 @@ def copy_rate(device: torch.device) -> float:
 
 
 def optimizer_bytes(parameters: int, moments: int) -> int:
-    """What an optimizer reads and writes in float32: gradients twice (for their norm, too), values and moments."""
-    return 4 * parameters * (2 + 2 + 2 * moments)
+    """What an optimizer reads and writes in float32: gradients twice (for their norm, too), values and moments.
+
+    Args:
+        parameters: their values. moments: the values of all of them.
+    """
+    return 4 * (parameters * (2 + 2) + 2 * moments)

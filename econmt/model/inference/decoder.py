@@ -23,6 +23,7 @@ from econmt.model.decoder import Decoder
 from econmt.model.inference.cells import layer_step
 from econmt.model.inference.encoder import LaidOutEncoder
 from econmt.model.inference.layout import Gates, is_watched, laid_out
+from econmt.model.inference.stepped import PlainStepDecoder
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import steps_for, triton
@@ -116,12 +117,14 @@ class IncrementalModel:
         own = model.output_weight.dtype
         dtype = precision if own == torch.float32 else own
         self.model = model
+        self.plain = model.decoder.steps  # its own, which no grid at fixed places holds
         self._dtype = dtype
         with torch.no_grad():
             on_cpu = model.output_weight.device.type == "cpu"
-            laid_out_encoder = on_cpu and model.encoder.cell.laid_out
+            laid_out_encoder = on_cpu and model.encoder.laid_out and not self.plain
             self._encoder = LaidOutEncoder(model, dtype) if laid_out_encoder else None
-            kind = _StepDecoder if model.decoder.cell.laid_out else _CellStepDecoder
+            kind: Any = _StepDecoder if model.decoder.cell.laid_out else _CellStepDecoder
+            kind = PlainStepDecoder if self.plain else kind
             self._decoder = kind(model.decoder, model.target_embedding.weight.detach(), dtype)
             self._logits = torch.empty(
                 0, model.target_size, dtype=accumulate_dtype(dtype), device=model.output_weight.device
@@ -152,13 +155,9 @@ class IncrementalModel:
             padding = padding_mask(lengths, keys.shape[1], keys.device)
             keys, factors = self._decoder.attention.prepare(keys, factors)
             sources = Sources(keys, factors, self._decoder.summands(values), padding, lengths)
-        return IncrementalState(
-            sources,
-            torch.arange(len(source), device=source.device),
-            1,
-            *self._decoder.states(first.layers),
-            first.output.to(self._dtype),
-        )
+        hidden, memory = self._decoder.states(first.layers)
+        rows = torch.arange(len(source), device=source.device)
+        return IncrementalState(sources, rows, 1, hidden, memory, first.output.to(self._dtype))
 
     def bind(self, state: IncrementalState) -> IncrementalState:
         """A state whose rows are a grid at a fixed place, read by our kernels where they run."""
@@ -238,14 +237,9 @@ class _StepAttention:
     def __init__(self, attention: Attention, dtype: torch.dtype, device: torch.device) -> None:
         self.accumulate = accumulate_dtype(dtype)
         norm = attention.layer_norm
-        self.norm = (
-            None
-            if norm is None
-            else (
-                norm[0].detach().to(self.accumulate),
-                norm[1].detach().to(self.accumulate),
-            )
-        )
+        if norm is not None:
+            norm = norm[0].detach().to(self.accumulate), norm[1].detach().to(self.accumulate)
+        self.norm = norm
         self.dtype = dtype
         # On a GPU tanh is one instruction, and what makes it of exponentials would have to be waited for.
         self.turned = norm is None and device.type == "cpu" and not triton.runs_on(device)

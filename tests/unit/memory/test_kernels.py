@@ -130,7 +130,7 @@ def test_a_trace_without_kernels_leaves_nothing_to_tell() -> None:
 
 
 def test_bytes_of_adam() -> None:
-    assert optimizer_bytes(10, 2) == 10 * 4 * (1 + 1 + 2 + 4)
+    assert optimizer_bytes(10, 2 * 10) == 10 * 4 * (1 + 1 + 2 + 4)
 
 
 def test_tables_data_and_page_have_the_same_figures() -> None:
@@ -186,7 +186,7 @@ def test_the_reference_is_launched_and_the_recipe_captured(monkeypatch: pytest.M
     assert after.name in ("in a CUDA graph", "one by one")
     assert used[-1] == own.implementations
     values = sum(part.numel() for part in task.build_model().parameters())
-    assert before.rows[2].bytes == after.rows[2].bytes == optimizer_bytes(values, 2)
+    assert before.rows[2].bytes == after.rows[2].bytes == optimizer_bytes(values, 2 * values)
 
 
 @pytest.mark.cuda

@@ -57,7 +57,11 @@ def test_checkpointed_model_equals_the_reference(
 ) -> None:
     monkeypatch.setattr(steps, "CHUNK_BYTES", 4 * 60 * 4)  # several chunks, the last one smaller
     case = steps.make_case(recipe, "text", True, torch.device("cpu"))
-    model = build_model(load_recipe(recipe, [*steps.QUICK, change]), 60, 60).train().double()
+    model = (
+        build_model(load_recipe(recipe, [*steps.FUSED.get(recipe, ()), *steps.QUICK, change]), 60, 60)
+        .train()
+        .double()
+    )
     loss, wanted = gradients(model, case)
     checkpointed = steps.CheckpointedModel(model, scope)
     again, found = gradients(checkpointed, case)

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from econmt.data.store import PreparedData
 from econmt.errors import InputError
+from econmt.training.checkpoints import load_model
 from econmt.training.run import run_recipe
 from econmt.training.tensor_files import read_tensors
+from econmt.training.vector_files import write_vectors
 from tests.unit.training.tiny import Run
 
 MakeRun = Callable[..., Run]
@@ -93,3 +97,104 @@ def test_a_broken_file_is_named(make_run: MakeRun, first: Run) -> None:
     run = make_run(f"training.initialize_from={first.folder.path}", name="second")
     with pytest.raises(InputError, match=re.escape(f"{first.folder.best}: not a safetensors file")):
         run.train()
+
+
+def rows(model: torch.nn.Module, prepared: PreparedData) -> dict[str, dict[str, torch.Tensor]]:
+    """Of each matrix with a row a token: its rows by token."""
+    sides = {"source_embedding": "source", "target_embedding": "target", "output": "target"}
+    found = {}
+    for name, part in model.named_parameters():
+        if name.partition(".")[0] in sides:
+            known = getattr(prepared.vocabularies, sides[name.partition(".")[0]])
+            found[name] = dict(zip(known.tokens(range(known.size)), part.detach(), strict=True))
+    return found
+
+
+def test_another_vocabulary_keeps_the_rows_of_its_tokens(
+    make_run: MakeRun, first: Run, text: Path, tmp_path: Path
+) -> None:
+    """Half of the letters are new, and what was known stands in another order."""
+    new = tmp_path / "new"
+    new.mkdir()
+    for path in text.glob("*.*g"), text.glob("*.src"):
+        for file in path:
+            other = file.read_text().translate(str.maketrans("abcdABCD", "wxyzWXYZ"))
+            (new / file.name).write_text("".join(f"{line} h g\n" for line in other.splitlines()))
+    keys = (f"data.train=[{new}/train]", f"data.valid={new}/valid", f"data.prepared={tmp_path}/prepared")
+    start_from = f"training.initialize_from={first.folder.path}"
+    with pytest.raises(InputError, match="its vocabulary is another one"):
+        make_run(*keys, start_from, name="second").trainer()
+    second = make_run(
+        *keys, start_from, "training.update_vocab=true", "training.max_updates=1", name="second"
+    )
+    trainer, drawn = second.trainer(), make_run(*keys, name="drawn").trainer()
+    before = rows(load_model(first.folder.path).model, first.prepared())
+    after, fresh = rows(trainer.model, second.prepared()), rows(drawn.model, second.prepared())
+    assert (
+        after.keys()
+        == before.keys()
+        == {"source_embedding.weight", "target_embedding.weight", "output.weight", "output.bias"}
+    )
+    for name, found in after.items():
+        letters = "ehwy" if name.startswith("source") else "EHWY"
+        assert found.keys() != before[name].keys()
+        assert set(letters) < found.keys()
+        for token, row in found.items():
+            expected = before[name] if token in before[name] else fresh[name]
+            assert torch.equal(row, expected[token])
+    others = {name for name in trainer.parameters if name not in after}
+    expected_others = dict(load_model(first.folder.path).model.named_parameters())
+    assert all(torch.equal(trainer.parameters[name], expected_others[name]) for name in others)
+    second.train()
+    assert (
+        "source vocabulary: 8 of 12 tokens are known there, the rows of the others are drawn" in second.said()
+    )
+    with pytest.raises(InputError, match="update_vocab needs initialize_from"):
+        make_run("training.update_vocab=true")
+
+
+@pytest.mark.parametrize("suffix", ["txt", "npz", "safetensors"])
+def test_embeddings_come_from_a_file_of_vectors(make_run: MakeRun, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"vectors.{suffix}"
+    tokens, vectors = ["h", "nowhere", "a", "</s>"], torch.randn(4, 6)
+    write_vectors(file, tokens, vectors)
+    key = f"model.initialization.source_embedding={file}"
+    run, plain = make_run(key, "training.max_updates=1"), make_run(name="plain")
+    given, drawn = run.trainer().parameters, plain.trainer().parameters
+    vocabulary = run.prepared().vocabularies.source
+    known = vocabulary.tokens(range(vocabulary.size))
+    for name, value in given.items():
+        expected = drawn[name].detach().clone()
+        if name == "source_embedding.weight":
+            expected[known.index("h")], expected[known.index("a")] = vectors[0], vectors[2]
+        assert torch.equal(value, expected)
+    if suffix != "txt":
+        return
+    run.train()
+    assert f"source embeddings: 2 of 12 from {file}, the others are drawn" in run.said()
+    # What was learnt is loaded and goes on without the file.
+    file.unlink()
+    assert make_run(key, "training.max_updates=2").train(resume_with_changes=True).update == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("v.txt", b"2 3\nh 1 2 3\n", r"v\.txt:2: a vector of 3 values; model\.embedding is 6"),
+        ("v.txt", b"x 1 2\nh 1 2 three\n", r"v\.txt:2: a value is no number"),
+        ("v.txt", b"h 1 2 3 4 5 nan\n", "not finite"),
+        ("v.txt", b"nothing 1 2 3 4 5 6\n", "has a vector for none of the 12 source tokens"),
+        ("v.txt", b"\xff\n", "no file of vectors"),
+        ("v.npz", b"no archive", r"v\.npz: no file of vectors"),
+        ("v.safetensors", b"{}", r"v\.safetensors: no file of vectors"),
+        (None, b"", "v: no such file"),
+    ],
+)
+def test_a_file_of_vectors_that_cannot_be_used(
+    make_run: MakeRun, tmp_path: Path, name: str | None, content: bytes, message: str
+) -> None:
+    file = tmp_path / (name or "v")
+    if name is not None:
+        file.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        make_run(f"model.initialization.source_embedding={file}").trainer()

@@ -228,21 +228,8 @@ def recurrence_forward(
             if KEEPS and first % BLOCK == 0:
                 tl.store(carries + (row * blocks + first // BLOCK) * hidden + unit, state, mask=inside)
             state = go_through(
-                a,
-                b,
-                state,
-                state,
-                first,
-                outputs_at,
-                hidden,
-                length,
-                steps,
-                inside,
-                COUNT,
-                TILED,
-                REVERSE,
-                ACC,
-            )
+                a, b, state, state, first, outputs_at, hidden, length, steps, inside, COUNT, TILED, REVERSE, ACC
+            )  # fmt: skip
             a, b = next_a, next_b
 
 
@@ -291,6 +278,47 @@ def outputs_again(
     tl.debug_barrier()  # other threads may read what these have written
 
 
+@triton.jit
+def walk_back(
+    a_at, a_step, d_at, d_step, kept_at, kept_step, carries_at, ddecay_at, dinputs_at, behind, delta, begin, length,
+    steps, hidden, inside, BLOCK: tl.constexpr, COUNT: tl.constexpr, REVERSE: tl.constexpr, AGAIN: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    """As :func:`go_back`, of all steps of a row."""
+    h_at, h_step = (ddecay_at, hidden) if AGAIN else (kept_at, kept_step)
+    count = tl.cdiv(steps.to(tl.int64), COUNT)
+    last = (count - 1) * COUNT
+    a = fetch(a_at, a_step, last, length, length, inside, 1.0, COUNT, REVERSE)
+    d = fetch(d_at, d_step, last, length, length, inside, 0.0, COUNT, REVERSE)
+    if not AGAIN:
+        h = fetch(h_at, h_step, last - 1, length, length, inside, 0.0, COUNT, REVERSE)
+    for turn in range(count):
+        first = last - turn * COUNT
+        before = first - COUNT
+        if AGAIN:
+            block = first // BLOCK
+            begin = tl.load(carries_at + block * hidden, mask=inside, other=0.0)
+            if (turn == 0) | ((first + COUNT) % BLOCK == 0):
+                outputs_again(
+                    a_at, a_step, kept_at, kept_step, h_at, begin, block * BLOCK, first + COUNT, length, length, steps,
+                    hidden, inside, COUNT, REVERSE, ACC,
+                )  # fmt: skip
+            h = fetch(h_at, h_step, first - 1, length, length, inside, 0.0, COUNT, REVERSE)
+        next_a = fetch(a_at, a_step, before, length, length, inside, 1.0, COUNT, REVERSE)
+        next_d = fetch(d_at, d_step, before, length, length, inside, 0.0, COUNT, REVERSE)
+        if not AGAIN:
+            next_h = fetch(h_at, h_step, before - 1, length, length, inside, 0.0, COUNT, REVERSE)
+        begins = (first % BLOCK == 0) if AGAIN else (first == 0)
+        behind, delta = go_back(
+            a, d, h, behind, delta, begin, begins, first, ddecay_at, dinputs_at, hidden, length, steps, inside, COUNT,
+            REVERSE, ACC,
+        )  # fmt: skip
+        a, d = next_a, next_d
+        if not AGAIN:
+            h = next_h
+    return behind, delta
+
+
 @triton.jit(do_not_specialize=["steps", "blocks"])
 def recurrence_backward(
     decay, kept, doutputs, initial, lengths, carries, ddecay, dinputs, dinitial, parts, states, flags, decay_batch,
@@ -313,7 +341,7 @@ def recurrence_backward(
     length = tl.load(lengths + row).to(tl.int64) if HAS_LENGTHS else steps.to(tl.int64)
     a_at, d_at = decay + row * decay_batch + unit, doutputs + row * doutputs_batch + unit
     made = row * steps * hidden + unit
-    h_at, h_step = (ddecay + made, hidden) if AGAIN else (kept + row * kept_batch + unit, kept_step)
+    kept_at, carries_at = kept + row * kept_batch + unit, carries + row * blocks * hidden + unit
     begin = tl.zeros((UNITS,), ACC)
     if HAS_INITIAL:
         begin = tl.load(initial + row * hidden + unit, mask=inside, other=0.0)
@@ -331,13 +359,11 @@ def recurrence_backward(
             p, e = join(p, e, next_decay, d[k].to(ACC))
             next_decay = a[k].to(ACC)
         if AGAIN:
-            begin = tl.load(carries + (row * blocks + start // BLOCK) * hidden + unit, mask=inside, other=0.0)
-            b = fetch(
-                kept + row * kept_batch + unit, kept_step, start, live, length, inside, 0.0, BLOCK, REVERSE
-            )
+            begin = tl.load(carries_at + start // BLOCK * hidden, mask=inside, other=0.0)
+            b = fetch(kept_at, kept_step, start, live, length, inside, 0.0, BLOCK, REVERSE)
             h = outputs_before(a, b, begin, ddecay, BLOCK, ACC)
         else:
-            h = fetch(h_at, h_step, start - 1, live, length, inside, 0.0, BLOCK, REVERSE)
+            h = fetch(kept_at, kept_step, start - 1, live, length, inside, 0.0, BLOCK, REVERSE)
         delta, _ = states_around(
             p, e, delta, number, blocks, units, parts, states, flags, UNITS, RADIX, WAITS
         )
@@ -346,36 +372,9 @@ def recurrence_backward(
             inside, BLOCK, REVERSE, ACC,
         )  # fmt: skip
     else:
-        count = tl.cdiv(steps.to(tl.int64), COUNT)
-        last = (count - 1) * COUNT
-        a = fetch(a_at, decay_step, last, live, length, inside, 1.0, COUNT, REVERSE)
-        d = fetch(d_at, doutputs_step, last, live, length, inside, 0.0, COUNT, REVERSE)
-        if not AGAIN:
-            h = fetch(h_at, h_step, last - 1, live, length, inside, 0.0, COUNT, REVERSE)
-        for turn in range(count):
-            first = last - turn * COUNT
-            before = first - COUNT
-            if AGAIN:
-                begin = tl.load(
-                    carries + (row * blocks + first // BLOCK) * hidden + unit, mask=inside, other=0.0
-                )
-                if (turn == 0) | ((first + COUNT) % BLOCK == 0):
-                    outputs_again(
-                        a_at, decay_step, kept + row * kept_batch + unit, kept_step, h_at, begin,
-                        first // BLOCK * BLOCK, first + COUNT, live, length, steps, hidden, inside, COUNT, REVERSE, ACC,
-                    )  # fmt: skip
-                h = fetch(h_at, h_step, first - 1, live, length, inside, 0.0, COUNT, REVERSE)
-            next_a = fetch(a_at, decay_step, before, live, length, inside, 1.0, COUNT, REVERSE)
-            next_d = fetch(d_at, doutputs_step, before, live, length, inside, 0.0, COUNT, REVERSE)
-            if not AGAIN:
-                next_h = fetch(h_at, h_step, before - 1, live, length, inside, 0.0, COUNT, REVERSE)
-            begins = (first % BLOCK == 0) if AGAIN else (first == 0)
-            behind, delta = go_back(
-                a, d, h, behind, delta, begin, begins, first, ddecay + made, dinputs + made, hidden, length, steps,
-                inside, COUNT, REVERSE, ACC,
-            )  # fmt: skip
-            a, d = next_a, next_d
-            if not AGAIN:
-                h = next_h
+        behind, delta = walk_back(
+            a_at, decay_step, d_at, doutputs_step, kept_at, kept_step, carries_at, ddecay + made, dinputs + made,
+            behind, delta, begin, length, steps, hidden, inside, BLOCK, COUNT, REVERSE, AGAIN, ACC,
+        )  # fmt: skip
     if start == 0:
         tl.store(dinitial + row * hidden + unit, tl.where(length > 0, behind * delta, 0.0), mask=inside)

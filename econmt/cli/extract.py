@@ -1,0 +1,75 @@
+"""``econmt extract``: parameters out of a model folder."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from safetensors.torch import save
+
+from econmt.cli.options import ModelOption
+from econmt.data.files import whole_file
+from econmt.errors import InputError, printable
+from econmt.training.checkpoints import parameter_file
+from econmt.training.folder import ModelFolder
+from econmt.training.tensor_files import read_tensors
+
+
+def extract(
+    model: ModelOption,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Regular expressions of whole names; none: all parameters.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write, .npz or .safetensors.")
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", "-c", help="best, last, or the number of an update.")
+    ] = "best",
+) -> None:
+    """Write parameters of a model to a file that numpy or any program with safetensors reads.
+
+    Without --output their names, shapes and types are listed. Bfloat16, which numpy lacks, becomes float32 in .npz.
+
+    \b
+    Example:
+      econmt extract -m runs/multi30k 'encoder\\..*' -o encoder.npz
+    """
+    path = parameter_file(ModelFolder(model), checkpoint)
+    tensors, _ = read_tensors(path)
+    chosen: dict[str, torch.Tensor] = {}
+    for pattern in names or [".*"]:
+        try:
+            found = {name: value for name, value in tensors.items() if re.fullmatch(pattern, name)}
+        except re.error as error:
+            raise InputError(f"name '{pattern}': no regular expression ({error})") from None
+        if not found:
+            raise InputError(
+                f"{path}: no parameter matches '{pattern}'; there are {', '.join(sorted(tensors))}"
+            )
+        chosen |= found
+    if output is None:
+        for name in sorted(chosen):
+            shape = " x ".join(map(str, chosen[name].shape))
+            print(f"{printable(name)}\t{shape}\t{str(chosen[name].dtype).removeprefix('torch.')}")
+        return
+    if output.suffix == ".npz":
+        buffer = io.BytesIO()
+        arrays: dict[str, Any] = {
+            name: (part.float() if part.dtype == torch.bfloat16 else part).numpy()
+            for name, part in chosen.items()
+        }
+        np.savez(buffer, **arrays)
+        content = buffer.getvalue()
+    elif output.suffix == ".safetensors":
+        content = save({name: part.contiguous() for name, part in chosen.items()})
+    else:
+        raise InputError(f"--output {output}: the suffix says the form; give .npz or .safetensors")
+    with whole_file(output) as file:
+        file.write(content)
+    print(printable(output))

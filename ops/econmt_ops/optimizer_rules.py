@@ -1,0 +1,156 @@
+"""Optimizers for which torch has no fused kernel, by their formulas.
+
+NAdam, RAdam, Adagrad, Adadelta, RMSprop and Adafactor.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from econmt_ops.optimizer import FusedOptimizer, Update
+
+_NADAM_DECAY = 4e-3
+"""How fast NAdam's momentum comes to its full value: psi of Dozat (2016), as in `torch.optim.NAdam`."""
+
+
+class PlainOptimizer(FusedOptimizer):
+    """NAdam, RAdam, Adagrad, Adadelta, RMSprop or Adafactor, what `torch.optim` gives for the same settings.
+
+    Dozat (2016); Liu et al. (2020); Duchi, Hazan and Singer (2011); Zeiler (2012); Tieleman and Hinton (2012); Shazeer
+    and Stern (2018). Each parameter takes some passes over its values where a fused kernel takes one. Everything else
+    is as of :class:`FusedOptimizer`, sparse gradients and CUDA graphs included; but Adafactor makes sparse gradients
+    dense, since its means are those of whole rows and columns.
+
+    Args: as of :class:`FusedOptimizer`, with these meanings:
+        betas: of nadam and radam; the second is also the decay of rmsprop's and adadelta's squares. Adagrad has no
+            decay, Adafactor's rises with the number of steps, 1 - step ** -0.8.
+        eps: added to the root of the mean square; of adafactor the least root (its epsilon 1, squared).
+        weight_decay: L2 penalty; of adafactor decoupled.
+        momentum: of rmsprop.
+    """
+
+    names = ("nadam", "radam", "adagrad", "adadelta", "rmsprop", "adafactor")
+
+    def moments(self, parameter: Tensor) -> dict[str, torch.Size]:
+        """See :class:`FusedOptimizer`; of a matrix Adafactor has a mean of each row and column, else one a value."""
+        shape = parameter.shape
+        if self._name == "adafactor" and parameter.dim() > 1:
+            columns = (*shape[:-2], 1, shape[-1])
+            return {"row_var": torch.Size([*shape[:-1], 1]), "col_var": torch.Size(columns)}
+        names = {
+            "adagrad": ("sum",),
+            "adadelta": ("square_avg", "acc_delta"),
+            "rmsprop": ("square_avg", *(("momentum_buffer",) if self._momentum else ())),
+            "adafactor": ("variance",),
+        }
+        return dict.fromkeys(names.get(self._name, ("exp_avg", "exp_avg_sq")), shape)
+
+    def _first_numbers(self, device: torch.device) -> dict[str, Tensor]:
+        numbers = {"step": torch.zeros((), dtype=torch.float32, device=device)}
+        if self._name == "nadam":
+            numbers["mu_product"] = torch.ones((), dtype=torch.float32, device=device)
+        return numbers
+
+    def _advance(self, numbers: list[dict[str, Tensor]]) -> None:
+        super()._advance(numbers)
+        if self._name == "nadam":
+            for own in numbers:
+                own["mu_product"].mul_(self._nadam_momentum(own["step"]))
+
+    def step(self) -> None:
+        """See :class:`FusedOptimizer`."""
+        if self._name == "adafactor":
+            self.make_dense()
+        super().step()
+
+    def _run(self, updates: list[Update], divisor: Tensor | None) -> None:
+        rule = getattr(self, f"_{self._name}")
+        for update in updates:
+            gradient = update.gradient
+            if divisor is not None:
+                gradient.div_(divisor)
+            if self._weight_decay and self._name != "adafactor":
+                gradient = gradient.add(update.values, alpha=self._weight_decay)
+            rule(update._replace(gradient=gradient))
+
+    @property
+    def _rate(self) -> float | Tensor:
+        rate: float | Tensor = self.param_groups[0]["lr"]
+        return rate
+
+    def _nadam_momentum(self, step: Tensor) -> Tensor:
+        return self._betas[0] * (1.0 - 0.5 * 0.96 ** (step.double() * _NADAM_DECAY))
+
+    def _take_in(self, update: Update) -> tuple[Tensor, Tensor]:
+        """Adam's moments with the gradient taken in."""
+        first, second = update.moments
+        first.lerp_(update.gradient, 1.0 - self._betas[0])
+        second.mul_(self._betas[1]).addcmul_(update.gradient, update.gradient, value=1.0 - self._betas[1])
+        return first, second
+
+    def _nadam(self, update: Update) -> None:
+        first, second = self._take_in(update)
+        step, product = update.numbers["step"], update.numbers["mu_product"].double()
+        now, then = self._nadam_momentum(step), self._nadam_momentum(step + 1.0)
+        root = (second / (1.0 - self._betas[1] ** step.double())).sqrt_().add_(self._eps)
+        change = update.gradient * (self._rate * (1.0 - now) / (1.0 - product))
+        change += first * (self._rate * then / (1.0 - product * then))
+        update.values.sub_(change.div_(root))
+
+    def _radam(self, update: Update) -> None:
+        first, second = self._take_in(update)
+        step = update.numbers["step"].double()
+        power = self._betas[1] ** step
+        most = 2.0 / (1.0 - self._betas[1]) - 1.0
+        length = most - 2.0 * step * power / (1.0 - power)
+        spread = (length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length)
+        # Where the variance of the second moment has no bound yet, the first moment alone says where to go.
+        known = length > 5.0
+        factor = torch.where(known, spread.clamp(min=0.0).sqrt() * (1.0 - power).sqrt(), 1.0)
+        root = torch.where(known, second.sqrt().add_(self._eps), 1.0)
+        update.values.sub_(first * (self._rate * factor / (1.0 - self._betas[0] ** step)) / root)
+
+    def _adagrad(self, update: Update) -> None:
+        (total,) = update.moments
+        total.addcmul_(update.gradient, update.gradient)
+        update.values.sub_(update.gradient / total.sqrt().add_(self._eps) * self._rate)
+
+    def _adadelta(self, update: Update) -> None:
+        square, moved = update.moments
+        share = 1.0 - self._betas[1]
+        square.mul_(self._betas[1]).addcmul_(update.gradient, update.gradient, value=share)
+        change = (moved + self._eps).div_(square + self._eps).sqrt_().mul_(update.gradient)
+        moved.mul_(self._betas[1]).addcmul_(change, change, value=share)
+        update.values.sub_(change * self._rate)
+
+    def _rmsprop(self, update: Update) -> None:
+        square, *buffers = update.moments
+        square.mul_(self._betas[1]).addcmul_(update.gradient, update.gradient, value=1.0 - self._betas[1])
+        change = update.gradient / square.sqrt().add_(self._eps)
+        if buffers:
+            change = buffers[0].mul_(self._momentum).add_(change)
+        update.values.sub_(change * self._rate)
+
+    def _adafactor(self, update: Update) -> None:
+        values, gradient = update.values, update.gradient
+        step = update.numbers["step"].double()
+        share = (step**-0.8).to(values.dtype)
+        least = self._eps**2
+        rate = torch.clamp(1.0 / step.sqrt(), max=self._rate)
+        scale = torch.clamp(values.norm() / values.numel() ** 0.5, min=1e-3) * rate
+        if self._weight_decay:
+            values.mul_(1.0 - self._rate * self._weight_decay)
+        square = gradient.square()
+        if values.dim() > 1:
+            rows, columns = update.moments
+            rows.lerp_(square.mean(-1, keepdim=True), share)
+            columns.lerp_(square.mean(-2, keepdim=True), share)
+            # torch bounds this mean by epsilon, not its square, which gradients of an ordinary model come below.
+            found = rows @ columns / rows.mean(-2, keepdim=True).clamp_(min=least)
+        else:
+            found = update.moments[0].lerp_(square, share).clone()
+        change = found.clamp_(min=least).rsqrt_().mul_(gradient)
+        # No value moves much farther than the others: the update's root mean square is 1 at most.
+        change *= scale / torch.clamp(change.norm() / change.numel() ** 0.5, min=1.0)
+        values.sub_(change)

@@ -1,0 +1,319 @@
+"""Options of training that other toolkits have, each in a run from its beginning to its end."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+import sacrebleu
+import torch
+
+from econmt.errors import InputError
+from econmt.training import validation
+from econmt.training.checkpoints import load_model
+from econmt.training.interrupts import Interrupts
+from econmt.training.progress import Silence
+from econmt.training.tensor_files import read_tensors
+from tests.unit.training.tiny import Run, metrics, snapshot
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.mark.parametrize("name", [pytest.param("nadam", marks=pytest.mark.thorough), "adafactor"])
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_state_of_any_optimizer(make_run: MakeRun, name: str) -> None:
+    key = f"training.optimizer.name={name}"
+    whole, parts = make_run(key, name="whole"), make_run(key, name="parts")
+    whole.train()
+    make_run(key, "training.max_updates=4", name="parts").train()
+    parts.train()
+    assert snapshot(whole.folder) == snapshot(parts.folder)
+
+
+@pytest.mark.parametrize(
+    ("metric", "better"), [("chrf", max), pytest.param("ter", min, marks=pytest.mark.thorough)]
+)
+def test_chrf_and_ter_decide_which_checkpoint_is_best(
+    make_run: MakeRun, metric: str, better: Callable[..., float]
+) -> None:
+    run = make_run(
+        f"training.early_stopping.metric={metric}",
+        "training.optimizer.learning_rate=0.1",
+        "training.max_updates=6",
+    )
+    result = run.train()
+    rows = {int(row["update"]): row for row in metrics(run.folder)}
+    assert len({row[metric] for row in rows.values()}) > 1
+    assert rows[result.best_update][metric] == better(row[metric] for row in rows.values())
+    hypotheses = run.folder.hypotheses(result.best_update).read_text().splitlines()
+    reference = (run.text / "valid.trg").read_text().splitlines()
+    kind = sacrebleu.CHRF() if metric == "chrf" else sacrebleu.TER()
+    expected = kind.corpus_score(hypotheses, [reference])
+    assert rows[result.best_update][metric] == pytest.approx(expected.score)
+    assert f"{expected.name} {expected.score:.2f} (nrefs:1|" in run.said()
+
+
+def test_a_metric_of_translations_needs_translations(make_run: MakeRun) -> None:
+    with pytest.raises(
+        InputError, match=r"early_stopping\.metric chrf needs decode_and_evaluate other than 0"
+    ):
+        make_run("training.early_stopping.metric=chrf", "training.decode_and_evaluate=0")
+
+
+@pytest.mark.slow
+def test_validation_translates_on_another_device(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cpu:0, which torch takes for another one than cpu: a copy goes there, and the model stays."""
+    used = []
+    real = validation.IncrementalModel
+    monkeypatch.setattr(validation, "resolve_device", lambda name: torch.device(name, 0))
+    monkeypatch.setattr(validation, "IncrementalModel", lambda model: used.append(model) or real(model))
+    short = ("training.max_updates=2", "training.checkpoint_interval=1")
+    here, there = (
+        make_run(*short, name="here"),
+        make_run("training.decode_and_evaluate_device=cpu", *short, name="there"),
+    )
+    here.train()
+    own = len(used)
+    trainer = there.trainer()
+    trainer.run(Silence(there.folder.log, there.folder.tensorboard, there.console, 0), Interrupts())
+    assert len(used) == 2 * own
+    assert trainer.model not in used[own:]
+    assert snapshot(here.folder) == snapshot(there.folder)
+
+
+AVERAGING = "training.averaging={start: at-once, decay: 0.6}"
+
+
+@pytest.mark.slow
+def test_a_moving_average_is_validated_and_saved(make_run: MakeRun) -> None:
+    """That of the parameters of every update of a run without it, whose updates are the same."""
+    still = make_run(name="still").trainer()
+    expected: dict[str, torch.Tensor] = {}
+    for number in range(1, 9):
+        still._update(Silence(still.folder.log, still.folder.tensorboard, make_run().console, 0))
+        weight = max(1.0 / number, 1.0 - 0.6)
+        for name, part in still.parameters.items():
+            before = expected.get(name, torch.zeros_like(part))
+            expected[name] = before + weight * (part.detach() - before)
+    run = make_run(AVERAGING, "training.checkpoint_interval=8", name="averaged")
+    run.train()
+    found, _ = read_tensors(run.folder.parameters(8))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
+    with pytest.raises(InputError, match="decay needs start: at-once or non-monotone"):
+        make_run("training.averaging.decay=0.9")
+
+
+@pytest.mark.thorough
+def test_a_moving_average_goes_on(make_run: MakeRun) -> None:
+    run, parts = make_run(AVERAGING, name="whole"), make_run(AVERAGING, name="parts")
+    run.train()
+    make_run(AVERAGING, "training.max_updates=4", name="parts").train()
+    parts.train()
+    assert snapshot(parts.folder) == snapshot(run.folder)
+
+
+@pytest.mark.slow
+def test_norms_that_are_watched_stand_among_the_metrics(make_run: MakeRun) -> None:
+    key = r"training.monitor_pattern=output\..*|source_embedding\.weight"
+    run, plain = make_run(key, "training.max_updates=4"), make_run("training.max_updates=4", name="plain")
+    run.train()
+    plain.train()
+    parameters, _ = read_tensors(run.folder.parameters(4))
+    last = metrics(run.folder)[-1]
+    names = ["source_embedding.weight", "output.weight", "output.bias"]
+    assert set(last) - set(metrics(plain.folder)[-1]) == {
+        f"{kind}_norm:{name}" for kind in ("weight", "gradient") for name in names
+    }
+    for name in names:
+        assert last[f"weight_norm:{name}"] == pytest.approx(float(parameters[name].norm()))
+        assert 0.0 < last[f"gradient_norm:{name}"] <= last["gradient_norm"]
+    every = make_run("training.monitor_pattern=.*", "training.max_updates=4", name="every")
+    every.train()
+    row = metrics(every.folder)[-1]
+    squares = [value**2 for name, value in row.items() if name.startswith("gradient_norm:")]
+    assert math.sqrt(sum(squares)) == pytest.approx(row["gradient_norm"], rel=1e-5)
+    going_on = make_run(key, "training.max_updates=6")
+    assert going_on.train(resume_with_changes=True).update == 6
+    for pattern, message in {
+        "(": "no regular expression",
+        "nothing": "matches no parameter; there are source_",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            make_run(f"training.monitor_pattern={pattern}", name="wrong").trainer()
+
+
+DEEP = ("model.encoder.layers=4", "model.decoder.layers=3", "training.max_updates=2")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "learnt"),
+    [
+        ("all_except_decoder", r"decoder\..*"),
+        (
+            "all_except_outer_layers",
+            r"encoder\.(forward_|backward_|upper_)layers\.[02]\..*|decoder\.layers\.[02]\..*",
+        ),
+        ("all_except_embeddings", r"(source|target)_embedding\..*"),
+        ("all_except_output_proj", r"output\..*"),
+        ("encoder_and_source_embeddings", r"(decoder|target_embedding|output)\..*"),
+        (
+            "encoder_half_and_source_embeddings",
+            r"(decoder|target_embedding|output|encoder\.upper_layers\.[12])\..*",
+        ),
+    ],
+)
+def test_what_a_strategy_fixes_is_not_learnt(make_run: MakeRun, strategy: str, learnt: str) -> None:
+    trainer = make_run(*DEEP, f"training.fixed_param_strategy={strategy}").trainer()
+    before = {name: part.detach().clone() for name, part in trainer.parameters.items()}
+    trainer._update(Silence(trainer.folder.log, trainer.folder.tensorboard, make_run().console, 0))
+    for name, part in trainer.parameters.items():
+        # forward_layers.0 and backward_layers.0 are the bottom layer, upper_layers.0 is the second.
+        expected = bool(re.fullmatch(learnt, name)) and not (
+            strategy == "all_except_outer_layers" and name.startswith("encoder.upper_layers.0")
+        )
+        assert torch.equal(part, before[name]) != expected, name
+        assert (part in trainer.optimizer.state) == expected
+
+
+def test_names_that_are_fixed(make_run: MakeRun) -> None:
+    names = r"training.fixed_param_names=['encoder\..*', 'output\.bias']"
+    run = make_run(names, "training.optimizer={name: adamw, weight_decay: 0.1}", "training.max_updates=4")
+    before = {name: part.detach().clone() for name, part in run.trainer().parameters.items()}
+    run.train()
+    after, _ = read_tensors(run.folder.best)
+    still = {name for name, value in after.items() if torch.equal(value, before[name])}
+    assert still == {name for name in before if name.startswith("encoder.") or name == "output.bias"}
+    for given, message in {
+        r"['encoder']": "fixed_param_names encoder: matches no parameter; there are source_embedding.weight, ",
+        r"['.*']": "leaves nothing to learn",
+        r"['(']": "no regular expression",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            make_run(f"training.fixed_param_names={given}", name="wrong").trainer()
+
+
+def test_a_tied_matrix_is_learnt_if_one_of_its_parts_is(make_run: MakeRun) -> None:
+    tied = make_run(
+        "model.weight_tying=trg_softmax",
+        "model.decoder.size=6",
+        "training.fixed_param_strategy=all_except_output_proj",
+    ).trainer()
+    learnt = {name for name, part in tied.parameters.items() if part.requires_grad}
+    assert learnt == {"target_embedding.weight", "output.bias"}
+
+
+def test_a_model_with_orthogonal_matrices_is_loaded_as_it_was_saved(make_run: MakeRun) -> None:
+    run = make_run("model.initialization.rnn_h2h=orthogonal_stacked", "training.max_updates=2")
+    run.train()
+    saved, _ = read_tensors(run.folder.best)
+    loaded = dict(load_model(run.folder.path).model.named_parameters())
+    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+
+
+STEPS = (
+    "model.attention.coverage={type: gru, num_hidden: 2}",
+    "model.attention.use_prev_word=true",
+    "model.decoder.context_gating=true",
+    "model.layer_normalization=true",
+    "model.dropout={embedding: 0.1, states: 0.2, zoneout_cell: 0.1}",
+)
+
+
+@pytest.mark.slow
+def test_a_model_that_walks_step_by_step_learns(make_run: MakeRun) -> None:
+    """From its beginning to its translations, and its implementation is said; others are refused."""
+    run = make_run(*STEPS, "training.max_updates=24", "training.checkpoint_interval=12")
+    result = run.train()
+    assert result.metrics[-1]["valid_perplexity"] < 0.95 * result.metrics[0]["valid_perplexity"]
+    assert "ops: encoder recompute, decoder recompute" in run.said()
+    assert run.recipe.ops.decoder == "recompute"
+    loaded = load_model(run.folder.path)
+    assert loaded.recipe == run.recipe
+
+
+def test_what_walks_step_by_step_has_two_implementations(make_run: MakeRun) -> None:
+    assert make_run(*STEPS).recipe.ops.decoder == "recompute"
+    assert make_run(*STEPS, "ops.decoder=reference").recipe.ops.decoder == "reference"
+    for changes, message in {
+        (
+            "ops.decoder=triton",
+        ): "ops.decoder triton cannot compute model.decoder.context_gating: give one of auto",
+        (
+            "ops.encoder=compiled",
+        ): "ops.encoder compiled cannot compute model.dropout.states: give one of auto",
+        (
+            "model.decoder.input_feeding=false",
+        ): "model.decoder.context_gating needs model.decoder.input_feeding: true",
+        (
+            "model.encoder.cell=gru",
+        ): "model.dropout.states needs model.encoder.cell: lstm and model.encoder.rank: null",
+        (
+            "model.decoder.rank=2",
+        ): "model.decoder.context_gating needs model.decoder.cell: lstm and model.decoder.rank",
+        (
+            "parallel.pipeline=2",
+            "model.encoder.layers=2",
+        ): "model.dropout.states cannot be divided over ranks",
+    }.items():
+        with pytest.raises(InputError, match=re.escape(message)):
+            make_run(*STEPS, *changes)
+
+
+@pytest.mark.slow
+def test_a_model_that_walks_step_by_step_goes_on(make_run: MakeRun) -> None:
+    make_run(*STEPS, "training.max_updates=4", name="parts").train()
+    whole, parts = make_run(*STEPS, name="whole"), make_run(*STEPS, name="parts")
+    whole.train()
+    parts.train()
+    assert snapshot(whole.folder) == snapshot(parts.folder)
+
+
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.thorough), "bfloat16"])
+def test_memory_options_change_no_result_of_steps(make_run: MakeRun, precision: str) -> None:
+    """Gradients of the reference, and those of a run within a byte budget, in micro-batches."""
+    keys = (*STEPS, f"training.precision={precision}", "model.dropout=0.0")
+    found = []
+    for number, key in enumerate(
+        (
+            "ops.decoder=recompute",
+            "ops.decoder=reference",
+            "training.memory_budget=120kB" if precision == "float32" else "ops.decoder=auto",
+        )
+    ):
+        trainer = make_run(*keys, key, name=f"run{number}").trainer()
+        batches = [next(trainer.batches)]
+        trainer.gradient(batches)
+        found.append(
+            {name: part.grad.to_dense() for name, part in trainer.parameters.items() if part.grad is not None}
+        )
+    rtol, atol = (1e-4, 1e-6) if precision == "float32" else (0.05, 2e-3)
+    for other in found[1:]:
+        assert other.keys() == found[0].keys()
+        for name, value in other.items():
+            torch.testing.assert_close(value, found[0][name], rtol=rtol, atol=atol)
+
+
+@pytest.mark.slow
+def test_units_are_scaled_when_a_model_is_tuned(make_run: MakeRun) -> None:
+    first = make_run("training.max_updates=2", name="first")
+    first.train()
+    run = make_run(
+        "model.lhuc=all",
+        f"training.initialize_from={first.folder.path}",
+        "training.fixed_param_names=['(?!.*lhuc).*']",
+        "training.max_updates=4",
+        name="tuned",
+    )
+    run.train()
+    before, _ = read_tensors(first.folder.best)
+    after, _ = read_tensors(run.folder.best)
+    scales = {name for name in after if name.endswith("lhuc")}
+    assert scales == set(after) - set(before)
+    assert len(scales) == 4
+    assert all(after[name].abs().max() > 0.0 for name in scales)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    with pytest.raises(InputError, match=r"was trained with model\.lhuc"):
+        load_model(run.folder.path, first.folder.best)
