@@ -31,6 +31,7 @@ from econmt.data.subwords import fingerprint, normalized
 from econmt.decoding.glossary import Glossary, read_glossary
 from econmt.decoding.requests import Request as Request
 from econmt.decoding.search import SearchOptions
+from econmt.decoding.shortlist import Shortlists
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
@@ -39,6 +40,7 @@ from econmt.errors import InputError
 from econmt.model import IncrementalModel
 from econmt.recipe import find_recipe, load_recipe
 from econmt.training.checkpoints import LoadedModel, load_model
+from econmt.training.lexicons import read_lexicon
 from econmt.training.run import Outcome, run_recipe
 from econmt.typed_yaml import complaints
 
@@ -146,7 +148,7 @@ def load(
         widest = max(each.recipe.model.widest for each in loaded)
         wanted = None if threads == "auto" else threads
         torch.set_num_threads(threads_for(wanted, place, widest).number)
-    return TrainedModel(loaded, place, precision)
+    return TrainedModel(loaded, place, precision, fingerprint(folders[0]))
 
 
 def _is_list_of(given: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -158,12 +160,19 @@ def _is_list_of(given: Any, kinds: type | tuple[type, ...]) -> bool:
 class TrainedModel:
     """A trained model, or an ensemble, on one device; it serves any number of calls. :func:`load` makes it."""
 
-    def __init__(self, loaded: Sequence[LoadedModel], device: torch.device | str, precision: str) -> None:
+    def __init__(
+        self,
+        loaded: Sequence[LoadedModel],
+        device: torch.device | str,
+        precision: str,
+        vocabulary: str | None = None,
+    ) -> None:
+        """``vocabulary``: the fingerprint of the vocabulary files, which lexicons must have."""
         if precision not in ("auto", "float32", "bfloat16"):
             raise InputError(f"precision '{precision}': give auto, float32 or bfloat16")
         self.loaded = list(loaded)
         self.vocabularies, self.recipe = loaded[0].vocabularies, loaded[0].recipe
-        self._wanted = precision
+        self._wanted, self.vocabulary = precision, vocabulary
         self.to(device)
 
     def to(self, device: torch.device | str) -> TrainedModel:
@@ -182,6 +191,8 @@ class TrainedModel:
         *,
         avoid: Sequence[str] = (),
         glossary: Glossary | Path | str | None = None,
+        restrict_lexicon: Path | str | None = None,
+        restrict_lexicon_topk: int | None = None,
         beam_size: int | None = None,
         nbest_size: int = 1,
         batch_size: int | None = None,
@@ -195,6 +206,9 @@ class TrainedModel:
                 :class:`econmt.Request` instead says what is wished of its translation.
             avoid: phrases that no translation may hold.
             glossary: terms and their translations, which are constraints where the terms occur; or its file.
+            restrict_lexicon: a file of ``econmt lexicon``: no words are computed but those that it has for the words of
+                a sentence.
+            restrict_lexicon_topk: so many of the most probable for each word; None: all that the file has.
             beam_size: hypotheses kept at each position; None: the recipe's.
             nbest_size: how many hypotheses of a sentence are returned.
             batch_size: sentences translated together; None: the recipe's.
@@ -218,7 +232,13 @@ class TrainedModel:
             self.to(device)
         given = {"beam_size": beam_size, "nbest_size": nbest_size, **search}
         translator = self.translator(
-            given, batch_size=batch_size, avoid=avoid, glossary=glossary, warn=warnings.warn
+            given,
+            batch_size=batch_size,
+            avoid=avoid,
+            glossary=glossary,
+            restrict_lexicon=restrict_lexicon,
+            restrict_lexicon_topk=restrict_lexicon_topk,
+            warn=warnings.warn,
         )
         return list(translator.translate(texts))
 
@@ -232,6 +252,8 @@ class TrainedModel:
         long_lines: Literal["cut", "skip"] = "cut",
         avoid: Sequence[str] = (),
         glossary: Glossary | Path | str | None = None,
+        restrict_lexicon: Path | str | None = None,
+        restrict_lexicon_topk: int | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> Translator:
         """What translates a stream of lines.
@@ -239,7 +261,7 @@ class TrainedModel:
         Args:
             search: as for :meth:`search_options`.
             batch_size, max_input_length: None: the recipe's.
-            avoid, glossary: as for :meth:`translate`.
+            avoid, glossary, restrict_lexicon, restrict_lexicon_topk: as for :meth:`translate`.
             chunk_size, long_lines, warn: see :class:`~econmt.decoding.translator.Translator`.
         """
         if isinstance(avoid, str) or not all(
@@ -263,6 +285,8 @@ class TrainedModel:
             long_lines,
             avoid := tuple(avoid),
             glossary,
+            restrict_lexicon,
+            restrict_lexicon_topk,
         )
         # Whoever asks the same again gets the one whose graphs are captured.
         if self._translator is None or self._translator[0] != asked:
@@ -279,12 +303,26 @@ class TrainedModel:
                 long_lines=long_lines,
                 avoid=avoid,
                 glossary=read_glossary(Path(glossary)) if isinstance(glossary, (str, Path)) else glossary,
+                shortlists=self._shortlists(restrict_lexicon, restrict_lexicon_topk),
                 warn=warn,
             )
             self._translator = asked, made
         translator = self._translator[1]
         translator.warn = warn
         return translator
+
+    def _shortlists(self, path: Path | str | None, top: int | None) -> Shortlists | None:
+        """Those of a lexicon's file, if one is given."""
+        limits.check_whole("restrict_lexicon_topk", top, limits.SHORTLIST)
+        if path is None:
+            return None
+        if self.vocabulary is None:
+            raise InputError(
+                f"{path}: this model was not loaded from a folder, so nobody knows whether it fits"
+            )
+        source, target = self.vocabularies
+        table = read_lexicon(Path(path), self.vocabulary, self.vocabularies)
+        return Shortlists(table, target.size, top or table.shape[1], source is target)
 
     def search_options(self, given: Mapping[str, Any]) -> SearchOptions:
         """The recipe's search with what a caller gave by name; None stands for what was not given.

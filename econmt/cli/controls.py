@@ -103,3 +103,20 @@ CaseOption = Annotated[
         help="Translate lines in capitals as if they were not, and put the result in capitals.",
     ),
 ]
+LexiconOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--restrict-lexicon",
+        help="File of econmt lexicon: compute no words but those that it has for the words of a sentence.",
+    ),
+]
+LexiconTopOption = Annotated[
+    int | None,
+    typer.Option(
+        "--restrict-lexicon-topk",
+        min=1,
+        max=limits.SHORTLIST,
+        help="So many of the most probable for each word.",
+        show_default="all that the file has",
+    ),
+]

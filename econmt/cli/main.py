@@ -33,6 +33,7 @@ VERBS = {
     "prepare": "Write the token store of a recipe's text without training.",
     "average": "Average the parameters of several checkpoints.",
     "compress": "Replace the LSTM matrices of a trained model by thin factors.",
+    "lexicon": "Learn which target words may translate a source word.",
     "info": "Say what a model folder holds.",
     "export": "Write a model without its training state.",
     "recipes": "List, copy, show and validate recipes.",

@@ -118,6 +118,8 @@ def translate(
     attention_picture: PictureOption = None,
     avoid_list: controls.AvoidListOption = None,
     glossary: controls.GlossaryOption = None,
+    restrict_lexicon: controls.LexiconOption = None,
+    restrict_lexicon_topk: controls.LexiconTopOption = None,
     block_ngram_repeat: controls.NGramOption = 0,
     replace_unk: controls.ReplaceOption = False,
     restore_case: controls.CaseOption = False,
@@ -143,7 +145,7 @@ def translate(
     """
     _check_options(context)
     lines_out = LineOutput(
-        output, [input_file, *(path for path in (avoid_list, glossary) if path is not None)]
+        output, [input_file, *(path for path in (avoid_list, glossary, restrict_lexicon) if path is not None)]
     )
     avoided = () if avoid_list is None else read_avoid_list(avoid_list)
     loaded = load_models(models, checkpoint, device, precision, threads)
@@ -175,6 +177,8 @@ def translate(
         long_lines=long_lines.value,
         avoid=avoided,
         glossary=glossary,
+        restrict_lexicon=restrict_lexicon,
+        restrict_lexicon_topk=restrict_lexicon_topk,
         warn=_warn,
     )
     _run(translator, input_file, json_input, lines_out, output_type, attention_picture)
@@ -188,6 +192,9 @@ def _check_options(context: typer.Context) -> None:
     else:
         why = "is for --sample; give that too, or leave it out"
         options.refuse_idle(context, why, "top_k", "temperature", "seed")
+    if given["restrict_lexicon"] is None:
+        why = "is of --restrict-lexicon; give that too, or leave it out"
+        options.refuse_idle(context, why, "restrict_lexicon_topk")
     options.check_writable(given["output"])
     options.check_picture(given["attention_picture"])
     options.check_not_of_model(given["output"], given["models"])
