@@ -38,7 +38,7 @@ from econmt.engine.precision import precision_of
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.model import IncrementalModel
-from econmt.recipe import find_recipe, load_recipe
+from econmt.recipe import Recipe, find_recipe, load_recipe
 from econmt.training.checkpoints import LoadedModel, load_model
 from econmt.training.lexicons import read_lexicon
 from econmt.training.run import Outcome, run_recipe
@@ -111,7 +111,8 @@ def load(
         model: a model folder, or those of an ensemble, which must share their vocabularies.
         checkpoint: one for all models, or one for each.
         device: auto, cpu, cuda or cuda:N.
-        precision: of products: float32, bfloat16, or auto for what is faster on the device.
+        precision: of products: float32, bfloat16, on a CPU int8, or auto for what is faster on the device, which for
+            models that ``econmt quantize`` made is int8.
         threads: of the CPU, for all of torch; auto: as many as are fastest here; None: as many as torch has already.
 
     Raises:
@@ -168,8 +169,8 @@ class TrainedModel:
         vocabulary: str | None = None,
     ) -> None:
         """``vocabulary``: the fingerprint of the vocabulary files, which lexicons must have."""
-        if precision not in ("auto", "float32", "bfloat16"):
-            raise InputError(f"precision '{precision}': give auto, float32 or bfloat16")
+        if precision not in ("auto", "float32", "bfloat16", "int8"):
+            raise InputError(f"precision '{precision}': give auto, float32, bfloat16 or int8")
         self.loaded = list(loaded)
         self.vocabularies, self.recipe = loaded[0].vocabularies, loaded[0].recipe
         self._wanted, self.vocabulary = precision, vocabulary
@@ -180,10 +181,20 @@ class TrainedModel:
         self.device = resolve_device(str(device))
         self.models = [each.model.to(self.device) for each in self.loaded]
         recipes = [each.recipe for each in self.loaded]
-        self.precision = precision_of(self._wanted, self.device, recipes).dtype
+        self.precision = self._precision(recipes)
         self._incremental: list[IncrementalModel] = []
         self._translator: tuple[tuple[object, ...], Translator] | None = None
         return self
+
+    def _precision(self, recipes: Sequence[Recipe]) -> torch.dtype:
+        """That of products."""
+        on_cpu = self.device.type == "cpu"
+        if self._wanted == "int8" and not on_cpu:
+            raise InputError(f"precision int8 is for a CPU; on {self.device} give auto, float32 or bfloat16")
+        stored = on_cpu and all(each.stored == "int8" for each in self.loaded)
+        if self._wanted == "int8" or (self._wanted == "auto" and stored):
+            return torch.int8
+        return precision_of(self._wanted, self.device, recipes).dtype
 
     def translate(
         self,

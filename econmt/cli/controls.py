@@ -48,6 +48,25 @@ CoverageWeightOption = Annotated[
 ]
 
 
+class SearchPrecision(str, Enum):
+    """Of a search's products; auto is what is faster on the device."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+
+
+SearchPrecisionOption = Annotated[
+    SearchPrecision,
+    typer.Option(
+        "--precision",
+        help="Of products; auto: what is faster here, int8 for models of econmt quantize. bfloat16 and int8 move "
+        "scores by some hundredths; training translates in float32.",
+    ),
+]
+
+
 class SearchStop(str, Enum):
     """When the search for a sentence ends."""
 

@@ -15,7 +15,7 @@ import typer
 from econmt import limits
 from econmt.cli import controls, options
 from econmt.cli.computing import counting_lines, load_models
-from econmt.cli.options import AveragingMode, ProductPrecision, within
+from econmt.cli.options import AveragingMode, within
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
 from econmt.decoding.attention_picture import draw_attention, missing_note
@@ -131,7 +131,7 @@ def translate(
     ensemble_mode: options.EnsembleOption = AveragingMode.linear,
     device: options.DeviceOption = "auto",
     threads: options.ThreadsOption = None,
-    precision: options.PrecisionOption = ProductPrecision.auto,
+    precision: controls.SearchPrecisionOption = controls.SearchPrecision.auto,
 ) -> None:
     """Translate raw text, one sentence a line; line n of the output is the translation of line n of the input.
 
@@ -148,7 +148,7 @@ def translate(
         output, [input_file, *(path for path in (avoid_list, glossary, restrict_lexicon) if path is not None)]
     )
     avoided = () if avoid_list is None else read_avoid_list(avoid_list)
-    loaded = load_models(models, checkpoint, device, precision, threads)
+    loaded = load_models(models, checkpoint, device, precision.value, threads)
     given = {
         "beam_size": beam_size,
         "nbest_size": nbest_size,

@@ -10,6 +10,7 @@ from econmt.errors import InputError
 from econmt.recipe import Recipe
 from econmt.training.checkpoints import check_model, check_vocabulary, load_parameters, parameter_file
 from econmt.training.folder import ModelFolder
+from econmt.training.quantized import restored
 from econmt.training.tensor_files import read_metadata, read_tensors
 
 _ADVICE = "give the recipe the model section of that model, or leave training.initialize_from out"
@@ -53,5 +54,5 @@ def initialize(model: nn.Module, path: Path, vocabulary: str) -> str:
     """
     tensors, metadata = read_tensors(path)
     check_vocabulary(metadata, vocabulary, path)
-    load_parameters(model, tensors, path)
+    load_parameters(model, restored(tensors, path), path)
     return f"first parameters: those of update {metadata.get('update', '?')} in {path}"

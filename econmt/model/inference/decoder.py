@@ -22,7 +22,7 @@ from econmt.model.attention import Attention
 from econmt.model.decoder import Decoder
 from econmt.model.inference.cells import layer_step
 from econmt.model.inference.encoder import LaidOutEncoder
-from econmt.model.inference.layout import Gates, is_watched, laid_out
+from econmt.model.inference.layout import Gates, is_watched, laid_out, value_type
 from econmt.model.inference.words import Shortlist, Words
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
@@ -32,6 +32,7 @@ from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.chunks import split_rows
 from econmt_ops.core.gemm import Product
+from econmt_ops.core.int8 import Int8Product
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.low_rank import columns
 from econmt_ops.core.precision import accumulate_dtype
@@ -117,15 +118,15 @@ class IncrementalModel:
 
     Args:
         model: in evaluation mode.
-        precision: of products, float32 or bfloat16; a model in float64 stays in it. Scores, cell states and
-            log-probabilities have float32 at least.
+        precision: of products, float32, bfloat16 or, on a CPU, int8; a model in float64 stays in it. Scores, cell
+            states and log-probabilities have float32 at least.
     """
 
     def __init__(self, model: TranslationModel, precision: torch.dtype = torch.float32) -> None:
         own = model.output_weight.dtype
         dtype = precision if own == torch.float32 else own
         self.model = model
-        self._dtype = dtype
+        self._products, self._dtype = dtype, value_type(dtype)
         with torch.no_grad():
             on_cpu = model.output_weight.device.type == "cpu"
             laid_out_encoder = on_cpu and model.encoder.cell.laid_out
@@ -133,7 +134,7 @@ class IncrementalModel:
             kind = _StepDecoder if model.decoder.cell.laid_out else _CellStepDecoder
             self._decoder = kind(model.decoder, model.target_embedding.weight.detach(), dtype)
             self._logits = torch.empty(
-                0, model.target_size, dtype=accumulate_dtype(dtype), device=model.output_weight.device
+                0, model.target_size, dtype=accumulate_dtype(self._dtype), device=model.output_weight.device
             )
             self._readout = (
                 None if model.readout is None else laid_out(model.readout.weight, model.readout.bias, dtype)
@@ -178,7 +179,7 @@ class IncrementalModel:
         weight, bias = (part.detach()[words] for part in (self.model.output_weight, self.model.output_bias))
         barred = torch.zeros(allowed.shape, dtype=self._dtype, device=allowed.device)
         barred.masked_fill_(~allowed, -torch.inf)
-        return state._replace(shortlist=Shortlist(laid_out(weight, bias, self._dtype), barred))
+        return state._replace(shortlist=Shortlist(laid_out(weight, bias, self._products), barred))
 
     def initial_state(self, encoded: IncrementalState) -> IncrementalState:
         """The state before the first target token, one row a sentence."""
@@ -222,6 +223,7 @@ class _StepAttention:
     """
 
     def __init__(self, attention: Attention, dtype: torch.dtype, device: torch.device) -> None:
+        dtype = value_type(dtype)
         self.accumulate = accumulate_dtype(dtype)
         norm = attention.layer_norm
         self.norm = (
@@ -368,11 +370,11 @@ class _StepDecoder:
         self.lay_out(decoder, embedding, dtype)
         weight, size = decoder.combine.weight, config.size
         self.from_values = laid_out(weight[:, size:], None, dtype)
-        self.size, self.dtype = size, dtype
+        self.size, self.dtype = size, value_type(dtype)
         # Contexts themselves are needed where a layer reads them.
         self.reads_contexts = not self.feeding and config.layers > 1
         query, own, bias = self.attention.query, weight[:, :size], decoder.combine.bias.detach()
-        self.query: Product | None = None
+        self.query: Product | Int8Product | None = None
         # Queries and the state's share of o are one product where the same layer gives both.
         self.asked = 0
         if query is not None and self.reads_contexts:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from econmt.model.inference.layout import Gates, is_watched
 from econmt_ops.core.gemm import Product
+from econmt_ops.core.int8 import Int8Product
 
 _TABLE_BYTES = 256 << 20
 """The largest table of what words add to gates."""
@@ -24,7 +25,7 @@ class Shortlist(NamedTuple):
         output: the product with the weights of N words. barred: (B, N) 0, and -inf where a sentence must not have one.
     """
 
-    output: Product
+    output: Product | Int8Product
     barred: Tensor
 
     def keep(self, sentences: Tensor) -> Shortlist:
