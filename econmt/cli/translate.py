@@ -147,7 +147,6 @@ def translate(
     lines_out = LineOutput(
         output, [input_file, *(path for path in (avoid_list, glossary, restrict_lexicon) if path is not None)]
     )
-    avoided = () if avoid_list is None else read_avoid_list(avoid_list)
     loaded = load_models(models, checkpoint, device, precision.value, threads)
     given = {
         "beam_size": beam_size,
@@ -175,7 +174,7 @@ def translate(
         chunk_size=chunk_size,
         max_input_length=max_input_length,
         long_lines=long_lines.value,
-        avoid=avoided,
+        avoid=() if avoid_list is None else read_avoid_list(avoid_list),
         glossary=glossary,
         restrict_lexicon=restrict_lexicon,
         restrict_lexicon_topk=restrict_lexicon_topk,
