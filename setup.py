@@ -49,7 +49,11 @@ class BuildKernels(build_ext):
 
 
 setup(
-    packages=[*find_packages(include=["econmt", "econmt.*"]), *find_packages("ops"), "econmt._recipes"],
+    packages=[
+        *find_packages(include=["econmt", "econmt.*", "econmt_runtime"]),
+        *find_packages("ops"),
+        "econmt._recipes",
+    ],
     package_dir={"econmt_ops": "ops/econmt_ops", "econmt._recipes": "recipes"},
     package_data={
         "econmt": ["py.typed"],

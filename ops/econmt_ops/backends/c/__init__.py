@@ -67,6 +67,11 @@ def is_installed() -> bool:
     return _PATH is not None
 
 
+def library_path() -> Path | None:
+    """Where the library lies, for who copies it; None: the package was installed without."""
+    return _PATH
+
+
 @contextmanager
 def without() -> Iterator[None]:
     """Inside, nothing goes by the library."""

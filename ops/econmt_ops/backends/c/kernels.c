@@ -35,6 +35,8 @@
 #define MAXIMUM(x) PRAGMA(omp simd reduction(max : x))
 
 #define ROWS_AT_ONCE 64 /* of a product in 8 bits: their sums stay in the first-level cache */
+#define GROUPS_AT_ONCE 4
+#define ROW_BYTES(wide) ((wide) % 128 ? (wide) : (wide) + 64) /* rows an even number of lines apart fill few sets of a cache */
 #define FILLED 64       /* inputs of a product in 8 bits are filled up to a multiple of this */
 
 typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratch);
@@ -195,7 +197,7 @@ EXPORT int econmt_combine_forward(const struct combine_forward *a, int64_t threa
 EXPORT int econmt_product_int8(const struct product_int8 *a, int64_t threads) {
   int64_t rows = (threads > 1 ? a->rows / threads + 1 : a->rows) + ROWS_AT_ONCE;
   int64_t wide = (a->inputs + FILLED - 1) / FILLED * FILLED;
-  return spread(PICK(product_int8), a, a->rows, threads, 0, rows * (1 + wide / 4), NULL);
+  return spread(PICK(product_int8), a, a->rows, threads, 0, rows * (1 + ROW_BYTES(wide) / 4) + 16, NULL);
 }
 
 EXPORT int econmt_best_words(const struct best_words *a, int64_t threads) {

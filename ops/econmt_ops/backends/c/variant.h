@@ -583,11 +583,11 @@ static float NAME(round_row)(const float *restrict row, int64_t size, uint8_t *r
 }
 
 /* The sums of 16 outputs of some rows, with a group's weights read once for all of them. */
-static void NAME(sums_of_16)(const uint8_t *restrict left, int64_t wide, const int8_t *restrict weight, int64_t rows,
-                             int32_t (*restrict sums)[16]) {
+static void NAME(sums_of_16)(const uint8_t *restrict left, int64_t stride, int64_t wide, const int8_t *restrict weight,
+                             int64_t rows, int32_t (*restrict sums)[16]) {
   for (int64_t row = 0; row < rows; row++) {
     int32_t sum[16] = {0};
-    const uint8_t *restrict values = left + row * wide;
+    const uint8_t *restrict values = left + row * stride;
     for (int64_t k = 0; k < wide; k += 4) {
       const int8_t *restrict w = weight + k * 16;
       SIMD for (int64_t n = 0; n < 16; n++) {
@@ -599,42 +599,53 @@ static void NAME(sums_of_16)(const uint8_t *restrict left, int64_t wide, const i
   }
 }
 
-/* scratch: all rows in 8 bits, filled up to ROWS_AT_ONCE of them, and their steps. Weights are read once for all rows. */
+/* scratch: all rows in 8 bits, each of ROW_BYTES, and their steps. Weights are read once for all rows, and of a row some groups
+ * are written at a time. */
 static void NAME(product_int8)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct product_int8 *a = given;
-  int64_t wide = (a->inputs + FILLED - 1) / FILLED * FILLED;
+  int64_t wide = (a->inputs + FILLED - 1) / FILLED * FILLED, stride = ROW_BYTES(wide);
   float *restrict steps = scratch;
-  uint8_t *restrict rounded = (uint8_t *)(scratch + (end - begin));
-  int32_t sums[ROWS_AT_ONCE][16];
+  uintptr_t after = (uintptr_t)(scratch + (end - begin));
+  uint8_t *restrict rounded = (uint8_t *)((after + 63) / 64 * 64); /* rows in whole lines of the cache */
+  int32_t sums[GROUPS_AT_ONCE][ROWS_AT_ONCE][16];
   BEGIN_SUMS;
   for (int64_t row = begin; row < end; row++) {
-    uint8_t *to = rounded + (row - begin) * wide;
+    uint8_t *to = rounded + (row - begin) * stride;
     steps[row - begin] = NAME(round_row)(a->left + row * a->left_stride, a->inputs, to, wide);
   }
-  for (int64_t at = 0; at < a->outputs; at += 16) {
-    int64_t count = a->outputs - at < 16 ? a->outputs - at : 16;
-    float scales[16] = {0}, shifts[16] = {0};
-    for (int64_t n = 0; n < count; n++) {
-      scales[n] = a->scales[at + n];
-      if (a->bias) shifts[n] = a->bias[at + n];
-    }
+  for (int64_t at = 0; at < a->outputs; at += 16 * GROUPS_AT_ONCE) {
+    int64_t all = a->outputs - at < 16 * GROUPS_AT_ONCE ? a->outputs - at : 16 * GROUPS_AT_ONCE;
     for (int64_t first = begin; first < end; first += ROWS_AT_ONCE) {
       int64_t rows = end - first < ROWS_AT_ONCE ? end - first : ROWS_AT_ONCE;
-      SUMS_OF_16(NAME(sums_of_16))(rounded + (first - begin) * wide, wide, a->weight + at * wide, rows, sums);
+      for (int64_t n = 0; n < all; n += 16) {
+        const int8_t *weight = a->weight + (at + n) * wide;
+        SUMS_OF_16(NAME(sums_of_16))(rounded + (first - begin) * stride, stride, wide, weight, rows, sums[n / 16]);
+      }
       for (int64_t row = 0; row < rows; row++) {
         float values[16], step = steps[first - begin + row];
-        float *output = a->output + (first + row) * a->output_stride + at;
-        SIMD for (int64_t n = 0; n < 16; n++) {
-          values[n] = (float)(sums[row][n] - 128 * a->sums[at + n]) * (step * scales[n]) + shifts[n];
+        for (int64_t n = 0; n < all; n += 16) {
+          int64_t count = all - n < 16 ? all - n : 16;
+          const int32_t *restrict sum = sums[n / 16][row], *restrict shift = a->sums + at + n;
+          const float *restrict scales = a->scales + at + n;
+          float *output = a->output + (first + row) * a->output_stride + at + n;
+          if (count == 16) {
+            SIMD for (int64_t k = 0; k < 16; k++) values[k] = (float)(sum[k] - 128 * shift[k]) * (step * scales[k]);
+          } else {
+            for (int64_t k = 0; k < count; k++) values[k] = (float)(sum[k] - 128 * shift[k]) * (step * scales[k]);
+          }
+          if (a->bias) {
+            const float *restrict bias = a->bias + at + n;
+            for (int64_t k = 0; k < count; k++) values[k] += bias[k];
+          }
+          if (a->start) {
+            const float *start = a->start + (first + row) * a->start_stride + at + n;
+            for (int64_t k = 0; k < count; k++) values[k] += start[k];
+          }
+          if (count == 16)
+            memcpy(output, values, sizeof values);
+          else
+            memcpy(output, values, (size_t)count * sizeof *values);
         }
-        if (a->start) {
-          const float *start = a->start + (first + row) * a->start_stride + at;
-          for (int64_t n = 0; n < count; n++) values[n] += start[n];
-        }
-        if (count == 16)
-          memcpy(output, values, sizeof values);
-        else
-          memcpy(output, values, (size_t)count * sizeof *values);
       }
     }
   }

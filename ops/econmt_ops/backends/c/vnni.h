@@ -7,26 +7,27 @@ static int has_vnni, has_amx;
 #pragma GCC target("avx512f,avx512bw,avx512vnni")
 
 /* Of up to 12 rows, whose sums stay in registers. */
-static INLINE void tile_vnni(const uint8_t *left, int64_t wide, const int8_t *weight, const int rows, int32_t (*sums)[16]) {
+static INLINE void tile_vnni(const uint8_t *left, int64_t stride, int64_t wide, const int8_t *weight, const int rows,
+                             int32_t (*sums)[16]) {
   __m512i sum[12];
   for (int row = 0; row < rows; row++) sum[row] = _mm512_setzero_si512();
   for (int64_t k = 0; k < wide; k += 4) {
     __m512i w = _mm512_loadu_si512(weight + k * 16);
     for (int row = 0; row < rows; row++) {
       int32_t four;
-      memcpy(&four, left + row * wide + k, sizeof four);
+      memcpy(&four, left + row * stride + k, sizeof four);
       sum[row] = _mm512_dpbusd_epi32(sum[row], _mm512_set1_epi32(four), w);
     }
   }
   for (int row = 0; row < rows; row++) _mm512_storeu_si512(sums[row], sum[row]);
 }
 
-static void sums_of_16_vnni(const uint8_t *restrict left, int64_t wide, const int8_t *restrict weight, int64_t rows,
-                            int32_t (*restrict sums)[16]) {
+static void sums_of_16_vnni(const uint8_t *restrict left, int64_t stride, int64_t wide, const int8_t *restrict weight,
+                            int64_t rows, int32_t (*restrict sums)[16]) {
   int64_t row = 0;
-  for (; row + 12 <= rows; row += 12) tile_vnni(left + row * wide, wide, weight, 12, sums + row);
-  for (; row + 4 <= rows; row += 4) tile_vnni(left + row * wide, wide, weight, 4, sums + row);
-  for (; row < rows; row++) tile_vnni(left + row * wide, wide, weight, 1, sums + row);
+  for (; row + 12 <= rows; row += 12) tile_vnni(left + row * stride, stride, wide, weight, 12, sums + row);
+  for (; row + 4 <= rows; row += 4) tile_vnni(left + row * stride, stride, wide, weight, 4, sums + row);
+  for (; row < rows; row++) tile_vnni(left + row * stride, stride, wide, weight, 1, sums + row);
 }
 
 #pragma GCC pop_options
@@ -60,27 +61,28 @@ static void begin_tiles(void) { _tile_loadconfig(TILES); }
 static void end_tiles(void) { _tile_release(); }
 
 /* As the others, for a multiple of 16 rows; what is in the last ones does not matter. */
-static void sums_of_16_amx(const uint8_t *left, int64_t wide, const int8_t *weight, int64_t rows, int32_t (*sums)[16]) {
+static void sums_of_16_amx(const uint8_t *left, int64_t stride, int64_t wide, const int8_t *weight, int64_t rows,
+                           int32_t (*sums)[16]) {
   int64_t tiles = (rows + 15) / 16;
-  const uint8_t *second = left + 16 * wide, *third = left + 32 * wide, *fourth = left + 48 * wide;
+  const uint8_t *second = left + 16 * stride, *third = left + 32 * stride, *fourth = left + 48 * stride;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t k = 0; k < wide; k += 64) {
     _tile_loadd(7, weight + k * 16, 64);
-    _tile_loadd(4, left + k, wide);
+    _tile_loadd(4, left + k, stride);
     _tile_dpbusd(0, 4, 7);
     if (tiles > 1) {
-      _tile_loadd(5, second + k, wide);
+      _tile_loadd(5, second + k, stride);
       _tile_dpbusd(1, 5, 7);
     }
     if (tiles > 2) {
-      _tile_loadd(6, third + k, wide);
+      _tile_loadd(6, third + k, stride);
       _tile_dpbusd(2, 6, 7);
     }
     if (tiles > 3) {
-      _tile_loadd(4, fourth + k, wide);
+      _tile_loadd(4, fourth + k, stride);
       _tile_dpbusd(3, 4, 7);
     }
   }
