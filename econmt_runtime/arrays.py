@@ -59,24 +59,31 @@ class Product:
     """left weight^T + bias: in float32 by numpy, in 8 bits by the C library.
 
     Args:
-        weight: (N, K) float32, or int8 with the ``steps`` (N,) of its rows. bias: (N,), or None.
+        weight: (N, K) float32, or groups (N / 16, K / 4, 16, 4) int8, with the ``steps`` (N,) of its rows and the
+            ``sums`` of their values. bias: (N,), or None.
     """
 
-    def __init__(self, weight: npt.NDArray[Any], steps: Floats | None, bias: Floats | None) -> None:
-        self.bias, self.steps, self.outputs = bias, steps, len(weight)
-        self._weight, self._sums = weight.T, None
-        if steps is not None:
-            self._weight, self._sums = _laid_out(weight)
+    def __init__(
+        self,
+        weight: npt.NDArray[Any],
+        bias: Floats | None,
+        steps: Floats | None = None,
+        sums: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        self.bias, self.outputs = bias, len(weight) if steps is None else len(steps)
+        self._steps, self._sums = steps, sums
+        self._weight = weight.T if steps is None else _aligned(weight)
 
     @classmethod
     def named(cls, arrays: Arrays, name: str) -> Product:
         """That of the arrays that begin with a name."""
-        return cls(arrays[f"{name}.weight"], arrays.get(f"{name}.steps"), arrays.get(f"{name}.bias"))
+        more = (arrays.get(f"{name}.{part}") for part in ("bias", "steps", "sums"))
+        return cls(arrays[f"{name}.weight"], *more)
 
     def __call__(self, left: Floats, start: Floats | None = None) -> Floats:
         """The product of left (R, K), plus ``start`` (R, N), which may be overwritten."""
-        if self.steps is not None and self._sums is not None:
-            return library.int8_product(left, self._weight, self._sums, self.steps, self.bias, start)
+        if self._steps is not None and self._sums is not None:
+            return library.int8_product(left, self._weight, self._sums, self._steps, self.bias, start)
         made: Floats = left @ self._weight
         for more in (self.bias, start):
             if more is not None:
@@ -84,18 +91,22 @@ class Product:
         return made
 
 
-def _laid_out(weight: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
-    """The groups (N / 16, K / 4, 16, 4) that the library reads, and the sum of each output's weights."""
+def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy that begins with a line of the cache, in which tiles are loaded."""
+    room = np.empty(array.nbytes + _LINE, np.int8)
+    begin = -room.ctypes.data % _LINE
+    made = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    made[...] = array
+    return made
+
+
+def _in_groups(weight: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
+    """A weight (N, K) as the library reads it, and the sum of each output's values."""
     outputs, inputs = weight.shape
     filled = np.zeros((outputs + -outputs % _LANES, inputs + -inputs % _FILLED), np.int8)
     filled[:outputs, :inputs] = weight
     groups = filled.reshape(-1, _LANES, filled.shape[1] // _GROUP, _GROUP).transpose(0, 2, 1, 3)
-    # Tiles are loaded in whole lines of the cache.
-    room = np.empty(filled.size + _LINE, np.int8)
-    begin = -room.ctypes.data % _LINE
-    aligned = room[begin : begin + filled.size].reshape(groups.shape)
-    aligned[...] = groups
-    return aligned, filled.sum(1, dtype=np.int32)
+    return groups, filled.sum(1, dtype=np.int32)
 
 
 class Table:
@@ -120,7 +131,8 @@ class Table:
 
     def product(self, bias: Floats, words: Ids | None) -> Product:
         """The product with the rows of some words, or of all."""
-        if words is None:
-            return Product(self._weight, self._steps, bias)
-        steps = None if self._steps is None else self._steps[words]
-        return Product(self._weight[words], steps, bias[words])
+        chosen = slice(None) if words is None else words
+        if self._steps is None:
+            return Product(self._weight[chosen], bias[chosen])
+        groups, sums = _in_groups(self._weight[chosen])
+        return Product(groups, bias[chosen], self._steps[chosen], sums)

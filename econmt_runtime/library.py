@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,17 @@ _functions: dict[str, tuple[Any, Any]] = {}
 
 def library_file() -> Path | None:
     """Where the library lies: in this package, or in econmt_ops, which is not imported for it."""
-    found = [Path(__file__).parent]
-    package = importlib.util.find_spec("econmt_ops")
-    if package is not None and package.submodule_search_locations is not None:
-        found += [Path(place) / "backends" / "c" for place in package.submodule_search_locations]
-    names = [f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    return next((place / name for place in found for name in names if (place / name).is_file()), None)
+    found = _library_in(Path(__file__).parent)
+    if found is None:
+        package = importlib.machinery.PathFinder.find_spec("econmt_ops")
+        if package is not None and package.origin is not None:
+            found = _library_in(Path(package.origin).parent / "backends" / "c")
+    return found
+
+
+def _library_in(folder: Path) -> Path | None:
+    places = (folder / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+    return next((place for place in places if place.is_file()), None)
 
 
 def start() -> None:

@@ -244,8 +244,11 @@ class Model:
         if self._shares is None:
             width = self._layers[0].read.outputs
             self._shares = np.empty((len(self._known), width), np.float32)
-        unknown = np.unique(words[~self._known[words]])
-        if len(unknown):
+        new = ~self._known[words]
+        if new.any():
+            wanted = np.zeros_like(self._known)
+            wanted[words[new]] = True
+            unknown = np.flatnonzero(wanted)
             self._shares[unknown] = self._layers[0].read(self._target[unknown])
             self._known[unknown] = True
         return self._shares[words]

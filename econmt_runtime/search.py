@@ -64,8 +64,7 @@ def beam_search(
     count, beam = len(source), options.beam_size
     sources, state = model.encode(source, padding)
     output = model.output_layer(allowed)
-    size = len(output.product.steps) if output.product.steps is not None else output.product.outputs
-    width = min(beam, size)
+    width = min(beam, output.product.outputs)
     skipped = np.array([PAD, BOS])
     tokens, owners, totals = np.full(count, BOS), np.arange(count), np.zeros(count)
     places = np.zeros(count, np.int64)

@@ -29,7 +29,7 @@ from econmt.training.lexicons import read_lexicon
 from econmt.training.quantized import STEPS
 from econmt.training.tensor_files import FORMAT, write_tensors, write_text
 from econmt_ops.backends import c as native
-from econmt_ops.core.int8 import rounded
+from econmt_ops.core.int8 import in_groups, rounded
 from econmt_ops.core.weights import LowRank
 
 RUNTIME_FORMAT = "econmt-runtime-1"
@@ -207,13 +207,19 @@ def _asks_from_top(model: TranslationModel) -> bool:
 
 
 def _in_8_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights in 8 bits, with the steps of their rows; everything else as it is."""
+    """The weights in 8 bits, with the steps of their rows; everything else as it is.
+
+    Those of single words stay in rows; others are in the groups that the C library reads.
+    """
     made: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        if name.endswith(".weight"):
-            made[name], made[name.removesuffix(".weight") + STEPS] = rounded(tensor)
-        else:
+        part = name.removesuffix(".weight")
+        if part == name:
             made[name] = tensor
+            continue
+        made[name], made[part + STEPS] = rounded(tensor)
+        if part not in ("source", "target", "output"):
+            made[name], made[f"{part}.sums"] = in_groups(made[name])
     return made
 
 

@@ -28,6 +28,18 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.round(values * inverse[:, None]).to(torch.int8), largest / _LARGEST
 
 
+def in_groups(values: Tensor) -> tuple[Tensor, Tensor]:
+    """A rounded weight (N, K) as the C library reads it.
+
+    Returns:
+        (N / 16, K / 4, 16, 4), filled up with zeros, and the sum of each output's weights, int32.
+    """
+    outputs, inputs = values.shape
+    filled = torch.nn.functional.pad(values, (0, -inputs % _FILLED, 0, -outputs % _LANES))
+    groups = filled.view(-1, _LANES, filled.shape[1] // _GROUP, _GROUP).transpose(1, 2).contiguous()
+    return groups, filled.sum(1, dtype=torch.int32)
+
+
 class Int8Product:
     """left weight^T + bias as :class:`econmt_ops.core.gemm.Product` has it, for float32 on a CPU.
 
@@ -56,7 +68,7 @@ class Int8Product:
         if not native.serves(left):
             return self._by_tensors(left, start)
         if self._laid_out is None:
-            self._laid_out = self._lay_out()
+            self._laid_out = in_groups(self._values)
         output = left.new_empty(len(left), len(self._steps)) if start is None else start
         weight, sums = self._laid_out
         native.product_int8(left, weight, sums, self._steps, self._bias, start, output)
@@ -70,11 +82,3 @@ class Int8Product:
         for more in (self._bias, start):
             product = product if more is None else product + more
         return product
-
-    def _lay_out(self) -> tuple[Tensor, Tensor]:
-        """The groups (N / 16, K / 4, 16, 4), and the sum of each output's weights (N / 16, 16) int32."""
-        outputs, inputs = self._values.shape
-        more = -inputs % _FILLED, -outputs % _LANES
-        filled = torch.nn.functional.pad(self._values, (0, more[0], 0, more[1]))
-        groups = filled.view(-1, _LANES, filled.shape[1] // _GROUP, _GROUP).transpose(1, 2).contiguous()
-        return groups, filled.sum(1, dtype=torch.int32)
