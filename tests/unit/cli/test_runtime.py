@@ -77,7 +77,12 @@ def random_model(like: Path, folder: Path, variant: str, **decoding: object) -> 
     return folder
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+FAST = ("additive", "gnmt", "student")
+
+
+@pytest.mark.parametrize(
+    "variant", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
 def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, variant: str) -> None:
     folder = random_model(word_model, tmp_path / "model", variant, max_output_factor=1.5, beam_size=4)
     made = export_runtime(folder, tmp_path / "runtime")
