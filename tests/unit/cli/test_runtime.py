@@ -159,12 +159,18 @@ def test_what_the_runtime_does_not_know_is_refused_in_a_line(
     )
 
 
+@pytest.fixture(scope="module")
+def whole(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runtime's folder."""
+    place = tmp_path_factory.mktemp("whole")
+    return export_runtime(random_model(word_model, place / "model", "additive"), place / "runtime")
+
+
 @pytest.mark.parametrize("file", ["model.json", "arrays.safetensors", "vocab.source.txt"])
 @pytest.mark.parametrize("fault", ["absent", "cut", "garbage"])
-def test_broken_folders_are_refused_in_a_line(
-    word_model: Path, tmp_path: Path, file: str, fault: str
-) -> None:
-    made = export_runtime(random_model(word_model, tmp_path / "model", "additive"), tmp_path / "runtime")
+def test_broken_folders_are_refused_in_a_line(whole: Path, tmp_path: Path, file: str, fault: str) -> None:
+    made = tmp_path / "runtime"
+    shutil.copytree(whole, made)
     path = made / file
     content = path.read_bytes()
     path.unlink()
