@@ -13,7 +13,7 @@ _FOLDER = "ops/econmt_ops/backends/c"
 KERNELS = Extension(
     "econmt_ops.backends.c._kernels",
     [f"{_FOLDER}/kernels.c"],
-    depends=[f"{_FOLDER}/{name}.h" for name in ("kernels", "variant", "scan_cells")],
+    depends=[f"{_FOLDER}/{name}.h" for name in ("kernels", "variant", "vnni", "scan_cells")],
     libraries=["m"],
     # They come after the flags with which Python itself was built, and the last ones count.
     extra_compile_args=[
@@ -49,7 +49,11 @@ class BuildKernels(build_ext):
 
 
 setup(
-    packages=[*find_packages(include=["econmt", "econmt.*"]), *find_packages("ops"), "econmt._recipes"],
+    packages=[
+        *find_packages(include=["econmt", "econmt.*", "econmt_runtime"]),
+        *find_packages("ops"),
+        "econmt._recipes",
+    ],
     package_dir={"econmt_ops": "ops/econmt_ops", "econmt._recipes": "recipes"},
     package_data={
         "econmt": ["py.typed"],

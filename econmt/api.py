@@ -31,15 +31,17 @@ from econmt.data.subwords import fingerprint, normalized
 from econmt.decoding.glossary import Glossary, read_glossary
 from econmt.decoding.requests import Request as Request
 from econmt.decoding.search import SearchOptions
+from econmt.decoding.shortlist import Shortlists
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.model import IncrementalModel
-from econmt.recipe import find_recipe, load_recipe
+from econmt.recipe import Recipe, find_recipe, load_recipe
 from econmt.training.checkpoints import LoadedModel, load_model
 from econmt.training.hub import local_model
+from econmt.training.lexicons import read_lexicon
 from econmt.training.run import Outcome, run_recipe
 from econmt.typed_yaml import complaints
 
@@ -111,7 +113,8 @@ def load(
             of the Hugging Face Hub.
         checkpoint: one for all models, or one for each.
         device: auto, cpu, cuda or cuda:N.
-        precision: of products: float32, bfloat16, or auto for what is faster on the device.
+        precision: of products: float32, bfloat16, on a CPU int8, or auto for what is faster on the device, which for
+            models that ``econmt quantize`` made is int8.
         threads: of the CPU, for all of torch; auto: as many as are fastest here; None: as many as torch has already.
 
     Raises:
@@ -148,7 +151,7 @@ def load(
         widest = max(each.recipe.model.widest for each in loaded)
         wanted = None if threads == "auto" else threads
         torch.set_num_threads(threads_for(wanted, place, widest).number)
-    return TrainedModel(loaded, place, precision)
+    return TrainedModel(loaded, place, precision, fingerprint(folders[0]))
 
 
 def _is_list_of(given: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -160,12 +163,19 @@ def _is_list_of(given: Any, kinds: type | tuple[type, ...]) -> bool:
 class TrainedModel:
     """A trained model, or an ensemble, on one device; it serves any number of calls. :func:`load` makes it."""
 
-    def __init__(self, loaded: Sequence[LoadedModel], device: torch.device | str, precision: str) -> None:
-        if precision not in ("auto", "float32", "bfloat16"):
-            raise InputError(f"precision '{precision}': give auto, float32 or bfloat16")
+    def __init__(
+        self,
+        loaded: Sequence[LoadedModel],
+        device: torch.device | str,
+        precision: str,
+        vocabulary: str | None = None,
+    ) -> None:
+        """``vocabulary``: the fingerprint of the vocabulary files, which lexicons must have."""
+        if precision not in ("auto", "float32", "bfloat16", "int8"):
+            raise InputError(f"precision '{precision}': give auto, float32, bfloat16 or int8")
         self.loaded = list(loaded)
         self.vocabularies, self.recipe = loaded[0].vocabularies, loaded[0].recipe
-        self._wanted = precision
+        self._wanted, self.vocabulary = precision, vocabulary
         self.to(device)
 
     def to(self, device: torch.device | str) -> TrainedModel:
@@ -173,10 +183,20 @@ class TrainedModel:
         self.device = resolve_device(str(device))
         self.models = [each.model.to(self.device) for each in self.loaded]
         recipes = [each.recipe for each in self.loaded]
-        self.precision = precision_of(self._wanted, self.device, recipes).dtype
+        self.precision = self._precision(recipes)
         self._incremental: list[IncrementalModel] = []
         self._translator: tuple[tuple[object, ...], Translator] | None = None
         return self
+
+    def _precision(self, recipes: Sequence[Recipe]) -> torch.dtype:
+        """That of products."""
+        on_cpu = self.device.type == "cpu"
+        if self._wanted == "int8" and not on_cpu:
+            raise InputError(f"precision int8 is for a CPU; on {self.device} give auto, float32 or bfloat16")
+        stored = on_cpu and all(each.stored == "int8" for each in self.loaded)
+        if self._wanted == "int8" or (self._wanted == "auto" and stored):
+            return torch.int8
+        return precision_of(self._wanted, self.device, recipes).dtype
 
     def translate(
         self,
@@ -184,6 +204,8 @@ class TrainedModel:
         *,
         avoid: Sequence[str] = (),
         glossary: Glossary | Path | str | None = None,
+        restrict_lexicon: Path | str | None = None,
+        restrict_lexicon_topk: int | None = None,
         beam_size: int | None = None,
         nbest_size: int = 1,
         batch_size: int | None = None,
@@ -197,6 +219,9 @@ class TrainedModel:
                 :class:`econmt.Request` instead says what is wished of its translation.
             avoid: phrases that no translation may hold.
             glossary: terms and their translations, which are constraints where the terms occur; or its file.
+            restrict_lexicon: a file of ``econmt lexicon``: no words are computed but those that it has for the words of
+                a sentence.
+            restrict_lexicon_topk: so many of the most probable for each word; None: all that the file has.
             beam_size: hypotheses kept at each position; None: the recipe's.
             nbest_size: how many hypotheses of a sentence are returned.
             batch_size: sentences translated together; None: the recipe's.
@@ -220,7 +245,13 @@ class TrainedModel:
             self.to(device)
         given = {"beam_size": beam_size, "nbest_size": nbest_size, **search}
         translator = self.translator(
-            given, batch_size=batch_size, avoid=avoid, glossary=glossary, warn=warnings.warn
+            given,
+            batch_size=batch_size,
+            avoid=avoid,
+            glossary=glossary,
+            restrict_lexicon=restrict_lexicon,
+            restrict_lexicon_topk=restrict_lexicon_topk,
+            warn=warnings.warn,
         )
         return list(translator.translate(texts))
 
@@ -234,6 +265,8 @@ class TrainedModel:
         long_lines: Literal["cut", "skip"] = "cut",
         avoid: Sequence[str] = (),
         glossary: Glossary | Path | str | None = None,
+        restrict_lexicon: Path | str | None = None,
+        restrict_lexicon_topk: int | None = None,
         warn: Callable[[str], None] | None = None,
     ) -> Translator:
         """What translates a stream of lines.
@@ -241,7 +274,7 @@ class TrainedModel:
         Args:
             search: as for :meth:`search_options`.
             batch_size, max_input_length: None: the recipe's.
-            avoid, glossary: as for :meth:`translate`.
+            avoid, glossary, restrict_lexicon, restrict_lexicon_topk: as for :meth:`translate`.
             chunk_size, long_lines, warn: see :class:`~econmt.decoding.translator.Translator`.
         """
         if isinstance(avoid, str) or not all(
@@ -265,6 +298,8 @@ class TrainedModel:
             long_lines,
             avoid := tuple(avoid),
             glossary,
+            restrict_lexicon,
+            restrict_lexicon_topk,
         )
         # Whoever asks the same again gets the one whose graphs are captured.
         if self._translator is None or self._translator[0] != asked:
@@ -281,12 +316,26 @@ class TrainedModel:
                 long_lines=long_lines,
                 avoid=avoid,
                 glossary=read_glossary(Path(glossary)) if isinstance(glossary, (str, Path)) else glossary,
+                shortlists=self._shortlists(restrict_lexicon, restrict_lexicon_topk),
                 warn=warn,
             )
             self._translator = asked, made
         translator = self._translator[1]
         translator.warn = warn
         return translator
+
+    def _shortlists(self, path: Path | str | None, top: int | None) -> Shortlists | None:
+        """Those of a lexicon's file, if one is given."""
+        limits.check_whole("restrict_lexicon_topk", top, limits.SHORTLIST)
+        if path is None:
+            return None
+        if self.vocabulary is None:
+            raise InputError(
+                f"{path}: this model was not loaded from a folder, so nobody knows whether it fits"
+            )
+        source, target = self.vocabularies
+        table = read_lexicon(Path(path), self.vocabulary, self.vocabularies)
+        return Shortlists(table, target.size, top or table.shape[1], source is target)
 
     def search_options(self, given: Mapping[str, Any]) -> SearchOptions:
         """The recipe's search with what a caller gave by name; None stands for what was not given.

@@ -46,6 +46,8 @@ RESTARTS = 1000
 SEED = 2**31 - 1
 BEAM = 1000
 NBEST = 100_000
+SHORTLIST = 10_000
+ITERATIONS = 1_000
 """Translations of a line; beam search has at most as many as its beam is wide."""
 TRANSLATED = 100_000
 """Sentences that are translated or scored together."""

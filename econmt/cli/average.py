@@ -21,6 +21,7 @@ from econmt.errors import InputError, printable
 from econmt.training.checkpoints import check_vocabulary
 from econmt.training.export import check_new, write_model
 from econmt.training.folder import ModelFolder
+from econmt.training.quantized import restored
 from econmt.training.tensor_files import read_tensors
 
 
@@ -72,10 +73,11 @@ def average(
             tensors, found = read_tensors(files[update])
             check_vocabulary(found, fingerprint(folder.path), files[update])
             metadata.update(found)
-            yield str(files[update]), tensors
+            yield str(files[update]), restored(tensors, files[update])
 
     with status_line() as say:
         averaged = average_tensors(parts(say))
+        metadata.pop("quantized", None)
         metadata["averaged"] = " ".join(map(str, chosen))
         say(f"writing {output}")
         write_model(folder, output, averaged, metadata)

@@ -28,6 +28,7 @@ from econmt.recipe_stepped import decoder_steps, encoder_steps
 from econmt.training.checkpoints import check_model, check_vocabulary, parameter_file
 from econmt.training.export import check_new, write_model
 from econmt.training.folder import ModelFolder
+from econmt.training.quantized import restored
 from econmt.training.tensor_files import read_tensors
 
 
@@ -77,7 +78,9 @@ def compress(
     check_new(output)
     use_threads(threads)
     path = parameter_file(folder, checkpoint)
-    tensors, metadata = read_tensors(path)
+    stored, metadata = read_tensors(path)
+    tensors = restored(stored, path)
+    metadata.pop("quantized", None)
     check_vocabulary(metadata, fingerprint(folder.path), path)
     check_model(metadata, recipe.model, path)
     with status_line() as say:

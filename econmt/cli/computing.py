@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from econmt.api import TrainedModel, load
-from econmt.cli.options import ProductPrecision
 from econmt.data.corpus import count_lines
 from econmt.data.files import notice
 from econmt.data.progress_bars import counting, seen, status_line
@@ -23,7 +22,7 @@ def load_models(
     models: Sequence[Path],
     checkpoints: Sequence[str] | None,
     device: str,
-    precision: ProductPrecision,
+    precision: str,
     threads: int | None,
 ) -> TrainedModel:
     """The models that options name, as :func:`econmt.api.load` loads them, with as many threads as are fastest."""
@@ -33,7 +32,7 @@ def load_models(
             list(models),
             checkpoints or "best",
             device=device,
-            precision=precision.value,
+            precision=precision,
             threads=threads or "auto",
         )
     if loaded.device.type == "cpu":

@@ -48,6 +48,25 @@ CoverageWeightOption = Annotated[
 ]
 
 
+class SearchPrecision(str, Enum):
+    """Of a search's products; auto is what is faster on the device."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+
+
+SearchPrecisionOption = Annotated[
+    SearchPrecision,
+    typer.Option(
+        "--precision",
+        help="Of products; auto: what is faster here, int8 for models of econmt quantize. bfloat16 and int8 move "
+        "scores by some hundredths; training translates in float32.",
+    ),
+]
+
+
 class SearchStop(str, Enum):
     """When the search for a sentence ends."""
 
@@ -131,5 +150,22 @@ CaseOption = Annotated[
     typer.Option(
         "--restore-case",
         help="Translate lines in capitals as if they were not, and put the result in capitals.",
+    ),
+]
+LexiconOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--restrict-lexicon",
+        help="File of econmt lexicon: compute no words but those that it has for the words of a sentence.",
+    ),
+]
+LexiconTopOption = Annotated[
+    int | None,
+    typer.Option(
+        "--restrict-lexicon-topk",
+        min=1,
+        max=limits.SHORTLIST,
+        help="So many of the most probable for each word.",
+        show_default="all that the file has",
     ),
 ]

@@ -1,21 +1,33 @@
-"""``econmt export``: a model without its training state."""
+"""``econmt export``: a model without its training state, or without PyTorch."""
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from econmt import limits
 from econmt.cli.model_card import check_licence, model_card
+from econmt.cli.options import refuse_idle
 from econmt.data.progress_bars import status_line
 from econmt.errors import InputError, printable
 from econmt.training.checkpoints import load_task
 from econmt.training.export import check_new, export_model
 from econmt.training.folder import ModelFolder
+from econmt.training.runtime_export import export_runtime
+
+
+class ExportPrecision(str, Enum):
+    """Of a runtime's matrices."""
+
+    float32 = "float32"
+    int8 = "int8"
 
 
 def export(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Model folder.")],
     destination: Annotated[Path, typer.Argument(help="Folder to make.")],
     hub: Annotated[
@@ -25,6 +37,22 @@ def export(
         str | None,
         typer.Option("--license", help="Of the model, as the Hub names it, for --hub: apache-2.0, other."),
     ] = None,
+    runtime: Annotated[
+        bool, typer.Option("--runtime", help="A folder that translates without PyTorch: python FOLDER.")
+    ] = False,
+    precision: Annotated[
+        ExportPrecision | None,
+        typer.Option(help="Of a runtime's matrices.", show_default="int8 if the model's are, else float32"),
+    ] = None,
+    lexicon: Annotated[
+        Path | None, typer.Option(help="File of econmt lexicon, with which a runtime restricts its words.")
+    ] = None,
+    lexicon_topk: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=limits.SHORTLIST, help="Translations that it keeps of each word.", show_default="all"
+        ),
+    ] = None,
 ) -> None:
     """Write the best parameters, the recipe and the vocabulary, all that translating needs, to a new folder.
 
@@ -32,18 +60,37 @@ def export(
     Example:
       econmt export runs/multi30k multi30k-en-de
       econmt export runs/multi30k multi30k-en-de --hub --license cc-by-nc-4.0
+      econmt export --runtime runs/multi30k multi30k-runtime
+      python multi30k-runtime < test.en
     """
-    if hub != (licence is not None):
+    _check_options(context)
+    with status_line() as say:
+        say(f"checking {folder} and copying it")
+        if runtime:
+            chosen = None if precision is None else precision.value
+            made = export_runtime(folder, destination, chosen, lexicon, lexicon_topk)
+        else:
+            check_new(destination)
+            card = None
+            if hub and licence is not None:
+                load_task(folder)
+                card = model_card(ModelFolder(folder), check_licence(licence))
+            made = export_model(folder, destination, card=card)
+    print(printable(made))
+
+
+def _check_options(context: typer.Context) -> None:
+    """Refuse options that would change nothing, and a card without its licence."""
+    given = context.params
+    if given["runtime"] and given["hub"]:
+        raise InputError("--hub is for a model that econmt reads; leave out that or --runtime")
+    if given["hub"] != (given["licence"] is not None):
         raise InputError(
             "a model card names the licence of the model, which nobody else can know: give --license with --hub, or "
             "neither"
         )
-    with status_line() as say:
-        say(f"checking {folder} and copying it")
-        check_new(destination)
-        card = None
-        if licence is not None:
-            load_task(folder)
-            card = model_card(ModelFolder(folder), check_licence(licence))
-        made = export_model(folder, destination, card=card)
-    print(printable(made))
+    if not given["runtime"]:
+        why = "is for --runtime; give that too, or leave it out"
+        refuse_idle(context, why, "precision", "lexicon", "lexicon_topk")
+    if given["lexicon"] is None:
+        refuse_idle(context, "is for --lexicon; give that too, or leave it out", "lexicon_topk")

@@ -104,6 +104,8 @@ def _rank(part: dict[str, Any]) -> str:
 
 
 def _state(found: dict[str, Any]) -> str:
+    if found["quantized"] is not None and found["finished"] is None:
+        return f"checkpoint {found['best']}, its matrices in {found['quantized']}"
     if found["compressed"] is not None and found["finished"] is None:
         return f"checkpoint {found['best']}, its LSTM matrices compressed to thin factors"
     if found["averaged"]:

@@ -22,6 +22,7 @@ from econmt.recipe import read_recipe as recipe_of_folder
 from econmt.recipe_optimizer import METRICS
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.folder import ModelFolder
+from econmt.training.quantized import STEPS
 from econmt.training.results import read_results
 from econmt.training.tensor_files import model_description, read_metadata
 from econmt.typed_yaml import check_section
@@ -89,6 +90,8 @@ def parameters_by_layer(path: Path, recipe: Recipe) -> dict[str, int]:
     counts = Counter(dict.fromkeys(layers.values(), 0))
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118  not a dictionary
+            if name.removesuffix(STEPS) != name and name.removesuffix(STEPS) in layers:
+                continue  # no parameters, but what those of 8 bits are multiplied with
             counts[layers.get(name, "other")] += math.prod(file.get_slice(name).get_shape())
     return dict(counts)
 
@@ -139,6 +142,7 @@ def inspect_folder(path: Path) -> dict[str, Any]:
         },
         "best": best_update,
         "averaged": [int(update) for update in best_metadata.get("averaged", "").split()] or None,
+        "quantized": best_metadata.get("quantized") or None,
         "compressed": dict(part.split("=") for part in best_metadata.get("compressed", "").split()) or None,
         "last": max(rows) if rows else None,
         "finished": _finished(folder, rows),

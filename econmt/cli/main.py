@@ -35,6 +35,8 @@ VERBS = {
     "prepare": "Write the token store of a recipe's text without training.",
     "average": "Average the parameters of several checkpoints.",
     "compress": "Replace the LSTM matrices of a trained model by thin factors.",
+    "quantize": "Write a trained model's matrices in 8 or 16 bits.",
+    "lexicon": "Learn which target words may translate a source word.",
     "info": "Say what a model folder holds.",
     "embeddings": "Print the tokens that a model takes for alike.",
     "extract": "Write parameters to a file for other programs.",

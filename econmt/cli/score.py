@@ -113,7 +113,7 @@ def score(
         )
     _check_options(context, score_type)
     lines_out = LineOutput(output, [source, target] if source is not None else [None])
-    loaded = load_models(models, checkpoint, device, precision, threads)
+    loaded = load_models(models, checkpoint, device, precision.value, threads)
     given = {"length_penalty_alpha": length_penalty_alpha, "length_penalty_beta": length_penalty_beta}
     search = loaded.search_options(given)
     scorer = Scorer(

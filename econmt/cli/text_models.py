@@ -53,7 +53,7 @@ def load_reader(
     """
     place = resolve_device(device)
     which = Path(checkpoint) if checkpoint.endswith(".safetensors") else checkpoint
-    model, vocabularies, task = load_task(folder, which, place)
+    model, vocabularies, task, _ = load_task(folder, which, place)
     if not isinstance(model, LanguageModel):
         raise InputError(f"{folder}: holds a translation model; this takes a language model")
     if place.type == "cpu":

@@ -15,7 +15,7 @@ import typer
 from econmt import limits
 from econmt.cli import controls, options
 from econmt.cli.computing import counting_lines, load_models
-from econmt.cli.options import AveragingMode, ProductPrecision, within
+from econmt.cli.options import AveragingMode, within
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
 from econmt.decoding.attention_picture import draw_attention, missing_note
@@ -120,6 +120,8 @@ def translate(
     attention_picture: PictureOption = None,
     avoid_list: controls.AvoidListOption = None,
     glossary: controls.GlossaryOption = None,
+    restrict_lexicon: controls.LexiconOption = None,
+    restrict_lexicon_topk: controls.LexiconTopOption = None,
     block_ngram_repeat: controls.NGramOption = None,
     beam_groups: controls.GroupsOption = 1,
     diversity_strength: controls.DiversityOption = 0.5,
@@ -135,7 +137,7 @@ def translate(
     ensemble_mode: options.EnsembleOption = AveragingMode.linear,
     device: options.DeviceOption = "auto",
     threads: options.ThreadsOption = None,
-    precision: options.PrecisionOption = ProductPrecision.auto,
+    precision: controls.SearchPrecisionOption = controls.SearchPrecision.auto,
 ) -> None:
     """Translate raw text, one sentence a line; line n of the output is the translation of line n of the input.
 
@@ -149,10 +151,9 @@ def translate(
     """
     _check_options(context)
     lines_out = LineOutput(
-        output, [input_file, *(path for path in (avoid_list, glossary) if path is not None)]
+        output, [input_file, *(path for path in (avoid_list, glossary, restrict_lexicon) if path is not None)]
     )
-    avoided = () if avoid_list is None else read_avoid_list(avoid_list)
-    loaded = load_models(models, checkpoint, device, precision, threads)
+    loaded = load_models(models, checkpoint, device, precision.value, threads)
     given = _search_options(locals())
     translator = loaded.translator(
         given,
@@ -160,8 +161,10 @@ def translate(
         chunk_size=chunk_size,
         max_input_length=max_input_length,
         long_lines=long_lines.value,
-        avoid=avoided,
+        avoid=() if avoid_list is None else read_avoid_list(avoid_list),
         glossary=glossary,
+        restrict_lexicon=restrict_lexicon,
+        restrict_lexicon_topk=restrict_lexicon_topk,
         warn=_warn,
     )
     translates: Translator | ParagraphTranslator = translator
@@ -227,6 +230,9 @@ def _check_options(context: typer.Context) -> None:
     if given["split_sentences"]:
         why = "is of a sentence, and a line has several with --split-sentences; leave out one of them"
         options.refuse_idle(context, why, "nbest_size", "sample", "output_type", "attention_picture")
+    if given["restrict_lexicon"] is None:
+        why = "is of --restrict-lexicon; give that too, or leave it out"
+        options.refuse_idle(context, why, "restrict_lexicon_topk")
     options.check_writable(given["output"])
     options.check_picture(given["attention_picture"])
     options.check_not_of_model(given["output"], given["models"])

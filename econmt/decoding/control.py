@@ -36,6 +36,11 @@ class Wish(NamedTuple):
     prefix: tuple[int, ...] = ()
     avoidances: tuple[Avoidance, ...] = ()
 
+    @property
+    def ids(self) -> list[int]:
+        """The tokens that it may take to write what the translation must hold."""
+        return [*self.prefix, *(token for phrase in self.phrases for token in phrase.ids)]
+
 
 class Control:
     """Chooses the continuations of a search's hypotheses; see :class:`econmt.decoding.search.Steering`.

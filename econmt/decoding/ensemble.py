@@ -51,6 +51,11 @@ class Ensemble:
         states = (model.initial_state(part) for model, part in zip(self.models, encoded, strict=True))
         return EnsembleState(tuple(states))
 
+    def restrict(self, state: EnsembleState, words: Tensor, allowed: Tensor) -> EnsembleState:
+        """See :meth:`SearchModel.restrict`; words (N,), allowed (B, N)."""
+        pairs = zip(self.models, state.states, strict=True)
+        return EnsembleState(tuple(model.restrict(each, words, allowed) for model, each in pairs))
+
     def step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, Tensor, EnsembleState]:
         """One step of every model from tokens (R,); see :meth:`SearchModel.step`."""
         parts = [model.step(tokens, each) for model, each in zip(self.models, state.states, strict=True)]

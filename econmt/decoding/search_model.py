@@ -40,6 +40,14 @@ class SearchModel(Protocol):
     def initial_state(self, encoded: Any, /) -> Any:
         """The :class:`SearchState` before the first target token, one row a sentence."""
 
+    def restrict(self, state: Any, words: Tensor, allowed: Tensor, /) -> Any:
+        """A first state from which steps give log-probabilities of a few words (R, N) instead of all.
+
+        Args:
+            state: the first one. words: (N,) int64 ids.
+            allowed: (B, N) bool which of them each sentence may have; others have no probability.
+        """
+
     def step(self, tokens: Tensor, state: Any, /) -> tuple[Tensor, Tensor, Any]:
         """Read one token a row.
 

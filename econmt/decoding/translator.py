@@ -27,6 +27,7 @@ from econmt.decoding.requests import Request
 from econmt.decoding.sampling import sample
 from econmt.decoding.search import Hypothesis, SearchOptions, Steering, beam_search, output_limits
 from econmt.decoding.search_model import SearchModel
+from econmt.decoding.shortlist import Restricted, Shortlists
 from econmt.decoding.wishes import Wishes
 from econmt.errors import EconmtError, InputError
 from econmt.model import IncrementalModel
@@ -188,6 +189,7 @@ class Translator:
             (:mod:`econmt.decoding.continuous`), where there are enough of them; None: on a GPU. Results are the same.
         avoid: phrases that no translation may hold.
         glossary: where a term occurs in a source, its translation is a constraint.
+        shortlists: the target words that each sentence may have; None: all.
     """
 
     def __init__(
@@ -207,6 +209,7 @@ class Translator:
         continuous: bool | None = None,
         avoid: Sequence[str] = (),
         glossary: Glossary | None = None,
+        shortlists: Shortlists | None = None,
     ) -> None:
         if isinstance(options, recipe.Decoding):
             batch_size, options = batch_size or options.batch_size, SearchOptions.from_recipe(options)
@@ -225,6 +228,7 @@ class Translator:
         longest = max_length or recipe.Data.model_fields["max_length"].default
         self._tokens = self.batch_size * longest
         self._continuous: ContinuousSearch | None = None
+        self._shortlists = shortlists
         wanted = self.device.type == "cuda" if continuous is None else continuous
         self._wishes: Wishes | None = None
         if avoid or glossary is not None:
@@ -239,6 +243,7 @@ class Translator:
             wanted
             and self.options.is_plain
             and self.options.sample is None
+            and shortlists is None
             and isinstance(self.model, IncrementalModel)
             and not self.model.plain
         ):
@@ -404,6 +409,12 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Those of a batch; of all of its sentences or of none something is wished."""
         batch = *pad_sources(sources, self.device), self._limits([len(ids) for ids in sources])
+        model, restricted = self.model, None
+        if self._shortlists is not None:
+            allowed = self._shortlists.allowed(batch[0], [wish.ids for wish in wishes])
+            # What is wished names words by their ids, and draws do not depend on which words others may have.
+            whole = bool(wishes) or self.options.sample is not None
+            model = restricted = Restricted(self.model, allowed, self.device, whole=whole)
         if self.options.sample is None:
             control: Steering | None = None
             if self.options.beam_groups > 1:
@@ -411,8 +422,12 @@ class Translator:
             elif wishes:
                 self._wishes = self._wishes or Wishes(self.vocabularies.target)
                 control = Control(wishes, self._wishes.joins, self.options)
-            return beam_search(self.model, *batch, self.options, self.watch, control)
-        return sample(self.model, *batch, self.options, numbers)
+            found = beam_search(model, *batch, self.options, self.watch, control)
+        else:
+            found = sample(model, *batch, self.options, numbers)
+        if restricted is None:
+            return found
+        return [[each._replace(ids=restricted.ids(each.ids)) for each in hypotheses] for hypotheses in found]
 
     def _translation(
         self, text: str, source: Sequence[int], hypotheses: Sequence[Hypothesis], written: Iterator[str]

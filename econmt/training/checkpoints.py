@@ -38,6 +38,7 @@ from econmt.recipe import LanguageModelSection, Model, Recipe, read_recipe
 from econmt.tasks.protocol import Task
 from econmt.tasks.registry import TASKS
 from econmt.training.folder import Commit, ModelFolder, pending, remove
+from econmt.training.quantized import restored
 from econmt.training.state import TrainingState
 from econmt.training.tensor_files import (
     FORMAT,
@@ -56,19 +57,29 @@ _SUMS = "SHA256SUMS"
 
 
 class LoadedTask(NamedTuple):
-    """A trained model of any task, in evaluation mode, and what turns text into its ids and back."""
+    """A trained model of any task, in evaluation mode, and what turns text into its ids and back.
+
+    Attributes:
+        stored: the type in which its file has the matrices, if that is not float32.
+    """
 
     model: torch.nn.Module
     vocabularies: Vocabularies
     task: Task
+    stored: str = ""
 
 
 class LoadedModel(NamedTuple):
-    """A trained translation model, in evaluation mode, and what turns text into its ids and back."""
+    """A trained translation model, in evaluation mode, and what turns text into its ids and back.
+
+    Attributes:
+        stored: as of :class:`LoadedTask`.
+    """
 
     model: TranslationModel
     vocabularies: Vocabularies
     recipe: Recipe
+    stored: str = ""
 
 
 class Saved(NamedTuple):
@@ -262,12 +273,12 @@ def load_model(
     Raises:
         InputError: as :func:`load_task`, or the folder holds a language model.
     """
-    model, vocabularies, task = load_task(folder, which, device)
+    model, vocabularies, task, stored = load_task(folder, which, device)
     if not isinstance(model, TranslationModel):
         raise InputError(
             f"{folder}: holds a language model, which does not translate; give it to econmt score or econmt generate"
         )
-    return LoadedModel(model, vocabularies, task.recipe)
+    return LoadedModel(model, vocabularies, task.recipe, stored)
 
 
 def load_task(
@@ -290,7 +301,8 @@ def load_task(
         raise InputError(f"{home.path}: no recipe.yaml, so not a model folder; give what econmt train wrote")
     recipe = read_recipe(home.recipe)
     path = parameter_file(home, which)
-    tensors, metadata = read_tensors(path)
+    kept, metadata = read_tensors(path)
+    tensors = restored(kept, path)
     check_vocabulary(metadata, fingerprint(home.path), path)
     check_model(metadata, recipe.model, path)
     vocabularies = load_vocabularies(home.path)
@@ -298,7 +310,7 @@ def load_task(
         task = TASKS[recipe.task](recipe, vocabularies)
         model = task.build_model()
     load_parameters(model, tensors, path)
-    return LoadedTask(model.to(device).eval(), vocabularies, task)
+    return LoadedTask(model.to(device).eval(), vocabularies, task, metadata.get("quantized", ""))
 
 
 class _Undrawn(TorchFunctionMode):

@@ -20,6 +20,7 @@ from econmt.training.checkpoints import (
     parameter_file,
 )
 from econmt.training.folder import ModelFolder
+from econmt.training.quantized import restored
 from econmt.training.tensor_files import read_metadata, read_tensors
 from econmt.training.vector_files import read_vectors
 
@@ -78,6 +79,7 @@ def initialize(
     notes = []
     if path is not None:
         tensors, metadata = read_tensors(path)
+        tensors = restored(tensors, path)
         begin = f"first parameters: those of update {metadata.get('update', '?')} in {path}"
         if recipe.training.update_vocab and metadata.get("vocabulary") != vocabulary:
             check_vocabulary(metadata, fingerprint(path.parent), path)

@@ -34,6 +34,7 @@ class FileMetadata(Record):
     vocabulary: str = Field("", pattern=r"^[^\s]{0,200}$")
     optimizer: str = Field("", max_length=100)
     averaged: str = Field("", pattern=r"^[0-9]{0,15}( [0-9]{1,15})*$")
+    quantized: str = Field("", pattern=r"^(int8|bfloat16)?$")
     compressed: str = Field("", pattern=r"^((encoder|decoder)=[0-9]{1,9} ?)*$")
 
 
@@ -45,6 +46,7 @@ _DTYPES = {
     torch.int64: "I64",
     torch.int32: "I32",
     torch.uint8: "U8",
+    torch.int8: "I8",
     torch.bool: "BOOL",
 }
 

@@ -18,6 +18,7 @@ LONGEST_MODULE = 500
 
 ROOMS = {
     "econmt_ops": set[str](),
+    "econmt_runtime": set[str](),
     "base": {"econmt_ops"},
     "model": {"base", "econmt_ops"},
     "data": {"base", "econmt_ops"},
@@ -75,6 +76,7 @@ OUTSIDE_OF_MODEL = {
     "tempfile",
     "yaml",
 }
+OUTSIDE_OF_RUNTIME = set(sys.stdlib_module_names) | {"numpy", "sentencepiece", "econmt_runtime"}
 OUTSIDE_OF_OPS = set(sys.stdlib_module_names) | {"torch", "numpy", "triton"}
 
 
@@ -93,8 +95,9 @@ MODULES = modules()
 
 def room(module: str) -> str:
     """The part of the house that a module is in."""
-    if module.startswith("econmt_ops"):
-        return "econmt_ops"
+    package = module.partition(".")[0]
+    if package != "econmt":
+        return package
     if module in BASE:
         return "base"
     return "cli" if module == "econmt.__main__" else module.split(".")[1]
@@ -129,8 +132,8 @@ def is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
-def test_the_house_has_both_packages() -> None:
-    assert {"econmt.recipe", "econmt.cli.main", "econmt_ops"} <= set(MODULES)
+def test_the_house_has_its_packages() -> None:
+    assert {"econmt.recipe", "econmt.cli.main", "econmt_ops", "econmt_runtime"} <= set(MODULES)
     assert len(MODULES) > 40
 
 
@@ -139,13 +142,15 @@ def test_a_room_imports_only_the_rooms_below(module: str) -> None:
     own = room(module)
     assert own in ROOMS, f"{module} is in no room of docs/design.md"
     for name, _ in imported(module):
-        if name.partition(".")[0] in ("econmt", "econmt_ops"):
+        if name.partition(".")[0] in ("econmt", "econmt_ops", "econmt_runtime"):
             assert name in MODULES, f"{module} imports {name}, which does not exist"
             assert room(name) == own or room(name) in ROOMS[own], f"{module} imports {name}"
         if own == "model":
             assert name.partition(".")[0] not in OUTSIDE_OF_MODEL, f"{module} knows of files: {name}"
         if own == "econmt_ops":
             assert name.partition(".")[0] in OUTSIDE_OF_OPS | {"econmt_ops"}, f"{module} imports {name}"
+        if own == "econmt_runtime":
+            assert name.partition(".")[0] in OUTSIDE_OF_RUNTIME, f"{module} imports {name}"
         if own == "data":
             assert not name.startswith("torch.nn"), f"{module} knows of models: {name}"
 

@@ -24,7 +24,7 @@ LIBRARY = f"econmt_ops/backends/c/_kernels{SUFFIX}"
 
 def copy_sources(folder: Path) -> None:
     """Copies what is packaged, so that the checkout stays clean, but nothing that was built in it."""
-    for name in ("econmt", "ops", "recipes"):
+    for name in ("econmt", "econmt_runtime", "ops", "recipes"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
@@ -78,6 +78,7 @@ def python_in(wheel: Path, folder: Path, *arguments: str) -> subprocess.Complete
 def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     names = held(wheel)
     modules = {file.relative_to(ROOT) for file in (ROOT / "econmt").rglob("*.py")}
+    modules |= {file.relative_to(ROOT) for file in (ROOT / "econmt_runtime").rglob("*.py")}
     modules |= {file.relative_to(ROOT / "ops") for file in (ROOT / "ops").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == {path.as_posix() for path in modules}
     recipes = {f"econmt/_recipes/{file.name}" for file in (ROOT / "recipes").glob("*.yaml")}

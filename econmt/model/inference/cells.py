@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from econmt.model.inference.layout import Gates
+from econmt.model.inference.layout import Gates, value_type
 from econmt_ops.cells.protocol import Cell, StepCell
 from econmt_ops.cells.scan import ScanCell, ScanLayer, SurrogateLayer
 from econmt_ops.core.precision import accumulate_dtype
@@ -93,8 +93,9 @@ class _RecurrentStep:
         parts = cell.split(weights)
         self.read, self.width = Gates([parts.input], parts.read_bias, dtype), len(parts.input)
         self.recur = Gates([parts.hidden], parts.recurrent_bias, dtype)
-        exact = accumulate_dtype(dtype)
-        self.extra = [part.detach().to(dtype).to(exact) for part in parts.extra]
+        values = value_type(dtype)
+        exact = accumulate_dtype(values)
+        self.extra = [part.detach().to(values).to(exact) for part in parts.extra]
 
     def __call__(
         self,

@@ -22,8 +22,9 @@ from econmt.model.attention import Attention
 from econmt.model.decoder import Decoder
 from econmt.model.inference.cells import layer_step
 from econmt.model.inference.encoder import LaidOutEncoder
-from econmt.model.inference.layout import Gates, is_watched, laid_out
+from econmt.model.inference.layout import Gates, is_watched, laid_out, value_type
 from econmt.model.inference.stepped import PlainStepDecoder
+from econmt.model.inference.words import Shortlist, Words
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import steps_for, triton
@@ -32,13 +33,11 @@ from econmt_ops.cells.attention import LAYER_NORM_EPSILON
 from econmt_ops.core.activations import tanh_
 from econmt_ops.core.chunks import split_rows
 from econmt_ops.core.gemm import Product
+from econmt_ops.core.int8 import Int8Product
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.low_rank import columns
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import State
-
-_TABLE_BYTES = 256 << 20
-"""The largest table of what words add to gates."""
 
 
 class Sources(NamedTuple):
@@ -78,6 +77,7 @@ class IncrementalState(NamedTuple):
         width: columns of that grid.
         hidden, memory: of every layer h, in the type of products, and c (R, H); of other cells than the LSTM memory
             has all of their states, layer by layer, and hidden nothing. output: o (R, H).
+        shortlist: the output layer where sentences may have a few words alone.
     """
 
     sources: Sources
@@ -86,20 +86,30 @@ class IncrementalState(NamedTuple):
     hidden: tuple[Tensor, ...]
     memory: tuple[Tensor, ...]
     output: Tensor
+    shortlist: Shortlist | None = None
 
     def select(self, rows: Tensor, cells: Tensor, width: int) -> IncrementalState:
         """See :meth:`econmt.decoding.search_model.SearchState.select`."""
         hidden, memory = (
             tuple(part.index_select(0, rows) for part in parts) for parts in (self.hidden, self.memory)
         )
-        return IncrementalState(self.sources, cells, width, hidden, memory, self.output.index_select(0, rows))
+        output = self.output.index_select(0, rows)
+        return IncrementalState(self.sources, cells, width, hidden, memory, output, self.shortlist)
 
     def keep(self, sentences: Tensor) -> IncrementalState:
         """See :meth:`econmt.decoding.search_model.SearchState.keep`."""
+        owners = self.owners
         assert self.cells is not None
-        owners = torch.div(self.cells, self.width, rounding_mode="floor")
         moved = (torch.searchsorted(sentences, owners) - owners) * self.width
-        return self._replace(sources=self.sources.keep(sentences), cells=self.cells + moved)
+        shortlist = None if self.shortlist is None else self.shortlist.keep(sentences)
+        sources = self.sources.keep(sentences)
+        return self._replace(sources=sources, cells=self.cells + moved, shortlist=shortlist)
+
+    @property
+    def owners(self) -> Tensor:
+        """(R,) int64 the sentence of each row; rows are in cells."""
+        assert self.cells is not None
+        return torch.div(self.cells, self.width, rounding_mode="floor")
 
 
 class IncrementalModel:
@@ -109,8 +119,8 @@ class IncrementalModel:
 
     Args:
         model: in evaluation mode.
-        precision: of products, float32 or bfloat16; a model in float64 stays in it. Scores, cell states and
-            log-probabilities have float32 at least.
+        precision: of products, float32, bfloat16 or, on a CPU, int8; a model in float64 stays in it. Scores, cell
+            states and log-probabilities have float32 at least.
     """
 
     def __init__(self, model: TranslationModel, precision: torch.dtype = torch.float32) -> None:
@@ -118,16 +128,18 @@ class IncrementalModel:
         dtype = precision if own == torch.float32 else own
         self.model = model
         self.plain = model.decoder.steps  # its own, which no grid at fixed places holds
-        self._dtype = dtype
+        self._products, self._dtype = dtype, value_type(dtype)
         with torch.no_grad():
             on_cpu = model.output_weight.device.type == "cpu"
             laid_out_encoder = on_cpu and model.encoder.laid_out and not self.plain
             self._encoder = LaidOutEncoder(model, dtype) if laid_out_encoder else None
             kind: Any = _StepDecoder if model.decoder.cell.laid_out else _CellStepDecoder
             kind = PlainStepDecoder if self.plain else kind
-            self._decoder = kind(model.decoder, model.target_embedding.weight.detach(), dtype)
+            self._decoder = kind(
+                model.decoder, model.target_embedding.weight.detach(), self._dtype if self.plain else dtype
+            )
             self._logits = torch.empty(
-                0, model.target_size, dtype=accumulate_dtype(dtype), device=model.output_weight.device
+                0, model.target_size, dtype=accumulate_dtype(self._dtype), device=model.output_weight.device
             )
             self._readout = (
                 None if model.readout is None else laid_out(model.readout.weight, model.readout.bias, dtype)
@@ -163,6 +175,13 @@ class IncrementalModel:
         """A state whose rows are a grid at a fixed place, read by our kernels where they run."""
         return state._replace(sources=self._decoder.attention.bind(state.sources))
 
+    def restrict(self, state: IncrementalState, words: Tensor, allowed: Tensor) -> IncrementalState:
+        """See :meth:`econmt.decoding.search_model.SearchModel.restrict`."""
+        weight, bias = (part.detach()[words] for part in (self.model.output_weight, self.model.output_bias))
+        barred = torch.zeros(allowed.shape, dtype=self._dtype, device=allowed.device)
+        barred.masked_fill_(~allowed, -torch.inf)
+        return state._replace(shortlist=Shortlist(laid_out(weight, bias, self._products), barred))
+
     def initial_state(self, encoded: IncrementalState) -> IncrementalState:
         """The state before the first target token, one row a sentence."""
         return encoded
@@ -178,6 +197,8 @@ class IncrementalModel:
         with torch.no_grad():
             attention, state = self._decoder(tokens, state)
             read = state.output if self._readout is None else self._readout(state.output)
+            if state.shortlist is not None:
+                return state.shortlist.logits(read, state.owners), attention, state
             return self._output(read), attention, state
 
     def _log_softmax(self, logits: Tensor) -> Tensor:
@@ -194,38 +215,6 @@ class IncrementalModel:
         return torch.log_softmax(logits, dim=-1, out=logits)
 
 
-class _Words:
-    """The words' share in the products of the bottom layer, with its bias.
-
-    On the CPU a word's is computed when the word first comes and then looked up: of a vocabulary few words come often.
-
-    Args:
-        embedding: (V, I). gates: of a layer that reads embeddings. width: of their products, 4H for an LSTM.
-    """
-
-    def __init__(self, embedding: Tensor, gates: Gates, width: int) -> None:
-        self.embedding, self.gates = embedding, gates
-        self.known: Tensor | None = None
-        size = len(embedding) * width * gates.dtype.itemsize
-        if embedding.device.type == "cpu" and size <= _TABLE_BYTES:
-            # Pages of it that no word needs are never there.
-            self.table = torch.empty(len(embedding), width, dtype=gates.dtype)
-            self.known = torch.zeros(len(embedding), dtype=torch.bool)
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Of tokens (R,): (R, width), a new tensor."""
-        if self.known is None or is_watched():
-            return self._make(tokens)
-        unknown: Tensor = torch.unique(tokens[~self.known[tokens]])
-        if len(unknown):
-            self.table[unknown] = self._make(unknown)
-            self.known[unknown] = True
-        return self.table.index_select(0, tokens)
-
-    def _make(self, tokens: Tensor) -> Tensor:
-        return self.gates(self.embedding.index_select(0, tokens).to(self.gates.dtype))
-
-
 class _StepAttention:
     """Attention over the sentences that rows share: a grid of queries (B, K) instead of copies of the source.
 
@@ -235,6 +224,7 @@ class _StepAttention:
     """
 
     def __init__(self, attention: Attention, dtype: torch.dtype, device: torch.device) -> None:
+        dtype = value_type(dtype)
         self.accumulate = accumulate_dtype(dtype)
         norm = attention.layer_norm
         if norm is not None:
@@ -376,11 +366,11 @@ class _StepDecoder:
         self.lay_out(decoder, embedding, dtype)
         weight, size = decoder.combine.weight, config.size
         self.from_values = laid_out(weight[:, size:], None, dtype)
-        self.size, self.dtype = size, dtype
+        self.size, self.dtype = size, value_type(dtype)
         # Contexts themselves are needed where a layer reads them.
         self.reads_contexts = not self.feeding and config.layers > 1
         query, own, bias = self.attention.query, weight[:, :size], decoder.combine.bias.detach()
-        self.query: Product | None = None
+        self.query: Product | Int8Product | None = None
         # Queries and the state's share of o are one product where the same layer gives both.
         self.asked = 0
         if query is not None and self.reads_contexts:
@@ -395,7 +385,7 @@ class _StepDecoder:
         width = embedding.shape[1]
         bottom, *upper = weights_of(decoder.layers)
         word = Gates([columns(bottom.input, 0, width)], bottom.bias, dtype)
-        self.words = _Words(embedding, word, 4 * decoder.config.size)
+        self.words = Words(embedding, word, 4 * decoder.config.size)
         fed = [columns(bottom.input, width, bottom.input.shape[1])] if self.feeding else []
         self.bottom = Gates([*fed, bottom.hidden], None, dtype)
         self.upper = [Gates([layer.input, layer.hidden], layer.bias, dtype) for layer in upper]
@@ -475,7 +465,7 @@ class _CellStepDecoder(_StepDecoder):
         self.count = len(cell.states)
         self.embedding = embedding
         self.steps = [layer_step(cell, weights, dtype) for weights in weights_of(decoder.layers)]
-        self.words = _Words(embedding, self.steps[0].read, self.steps[0].width)
+        self.words = Words(embedding, self.steps[0].read, self.steps[0].width)
 
     def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """See `_StepDecoder`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from econmt.model.decoder import Memory
 from econmt.model.encoder import Encoder
-from econmt.model.inference.layout import Gates, laid_out
+from econmt.model.inference.layout import Gates, laid_out, value_type
 from econmt.model.layers import mean_of_valid, weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
 from econmt_ops.backends.eager import advance_cell
@@ -34,7 +34,7 @@ class _Direction:
         self.read = Gates([weights.input], weights.bias, dtype)
         self.recur = Gates([weights.hidden], None, dtype)
         # There c is carried through, and h is 0.
-        self.closed = closed_gates(weights).detach().to(dtype)
+        self.closed = closed_gates(weights).detach().to(value_type(dtype))
         self.size = weights.hidden.shape[1]
         self.reverse = reverse
 
@@ -57,11 +57,11 @@ class LaidOutEncoder:
 
     Args:
         model: whose source embeddings, encoder and keys are taken.
-        dtype: of products and outputs; c and what is added up have float32 at least.
+        dtype: of products and, but for int8, of outputs; c and what is added up have float32 at least.
     """
 
     def __init__(self, model: TranslationModel, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+        self.dtype = value_type(dtype)
         self._embedding = model.source_embedding.weight.detach()
         self._layers = _layers(model.encoder, dtype)
         self._residual = model.encoder.config.residual

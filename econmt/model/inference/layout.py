@@ -8,11 +8,22 @@ import torch
 from torch import Tensor
 
 from econmt_ops.core.gemm import Product
+from econmt_ops.core.int8 import Int8Product
 from econmt_ops.core.weights import LowRank, Matrix
 
 
-def laid_out(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Product:
-    """The product with a weight (N, K), in the layout that products of few rows read fastest; on a GPU as it is."""
+def value_type(products: torch.dtype) -> torch.dtype:
+    """The type of what goes into products of a type and comes out: float32 where their factors have 8 bits."""
+    return torch.float32 if products == torch.int8 else products
+
+
+def laid_out(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Product | Int8Product:
+    """The product with a weight (N, K), in the layout that products of few rows read fastest; on a GPU as it is.
+
+    ``dtype``: of the product; int8: both factors are rounded to 8 bits.
+    """
+    if dtype == torch.int8:
+        return Int8Product(weight, bias)
     layout = "packed" if weight.device.type == "cpu" else "row"
     return Product(weight.detach().to(dtype), None if bias is None else bias.detach().to(dtype), layout)
 
@@ -22,10 +33,13 @@ class Gates:
 
     Args:
         weights: (4H, .) of each input. bias: (4H,) or None. dtype: of the products.
+
+    Attributes:
+        dtype: of what goes in and comes out.
     """
 
     def __init__(self, weights: Sequence[Matrix], bias: Tensor | None, dtype: torch.dtype) -> None:
-        self.dtype = dtype
+        self.dtype = value_type(dtype)
         # Of factorised weights each input meets its right factor; what that gives meets all left factors at once.
         self._right = [laid_out(part.right, None, dtype) for part in weights if isinstance(part, LowRank)]
         whole = [part.left if isinstance(part, LowRank) else part for part in weights]

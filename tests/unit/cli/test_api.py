@@ -120,8 +120,8 @@ def test_what_cannot_be_used_is_one_clear_line(
         model.translate(LINES, device="cuda:99")
     with refused("device 'tpu'"):
         econmt.load(word_model, device="tpu")
-    with refused("precision 'int8'"):
-        econmt.load(word_model, device="cpu", precision="int8")
+    with refused("precision 'int4'"):
+        econmt.load(word_model, device="cpu", precision="int4")
     with refused("no such model folder"):
         econmt.load(tmp_path / "none")
     with refused("no checkpoint '7'"):

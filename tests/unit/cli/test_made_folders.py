@@ -15,6 +15,7 @@ COMMANDS = {
     "export": ("export", "{model}", "{made}"),
     "average": ("average", "-m", "{model}", "-n", "2", "-o", "{made}"),
     "compress": ("compress", "-m", "{model}", "--rank", "2", "-o", "{made}"),
+    "quantize": ("quantize", "-m", "{model}", "-o", "{made}"),
 }
 
 

@@ -67,6 +67,11 @@ def is_installed() -> bool:
     return _PATH is not None
 
 
+def library_path() -> Path | None:
+    """Where the library lies, for who copies it; None: the package was installed without."""
+    return _PATH
+
+
 @contextmanager
 def without() -> Iterator[None]:
     """Inside, nothing goes by the library."""
@@ -273,6 +278,40 @@ def combine_forward(share: Tensor, attention: Tensor, projected: Tensor, output:
         share=share,
         attention=attention,
         projected=projected,
+        output=output,
+    )
+
+
+def product_int8(
+    left: Tensor,
+    weight: Tensor,
+    sums: Tensor,
+    scales: Tensor,
+    bias: Tensor | None,
+    start: Tensor | None,
+    output: Tensor,
+) -> None:
+    """Writes left weight^T + bias + start to ``output`` (R, N), with left rounded to 8 bits row by row.
+
+    Args:
+        left: (R, K) float32. weight: (N / 16, K / 4, 16, 4) int8. sums: (N / 16 * 16,) int32 of an output's weights.
+        scales: (N,) float32 of an output's weights. bias: (N,). start: (R, N), may be ``output``. Both may be None.
+    """
+    left = rows_of(left)
+    start = None if start is None else rows_of(start)
+    rows, inputs = left.shape
+    assert _has_rows(output)
+    assert _are_float32(left, scales, bias, start, output)
+    call(
+        "product_int8",
+        rows * inputs,
+        (rows, inputs, len(scales)),
+        left=left,
+        weight=weight,
+        sums=sums,
+        scales=scales,
+        bias=bias,
+        start=start,
         output=output,
     )
 

@@ -34,8 +34,16 @@
 #define SUM(...) PRAGMA(omp simd reduction(+ : __VA_ARGS__))
 #define MAXIMUM(x) PRAGMA(omp simd reduction(max : x))
 
+#define ROWS_AT_ONCE 64 /* of a product in 8 bits: their sums stay in the first-level cache */
+#define GROUPS_AT_ONCE 4
+#define ROW_BYTES(wide) ((wide) % 128 ? (wide) : (wide) + 64) /* rows an even number of lines apart fill few sets of a cache */
+#define FILLED 64       /* inputs of a product in 8 bits are filled up to a multiple of this */
+
 typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratch);
 
+#define SUMS_OF_16(x) x
+#define BEGIN_SUMS
+#define END_SUMS
 #define NAME(x) x##_plain
 #define LANES 0 /* floats that are written past the caches at once */
 #include "variant.h"
@@ -54,6 +62,13 @@ typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratc
 #undef NAME
 #pragma GCC pop_options
 
+#include "vnni.h"
+#undef SUMS_OF_16
+#undef BEGIN_SUMS
+#undef END_SUMS
+#define SUMS_OF_16(x) (has_amx ? sums_of_16_amx : has_vnni ? sums_of_16_vnni : x)
+#define BEGIN_SUMS if (has_amx) begin_tiles()
+#define END_SUMS if (has_amx) end_tiles()
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #define NAME(x) x##_avx512
@@ -87,13 +102,15 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     level = 2;
   if (level > most) level = most;
+  has_vnni = level == 2 && __builtin_cpu_supports("avx512vnni");
+  has_amx = has_vnni && ask_for_amx();
 #endif
   return level;
 }
 
 /* Goes up when a function does something else or a field gets another meaning, here and in __init__.py, so that a library
  * that was built before is not called. */
-EXPORT int econmt_version(void) { return 3; }
+EXPORT int econmt_version(void) { return 4; }
 
 /* The bytes of a structure, 0 if there is none of that name. */
 EXPORT int64_t econmt_size(const char *name) {
@@ -105,6 +122,8 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(combine_forward);
   SIZE(attention_backward);
   SIZE(weight_gradient);
+  SIZE(product_int8);
+  SIZE(best_words);
   SIZE(losses);
   SIZE(add_rows);
   SIZE(recurrence_forward);
@@ -173,6 +192,16 @@ EXPORT int econmt_attention_forward(const struct attention_forward *a, int64_t t
 
 EXPORT int econmt_combine_forward(const struct combine_forward *a, int64_t threads) {
   return spread(PICK(combine_forward), a, a->rows, threads, 0, a->size, NULL);
+}
+
+EXPORT int econmt_product_int8(const struct product_int8 *a, int64_t threads) {
+  int64_t rows = (threads > 1 ? a->rows / threads + 1 : a->rows) + ROWS_AT_ONCE;
+  int64_t wide = (a->inputs + FILLED - 1) / FILLED * FILLED;
+  return spread(PICK(product_int8), a, a->rows, threads, 0, rows * (1 + ROW_BYTES(wide) / 4) + 16, NULL);
+}
+
+EXPORT int econmt_best_words(const struct best_words *a, int64_t threads) {
+  return spread(PICK(best_words), a, a->rows, threads, 0, a->vocabulary, NULL);
 }
 
 EXPORT int econmt_attention_backward(const struct attention_backward *a, int64_t threads) {

@@ -51,9 +51,10 @@ struct attention_forward {
   const void *query; /* any (B, A) */
   int64_t query_stride;
   const void *keys;       /* any (B, S, A) */
-  const float *score;     /* (A) */
+  const float *score;     /* (A); or NULL: scores are the products of query and key */
   const uint8_t *padding; /* (B, S), 1 at padded positions; or NULL */
   float *weights;         /* (B, S), is written; zero at padded positions */
+  const int64_t *owners;  /* (B) which of the keys and paddings a row has, where rows share them; or NULL */
 };
 
 /* tanh(share + sum_s weight_s projected_s). */
@@ -66,6 +67,8 @@ struct combine_forward {
   const void *projected; /* any (B, S, H) */
   void *output;          /* any (B, H), is written */
   int64_t output_stride;
+  const int64_t *owners; /* (B) which of the projected values a row has; or NULL */
+  int64_t plain;         /* 1: without tanh */
 };
 
 /* Backward of the weights of additive attention. */
@@ -95,6 +98,37 @@ struct weight_gradient {
   int64_t incoming_stride;
   const uint8_t *padding;
   float *dweights; /* (B, S), is written; zero at padded positions */
+};
+
+/* left weight^T + bias + start with a weight of 8 bits; the rows of left are rounded to 8 bits as well, each by its largest
+ * value. N outputs in groups of 16, K inputs in groups of 4; outputs are filled up to a
+ * multiple of 16, inputs to one of 64, with zeros. */
+struct product_int8 {
+  int64_t rows, inputs, outputs;
+  const float *left; /* (B, K) */
+  int64_t left_stride;
+  const int8_t *weight; /* (N / 16, K / 4, 16, 4) */
+  const int32_t *sums;  /* (N / 16, 16) of each output's weights */
+  const float *scales;  /* (N) of each output's weights */
+  const float *bias;    /* (N); or NULL */
+  const float *start;   /* (B, N); or NULL; may be output */
+  int64_t start_stride;
+  float *output; /* (B, N), is written */
+  int64_t output_stride;
+};
+
+/* The most probable words of each row, highest first, and their log-probabilities; equal ones by their numbers. */
+struct best_words {
+  int64_t rows, vocabulary;
+  int64_t count; /* of words of a row, at most 64 and at most V */
+  const float *logits; /* (B, V) */
+  int64_t logits_stride;
+  const float *barred;   /* (., V), added to the logits of the rows that own it; or NULL */
+  const int64_t *owners; /* (B) */
+  const int64_t *skipped; /* two words that are never taken */
+  float *values;  /* (B, count), is written */
+  int64_t *words; /* (B, count), is written */
+  float *end;     /* (B) the log-probability of word 3, is written */
 };
 
 /* Cross entropies of logits with smoothed labels. */

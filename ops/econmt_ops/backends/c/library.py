@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_VERSION = 3
+_VERSION = 4
 """That of econmt_version in kernels.c."""
 
 _SIZE, _PLACE = ctypes.c_int64, ctypes.c_void_p
@@ -31,11 +31,21 @@ LSTMBackward = _structure(
     "incoming_stride dh_stride *dc dc_stride *dgates dgates_stride *dbefore dbefore_stride",
 )
 AttentionForward = _structure(
-    "attention_forward", "rows positions size narrow *query query_stride *keys *score *padding *weights"
+    "attention_forward",
+    "rows positions size narrow *query query_stride *keys *score *padding *weights *owners",
 )
 CombineForward = _structure(
     "combine_forward",
-    "rows positions size narrow *share share_stride *attention attention_stride *projected *output output_stride",
+    "rows positions size narrow *share share_stride *attention attention_stride *projected *output output_stride "
+    "*owners plain",
+)
+ProductInt8 = _structure(
+    "product_int8",
+    "rows inputs outputs *left left_stride *weight *sums *scales *bias *start start_stride *output output_stride",
+)
+BestWords = _structure(
+    "best_words",
+    "rows vocabulary count *logits logits_stride *barred *owners *skipped *values *words *end",
 )
 AttentionBackward = _structure(
     "attention_backward",
@@ -104,6 +114,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "combine_forward": CombineForward,
     "attention_backward": AttentionBackward,
     "weight_gradient": WeightGradient,
+    "product_int8": ProductInt8,
+    "best_words": BestWords,
     "losses": Losses,
     "add_rows": AddRows,
     "recurrence_forward": RecurrenceForward,

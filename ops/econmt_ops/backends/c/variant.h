@@ -163,16 +163,21 @@ static void NAME(attention_forward)(const void *given, int64_t begin, int64_t en
   const float *restrict score = a->score;
   for (int64_t row = begin; row < end; row++) {
     NAME(load)(query, a->query, row * a->query_stride, a->size, a->narrow);
-    const uint8_t *padding = a->padding ? a->padding + row * a->positions : NULL;
+    int64_t owner = a->owners ? a->owners[row] : row;
+    const uint8_t *padding = a->padding ? a->padding + owner * a->positions : NULL;
     float *weights = a->weights + row * a->positions;
     float top = -INFINITY;
     for (int64_t s = 0; s < a->positions; s++) {
       weights[s] = 0.0f;
       if (padding && padding[s]) continue;
-      NAME(load)(keys, a->keys, (row * a->positions + s) * a->size, a->size, a->narrow);
+      NAME(load)(keys, a->keys, (owner * a->positions + s) * a->size, a->size, a->narrow);
       float sum = 0.0f;
-      SUM(sum) for (int64_t k = 0; k < a->size; k++) {
-        sum += 2.0f * score[k] * NAME(sigmoid)(2.0f * (query[k] + keys[k]));
+      if (score) {
+        SUM(sum) for (int64_t k = 0; k < a->size; k++) {
+          sum += 2.0f * score[k] * NAME(sigmoid)(2.0f * (query[k] + keys[k]));
+        }
+      } else {
+        SUM(sum) for (int64_t k = 0; k < a->size; k++) sum += query[k] * keys[k];
       }
       weights[s] = sum;
       top = sum > top || sum != sum ? sum : top;
@@ -192,11 +197,12 @@ static void NAME(combine_forward)(const void *given, int64_t begin, int64_t end,
   const struct combine_forward *a = given;
   float *restrict sum = scratch;
   for (int64_t row = begin; row < end; row++) {
+    int64_t owner = a->owners ? a->owners[row] : row;
     NAME(load)(sum, a->share, row * a->share_stride, a->size, a->narrow);
     for (int64_t s = 0; s < a->positions; s++) {
       float weight;
       NAME(load)(&weight, a->attention, row * a->attention_stride + s, 1, a->narrow);
-      int64_t place = (row * a->positions + s) * a->size;
+      int64_t place = (owner * a->positions + s) * a->size;
       if (a->narrow) {
         const uint16_t *restrict projected = (const uint16_t *)a->projected + place;
         SIMD for (int64_t k = 0; k < a->size; k++) sum[k] += weight * NAME(widen)(projected[k]);
@@ -205,7 +211,7 @@ static void NAME(combine_forward)(const void *given, int64_t begin, int64_t end,
         SIMD for (int64_t k = 0; k < a->size; k++) sum[k] += weight * projected[k];
       }
     }
-    SIMD for (int64_t k = 0; k < a->size; k++) sum[k] = NAME(squash)(sum[k]);
+    if (!a->plain) SIMD for (int64_t k = 0; k < a->size; k++) sum[k] = NAME(squash)(sum[k]);
     NAME(store)(a->output, row * a->output_stride, sum, a->size, a->narrow);
   }
 }
@@ -558,3 +564,132 @@ static void NAME(recurrence_summary)(const void *given, int64_t begin, int64_t e
 }
 
 #include "scan_cells.h"
+
+/* Rounds a row to 8 bits by its largest value and adds 128; the rest of its last group becomes 128, which is 0. Returns what
+ * a step of it stands for. */
+static float NAME(round_row)(const float *restrict row, int64_t size, uint8_t *restrict to, int64_t wide) {
+  float largest = 0.0f;
+  MAXIMUM(largest) for (int64_t k = 0; k < size; k++) largest = fabsf(row[k]) > largest ? fabsf(row[k]) : largest;
+  float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
+  /* The sum's last bits are the nearest integer plus 128. */
+  SIMD for (int64_t k = 0; k < size; k++) {
+    float shifted = row[k] * inverse + (12582912.0f + 128.0f);
+    int32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    to[k] = (uint8_t)bits;
+  }
+  for (int64_t k = size; k < wide; k++) to[k] = 128;
+  return largest / 127.0f;
+}
+
+/* The sums of 16 outputs of some rows, with a group's weights read once for all of them. */
+static void NAME(sums_of_16)(const uint8_t *restrict left, int64_t stride, int64_t wide, const int8_t *restrict weight,
+                             int64_t rows, int32_t (*restrict sums)[16]) {
+  for (int64_t row = 0; row < rows; row++) {
+    int32_t sum[16] = {0};
+    const uint8_t *restrict values = left + row * stride;
+    for (int64_t k = 0; k < wide; k += 4) {
+      const int8_t *restrict w = weight + k * 16;
+      SIMD for (int64_t n = 0; n < 16; n++) {
+        sum[n] += values[k] * w[4 * n] + values[k + 1] * w[4 * n + 1] + values[k + 2] * w[4 * n + 2] +
+                  values[k + 3] * w[4 * n + 3];
+      }
+    }
+    memcpy(sums[row], sum, sizeof sum);
+  }
+}
+
+/* scratch: all rows in 8 bits, each of ROW_BYTES, and their steps. Weights are read once for all rows, and of a row some groups
+ * are written at a time. */
+static void NAME(product_int8)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct product_int8 *a = given;
+  int64_t wide = (a->inputs + FILLED - 1) / FILLED * FILLED, stride = ROW_BYTES(wide);
+  float *restrict steps = scratch;
+  uintptr_t after = (uintptr_t)(scratch + (end - begin));
+  uint8_t *restrict rounded = (uint8_t *)((after + 63) / 64 * 64); /* rows in whole lines of the cache */
+  int32_t sums[GROUPS_AT_ONCE][ROWS_AT_ONCE][16];
+  BEGIN_SUMS;
+  for (int64_t row = begin; row < end; row++) {
+    uint8_t *to = rounded + (row - begin) * stride;
+    steps[row - begin] = NAME(round_row)(a->left + row * a->left_stride, a->inputs, to, wide);
+  }
+  for (int64_t at = 0; at < a->outputs; at += 16 * GROUPS_AT_ONCE) {
+    int64_t all = a->outputs - at < 16 * GROUPS_AT_ONCE ? a->outputs - at : 16 * GROUPS_AT_ONCE;
+    for (int64_t first = begin; first < end; first += ROWS_AT_ONCE) {
+      int64_t rows = end - first < ROWS_AT_ONCE ? end - first : ROWS_AT_ONCE;
+      for (int64_t n = 0; n < all; n += 16) {
+        const int8_t *weight = a->weight + (at + n) * wide;
+        SUMS_OF_16(NAME(sums_of_16))(rounded + (first - begin) * stride, stride, wide, weight, rows, sums[n / 16]);
+      }
+      for (int64_t row = 0; row < rows; row++) {
+        float values[16], step = steps[first - begin + row];
+        for (int64_t n = 0; n < all; n += 16) {
+          int64_t count = all - n < 16 ? all - n : 16;
+          const int32_t *restrict sum = sums[n / 16][row], *restrict shift = a->sums + at + n;
+          const float *restrict scales = a->scales + at + n;
+          float *output = a->output + (first + row) * a->output_stride + at + n;
+          if (count == 16) {
+            SIMD for (int64_t k = 0; k < 16; k++) values[k] = (float)(sum[k] - 128 * shift[k]) * (step * scales[k]);
+          } else {
+            for (int64_t k = 0; k < count; k++) values[k] = (float)(sum[k] - 128 * shift[k]) * (step * scales[k]);
+          }
+          if (a->bias) {
+            const float *restrict bias = a->bias + at + n;
+            for (int64_t k = 0; k < count; k++) values[k] += bias[k];
+          }
+          if (a->start) {
+            const float *start = a->start + (first + row) * a->start_stride + at + n;
+            for (int64_t k = 0; k < count; k++) values[k] += start[k];
+          }
+          if (count == 16)
+            memcpy(output, values, sizeof values);
+          else
+            memcpy(output, values, (size_t)count * sizeof *values);
+        }
+      }
+    }
+  }
+  END_SUMS;
+}
+
+/* scratch: V floats. */
+static void NAME(best_words)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct best_words *a = given;
+  float *restrict logits = scratch;
+  for (int64_t row = begin; row < end; row++) {
+    memcpy(logits, a->logits + row * a->logits_stride, (size_t)a->vocabulary * sizeof *logits);
+    if (a->barred) {
+      const float *restrict barred = a->barred + a->owners[row] * a->vocabulary;
+      SIMD for (int64_t k = 0; k < a->vocabulary; k++) logits[k] += barred[k];
+    }
+    float top = -INFINITY, sum = 0.0f;
+    MAXIMUM(top) for (int64_t k = 0; k < a->vocabulary; k++) top = logits[k] > top ? logits[k] : top;
+    SUM(sum) for (int64_t k = 0; k < a->vocabulary; k++) {
+      float power = NAME(exponential)(logits[k] - top);
+      sum += logits[k] == -INFINITY ? 0.0f : power;
+    }
+    float total = top + logf(sum);
+    a->end[row] = logits[3] - total;
+    logits[a->skipped[0]] = logits[a->skipped[1]] = -INFINITY;
+    float *values = a->values + row * a->count;
+    int64_t *words = a->words + row * a->count, held = 0;
+    /* Few words are above the lowest of the best so far: whole blocks are passed over. */
+    for (int64_t at = 0; at < a->vocabulary; at += 64) {
+      int64_t last = at + 64 < a->vocabulary ? at + 64 : a->vocabulary;
+      float most = -INFINITY;
+      MAXIMUM(most) for (int64_t k = at; k < last; k++) most = logits[k] > most ? logits[k] : most;
+      if (held == a->count && !(most > values[held - 1])) continue;
+      for (int64_t k = at; k < last; k++) {
+        if (held == a->count && !(logits[k] > values[held - 1])) continue;
+        int64_t place = held < a->count ? held++ : held - 1;
+        for (; place > 0 && logits[k] > values[place - 1]; place--) {
+          values[place] = values[place - 1];
+          words[place] = words[place - 1];
+        }
+        values[place] = logits[k];
+        words[place] = k;
+      }
+    }
+    for (int64_t k = 0; k < held; k++) values[k] -= total;
+  }
+}

@@ -1,0 +1,90 @@
+"""``econmt lexicon``: which target words a source word may become, for ``translate --restrict-lexicon``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from econmt import limits
+from econmt.cli.inspection import read_recipe
+from econmt.cli.options import DataDirOption, ModelOption, check_not_of_model, check_writable
+from econmt.data.corpus import Corpus, find_corpus, read_pairs, search_path
+from econmt.data.files import notice
+from econmt.data.lexicon import learn_lexicon
+from econmt.data.progress_bars import status_line
+from econmt.data.subwords import fingerprint, load_vocabularies, sample_pairs
+from econmt.errors import InputError, printable
+from econmt.recipe import Data
+from econmt.training.folder import ModelFolder
+from econmt.training.lexicons import write_lexicon
+
+_PAIRS = 300_000
+
+
+def lexicon(
+    model: ModelOption,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    corpora: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--corpus",
+            help="Parallel text, named as in data.train; several are read one after the other.",
+            show_default="the recipe's training text",
+        ),
+    ] = None,
+    top_k: Annotated[
+        int, typer.Option("-k", min=1, max=limits.SHORTLIST, help="Translations kept of each source word.")
+    ] = 100,
+    iterations: Annotated[int, typer.Option(min=1, max=limits.ITERATIONS, help="Of EM.")] = 5,
+    pairs: Annotated[
+        int, typer.Option(min=1, max=limits.LINES, help="Sentence pairs at most, drawn evenly from the text.")
+    ] = _PAIRS,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Learn by IBM model 1 which target words may translate each source word, from a model's training text.
+
+    \b
+    Example:
+      econmt lexicon -m runs/multi30k -o multi30k.lexicon
+      econmt translate -m runs/multi30k --restrict-lexicon multi30k.lexicon
+    """
+    folder = ModelFolder(model)
+    data = read_recipe(folder).data
+    if not isinstance(data, Data):
+        raise InputError(f"{model}: holds a language model; econmt lexicon takes a translation model")
+    check_writable(output)
+    check_not_of_model(output, [model])
+    vocabularies = load_vocabularies(folder.path)
+    search = search_path(None, data_dir)
+    named = data.train if corpora is None else [str(corpus) for corpus in corpora]
+    found = [find_corpus(prefix, data.source, data.target, search, True) for prefix in named]
+    with status_line() as say:
+        say("reading the text")
+        count = sum(1 for _ in _filled(found))
+        chosen = list(sample_pairs(_filled(found), count, pairs))
+        if not chosen:
+            raise InputError(f"{found[0].source}: no pair of sentences, so nothing can be learnt")
+        encoded = zip(
+            vocabularies.source.encode_many([pair[0] for pair in chosen]),
+            vocabularies.target.encode_many([pair[1] for pair in chosen]),
+            strict=True,
+        )
+        kept = [pair for pair in encoded if max(map(len, pair)) <= data.max_length]
+        say(f"learning from {len(kept):,} pairs")
+        sizes = vocabularies.source.size, vocabularies.target.size
+        table = torch.from_numpy(learn_lexicon(kept, sizes, top_k, iterations))
+        write_lexicon(output, table, fingerprint(folder.path))
+    notice(f"learnt the translations of {int((table[:, 0] > 0).sum()):,} words from {len(kept):,} pairs")
+    print(printable(output))
+
+
+def _filled(corpora: list[Corpus]) -> Iterator[tuple[str, str]]:
+    """The pairs of which neither side is blank."""
+    for source, target in chain.from_iterable(map(read_pairs, corpora)):
+        if source.strip() and target.strip():
+            yield source, target

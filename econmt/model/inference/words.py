@@ -1,0 +1,69 @@
+"""What an output layer and a bottom layer know of single words of a vocabulary.
+
+Shapes: B sentences, R rows, H hidden size, V vocabulary, N of its words.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt.model.inference.layout import Gates, is_watched
+from econmt_ops.core.gemm import Product
+from econmt_ops.core.int8 import Int8Product
+
+_TABLE_BYTES = 256 << 20
+"""The largest table of what words add to gates."""
+
+
+class Shortlist(NamedTuple):
+    """The output layer of a few words.
+
+    Attributes:
+        output: the product with the weights of N words. barred: (B, N) 0, and -inf where a sentence must not have one.
+    """
+
+    output: Product | Int8Product
+    barred: Tensor
+
+    def keep(self, sentences: Tensor) -> Shortlist:
+        """That of the sentences with indices ``sentences`` (C,)."""
+        return self._replace(barred=self.barred.index_select(0, sentences))
+
+    def logits(self, read: Tensor, owners: Tensor) -> Tensor:
+        """Of what the output layer reads (R, H), with the sentence of each row, ``owners`` (R,): (R, N)."""
+        return self.output(read).add_(self.barred.index_select(0, owners))
+
+
+class Words:
+    """The words' share in the products of the bottom layer, with its bias.
+
+    On the CPU a word's is computed when the word first comes and then looked up: of a vocabulary few words come often.
+
+    Args:
+        embedding: (V, I). gates: of a layer that reads embeddings. width: of their products, 4H for an LSTM.
+    """
+
+    def __init__(self, embedding: Tensor, gates: Gates, width: int) -> None:
+        self.embedding, self.gates = embedding, gates
+        self.known: Tensor | None = None
+        size = len(embedding) * width * gates.dtype.itemsize
+        if embedding.device.type == "cpu" and size <= _TABLE_BYTES:
+            # Pages of it that no word needs are never there.
+            self.table = torch.empty(len(embedding), width, dtype=gates.dtype)
+            self.known = torch.zeros(len(embedding), dtype=torch.bool)
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Of tokens (R,): (R, width), a new tensor."""
+        if self.known is None or is_watched():
+            return self._make(tokens)
+        unknown: Tensor = torch.unique(tokens[~self.known[tokens]])
+        if len(unknown):
+            self.table[unknown] = self._make(unknown)
+            self.known[unknown] = True
+        return self.table.index_select(0, tokens)
+
+    def _make(self, tokens: Tensor) -> Tensor:
+        return self.gates(self.embedding.index_select(0, tokens).to(self.gates.dtype))

@@ -1,0 +1,215 @@
+"""The C library: the few of its kernels that a search needs, on arrays.
+
+kernels.h of econmt_ops describes every argument. R rows, K inputs, N outputs, S source positions.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from econmt_runtime.errors import RuntimeInputError
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+VERSION = 4
+"""That of econmt_version in kernels.c."""
+
+MOST_WORDS = 64
+"""Words that `best_words` finds at most."""
+
+STRUCTURES = {
+    "lstm_forward": "rows hidden narrow *gates gates_stride *recurrent recurrent_stride *before before_stride *h "
+    "h_stride *after after_stride *kept kept_stride",
+    "attention_forward": "rows positions size narrow *query query_stride *keys *score *padding *weights *owners",
+    "combine_forward": "rows positions size narrow *share share_stride *attention attention_stride *projected *output "
+    "output_stride *owners plain",
+    "product_int8": "rows inputs outputs *left left_stride *weight *sums *scales *bias *start start_stride *output "
+    "output_stride",
+    "best_words": "rows vocabulary count *logits logits_stride *barred *owners *skipped *values *words *end",
+}
+"""The fields of the structures, in order: sizes, and pointers with a star."""
+
+_functions: dict[str, tuple[Any, Any]] = {}
+
+
+def library_file() -> Path | None:
+    """Where the library lies: in this package, or in econmt_ops, which is not imported for it."""
+    found = _library_in(Path(__file__).parent)
+    if found is None:
+        package = importlib.machinery.PathFinder.find_spec("econmt_ops")
+        if package is not None and package.origin is not None:
+            found = _library_in(Path(package.origin).parent / "backends" / "c")
+    return found
+
+
+def _library_in(folder: Path) -> Path | None:
+    places = (folder / f"_kernels{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+    return next((place for place in places if place.is_file()), None)
+
+
+def start() -> None:
+    """Loads the library.
+
+    Raises:
+        RuntimeInputError: there is none, or it is another version's, or for another machine.
+    """
+    if _functions:
+        return
+    path = library_file()
+    if path is None:
+        raise RuntimeInputError(
+            "the C library _kernels is missing; export the model again with a built econmt_ops"
+        )
+    try:
+        library: Any = ctypes.CDLL(str(path))
+        library.econmt_size.argtypes, library.econmt_size.restype = [ctypes.c_char_p], ctypes.c_int64
+        structures = {name: _structure(name, fields) for name, fields in STRUCTURES.items()}
+        fits = library.econmt_version() == VERSION and all(
+            library.econmt_size(name.encode()) == ctypes.sizeof(kind) for name, kind in structures.items()
+        )
+    except (OSError, AttributeError) as error:
+        raise RuntimeInputError(
+            f"{path}: cannot be loaded here ({error}); export the model on this machine"
+        ) from error
+    if not fits:
+        raise RuntimeInputError(f"{path}: was built from other sources; export the model again")
+    library.econmt_start.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int]
+    library.econmt_start(None, None, None, 2)
+    for name, kind in structures.items():
+        function = getattr(library, f"econmt_{name}")
+        function.argtypes = [ctypes.POINTER(kind), ctypes.c_int64]
+        _functions[name] = function, kind
+
+
+def _structure(name: str, fields: str) -> Any:
+    kinds = [
+        (field.lstrip("*"), ctypes.c_void_p if field.startswith("*") else ctypes.c_int64)
+        for field in fields.split()
+    ]
+    return type(name, (ctypes.Structure,), {"_fields_": kinds})
+
+
+def _call(name: str, *values: Any) -> None:
+    """Calls a kernel with the fields of its structure; an array stands for its memory, None for no memory."""
+    function, kind = _functions[name]
+    given = kind(*(value.ctypes.data if isinstance(value, np.ndarray) else value for value in values))
+    if function(given, 1):
+        raise MemoryError(f"no memory for the scratch space of {name}")
+
+
+def _row(array: npt.NDArray[Any] | None) -> int:
+    """The elements from a row to the next; values of a row follow each other."""
+    return 0 if array is None else array.strides[0] // array.itemsize
+
+
+def _rows(array: Floats) -> Floats:
+    """An array that is read, as rows without gaps."""
+    return array if array.strides[-1] == array.itemsize else np.ascontiguousarray(array)
+
+
+def lstm_step(gates: Floats, before: Floats) -> tuple[Floats, Floats]:
+    """h and c after a step, from its gates (R, 4H) before their nonlinearities and c before it (R, H)."""
+    gates, before = _rows(gates), np.ascontiguousarray(before)
+    h, after = np.empty_like(before), np.empty_like(before)
+    rows, hidden = before.shape
+    tensors: list[Any] = []
+    for tensor in (gates, None, before, h, after, None):
+        tensors += [tensor, _row(tensor)]
+    _call("lstm_forward", rows, hidden, 0, *tensors)
+    return h, after
+
+
+def attention_weights(
+    query: Floats, keys: Floats, score: Floats | None, padding: npt.NDArray[np.bool_], owners: Ids
+) -> Floats:
+    """The weights (R, S) of rows that share sentences.
+
+    Args:
+        query: (R, A). keys: (B, S, A). score: (A,) of the sum over tanh(query + key), or None: their product.
+        padding: (B, S). owners: (R,) the sentence of each row.
+    """
+    query = _rows(query)
+    keys, padding, owners = (
+        np.ascontiguousarray(keys),
+        np.ascontiguousarray(padding),
+        np.ascontiguousarray(owners),
+    )
+    weights = np.empty((len(query), keys.shape[1]), np.float32)
+    _call(
+        "attention_forward",
+        len(query), *keys.shape[1:], 0, query, _row(query), keys, score, padding, weights, owners,
+    )  # fmt: skip
+    return weights
+
+
+def weighted_sums(share: Floats, weights: Floats, values: Floats, owners: Ids, *, squash: bool) -> Floats:
+    """share (R, P) + sum_s weights_s values_s, of values (B, S, P), through tanh if it is to ``squash``."""
+    share, weights = _rows(share), _rows(weights)
+    values, owners = np.ascontiguousarray(values), np.ascontiguousarray(owners)
+    made = np.empty((len(share), values.shape[2]), np.float32)
+    _call(
+        "combine_forward",
+        len(share), *values.shape[1:], 0, share, _row(share), weights, _row(weights), values, made, _row(made), owners,
+        int(not squash),
+    )  # fmt: skip
+    return made
+
+
+def int8_product(
+    left: Floats,
+    weight: npt.NDArray[np.int8],
+    sums: npt.NDArray[np.int32],
+    steps: Floats,
+    bias: Floats | None,
+    start: Floats | None,
+) -> Floats:
+    """left (R, K) times a weight of 8 bits in the library's layout, plus bias (N,) and start (R, N)."""
+    left, start = _rows(left), None if start is None else _rows(start)
+    steps, bias = np.ascontiguousarray(steps), None if bias is None else np.ascontiguousarray(bias)
+    output = np.empty((len(left), len(steps)), np.float32)
+    _call(
+        "product_int8",
+        *left.shape, len(steps), left, _row(left), weight, sums, steps, bias, start, _row(start), output, _row(output),
+    )  # fmt: skip
+    return output
+
+
+def best_words(
+    logits: Floats, count: int, barred: Floats | None, owners: Ids, skipped: Ids
+) -> tuple[Floats, Ids, Floats]:
+    """The ``count`` most probable words of each row.
+
+    Args:
+        logits: (R, V). barred: (B, V), added to the logits of a sentence's rows; or None. owners: (R,).
+        skipped: (2,) words that are never taken.
+
+    Returns:
+        Log-probabilities (R, count), falling, their words, and the log-probability (R,) of word 3.
+    """
+    logits, owners = _rows(logits), np.ascontiguousarray(owners)
+    barred = None if barred is None else np.ascontiguousarray(barred)
+    rows, vocabulary = logits.shape
+    values, words = np.full((rows, count), -np.inf, np.float32), np.zeros((rows, count), np.int64)
+    end = np.empty(rows, np.float32)
+    _call(
+        "best_words",
+        rows,
+        vocabulary,
+        count,
+        logits,
+        _row(logits),
+        barred,
+        owners,
+        skipped,
+        values,
+        words,
+        end,
+    )
+    return values, words, end

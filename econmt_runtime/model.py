@@ -1,0 +1,254 @@
+"""The model: whole sentences are encoded, translations grow a word at a time.
+
+B sentences, S source positions, R rows, that is, hypotheses, H decoder size, A attention size, E encoder size,
+V target vocabulary, N words of a batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from econmt_runtime import library
+from econmt_runtime.arrays import Arrays, Product, Table
+from econmt_runtime.cells import LSTM, Layer, stack
+from econmt_runtime.library import Floats, Ids
+
+_NORM_EPSILON = 1e-5
+
+
+class Sources(NamedTuple):
+    """What steps know of B sentences: keys (B, S, A), values (B, S, .) as they are summed up, padding (B, S)."""
+
+    keys: Floats
+    values: Floats
+    padding: npt.NDArray[np.bool_]
+
+
+class State(NamedTuple):
+    """Where R rows stand: the sentence of each, every layer's states, and the attentional vector o (R, H)."""
+
+    owners: Ids
+    layers: tuple[tuple[Floats, ...], ...]
+    output: Floats
+
+    def select(self, rows: Ids, owners: Ids) -> State:
+        """The rows with these numbers, repeats allowed, which are of the sentences ``owners``."""
+        layers = tuple(tuple(part[rows] for part in parts) for parts in self.layers)
+        return State(owners, layers, self.output[rows])
+
+
+class OutputLayer(NamedTuple):
+    """That of a batch.
+
+    Attributes:
+        product: of N words. words: (N,) their ids, rising, or None: all. barred: (B, N), -inf where a sentence must not
+            have a word; or None.
+    """
+
+    product: Product
+    words: Ids | None
+    barred: Floats | None
+
+
+class Encoder:
+    """Stacked layers, of which the lowest may read both ways."""
+
+    def __init__(self, arrays: Arrays, config: dict[str, Any]) -> None:
+        self._config = config
+        names = [
+            [f"encoder.{layer}.{way}" for way in range(ways)]
+            for layer, ways in enumerate(config["directions"])
+        ]
+        self._layers = [stack(config["cell"], arrays, ways) for ways in names]
+
+    def __call__(self, embedded: Floats, padding: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """The outputs (B, S, E) of vectors (B, S, .), zero at padded positions, and the last ones (B, E)."""
+        outputs, last = embedded, embedded[:, 0]
+        for number, ways in enumerate(self._layers):
+            below = outputs
+            both = len(ways) > 1
+            made = [
+                self._run(layer, below, padding, way == 1 if both else bool(self._config["reverse_input"]))
+                for way, layer in enumerate(ways)
+            ]
+            outputs = np.concatenate([part[0] for part in made], 2)
+            last = np.concatenate([part[1] for part in made], 1)
+            if self._config["residual"] and number > 0:
+                outputs = outputs + below
+        return outputs, last
+
+    def _run(
+        self, layer: Layer, below: Floats, padding: npt.NDArray[np.bool_], reverse: bool
+    ) -> tuple[Floats, Floats]:
+        batch, steps = padding.shape
+        shares = layer.read(below.reshape(batch * steps, -1)).reshape(batch, steps, -1)
+        width = shares.shape[2] // layer.gates
+        outputs = np.zeros((batch, steps, width), np.float32)
+        states = tuple(np.zeros((batch, width), np.float32) for _ in range(layer.states))
+        last = np.zeros((batch, width), np.float32)
+        for step in range(steps - 1, -1, -1) if reverse else range(steps):
+            made, after = layer.step(np.ascontiguousarray(shares[:, step]), states)
+            own = ~padding[:, step, None]
+            states = tuple(np.where(own, new, old) for new, old in zip(after, states, strict=True))
+            last = np.where(own, made, last)
+            outputs[:, step] = made * own
+        return outputs, last
+
+
+class Attention:
+    """Scores of keys for queries: additive, with layer normalisation or not, or products."""
+
+    def __init__(self, arrays: Arrays, config: dict[str, Any]) -> None:
+        self._score: Floats | None = arrays.get("attention.score")
+        self._norm = (arrays["attention.gain"], arrays["attention.shift"]) if config["norm"] else None
+        self._key = Product.named(arrays, "attention.key") if "attention.key.weight" in arrays else None
+        self._scale = float(config["scale"])
+
+    def keys(self, values: Floats) -> Floats:
+        """(B, S, A) of the encoder's outputs (B, S, E)."""
+        if self._key is None:
+            return values
+        batch, steps, width = values.shape
+        return self._key(values.reshape(-1, width)).reshape(batch, steps, -1)
+
+    def weights(self, query: Floats, sources: Sources, owners: Ids) -> Floats:
+        """(R, S) of queries (R, A)."""
+        if self._norm is None or self._score is None:
+            if self._scale != 1.0:
+                query = query * np.float32(self._scale)
+            return library.attention_weights(query, sources.keys, self._score, sources.padding, owners)
+        sums = sources.keys[owners] + query[:, None]
+        centred = sums - sums.mean(2, keepdims=True)
+        spread = np.sqrt(np.square(centred).mean(2, keepdims=True) + _NORM_EPSILON)
+        scores = np.tanh(centred / spread * self._norm[0] + self._norm[1]) @ self._score
+        scores[sources.padding[owners]] = -np.inf
+        powers = np.exp(scores - scores.max(1, keepdims=True))
+        found: Floats = powers / powers.sum(1, keepdims=True)
+        return found
+
+
+class Model:
+    """A translation model.
+
+    Args:
+        arrays: see econmt's export. config: of the folder's model.json.
+    """
+
+    def __init__(self, arrays: Arrays, config: dict[str, Any]) -> None:
+        decoder = config["decoder"]
+        self._source = Table.named(arrays, "source")
+        self._target = self._source if config["one_table"] else Table.named(arrays, "target")
+        self._encoder = Encoder(arrays, config["encoder"])
+        self._attention = Attention(arrays, config["attention"])
+        names = [f"decoder.{layer}" for layer in range(decoder["layers"])]
+        self._layers = stack(decoder["cell"], arrays, names)
+        self._feeding, self._residual = decoder["feeding"], decoder["residual"]
+        self._average, self._size = decoder["average"], decoder["size"]
+        self._start = Product.named(arrays, "start") if "start.weight" in arrays else None
+        self._query = Product.named(arrays, "query") if "query.weight" in arrays else None
+        self._own, self._values = Product.named(arrays, "own"), Product.named(arrays, "values")
+        self._asked = int(decoder["asked"])
+        self._readout = Product.named(arrays, "readout") if "readout.weight" in arrays else None
+        self._output = self._target if config["tied_output"] else Table.named(arrays, "output")
+        self._output_bias = arrays["output.bias"]
+        self._whole: OutputLayer | None = None
+        self._shares: Floats | None = None
+        self._known = np.zeros(len(self._output_bias), np.bool_)
+
+    def encode(self, source: Ids, padding: npt.NDArray[np.bool_]) -> tuple[Sources, State]:
+        """Sentences (B, S), EOS included, and where their padding (B, S) is; the state of a row each."""
+        batch, steps = source.shape
+        embedded = self._source[source.ravel()].reshape(batch, steps, -1)
+        values, summary = self._encoder(embedded, padding)
+        if self._average:
+            summary = values.sum(1) / (~padding).sum(1)[:, None].astype(np.float32)
+        flat = values.reshape(batch * steps, -1)
+        summed = self._values(flat)
+        if self._reads_contexts:
+            summed = np.concatenate([summed, flat], 1)
+        sources = Sources(
+            np.ascontiguousarray(self._attention.keys(values)), summed.reshape(batch, steps, -1), padding
+        )
+        return sources, State(
+            np.arange(batch), self._first(summary), np.zeros((batch, self._size), np.float32)
+        )
+
+    @property
+    def _reads_contexts(self) -> bool:
+        """Whether upper layers read what the attention gives."""
+        return not self._feeding and len(self._layers) > 1
+
+    def _first(self, summary: Floats) -> tuple[tuple[Floats, ...], ...]:
+        """The first states of all layers from what is known of the sentences (B, E)."""
+        count, kinds = len(self._layers), self._layers[0].states
+        shape = len(summary), kinds, count, self._size
+        made = np.zeros(shape, np.float32)
+        if self._start is not None:
+            made = np.tanh(self._start(np.ascontiguousarray(summary))).reshape(shape)
+        return tuple(
+            tuple(np.ascontiguousarray(made[:, kind, layer]) for kind in range(kinds))
+            for layer in range(count)
+        )
+
+    def output_layer(self, allowed: npt.NDArray[np.bool_] | None) -> OutputLayer:
+        """That of a batch whose sentences may have the words ``allowed`` (B, V); None: all."""
+        if allowed is None:
+            if self._whole is None:
+                self._whole = OutputLayer(self._output.product(self._output_bias, None), None, None)
+            return self._whole
+        words = np.flatnonzero(allowed.any(0))
+        barred = np.where(np.ascontiguousarray(allowed[:, words]), np.float32(0.0), np.float32(-np.inf))
+        return OutputLayer(self._output.product(self._output_bias, words), words, barred)
+
+    def step(self, words: Ids, sources: Sources, state: State, output: OutputLayer) -> tuple[Floats, State]:
+        """Reads words (R,): logits (R, N) and the state after the step."""
+        top, after = self._bottom(self._share(words), state)
+        layers = [after]
+        if self._reads_contexts:
+            query = top if self._query is None else self._query(top)
+            weights = self._attention.weights(query, sources, state.owners)
+            nothing = np.zeros((len(top), sources.values.shape[2]), np.float32)
+            sums = library.weighted_sums(nothing, weights, sources.values, state.owners, squash=False)
+            contexts = sums[:, self._size :]
+        for number in range(1, len(self._layers)):
+            read = np.concatenate([top, contexts], 1) if self._reads_contexts else top
+            layer = self._layers[number]
+            made, after = layer.step(layer.read(read), state.layers[number])
+            layers.append(after)
+            top = made + top if self._residual else made
+        own = self._own(top)
+        if self._reads_contexts:
+            made_output = np.tanh(own + sums[:, : self._size])
+        else:
+            query = own[:, : self._asked] if self._asked else top
+            weights = self._attention.weights(query, sources, state.owners)
+            share = own[:, self._asked :]
+            made_output = library.weighted_sums(share, weights, sources.values, state.owners, squash=True)
+        read = made_output if self._readout is None else self._readout(made_output)
+        return output.product(read), State(state.owners, tuple(layers), made_output)
+
+    def _bottom(self, share: Floats, state: State) -> tuple[Floats, tuple[Floats, ...]]:
+        """The lowest layer's output and states, of the words' share of its gates."""
+        layer = self._layers[0]
+        if not self._feeding:
+            return layer.step(share, state.layers[0])
+        assert isinstance(layer, LSTM)
+        h, c = state.layers[0]
+        return layer.advance(layer.recur(np.concatenate([state.output, h], 1), share), c)
+
+    def _share(self, words: Ids) -> Floats:
+        """What words (R,) add to the lowest layer's gates; each is computed when it first comes."""
+        if self._shares is None:
+            width = self._layers[0].read.outputs
+            self._shares = np.empty((len(self._known), width), np.float32)
+        new = ~self._known[words]
+        if new.any():
+            wanted = np.zeros_like(self._known)
+            wanted[words[new]] = True
+            unknown = np.flatnonzero(wanted)
+            self._shares[unknown] = self._layers[0].read(self._target[unknown])
+            self._known[unknown] = True
+        return self._shares[words]

@@ -1,0 +1,101 @@
+/* Sums of products in 8 bits by AVX-512's VNNI, where four products of a lane and their sum are one instruction, and by AMX,
+ * where those of 16 rows with 16 outputs are. */
+
+static int has_vnni, has_amx;
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vnni")
+
+/* Of up to 12 rows, whose sums stay in registers. */
+static INLINE void tile_vnni(const uint8_t *left, int64_t stride, int64_t wide, const int8_t *weight, const int rows,
+                             int32_t (*sums)[16]) {
+  __m512i sum[12];
+  for (int row = 0; row < rows; row++) sum[row] = _mm512_setzero_si512();
+  for (int64_t k = 0; k < wide; k += 4) {
+    __m512i w = _mm512_loadu_si512(weight + k * 16);
+    for (int row = 0; row < rows; row++) {
+      int32_t four;
+      memcpy(&four, left + row * stride + k, sizeof four);
+      sum[row] = _mm512_dpbusd_epi32(sum[row], _mm512_set1_epi32(four), w);
+    }
+  }
+  for (int row = 0; row < rows; row++) _mm512_storeu_si512(sums[row], sum[row]);
+}
+
+static void sums_of_16_vnni(const uint8_t *restrict left, int64_t stride, int64_t wide, const int8_t *restrict weight,
+                            int64_t rows, int32_t (*restrict sums)[16]) {
+  int64_t row = 0;
+  for (; row + 12 <= rows; row += 12) tile_vnni(left + row * stride, stride, wide, weight, 12, sums + row);
+  for (; row + 4 <= rows; row += 4) tile_vnni(left + row * stride, stride, wide, weight, 4, sums + row);
+  for (; row < rows; row++) tile_vnni(left + row * stride, stride, wide, weight, 1, sums + row);
+}
+
+#pragma GCC pop_options
+
+#if defined(__linux__) && __GNUC__ >= 11
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Whether the processor has the tiles, and the system lets this process use them. */
+static int ask_for_amx(void) {
+  const unsigned tile = 1u << 24, int8 = 1u << 25;
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (tile | int8)) != (tile | int8)) return 0;
+  const long permission = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+  return syscall(SYS_arch_prctl, permission, tile_data) == 0;
+}
+
+#pragma GCC push_options
+#pragma GCC target("amx-tile,amx-int8")
+
+/* Palette 1; at 16 the bytes of each tile's rows in 16 bits, at 48 its rows. It is no local variable, of which the compiler would
+ * keep the first bytes alone. */
+static const uint8_t TILES[64] __attribute__((aligned(64))) = {
+    [0] = 1,   [16] = 64, [18] = 64, [20] = 64, [22] = 64, [24] = 64, [26] = 64, [28] = 64, [30] = 64,
+    [48] = 16, [49] = 16, [50] = 16, [51] = 16, [52] = 16, [53] = 16, [54] = 16, [55] = 16,
+};
+
+static void begin_tiles(void) { _tile_loadconfig(TILES); }
+
+static void end_tiles(void) { _tile_release(); }
+
+/* As the others, for a multiple of 16 rows; what is in the last ones does not matter. */
+static void sums_of_16_amx(const uint8_t *left, int64_t stride, int64_t wide, const int8_t *weight, int64_t rows,
+                           int32_t (*sums)[16]) {
+  int64_t tiles = (rows + 15) / 16;
+  const uint8_t *second = left + 16 * stride, *third = left + 32 * stride, *fourth = left + 48 * stride;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t k = 0; k < wide; k += 64) {
+    _tile_loadd(7, weight + k * 16, 64);
+    _tile_loadd(4, left + k, stride);
+    _tile_dpbusd(0, 4, 7);
+    if (tiles > 1) {
+      _tile_loadd(5, second + k, stride);
+      _tile_dpbusd(1, 5, 7);
+    }
+    if (tiles > 2) {
+      _tile_loadd(6, third + k, stride);
+      _tile_dpbusd(2, 6, 7);
+    }
+    if (tiles > 3) {
+      _tile_loadd(4, fourth + k, stride);
+      _tile_dpbusd(3, 4, 7);
+    }
+  }
+  _tile_stored(0, sums, 64);
+  if (tiles > 1) _tile_stored(1, sums + 16, 64);
+  if (tiles > 2) _tile_stored(2, sums + 32, 64);
+  if (tiles > 3) _tile_stored(3, sums + 48, 64);
+}
+
+#pragma GCC pop_options
+#else
+static int ask_for_amx(void) { return 0; }
+static void begin_tiles(void) {}
+static void end_tiles(void) {}
+#define sums_of_16_amx sums_of_16_vnni
+#endif

@@ -1,0 +1,94 @@
+"""Products in 8 bits, and the most probable words, by the C library at every instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from econmt_ops.backends import c as native
+from econmt_ops.backends.c.library import Library
+from econmt_ops.core.int8 import Int8Product, rounded
+
+LEVELS = ["tensors", 0, 1, 2]
+SIZES = [(1, 1, 1), (3, 5, 17), (16, 64, 16), (65, 66, 33), (130, 7, 48), (12, 1024, 20)]
+
+
+@pytest.fixture(params=LEVELS)
+def _level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Takes the library with these instructions at most, or none."""
+    if request.param == "tensors":
+        with native.without():
+            yield
+        return
+    assert native._PATH is not None
+    library = Library(native._PATH, request.param)
+    monkeypatch.setattr(native, "_library", lambda: library)
+    yield
+    Library(native._PATH)  # what it may use is a state of the library
+
+
+def expected(left: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The product of the rounded values, in integers."""
+    (a, steps), (b, others) = rounded(left), rounded(weight)
+    return (a.long() @ b.long().t()).double() * steps.double()[:, None] * others.double()
+
+
+@pytest.mark.usefixtures("_level")
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_product_is_that_of_the_rounded_values(sizes: tuple[int, int, int]) -> None:
+    rows, inputs, outputs = sizes
+    torch.manual_seed(rows)
+    left, weight, bias = (
+        torch.randn(rows, inputs + 3)[:, :inputs],
+        torch.randn(outputs, inputs),
+        torch.randn(outputs),
+    )
+    left[rows // 2] = 0.0
+    weight[0] *= 100.0
+    whole = expected(left, weight)
+    torch.testing.assert_close(Int8Product(weight, bias)(left).double(), whole + bias, rtol=1e-5, atol=1e-4)
+    start = torch.randn(rows, outputs)
+    before = start.clone().double()
+    made = Int8Product(weight).plus(start, left)
+    torch.testing.assert_close(made.double(), before + whole, rtol=1e-5, atol=1e-4)
+    assert Int8Product(weight)(left.expand(2, *left.shape)).shape == (2, rows, outputs)
+
+
+@pytest.mark.usefixtures("_level")
+def test_rounding_is_within_half_a_step() -> None:
+    torch.manual_seed(2)
+    left, weight = torch.randn(9, 96), torch.randn(31, 96)
+    found = Int8Product(weight)(left)
+    exact = left @ weight.t()
+    (_, steps), (_, others) = rounded(left), rounded(weight)
+    bound = 0.5 * (steps[:, None] * weight.abs().sum(1) + others * left.abs().sum(1)[:, None]) * 1.01
+    assert ((found - exact).abs() <= bound).all()
+    assert (found - exact).abs().max() > 0
+
+
+@pytest.mark.usefixtures("_level")
+def test_a_row_does_not_depend_on_others() -> None:
+    torch.manual_seed(3)
+    product, left = Int8Product(torch.randn(40, 24), torch.randn(40)), torch.randn(70, 24)
+    together = product(left)
+    torch.testing.assert_close(together[65:66], product(left[65:66]), rtol=0, atol=1e-6)
+
+
+def test_threads_share_the_rows() -> None:
+    product, left = Int8Product(torch.randn(40, 300)), torch.randn(200, 300)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = product(left)
+    torch.set_num_threads(3)
+    shared = product(left)
+    torch.set_num_threads(before)
+    torch.testing.assert_close(shared, alone, rtol=0, atol=0)
+
+
+def test_weights_that_are_rounded_twice_stay_as_they_are() -> None:
+    values, steps = rounded(torch.randn(50, 33))
+    again, same = rounded(values * steps[:, None])
+    torch.testing.assert_close(again, values)
+    torch.testing.assert_close(same, steps)

@@ -1,0 +1,52 @@
+"""``econmt lexicon`` and ``translate --restrict-lexicon``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from econmt.data.subwords import fingerprint, load_vocabularies
+from econmt.training.lexicons import read_lexicon, write_lexicon
+from tests.unit.cli.conftest import Call
+
+
+def test_a_lexicon_is_learnt_and_restricts(call: Call, word_model: Path, text: Path, tmp_path: Path) -> None:
+    made = tmp_path / "lexicon"
+    ended = call("lexicon", "-m", word_model, "-o", made, "--data-dir", text, "-k", 4)
+    assert (ended.code, ended.lines) == (0, [str(made)]), ended.err
+    vocabularies = load_vocabularies(word_model)
+    table = read_lexicon(made, fingerprint(word_model), vocabularies)
+    assert table.shape == (vocabularies.source.size, 4)
+    assert not table[3].any()
+    lines = "a b c\nh g\n"
+    options = "--restrict-lexicon", made, "--restrict-lexicon-topk", 1, "--beam-size", 3
+    found = call("translate", "-m", word_model, *options, text=lines)
+    assert found.code == 0, found.err
+    for line, translation in zip(lines.split("\n"), found.lines, strict=False):
+        ids = [*vocabularies.source.encode(line), 2, 3]
+        assert {*vocabularies.target.encode(translation)} <= {*table[ids, :1].flatten().tolist(), 1}
+    assert call("translate", "-m", word_model, "--restrict-lexicon-topk", 1).code == 2
+
+
+def test_a_lexicon_of_another_model_or_none_is_refused(
+    call: Call, word_model: Path, subword_model: Path, tmp_path: Path
+) -> None:
+    vocabularies = load_vocabularies(word_model)
+    wrong = tmp_path / "wrong"
+    for table, vocabulary, message in (
+        (
+            torch.zeros(vocabularies.source.size, 2).int(),
+            fingerprint(subword_model),
+            "vocabulary is another one",
+        ),
+        (torch.zeros(3, 2).int(), fingerprint(word_model), "a damaged lexicon (shape (3, 2))"),
+        (torch.full((vocabularies.source.size, 1), 9999).int(), fingerprint(word_model), "a damaged lexicon"),
+    ):
+        write_lexicon(wrong, table, vocabulary)
+        ended = call("translate", "-m", word_model, "--restrict-lexicon", wrong, text="a\n")
+        assert ended.code == 2
+        assert message in ended.err
+    other = word_model / "params.best.safetensors"
+    ended = call("translate", "-m", word_model, "--restrict-lexicon", other, text="a\n")
+    assert "not a lexicon; give a file that econmt lexicon wrote" in ended.err

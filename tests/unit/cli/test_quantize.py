@@ -1,0 +1,84 @@
+"""``econmt quantize``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from econmt import api
+from econmt.training.tensor_files import read_tensors, write_tensors
+from tests.unit.cli.conftest import Call
+
+PARAMETERS = "params.best.safetensors"
+LINES = "a b c\nh g\nd d d e\n"
+
+
+def test_int8_keeps_each_row_to_half_a_step(call: Call, word_model: Path, tmp_path: Path) -> None:
+    made = tmp_path / "int8"
+    ended = call("quantize", "-m", word_model, "-o", made)
+    assert (ended.code, ended.lines) == (0, [str(made)]), ended.err
+    before, after = load_file(word_model / PARAMETERS), load_file(made / PARAMETERS)
+    for name, tensor in before.items():
+        if tensor.ndim == 1:
+            np.testing.assert_array_equal(after[name], tensor)
+            continue
+        steps = after[f"{name}.steps"]
+        assert after[name].dtype == np.int8
+        np.testing.assert_allclose(np.abs(tensor).max(1), 127 * steps, rtol=1e-6)
+        assert (np.abs(after[name] * steps[:, None] - tensor) <= 0.501 * steps[:, None]).all()
+    found = json.loads(call("info", made, "--json").out)
+    assert found["quantized"] == "int8"
+    assert sum(found["parameters"]["layers"].values()) == sum(tensor.size for tensor in before.values())
+    assert "its matrices in int8" in call("info", made).out
+
+
+@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+def test_the_folder_is_a_model_like_any_other(
+    call: Call, word_model: Path, tmp_path: Path, precision: str
+) -> None:
+    made, lean = tmp_path / "small", tmp_path / "lean"
+    assert call("quantize", "-m", word_model, "-o", made, "--precision", precision).code == 0
+    assert call("export", made, lean).code == 0
+    assert (lean / PARAMETERS).read_bytes() == (made / PARAMETERS).read_bytes()
+    outputs = [call("translate", "-m", folder, text=LINES).out for folder in (made, lean)]
+    assert outputs[0] == outputs[1]
+    scored = call("score", "-m", made, text="a b\tA B\n")
+    whole = call("score", "-m", word_model, text="a b\tA B\n")
+    assert float(scored.out) == pytest.approx(float(whole.out), abs=0.1)
+    again = call("quantize", "-m", made, "-o", tmp_path / "again")
+    assert f"its matrices are {precision} already" in again.err
+    averaged = call("compress", "-m", made, "--rank", 3, "-o", tmp_path / "ranked")
+    assert averaged.code == 0, averaged.err
+
+
+def test_products_are_of_8_bits_where_the_folder_is(call: Call, word_model: Path, tmp_path: Path) -> None:
+    made = tmp_path / "int8"
+    call("quantize", "-m", word_model, "-o", made)
+    folders = [(made, "auto"), (made, "int8"), (word_model, "int8"), (word_model, "float32")]
+    scores = []
+    for folder, precision in folders:
+        options = "--precision", precision, "--output-type", "score"
+        ended = call("translate", "-m", folder, *options, text=LINES)
+        assert ended.code == 0, ended.err
+        scores.append([float(line.partition("\t")[0]) for line in ended.lines])
+    assert scores[0] == scores[1]
+    assert scores[2] == pytest.approx(scores[0], abs=0.05)
+    assert scores[3] == pytest.approx(scores[0], abs=0.1)
+    assert scores[3] != scores[0]
+    assert str(api.load(made, device="cpu").precision) == "torch.int8"
+
+
+def test_a_file_without_steps_is_refused(call: Call, word_model: Path, tmp_path: Path) -> None:
+    made = tmp_path / "int8"
+    call("quantize", "-m", word_model, "-o", made)
+    tensors, metadata = read_tensors(made / PARAMETERS)
+    name = next(name for name in tensors if name.endswith(".steps"))
+    del tensors[name]
+    write_tensors(made / PARAMETERS, tensors, metadata)
+    ended = call("translate", "-m", made, text="a\n")
+    assert ended.code == 2
+    assert f"'{name.removesuffix('.steps')}' has no steps of its rows" in ended.err

@@ -1,0 +1,197 @@
+"""The runtime translates as ``econmt translate`` does, with nothing of PyTorch loaded."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import econmt_runtime
+from econmt import api
+from econmt.data.subwords import fingerprint, load_vocabularies
+from econmt.recipe import Model, read_recipe, recipe_text
+from econmt.tasks.translation import TranslationTask
+from econmt.training.checkpoints import named_parameters, parameters_metadata
+from econmt.training.lexicons import write_lexicon
+from econmt.training.runtime_export import export_runtime
+from econmt.training.tensor_files import write_tensors
+from econmt_ops.backends.c import library as structures
+from econmt_runtime import library
+from econmt_runtime.text import normalized
+from tests.conftest import econmt_environment
+from tests.unit.cli.conftest import Call
+
+LINES = ["a b c", "h g", "", "d d d e a b c h g f e d c b a", "b", "zzz a"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "additive": {},
+    "layer-norm": {"attention": {"size": 7, "layer_norm": True}},
+    "dot": {"attention": {"type": "scaled_dot"}, "decoder": {"size": 8, "state_init": "zero"}},
+    "bilinear": {"attention": {"type": "bilinear"}, "decoder": {"size": 9, "state_init": "avg"}},
+    "gnmt": {"decoder": {"size": 8, "layers": 3, "input_feeding": False, "residual": True}},
+    "deep": {
+        "decoder": {"size": 8, "layers": 2, "residual": True},
+        "encoder": {"size": 8, "layers": 3, "residual": True},
+    },
+    "reverse": {"encoder": {"size": 8, "layers": 2, "bidirectional": "none", "reverse_input": True}},
+    "ranks": {
+        "decoder": {"size": 8, "rank": 3},
+        "encoder": {"size": 8, "layers": 2, "rank": 2, "bidirectional": "all"},
+    },
+    "tied": {"weight_tying": "trg_softmax"},
+    "student": {
+        "encoder": {"cell": "gru", "size": 6, "layers": 3, "residual": True},
+        "decoder": {"cell": "ssru", "size": 7, "layers": 2, "input_feeding": False, "residual": True},
+        "attention": {"type": "bilinear"},
+    },
+    "ssru": {
+        "encoder": {"cell": "ssru", "size": 6},
+        "decoder": {"cell": "ssru", "size": 7, "layers": 1, "input_feeding": False},
+    },
+}
+
+
+def random_model(like: Path, folder: Path, variant: str, **decoding: object) -> Path:
+    """A model folder with random parameters and the vocabulary of another."""
+    shutil.copytree(like, folder, ignore=shutil.ignore_patterns("params*", "training_state", "prepared"))
+    recipe = read_recipe(folder / "recipe.yaml")
+    sections = {"embedding": 6, "encoder": {"size": 8}, "decoder": {"size": 8}, "attention": {"size": 8}}
+    model = Model.model_validate({**sections, **VARIANTS[variant]})
+    changed = recipe.decoding.model_copy(update=decoding)
+    recipe = recipe.model_copy(update={"model": model, "decoding": changed})
+    (folder / "recipe.yaml").write_text(recipe_text(recipe))
+    task = TranslationTask(recipe, *(each.size for each in load_vocabularies(folder)))
+    torch.manual_seed(3)
+    made = task.build_model()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.5)
+    metadata = parameters_metadata(task.description(), 1, fingerprint(folder))
+    tensors = {name: parameter.detach() for name, parameter in named_parameters(made).items()}
+    write_tensors(folder / "params.best.safetensors", tensors, metadata)
+    return folder
+
+
+FAST = ("additive", "gnmt", "student")
+
+
+@pytest.mark.parametrize(
+    "variant", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
+def test_translations_are_those_of_econmt(word_model: Path, tmp_path: Path, variant: str) -> None:
+    folder = random_model(word_model, tmp_path / "model", variant, max_output_factor=1.5, beam_size=4)
+    made = export_runtime(folder, tmp_path / "runtime")
+    for beam in (4, 1):
+        expected = api.load(folder, device="cpu", precision="float32").translate(LINES, beam_size=beam)
+        found = econmt_runtime.load(made, beam_size=beam).translate(LINES)
+        assert [each.text for each in found] == [each.text for each in expected]
+        assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
+        assert len({each.score for each in found}) > 3
+
+
+def test_of_subwords_in_8_bits_with_shortlists(subword_model: Path, call: Call, tmp_path: Path) -> None:
+    folder = random_model(subword_model, tmp_path / "model", "additive")
+    small, lexicon = tmp_path / "small", tmp_path / "lexicon"
+    assert call("quantize", "-m", folder, "-o", small).code == 0
+    size = load_vocabularies(folder).source.size
+    torch.manual_seed(1)
+    table = torch.stack([torch.randperm(size)[:9] for _ in range(size)]).int()
+    write_lexicon(lexicon, table, fingerprint(folder))
+    made = tmp_path / "runtime"
+    ended = call("export", "--runtime", small, made, "--lexicon", lexicon, "--lexicon-topk", 5)
+    assert (ended.code, ended.lines) == (0, [str(made)]), ended.err
+    model = api.load(small, device="cpu")
+    expected = model.translate(LINES, restrict_lexicon=lexicon, restrict_lexicon_topk=5)
+    found = econmt_runtime.load(made, threads=2).translate(LINES)
+    # Values that lie between two steps are rounded to either.
+    assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=0.05)
+    assert sum(one.text == other.text for one, other in zip(found, expected, strict=True)) >= 5
+    whole = econmt_runtime.load(made, shortlist=0).translate(LINES)
+    plain = model.translate(LINES)
+    assert [each.score for each in whole] == pytest.approx([each.score for each in plain], abs=0.05)
+    assert [each.score for each in whole] != [each.score for each in found]
+
+
+def test_a_folder_runs_alone_and_loads_no_torch(word_model: Path, tmp_path: Path) -> None:
+    folder = random_model(word_model, tmp_path / "model", "additive")
+    made = export_runtime(folder, tmp_path / "runtime")
+    expected = api.load(folder, device="cpu", precision="float32").translate(LINES)
+    environment = {name: value for name, value in econmt_environment().items() if name != "PYTHONPATH"}
+    code = (
+        f"import runpy, sys; sys.argv = ['runtime', '--score']\n"
+        f"try:\n    runpy.run_path({str(made)!r}, run_name='__main__')\n"
+        "except SystemExit as end:\n    code = end.code\n"
+        "print(code, sorted({'torch', 'econmt', 'econmt_ops', 'pydantic'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code],
+        input="\n".join(LINES), env=environment, cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr == "0 []\n"
+    rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [row[1] for row in rows] == [each.text for each in expected]
+    assert [float(row[0]) for row in rows] == pytest.approx([each.score for each in expected], abs=1e-4)
+
+
+def test_what_the_runtime_does_not_know_is_refused_in_a_line(
+    call: Call, word_model: Path, tmp_path: Path
+) -> None:
+    VARIANTS["qrnn"] = {"decoder": {"cell": "qrnn", "size": 8, "input_feeding": False}}
+    for variant, decoding, message in (
+        ("qrnn", {}, "the runtime has decoders of lstm, ssru, not of qrnn"),
+        ("additive", {"beam_prune": 1.0}, "has penalties or is pruned"),
+        ("additive", {"beam_search_stop": "first"}, "its beam_search_stop is first"),
+    ):
+        folder = random_model(word_model, tmp_path / f"{variant}{len(message)}", variant, **decoding)
+        ended = call("export", "--runtime", folder, tmp_path / "made")
+        assert ended.code == 2
+        assert message in ended.err
+        assert not (tmp_path / "made").exists()
+    del VARIANTS["qrnn"]
+    assert (
+        "--precision is for --runtime"
+        in call("export", word_model, tmp_path / "x", "--precision", "int8").err
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runtime's folder."""
+    place = tmp_path_factory.mktemp("whole")
+    return export_runtime(random_model(word_model, place / "model", "additive"), place / "runtime")
+
+
+@pytest.mark.parametrize("file", ["model.json", "arrays.safetensors", "vocab.source.txt"])
+@pytest.mark.parametrize("fault", ["absent", "cut", "garbage"])
+def test_broken_folders_are_refused_in_a_line(whole: Path, tmp_path: Path, file: str, fault: str) -> None:
+    made = tmp_path / "runtime"
+    shutil.copytree(whole, made)
+    path = made / file
+    content = path.read_bytes()
+    path.unlink()
+    if fault != "absent":
+        path.write_bytes(content[: len(content) // 2] if fault == "cut" else b"\xff\xfe" * 40)
+    if (file, fault) == ("vocab.source.txt", "cut"):
+        return  # a shorter list of words is a list of words
+    with pytest.raises(econmt_runtime.RuntimeInputError, match=re.escape(str(path))):
+        econmt_runtime.load(made)
+
+
+def test_structures_are_those_of_the_library() -> None:
+    assert library.VERSION == structures._VERSION
+    for name, fields in library.STRUCTURES.items():
+        assert [field.lstrip("*") for field in fields.split()] == [
+            field[0] for field in structures.STRUCTURES[name]._fields_
+        ]
+
+
+def test_text_is_normalised_alike() -> None:
+    from econmt.data import subwords
+
+    for text in ("  a\u00a0", "e\u0301", "\u3000x y\u2009"):
+        assert normalized(text) == subwords.normalized(text)
