@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from econmt import limits
-from econmt.cli.model_card import check_licence, model_card
+from econmt.cli.model_card import card_of, check_licence
 from econmt.cli.options import refuse_idle
 from econmt.data.progress_bars import status_line
 from econmt.errors import InputError, printable
@@ -74,7 +74,7 @@ def export(
             card = None
             if hub and licence is not None:
                 load_task(folder)
-                card = model_card(ModelFolder(folder), check_licence(licence))
+                card = card_of(ModelFolder(folder), check_licence(licence))
             made = export_model(folder, destination, card=card)
     print(printable(made))
 

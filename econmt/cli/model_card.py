@@ -45,7 +45,7 @@ def check_licence(name: str) -> str:
     return name
 
 
-def model_card(home: ModelFolder, licence: str) -> str:
+def card_of(home: ModelFolder, licence: str) -> str:
     """The card of the best checkpoint of a run.
 
     What its files do not tell, as the text of an export, is left out.

@@ -71,8 +71,10 @@ class Spelling:
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a phrase as they stand in a sentence, ``UNK`` where the vocabulary lacks a character or word."""
         text = normalized(text)
-        if self.words or not re.match(f"[{_SPACELESS}]", text):
-            return tuple(self._vocabulary.encode(text))
+        whole = tuple(self._vocabulary.encode(text))
+        # An unknown first character would become one with the marker.
+        if UNK in whole or self.words or not re.match(f"[{_SPACELESS}]", text):
+            return whole
         marked = self._vocabulary.encode(_MARKER + text)
         return tuple(marked[marked.index(UNK) + 1 :])
 

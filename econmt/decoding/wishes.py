@@ -74,7 +74,7 @@ class Wishes:
 
     def _ids(self, text: str, what: str) -> tuple[int, ...]:
         ids = self._spelling.encode(text)
-        if UNK in ids:
+        if UNK in ids or (text.strip() and not ids):
             raise InputError(
                 f"{what} {text!r} has what the target vocabulary does not: the model cannot write it; leave it out"
             )

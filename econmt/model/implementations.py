@@ -54,6 +54,11 @@ class Implementations(NamedTuple):
         name = getattr(self, key)
         return None if name == "auto" else implementations_of(recipe.OPS[key][0])[name].traits
 
+    def recomputes(self, key: str) -> bool:
+        """Whether what is computed step by step keeps the state before each step alone, as auto does."""
+        traits = self.traits(key)
+        return traits is None or traits.recomputes
+
     def followed(self) -> Implementations:
         """Those that allocate the same bytes and can be followed on tensors without values."""
         traits = {key: self.traits(key) for key in recipe.OPS}

@@ -132,7 +132,7 @@ class SteppedDecoder(Decoder):
             words.device,
         )
         within = [layer.draw_masks(rows, steps, words.device) for layer in self._layers]
-        recompute, parameters = implementations.decoder != "reference", list(self.parameters())
+        recompute, parameters = implementations.recomputes("decoder"), list(self.parameters())
         outputs, alignments = [], []
         current = _flat(self._begun(state, memory))
         for place in range(steps):

@@ -40,7 +40,7 @@ class SteppedEncoder(Encoder):
         self, inputs: Inputs, lengths: Tensor, implementations: Implementations
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Encoder`."""
-        recompute = implementations.encoder != "reference"
+        recompute = implementations.recomputes("encoder")
         outputs = expanded(inputs)
         last = outputs
         for number, directions in enumerate(self._layers()):

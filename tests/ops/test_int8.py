@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c.library import Library
 from econmt_ops.core.int8 import Int8Product, rounded
+from tests.conftest import ROOT, econmt_environment
 
 LEVELS = ["tensors", 0, 1, 2]
 SIZES = [(1, 1, 1), (3, 5, 17), (16, 64, 16), (65, 66, 33), (130, 7, 48), (12, 1024, 20)]
@@ -74,6 +77,31 @@ def test_a_row_does_not_depend_on_others() -> None:
     product, left = Int8Product(torch.randn(40, 24), torch.randn(40)), torch.randn(70, 24)
     together = product(left)
     torch.testing.assert_close(together[65:66], product(left[65:66]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_level")
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_hidden(bad: float) -> None:
+    product, left = Int8Product(torch.randn(20, 24)), torch.randn(5, 24)
+    left[2, 3] = bad
+    assert product(left).isfinite().all(1).tolist() == [True, True, False, True, True]
+
+
+FEWER = """
+import torch
+from econmt_ops.core.int8 import Int8Product
+torch.manual_seed(1)
+product, left = Int8Product(torch.randn(256, 256)), torch.randn(3000, 256)
+alone = product(left)
+torch.set_num_threads(4)
+assert all(torch.equal(product(left), alone) for _ in range(12))
+"""
+
+
+@pytest.mark.slow  # a process of its own
+def test_fewer_threads_than_were_asked_for_do_all_the_work() -> None:
+    environment = {**econmt_environment(), "OMP_THREAD_LIMIT": "2", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", FEWER], env=environment, check=True, cwd=ROOT)
 
 
 def test_threads_share_the_rows() -> None:

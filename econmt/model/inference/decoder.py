@@ -209,9 +209,10 @@ class IncrementalModel:
         if logits.device.type != "cpu":
             return torch.log_softmax(logits, dim=-1, dtype=self._logits.dtype)
         if logits.dtype != self._logits.dtype:
-            if len(self._logits) < len(logits):
-                self._logits = torch.empty(logits.shape, dtype=self._logits.dtype)
-            logits = self._logits[: len(logits)].copy_(logits)
+            if self._logits.numel() < logits.numel():
+                self._logits = torch.empty_like(logits, dtype=self._logits.dtype)
+            # Of a shortlist rows have other lengths than those before.
+            logits = self._logits.view(-1)[: logits.numel()].view(logits.shape).copy_(logits)
         return torch.log_softmax(logits, dim=-1, out=logits)
 
 

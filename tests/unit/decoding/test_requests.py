@@ -68,6 +68,14 @@ def test_what_cannot_be_used_names_its_line_and_field(line: str, words: str) -> 
     assert len(told) < 400
 
 
+@pytest.mark.parametrize("text", ["漢字", "漢", "漢 Hund", "\u2581", "カ"])
+def test_what_the_vocabulary_lacks_is_refused_wherever_it_stands(subwords: Vocabularies, text: str) -> None:
+    wishes = Wishes(subwords.target)
+    for request in (Request("a", constraints=[text]), Request("a", target_prefix=text)):
+        with pytest.raises(InputError, match="what the target vocabulary does not"):
+            wishes.of(request, "line 1")
+
+
 def test_phrases_are_cut_as_they_stand_in_a_sentence(subwords: Vocabularies) -> None:
     target = subwords.target
     spelling = Spelling(target)

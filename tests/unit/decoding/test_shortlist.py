@@ -29,6 +29,16 @@ def translator(shortlists: Shortlists | None, models: int = 1, **given: object) 
     return Translator(made, vocabularies, options, batch_size=3, shortlists=shortlists)
 
 
+@pytest.mark.parametrize("given", [{}, {"sample": 0, "seed": 3}], ids=["search", "sample"])
+def test_batches_in_bfloat16_have_lists_of_other_lengths(given: dict[str, object]) -> None:
+    options = SearchOptions(**{"beam_size": 3, **given})  # type: ignore[arg-type]
+    model = IncrementalModel(make_model("additive", 1), torch.bfloat16)
+    listed = Shortlists(table(2), SIZE, 2, joint=False)
+    both = Translator([model], Vocabularies(Few(), Few()), options, batch_size=2, shortlists=listed)
+    lines = ["abcdefgh", "h", "rsqabs", "fa", "d", "d"]
+    assert len(list(both.translate(lines))) == len(lines)
+
+
 def table(width: int, seed: int = 1) -> torch.Tensor:
     torch.manual_seed(seed)
     return torch.stack([torch.randperm(SIZE)[:width] for _ in range(SIZE)]).int()

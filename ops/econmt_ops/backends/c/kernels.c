@@ -91,6 +91,8 @@ static int level;
 /* Tells where GOMP_parallel, omp_get_thread_num and omp_get_num_threads are, and which instructions to use at most: 0 those
  * of every processor of the family, 1 AVX2, 2 AVX-512. Returns what is used. */
 EXPORT int econmt_start(void *start, void *number, void *count, int most) {
+  /* Who has no threads leaves those that another part of the process has given. */
+  if (!start && parallel) return level;
   parallel = (parallel_function *)start;
   thread_number = (thread_function *)number;
   thread_count = (thread_function *)count;
@@ -138,15 +140,16 @@ EXPORT int64_t econmt_size(const char *name) {
 struct job {
   kernel *run;
   const void *given;
-  int64_t rows, stride; /* of a thread's scratch */
+  int64_t rows, parts, stride; /* of a part's scratch */
   float *scratch;
 };
 
 static void work(void *given) {
   const struct job *job = given;
-  int64_t number = thread_number(), count = thread_count();
-  int64_t begin = job->rows * number / count, end = job->rows * (number + 1) / count;
-  job->run(job->given, begin, end, job->scratch + number * job->stride);
+  int64_t count = thread_count(); /* perhaps fewer than there are parts, for which scratch was made */
+  for (int64_t part = thread_number(); part < job->parts; part += count)
+    job->run(job->given, job->rows * part / job->parts, job->rows * (part + 1) / job->parts,
+             job->scratch + part * job->stride);
 }
 
 /* Runs a kernel on all rows. Of each thread's scratch the first ``kept`` floats are zero at first and their sum over the
@@ -160,7 +163,7 @@ static int spread(kernel *run, const void *given, int64_t rows, int64_t threads,
   if (!scratch) return 1;
   for (int64_t thread = 0; thread < threads; thread++)
     memset(scratch + thread * stride, 0, (size_t)kept * sizeof *scratch);
-  struct job job = {run, given, rows, stride, scratch};
+  struct job job = {run, given, rows, threads, stride, scratch};
   if (threads == 1)
     run(given, 0, rows, scratch);
   else

@@ -566,10 +566,12 @@ static void NAME(recurrence_summary)(const void *given, int64_t begin, int64_t e
 #include "scan_cells.h"
 
 /* Rounds a row to 8 bits by its largest value and adds 128; the rest of its last group becomes 128, which is 0. Returns what
- * a step of it stands for. */
+ * a step of it stands for: of a row with a value that is not finite NaN, which no 8 bits are. */
 static float NAME(round_row)(const float *restrict row, int64_t size, uint8_t *restrict to, int64_t wide) {
   float largest = 0.0f;
   MAXIMUM(largest) for (int64_t k = 0; k < size; k++) largest = fabsf(row[k]) > largest ? fabsf(row[k]) : largest;
+  float odd = 0.0f;
+  SUM(odd) for (int64_t k = 0; k < size; k++) odd += row[k] - row[k];
   float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
   /* The sum's last bits are the nearest integer plus 128. */
   SIMD for (int64_t k = 0; k < size; k++) {
@@ -579,7 +581,7 @@ static float NAME(round_row)(const float *restrict row, int64_t size, uint8_t *r
     to[k] = (uint8_t)bits;
   }
   for (int64_t k = size; k < wide; k++) to[k] = 128;
-  return largest / 127.0f;
+  return odd == 0.0f ? largest / 127.0f : odd;
 }
 
 /* The sums of 16 outputs of some rows, with a group's weights read once for all of them. */

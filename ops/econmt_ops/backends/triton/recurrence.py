@@ -18,6 +18,9 @@ from econmt_ops.core.precision import accumulate_dtype
 _LINE = 128
 """Bytes of a row of units: what a step's have next to each other in memory."""
 
+_VALUE = 4
+"""Bytes of a register."""
+
 _FULL = 2
 """Warps a multiprocessor, each with a line of units, from which on threads walk through all steps of their units."""
 
@@ -56,6 +59,9 @@ class Cut:
         self.count = triton.cdiv(steps, block)
         self.groups = rows * triton.cdiv(hidden, self.units)
         self.tiled = tiled if tiled is not None else self._fills_better_tiled(like)
+        if self.tiled:  # a thread keeps the steps of one unit: of two it has no room for
+            self.units = min(self.units, _LINE // _VALUE)
+            self.groups = rows * triton.cdiv(hidden, self.units)
         few = like.is_cuda and self.groups < _MANY * multiprocessors(like.device.index or 0)
         self.ahead = min(_FAR_AHEAD if few and not self.tiled else _AHEAD, block)
 
