@@ -20,7 +20,7 @@ else
 endif
 
 # Two workers with one thread each are quicker than one worker with two threads: most tests are too small for threads.
-pytest = OMP_NUM_THREADS=1 $(python) -m pytest -n 2 --dist worksteal
+pytest = OMP_NUM_THREADS=1 $(python) -m pytest -n 2 --dist worksteal --durations 30
 
 .PHONY: quickstart test test-all thorough lint format type unit slow docs clean
 
