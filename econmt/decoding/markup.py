@@ -15,6 +15,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from econmt.data.subwords import BLANKS
@@ -29,6 +30,7 @@ _ALONE = {"br", "hr", "img", "wbr"}
 """HTML's elements without an end."""
 _DEEPEST = 100
 """Tags inside one another; further ones stand alone."""
+_WORD = re.compile("[^ ]+")
 _BLANK = re.compile(f"[{BLANKS}]")
 _UNITS = re.compile(r"^(\W*)(.*?)(\W*)$", re.DOTALL)
 
@@ -73,18 +75,23 @@ class Mark:
 
 
 class Marked(NamedTuple):
-    """A line without its marks, and these, those inside others with them."""
+    """A line without its marks, and these, those inside others with them.
+
+    Attributes:
+        words: of each word of the text, the line's words that it stands in.
+    """
 
     line: str
     text: str
     units: list[Unit]
     marks: list[Mark]
+    words: dict[int, list[int]]
 
 
 def units(text: str) -> list[Unit]:
     """The units of a text; words are what stands between blanks."""
     found: list[Unit] = []
-    for number, word in enumerate(re.finditer("[^ ]+", text)):
+    for number, word in enumerate(_WORD.finditer(text)):
         match = _UNITS.match(word[0])
         assert match is not None
         parts = (match[1], match[2], match[3]) if match[2] else ("", match[0], "")
@@ -107,17 +114,30 @@ def take_out(line: str) -> Marked:
     """A line's marks, and what is left to translate."""
     line = _BLANK.sub(" ", unicodedata.normalize("NFC", line))
     text, end, found = "", 0, list[_Found]()
+    kept: list[int] = []
+    """Where each character of the text stands in the line."""
     for match in _TAG.finditer(line):
         text += line[end : match.start()]
+        kept += range(end, match.start())
         before, behind = line[: match.start()][-1:], line[match.end() :][:1]
         alone = not match["name"] or match["alone"] or match["name"].lower() in _ALONE
         if alone and text[-1:].isalnum() and behind.isalnum():
             text += " "
+            kept.append(match.start())
         found.append(_Found(match, len(text), (before not in ("", " "), behind not in ("", " "))))
         end = match.end()
+    if not found:
+        return Marked(line, line, [], [], {})
     text += line[end:]
+    kept += range(end, len(line))
+    numbers = list(accumulate((one == " " != other for one, other in pairwise(line.lstrip(" "))), initial=0))
+    shift = len(line) - len(numbers)
+    words = {
+        number: sorted({numbers[at - shift] for at in kept[word.start() : word.end()]})
+        for number, word in enumerate(_WORD.finditer(text))
+    }
     own = units(text)
-    return Marked(line, text.strip(), own, _tree(found, own)) if found else Marked(line, line, [], [])
+    return Marked(line, text.strip(), own, _tree(found, own), words)
 
 
 def _tree(found: Sequence[_Found], own: Sequence[Unit]) -> list[Mark]:
@@ -153,15 +173,17 @@ def _tree(found: Sequence[_Found], own: Sequence[Unit]) -> list[Mark]:
     return top
 
 
-def put_back(marked: Marked, translation: str, alignment: Sequence[tuple[int, int]]) -> str:
-    """A translation with the marks of its line.
+def put_back(
+    marked: Marked, translation: str, alignment: Sequence[tuple[int, int]]
+) -> tuple[str, list[tuple[int, int]]]:
+    """A translation with the marks of its line, and its alignment to the line with marks.
 
     Args:
         marked: the line. translation: its text.
         alignment: pairs of source and target word, as :func:`econmt.decoding.alignment.hard_alignment` has them.
     """
     if not marked.marks:
-        return translation
+        return translation, list(alignment)
     target = units(translation)
     by_word: dict[int, list[int]] = {}
     for index, unit in enumerate(marked.units):
@@ -179,10 +201,21 @@ def put_back(marked: Marked, translation: str, alignment: Sequence[tuple[int, in
         for unit in target
     ]
     pieces = list(_laid_out(marked.marks, target, sources, 0, len(target)))
-    text = ""
-    for piece, glued, _ in pieces:
-        text += piece if glued or not text else f" {piece}"
-    return text
+    text, last, places = "", 0, dict[int, set[int]]()
+    for piece, glued, _, word in pieces:
+        if text and not glued:
+            text, last = f"{text} ", last + 1
+        text += piece
+        if word is not None:
+            places.setdefault(word, set()).add(last)
+        last += len(_WORD.findall(piece)) - 1
+    renumbered = {
+        (source, made)
+        for seen, word in alignment  # a vocabulary need not agree on what is a blank
+        for source in marked.words.get(seen, ())
+        for made in places.get(word, ())
+    }
+    return text, sorted(renumbered, key=lambda pair: pair[::-1])
 
 
 def _interval(
@@ -207,8 +240,9 @@ def _interval(
     return found
 
 
-_Piece = tuple[str, bool, bool]
-"""A text, whether it is glued to what is before it, and whether what is behind it is glued to it."""
+_Piece = tuple[str, bool, bool, int | None]
+"""A text, whether it is glued to what is before it, and whether what is behind it is glued to it; the translation's word
+that it is of, None of a mark."""
 
 
 def _laid_out(
@@ -234,9 +268,9 @@ def _laid_out(
     begins = {span[0]: number for number, span in intervals.items()}
     stuck = False
 
-    def piece(text: str, before: bool, behind: bool) -> _Piece:
+    def piece(text: str, before: bool, behind: bool, word: int | None = None) -> _Piece:
         nonlocal stuck
-        found = text, before or stuck, behind
+        found = text, before or stuck, behind, word
         stuck = behind
         return found
 
@@ -257,12 +291,12 @@ def _laid_out(
             mark, last = marks[number], intervals[number][1]
             yield piece(mark.text, target[at].glued and at > begin, mark.glued[1])
             first = True
-            for text, is_glued, glues in _laid_out(mark.inner, target, sources, at, last):
-                yield piece(text, is_glued and not first, glues)
+            for text, is_glued, glues, word in _laid_out(mark.inner, target, sources, at, last):
+                yield piece(text, is_glued and not first, glues, word)
                 first = False
             yield piece(mark.end, mark.glued[2], False)
             at = last
             continue
         if at < end:
-            yield piece(target[at].text, target[at].glued and at > begin, False)
+            yield piece(target[at].text, target[at].glued and at > begin, False, target[at].word)
         at += 1

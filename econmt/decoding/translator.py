@@ -108,12 +108,13 @@ def in_capital_letters(translation: Translation) -> Translation:
 
 
 def with_marks(translation: Translation, marked: Marked) -> Translation:
-    """A translation with the tags and placeholders of its line in all of its texts."""
+    """A translation with the tags and placeholders of its line in all of its texts, which alignments then are of."""
     if not translation.hypotheses:
         return translation._replace(text=marked.line.strip() if marked.marks else translation.text)
-    entries = [
-        entry._replace(text=put_back(marked, entry.text, entry.alignment)) for entry in translation.hypotheses
-    ]
+    entries = []
+    for entry in translation.hypotheses:
+        text, alignment = put_back(marked, entry.text, entry.alignment)
+        entries.append(entry._replace(text=text, alignment=alignment))
     return translation._replace(text=entries[0].text, hypotheses=entries)
 
 
