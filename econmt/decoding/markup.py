@@ -241,8 +241,8 @@ def _interval(
 
 
 _Piece = tuple[str, bool, bool, int | None]
-"""A text, whether it is glued to what is before it, and whether what is behind it is glued to it; the translation's word
-that it is of, None of a mark."""
+"""A text, whether it is glued to what is before it, and whether what is behind it is glued to it; the translation's
+word that it is of, None of a mark."""
 
 
 def _laid_out(
