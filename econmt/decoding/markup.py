@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
@@ -32,7 +33,7 @@ _DEEPEST = 100
 """Tags inside one another; further ones stand alone."""
 _WORD = re.compile("[^ ]+")
 _BLANK = re.compile(f"[{BLANKS}]")
-_UNITS = re.compile(r"^(\W*)(.*?)(\W*)$", re.DOTALL)
+_LETTER = re.compile(r"\w")
 
 
 class Unit(NamedTuple):
@@ -52,7 +53,7 @@ class Unit(NamedTuple):
     @property
     def has_letters(self) -> bool:
         """Whether it is more than signs."""
-        return re.search(r"\w", self.text) is not None
+        return _LETTER.search(self.text) is not None
 
 
 @dataclass
@@ -92,11 +93,10 @@ def units(text: str) -> list[Unit]:
     """The units of a text; words are what stands between blanks."""
     found: list[Unit] = []
     for number, word in enumerate(_WORD.finditer(text)):
-        match = _UNITS.match(word[0])
-        assert match is not None
-        parts = (match[1], match[2], match[3]) if match[2] else ("", match[0], "")
-        start = word.start()
-        for part in filter(None, parts):
+        whole, start = word[0], word.start()
+        begin, end = _LETTER.search(whole), _LETTER.search(whole[::-1])
+        first, last = begin.start() if begin else 0, len(whole) - (end.start() if end else 0)
+        for part in filter(None, (whole[:first], whole[first:last], whole[last:])):
             found.append(Unit(part, number, start, start > word.start()))
             start += len(part)
     return found
@@ -119,7 +119,7 @@ def take_out(line: str) -> Marked:
     for match in _TAG.finditer(line):
         text += line[end : match.start()]
         kept += range(end, match.start())
-        before, behind = line[: match.start()][-1:], line[match.end() :][:1]
+        before, behind = line[max(match.start() - 1, 0) : match.start()], line[match.end() : match.end() + 1]
         alone = not match["name"] or match["alone"] or match["name"].lower() in _ALONE
         if alone and text[-1:].isalnum() and behind.isalnum():
             text += " "
@@ -145,10 +145,10 @@ def _tree(found: Sequence[_Found], own: Sequence[Unit]) -> list[Mark]:
     top: list[Mark] = []
     open_tags: list[tuple[str, Mark, list[Mark]]] = []
     level = top
+    starts, ends = [unit.start for unit in own], [unit.start + len(unit.text) for unit in own]
     for match, at, glued in found:
         # What begins or ends inside a word takes in all of it.
-        first = sum(unit.start + len(unit.text) <= at for unit in own)
-        last = sum(unit.start < at for unit in own)
+        first, last = bisect_right(ends, at), bisect_left(starts, at)
         names = [name for name, _, _ in open_tags]
         if match["close"] and match["name"] in names:
             while True:
@@ -219,13 +219,19 @@ def put_back(
 
 
 def _interval(
-    mark: Mark, sources: Sequence[set[int]], free: Sequence[bool], begin: int
+    mark: Mark, sources: Sequence[set[int]], links: Sequence[tuple[int, int]], taken: set[int]
 ) -> tuple[int, int] | None:
-    """The target's units in a row that have the most to do with a mark's, of those that are free; None: none has."""
+    """The target's units in a row that have the most to do with a mark's, of those not taken; None: none has.
+
+    ``links``, source and target units, in order, are those of all units that are looked at.
+    """
+    own_units = [at for _, at in links[bisect_left(links, (mark.first,)) : bisect_left(links, (mark.last,))]]
+    if not own_units:
+        return None
     best, found = 0, None
-    total, start = 0, begin
-    for at in range(begin, len(free)):
-        if not free[at]:
+    total = start = 0
+    for at in range(min(own_units), max(own_units) + 1):
+        if at in taken:
             total, start = 0, at + 1
             continue
         own = sources[at]
@@ -249,22 +255,24 @@ def _laid_out(
     marks: Sequence[Mark], target: Sequence[Unit], sources: Sequence[set[int]], begin: int, end: int
 ) -> Iterator[_Piece]:
     """The pieces of the target's units from ``begin`` to ``end``, with marks among them."""
-    free = [begin <= at < end for at in range(end)]
+    links = sorted((index, at) for at in range(begin, end) for index in sources[at]) if marks else []
+    taken: set[int] = set()
     intervals: dict[int, tuple[int, int]] = {}
     for number, mark in enumerate(marks):
-        place = _interval(mark, sources, free, begin) if mark.end else None
+        place = _interval(mark, sources, links, taken) if mark.end else None
         if place is not None:
             intervals[number] = place
-            free[place[0] : place[1]] = [False] * (place[1] - place[0])
-    points: list[tuple[int, int]] = []
+            taken.update(range(*place))
+    spans = sorted(intervals.values())
+    points: dict[int, list[int]] = {}
     for number, mark in enumerate(marks):
         if number not in intervals:
-            behind = [at for at in range(begin, end) if any(index >= mark.first for index in sources[at])]
-            nearest = min(
-                behind, key=lambda at: (min(i for i in sources[at] if i >= mark.first), at), default=end
-            )
-            inside = [span for span in intervals.values() if span[0] < nearest < span[1]]
-            points.append((inside[0][0] if inside else nearest, number))
+            link = bisect_left(links, (mark.first,))
+            nearest = links[link][1] if link < len(links) else end
+            before = bisect_left(spans, (nearest,)) - 1
+            if before >= 0 and nearest < spans[before][1]:
+                nearest = spans[before][0]
+            points.setdefault(nearest, []).append(number)
     begins = {span[0]: number for number, span in intervals.items()}
     stuck = False
 
@@ -276,16 +284,15 @@ def _laid_out(
 
     at = begin
     while at <= end:
-        for point, number in points:
-            if point == at:
-                mark = marks[number]
-                if mark.end:  # its words are not in the translation: it stands around nothing
-                    yield piece(mark.text, False, True)
-                    for each in _laid_out(mark.inner, target, sources, at, at):
-                        yield piece(*each)
-                    yield piece(mark.end, True, mark.glued[3])
-                else:
-                    yield piece(mark.text, mark.glued[0] and at > begin, mark.glued[1])
+        for number in points.get(at, ()):
+            mark = marks[number]
+            if mark.end:  # its words are not in the translation: it stands around nothing
+                yield piece(mark.text, False, True)
+                for each in _laid_out(mark.inner, target, sources, at, at):
+                    yield piece(*each)
+                yield piece(mark.end, True, mark.glued[3])
+            else:
+                yield piece(mark.text, mark.glued[0] and at > begin, mark.glued[1])
         if at in begins:
             number = begins.pop(at)
             mark, last = marks[number], intervals[number][1]

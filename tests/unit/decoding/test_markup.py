@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -134,6 +135,29 @@ def test_any_number_of_marks() -> None:
     line = "<b>" * 3000 + "x" + "</b>" * 3000
     assert put_back(take_out(line), "X", [(0, 0)])[0].count("<b>") == 3000
     assert take_out("<!--" * 50_000).text == "<!--" * 50_000
+
+
+def test_long_lines_are_no_work_for_minutes() -> None:
+    signs = f"{{a}} a{'-' * 100_000}b"
+    assert [len(unit.text) for unit in take_out(signs).units] == [100_002]
+    assert len(put_back(take_out("{a} " + "-" * 100_000), "-" * 100_000, [(0, 0)])[0]) == 100_004
+    found, _ = put_back(take_out("<b>x</b> " * 6000), " ".join("X" * 1000), [(i, i) for i in range(1000)])
+    assert found.count("<b>X</b>") == 1000
+    assert found.count("<b></b>") == 5000
+
+
+@pytest.mark.parametrize("way", ["cut", "skip"])
+def test_lines_are_cut_before_tags_are_taken_out(way: Literal["cut", "skip"]) -> None:
+    words = WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund", *map(str, range(24))])
+    told: list[str] = []
+    made = Translator(
+        [Copying()], Vocabularies(words, words), SearchOptions(beam_size=1, markup=True),
+        max_input_length=2, long_lines=way, warn=told.append,
+    )  # fmt: skip
+    (found,) = made.translate(["<b>ein</b> " * 50])
+    assert found.text.count("<b>") == (9 if way == "cut" else 0)  # of 100 characters
+    assert (found.text == "") == (way == "skip")
+    assert "input:1: 550 characters, more than a source of 2 tokens may have" in told[0]
 
 
 def test_lines_through_a_translator() -> None:
