@@ -79,7 +79,7 @@ def _translate(translator: Translator, descriptor: int, score: bool) -> None:
                 lines.append(raw.decode("utf-8").rstrip("\r"))
             except UnicodeDecodeError:
                 raise RuntimeInputError(f"line {number}: not valid UTF-8; convert the text") from None
-        for found in translator.translate(lines):
+        for found in translator.translate(lines, number - len(lines) + 1):
             print(f"{found.score:.6f}\t{found.text}" if score else found.text)
         sys.stdout.flush()
 

@@ -5,6 +5,7 @@ K inputs, N outputs, R rows.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,18 +21,18 @@ from econmt_runtime.library import Floats, Ids
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 _TYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I8": np.dtype("i1"), "I32": np.dtype("<i4")}
-_HEADER = 1 << 26
+_HEADER, _BLOCK = 1 << 26, 1 << 20
 
 _LINE = 64
-_LANES, _GROUP, _FILLED = 16, 4, 64
+LANES, GROUP, FILLED = 16, 4, 64
 """Outputs and inputs of a group as the C library reads it, and of what multiple of inputs it has zeros."""
 
 
 def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a file, mapped into memory: pages that nobody reads are never there. Nothing is executed.
+    """The arrays of a file, mapped into memory, after its checksum was compared. Nothing is executed.
 
     Raises:
-        RuntimeInputError: it is absent, or no such file, or cut off.
+        RuntimeInputError: it is absent, or no such file, or cut off, or damaged.
     """
     try:
         content = np.memmap(path, np.uint8, "r")
@@ -39,6 +40,7 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         if length > min(_HEADER, len(content) - 8):
             raise ValueError("truncated")
         header = json.loads(content[8 : 8 + length].tobytes())
+        _check_sum(path, length, header)
         data, found = content[8 + length :], {}
         for name, entry in header.items():
             if name == "__metadata__":
@@ -53,6 +55,20 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
             f"{path}: not what econmt export --runtime writes ({error}); export it again"
         ) from error
     return found
+
+
+def _check_sum(path: Path, length: int, header: dict[str, Any]) -> None:
+    """Raises ValueError if the header and what follows it have another SHA-256 than ``__metadata__`` says."""
+    metadata = dict(header["__metadata__"])
+    wanted = metadata.pop("checksum")
+    rest = json.dumps({**header, "__metadata__": metadata}, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(rest.encode("utf-8"))
+    with path.open("rb") as file:  # not by the map: what is only read once need not stay in memory
+        file.seek(8 + length)
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    if digest.hexdigest() != wanted:
+        raise ValueError("its checksum is another one")
 
 
 class Product:
@@ -103,9 +119,9 @@ def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _in_groups(weight: npt.NDArray[np.int8]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int32]]:
     """A weight (N, K) as the library reads it, and the sum of each output's values."""
     outputs, inputs = weight.shape
-    filled = np.zeros((outputs + -outputs % _LANES, inputs + -inputs % _FILLED), np.int8)
+    filled = np.zeros((outputs + -outputs % LANES, inputs + -inputs % FILLED), np.int8)
     filled[:outputs, :inputs] = weight
-    groups = filled.reshape(-1, _LANES, filled.shape[1] // _GROUP, _GROUP).transpose(0, 2, 1, 3)
+    groups = filled.reshape(-1, LANES, filled.shape[1] // GROUP, GROUP).transpose(0, 2, 1, 3)
     return groups, filled.sum(1, dtype=np.int32)
 
 

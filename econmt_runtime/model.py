@@ -155,7 +155,8 @@ class Model:
         self._output = self._target if config["tied_output"] else Table.named(arrays, "output")
         self._output_bias = arrays["output.bias"]
         self._whole: OutputLayer | None = None
-        self._shares: Floats | None = None
+        # Threads share them: a row is written before it is known, and no thread may put another array in their place.
+        self._shares: Floats = np.empty((len(self._output_bias), self._layers[0].read.outputs), np.float32)
         self._known = np.zeros(len(self._output_bias), np.bool_)
 
     def encode(self, source: Ids, padding: npt.NDArray[np.bool_]) -> tuple[Sources, State]:
@@ -241,9 +242,6 @@ class Model:
 
     def _share(self, words: Ids) -> Floats:
         """What words (R,) add to the lowest layer's gates; each is computed when it first comes."""
-        if self._shares is None:
-            width = self._layers[0].read.outputs
-            self._shares = np.empty((len(self._known), width), np.float32)
         new = ~self._known[words]
         if new.any():
             wanted = np.zeros_like(self._known)

@@ -16,6 +16,7 @@ from econmt_runtime.errors import RuntimeInputError
 from econmt_runtime.library import Ids
 from econmt_runtime.model import Model
 from econmt_runtime.search import Hypothesis, Options, beam_search, output_limits
+from econmt_runtime.shapes import ShapeError, check_shapes
 from econmt_runtime.text import BOS, EOS, PAD, load_vocabularies, one_line
 
 FORMAT = "econmt-runtime-1"
@@ -59,18 +60,28 @@ class Translator:
         self.config = _read_config(self.folder / MODEL_FILE)
         decoding = self.config["decoding"]
         self.options = Options(
-            beam_size or decoding["beam_size"], *(decoding[name] for name in Options._fields[1:])
+            decoding["beam_size"] if beam_size is None else beam_size,
+            *(decoding[name] for name in Options._fields[1:]),
         )
         if not 1 <= self.options.beam_size <= library.MOST_WORDS:
             raise RuntimeInputError(f"beam size {self.options.beam_size}: give 1 to {library.MOST_WORDS}")
+        if shortlist is not None and shortlist < 0:
+            raise RuntimeInputError(f"shortlist {shortlist}: give 0, for none, or more")
+        if threads < 1:
+            raise RuntimeInputError(f"threads {threads}: give 1 or more")
         library.start()
         self._source, self._target = load_vocabularies(self.folder, self.config["vocabulary_files"])
         arrays = read_arrays(self.folder / ARRAYS_FILE)
         try:
+            check_shapes(arrays, self.config)
             self._model = Model(arrays, self.config)
-        except KeyError as error:
+        except ShapeError as error:
             raise RuntimeInputError(
-                f"{self.folder / ARRAYS_FILE}: has no array {error}; export it again"
+                f"{self.folder / ARRAYS_FILE}: {error}, by {MODEL_FILE}; export it again"
+            ) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise RuntimeInputError(
+                f"{self.folder / ARRAYS_FILE}: has not what {MODEL_FILE} says ({error}); export it again"
             ) from error
         self._size = len(arrays["output.bias"])
         self._lexicon: Ids | None = None
@@ -82,8 +93,11 @@ class Translator:
             )
         self._threads = threads
 
-    def translate(self, lines: Sequence[str]) -> list[Translation]:
+    def translate(self, lines: Sequence[str], first: int = 1) -> list[Translation]:
         """Translate lines of raw text, one sentence a line; a blank one gives an empty one.
+
+        Args:
+            lines: the lines. first: the number of the first of them in messages.
 
         Raises:
             RuntimeInputError: the model gives no finite probability to any translation of a line.
@@ -104,7 +118,7 @@ class Translator:
             for index, best in zip(batch, found, strict=True):
                 if best is None:
                     raise RuntimeInputError(
-                        f"line {index + 1}: the model gives no finite probability to any translation"
+                        f"line {first + index}: the model gives no finite probability to any translation"
                     )
                 text = one_line(self._target.decode(best.ids))
                 results[index] = Translation(text, best.score, best.log_probability)

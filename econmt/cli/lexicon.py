@@ -18,6 +18,7 @@ from econmt.data.files import notice
 from econmt.data.lexicon import learn_lexicon
 from econmt.data.progress_bars import status_line
 from econmt.data.subwords import fingerprint, load_vocabularies, sample_pairs
+from econmt.decoding.streams import check_not_read
 from econmt.errors import InputError, printable
 from econmt.recipe import Data
 from econmt.training.folder import ModelFolder
@@ -63,6 +64,7 @@ def lexicon(
     search = search_path(None, data_dir)
     named = data.train if corpora is None else [str(corpus) for corpus in corpora]
     found = [find_corpus(prefix, data.source, data.target, search, True) for prefix in named]
+    check_not_read(output, [path for corpus in found for path in corpus.files])
     with status_line() as say:
         say("reading the text")
         count = sum(1 for _ in _filled(found))
@@ -75,6 +77,11 @@ def lexicon(
             strict=True,
         )
         kept = [pair for pair in encoded if max(map(len, pair)) <= data.max_length]
+        if not kept:
+            raise InputError(
+                f"{found[0].source}: no pair of at most {data.max_length} tokens a side (data.max_length), so nothing "
+                "can be learnt; give text of shorter sentences"
+            )
         say(f"learning from {len(kept):,} pairs")
         sizes = vocabularies.source.size, vocabularies.target.size
         table = torch.from_numpy(learn_lexicon(kept, sizes, top_k, iterations))

@@ -65,7 +65,7 @@ def quantize(
             raise InputError(
                 f"{path}: its matrices are {metadata['quantized']} already; quantize the model that it was made from"
             )
-        made = quantized(tensors, getattr(torch, precision.value))
+        made = quantized(tensors, getattr(torch, precision.value), path)
         say(f"writing {output}")
         write_model(folder, output, made, {**metadata, "quantized": precision.value})
     before, after = (sum(each.nbytes for each in found.values()) for found in (tensors, made))

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from econmt.data.subwords import BLANKS
@@ -29,8 +31,9 @@ _ALONE = {"br", "hr", "img", "wbr"}
 """HTML's elements without an end."""
 _DEEPEST = 100
 """Tags inside one another; further ones stand alone."""
+_WORD = re.compile("[^ ]+")
 _BLANK = re.compile(f"[{BLANKS}]")
-_UNITS = re.compile(r"^(\W*)(.*?)(\W*)$", re.DOTALL)
+_LETTER = re.compile(r"\w")
 
 
 class Unit(NamedTuple):
@@ -50,7 +53,7 @@ class Unit(NamedTuple):
     @property
     def has_letters(self) -> bool:
         """Whether it is more than signs."""
-        return re.search(r"\w", self.text) is not None
+        return _LETTER.search(self.text) is not None
 
 
 @dataclass
@@ -73,23 +76,27 @@ class Mark:
 
 
 class Marked(NamedTuple):
-    """A line without its marks, and these, those inside others with them."""
+    """A line without its marks, and these, those inside others with them.
+
+    Attributes:
+        words: of each word of the text, the line's words that it stands in.
+    """
 
     line: str
     text: str
     units: list[Unit]
     marks: list[Mark]
+    words: dict[int, list[int]]
 
 
 def units(text: str) -> list[Unit]:
     """The units of a text; words are what stands between blanks."""
     found: list[Unit] = []
-    for number, word in enumerate(re.finditer("[^ ]+", text)):
-        match = _UNITS.match(word[0])
-        assert match is not None
-        parts = (match[1], match[2], match[3]) if match[2] else ("", match[0], "")
-        start = word.start()
-        for part in filter(None, parts):
+    for number, word in enumerate(_WORD.finditer(text)):
+        whole, start = word[0], word.start()
+        begin, end = _LETTER.search(whole), _LETTER.search(whole[::-1])
+        first, last = begin.start() if begin else 0, len(whole) - (end.start() if end else 0)
+        for part in filter(None, (whole[:first], whole[first:last], whole[last:])):
             found.append(Unit(part, number, start, start > word.start()))
             start += len(part)
     return found
@@ -107,17 +114,30 @@ def take_out(line: str) -> Marked:
     """A line's marks, and what is left to translate."""
     line = _BLANK.sub(" ", unicodedata.normalize("NFC", line))
     text, end, found = "", 0, list[_Found]()
+    kept: list[int] = []
+    """Where each character of the text stands in the line."""
     for match in _TAG.finditer(line):
         text += line[end : match.start()]
-        before, behind = line[: match.start()][-1:], line[match.end() :][:1]
+        kept += range(end, match.start())
+        before, behind = line[max(match.start() - 1, 0) : match.start()], line[match.end() : match.end() + 1]
         alone = not match["name"] or match["alone"] or match["name"].lower() in _ALONE
         if alone and text[-1:].isalnum() and behind.isalnum():
             text += " "
+            kept.append(match.start())
         found.append(_Found(match, len(text), (before not in ("", " "), behind not in ("", " "))))
         end = match.end()
+    if not found:
+        return Marked(line, line, [], [], {})
     text += line[end:]
+    kept += range(end, len(line))
+    numbers = list(accumulate((one == " " != other for one, other in pairwise(line.lstrip(" "))), initial=0))
+    shift = len(line) - len(numbers)
+    words = {
+        number: sorted({numbers[at - shift] for at in kept[word.start() : word.end()]})
+        for number, word in enumerate(_WORD.finditer(text))
+    }
     own = units(text)
-    return Marked(line, text.strip(), own, _tree(found, own)) if found else Marked(line, line, [], [])
+    return Marked(line, text.strip(), own, _tree(found, own), words)
 
 
 def _tree(found: Sequence[_Found], own: Sequence[Unit]) -> list[Mark]:
@@ -125,10 +145,10 @@ def _tree(found: Sequence[_Found], own: Sequence[Unit]) -> list[Mark]:
     top: list[Mark] = []
     open_tags: list[tuple[str, Mark, list[Mark]]] = []
     level = top
+    starts, ends = [unit.start for unit in own], [unit.start + len(unit.text) for unit in own]
     for match, at, glued in found:
         # What begins or ends inside a word takes in all of it.
-        first = sum(unit.start + len(unit.text) <= at for unit in own)
-        last = sum(unit.start < at for unit in own)
+        first, last = bisect_right(ends, at), bisect_left(starts, at)
         names = [name for name, _, _ in open_tags]
         if match["close"] and match["name"] in names:
             while True:
@@ -153,15 +173,17 @@ def _tree(found: Sequence[_Found], own: Sequence[Unit]) -> list[Mark]:
     return top
 
 
-def put_back(marked: Marked, translation: str, alignment: Sequence[tuple[int, int]]) -> str:
-    """A translation with the marks of its line.
+def put_back(
+    marked: Marked, translation: str, alignment: Sequence[tuple[int, int]]
+) -> tuple[str, list[tuple[int, int]]]:
+    """A translation with the marks of its line, and its alignment to the line with marks.
 
     Args:
         marked: the line. translation: its text.
         alignment: pairs of source and target word, as :func:`econmt.decoding.alignment.hard_alignment` has them.
     """
     if not marked.marks:
-        return translation
+        return translation, list(alignment)
     target = units(translation)
     by_word: dict[int, list[int]] = {}
     for index, unit in enumerate(marked.units):
@@ -179,20 +201,37 @@ def put_back(marked: Marked, translation: str, alignment: Sequence[tuple[int, in
         for unit in target
     ]
     pieces = list(_laid_out(marked.marks, target, sources, 0, len(target)))
-    text = ""
-    for piece, glued, _ in pieces:
-        text += piece if glued or not text else f" {piece}"
-    return text
+    text, last, places = "", 0, dict[int, set[int]]()
+    for piece, glued, _, word in pieces:
+        if text and not glued:
+            text, last = f"{text} ", last + 1
+        text += piece
+        if word is not None:
+            places.setdefault(word, set()).add(last)
+        last += len(_WORD.findall(piece)) - 1
+    renumbered = {
+        (source, made)
+        for seen, word in alignment  # a vocabulary need not agree on what is a blank
+        for source in marked.words.get(seen, ())
+        for made in places.get(word, ())
+    }
+    return text, sorted(renumbered, key=lambda pair: pair[::-1])
 
 
 def _interval(
-    mark: Mark, sources: Sequence[set[int]], free: Sequence[bool], begin: int
+    mark: Mark, sources: Sequence[set[int]], links: Sequence[tuple[int, int]], taken: set[int]
 ) -> tuple[int, int] | None:
-    """The target's units in a row that have the most to do with a mark's, of those that are free; None: none has."""
+    """The target's units in a row that have the most to do with a mark's, of those not taken; None: none has.
+
+    ``links``, source and target units, in order, are those of all units that are looked at.
+    """
+    own_units = [at for _, at in links[bisect_left(links, (mark.first,)) : bisect_left(links, (mark.last,))]]
+    if not own_units:
+        return None
     best, found = 0, None
-    total, start = 0, begin
-    for at in range(begin, len(free)):
-        if not free[at]:
+    total = start = 0
+    for at in range(min(own_units), max(own_units) + 1):
+        if at in taken:
             total, start = 0, at + 1
             continue
         own = sources[at]
@@ -207,62 +246,64 @@ def _interval(
     return found
 
 
-_Piece = tuple[str, bool, bool]
-"""A text, whether it is glued to what is before it, and whether what is behind it is glued to it."""
+_Piece = tuple[str, bool, bool, int | None]
+"""A text, whether it is glued to what is before it, and whether what is behind it is glued to it; the translation's
+word that it is of, None of a mark."""
 
 
 def _laid_out(
     marks: Sequence[Mark], target: Sequence[Unit], sources: Sequence[set[int]], begin: int, end: int
 ) -> Iterator[_Piece]:
     """The pieces of the target's units from ``begin`` to ``end``, with marks among them."""
-    free = [begin <= at < end for at in range(end)]
+    links = sorted((index, at) for at in range(begin, end) for index in sources[at]) if marks else []
+    taken: set[int] = set()
     intervals: dict[int, tuple[int, int]] = {}
     for number, mark in enumerate(marks):
-        place = _interval(mark, sources, free, begin) if mark.end else None
+        place = _interval(mark, sources, links, taken) if mark.end else None
         if place is not None:
             intervals[number] = place
-            free[place[0] : place[1]] = [False] * (place[1] - place[0])
-    points: list[tuple[int, int]] = []
+            taken.update(range(*place))
+    spans = sorted(intervals.values())
+    points: dict[int, list[int]] = {}
     for number, mark in enumerate(marks):
         if number not in intervals:
-            behind = [at for at in range(begin, end) if any(index >= mark.first for index in sources[at])]
-            nearest = min(
-                behind, key=lambda at: (min(i for i in sources[at] if i >= mark.first), at), default=end
-            )
-            inside = [span for span in intervals.values() if span[0] < nearest < span[1]]
-            points.append((inside[0][0] if inside else nearest, number))
+            link = bisect_left(links, (mark.first,))
+            nearest = links[link][1] if link < len(links) else end
+            before = bisect_left(spans, (nearest,)) - 1
+            if before >= 0 and nearest < spans[before][1]:
+                nearest = spans[before][0]
+            points.setdefault(nearest, []).append(number)
     begins = {span[0]: number for number, span in intervals.items()}
     stuck = False
 
-    def piece(text: str, before: bool, behind: bool) -> _Piece:
+    def piece(text: str, before: bool, behind: bool, word: int | None = None) -> _Piece:
         nonlocal stuck
-        found = text, before or stuck, behind
+        found = text, before or stuck, behind, word
         stuck = behind
         return found
 
     at = begin
     while at <= end:
-        for point, number in points:
-            if point == at:
-                mark = marks[number]
-                if mark.end:  # its words are not in the translation: it stands around nothing
-                    yield piece(mark.text, False, True)
-                    for each in _laid_out(mark.inner, target, sources, at, at):
-                        yield piece(*each)
-                    yield piece(mark.end, True, mark.glued[3])
-                else:
-                    yield piece(mark.text, mark.glued[0] and at > begin, mark.glued[1])
+        for number in points.get(at, ()):
+            mark = marks[number]
+            if mark.end:  # its words are not in the translation: it stands around nothing
+                yield piece(mark.text, False, True)
+                for each in _laid_out(mark.inner, target, sources, at, at):
+                    yield piece(*each)
+                yield piece(mark.end, True, mark.glued[3])
+            else:
+                yield piece(mark.text, mark.glued[0] and at > begin, mark.glued[1])
         if at in begins:
             number = begins.pop(at)
             mark, last = marks[number], intervals[number][1]
             yield piece(mark.text, target[at].glued and at > begin, mark.glued[1])
             first = True
-            for text, is_glued, glues in _laid_out(mark.inner, target, sources, at, last):
-                yield piece(text, is_glued and not first, glues)
+            for text, is_glued, glues, word in _laid_out(mark.inner, target, sources, at, last):
+                yield piece(text, is_glued and not first, glues, word)
                 first = False
             yield piece(mark.end, mark.glued[2], False)
             at = last
             continue
         if at < end:
-            yield piece(target[at].text, target[at].glued and at > begin, False)
+            yield piece(target[at].text, target[at].glued and at > begin, False, target[at].word)
         at += 1

@@ -81,6 +81,18 @@ def read_chunks(descriptor: int, size: int, where: str = STANDARD_INPUT) -> Iter
         yield pending
 
 
+def check_not_read(path: Path | None, inputs: Iterable[Path | None]) -> None:
+    """Refuse to write over a file that is read; None stands for standard output and input.
+
+    Raises:
+        InputError: the path is one.
+    """
+    for place in inputs:
+        if _is_same(path, place):
+            name = STANDARD_INPUT if place is None else place
+            raise InputError(f"{path}: is what is read ({name}); give another file to write")
+
+
 class LineOutput:
     """Writes lines as they come: to standard output, or to a file.
 
@@ -99,10 +111,7 @@ class LineOutput:
     def __init__(self, path: Path | None, inputs: Sequence[Path | None] = ()) -> None:
         self._path = path
         self._stream: IO[bytes] | None = None
-        for place in () if path is None else inputs:
-            if _is_same(path, place):
-                name = STANDARD_INPUT if place is None else place
-                raise InputError(f"{path}: is what is read ({name}); give another file to write")
+        check_not_read(path, inputs)
 
     @property
     def is_seen(self) -> bool:

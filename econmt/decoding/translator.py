@@ -108,12 +108,14 @@ def in_capital_letters(translation: Translation) -> Translation:
 
 
 def with_marks(translation: Translation, marked: Marked) -> Translation:
-    """A translation with the tags and placeholders of its line in all of its texts."""
+    """A translation with the tags and placeholders of its line in all of its texts, which alignments then are of."""
     if not translation.hypotheses:
-        return translation._replace(text=marked.line.strip() if marked.marks else translation.text)
-    entries = [
-        entry._replace(text=put_back(marked, entry.text, entry.alignment)) for entry in translation.hypotheses
-    ]
+        nothing = marked.marks and not marked.text.strip()  # a line that was left out stays empty
+        return translation._replace(text=marked.line.strip() if nothing else translation.text)
+    entries = []
+    for entry in translation.hypotheses:
+        text, alignment = put_back(marked, entry.text, entry.alignment)
+        entries.append(entry._replace(text=text, alignment=alignment))
     return translation._replace(text=entries[0].text, hypotheses=entries)
 
 
@@ -290,7 +292,9 @@ class Translator:
             InputError: if what is wished of a line cannot be had.
         """
         requests = [Request(line) if isinstance(line, str) else line for line in lines]
-        marked = [take_out(request.text) for request in requests] if self.options.markup else []
+        lengths = [len(request.text) for request in requests]
+        most = self.max_input_length * _CHARACTERS_A_TOKEN
+        marked = [take_out(request.text[:most]) for request in requests] if self.options.markup else []
         if marked:
             requests = [
                 request._replace(text=each.text) for request, each in zip(requests, marked, strict=True)
@@ -302,7 +306,7 @@ class Translator:
             without_capitals(request.text) if capital else request.text
             for request, capital in zip(requests, in_capitals, strict=True)
         ]
-        sources = self._encode(texts, numbered, where)
+        sources = self._encode(texts, lengths, numbered, where)
         answers: dict[int, list[Hypothesis]] = {}
         # A line of nothing but blanks has no tokens either way, but word vocabularies need not agree on what is blank.
         filled = [i for i, request in enumerate(requests) if request.text.strip() and sources[i]]
@@ -329,15 +333,20 @@ class Translator:
             results[index] = in_capital_letters(made) if in_capitals[index] else made
         return [with_marks(*each) for each in zip(results, marked, strict=True)] if marked else results
 
-    def _encode(self, lines: Sequence[str], numbers: Sequence[int], where: str) -> list[list[int]]:
-        """The ids of lines, cut or left out past ``max_input_length``; lines beyond what is usual are warned of."""
+    def _encode(
+        self, lines: Sequence[str], characters_of: Sequence[int], numbers: Sequence[int], where: str
+    ) -> list[list[int]]:
+        """The ids of lines, cut or left out past ``max_input_length``; lines beyond what is usual are warned of.
+
+        ``characters_of`` them are counted with their tags.
+        """
         most, tell = self.max_input_length, self.warn or (lambda _: None)
         characters = most * _CHARACTERS_A_TOKEN
         sources = self.vocabularies.source.encode_many([line[:characters] for line in lines])
-        for index, (line, ids) in enumerate(zip(lines, sources, strict=True)):
-            length, place = len(ids), f"{where}:{numbers[index]}"
-            if length > most or len(line) > characters:
-                size = f"{len(line):,} characters" if len(line) > characters else f"{length:,} source tokens"
+        for index, ids in enumerate(sources):
+            length, written, place = len(ids), characters_of[index], f"{where}:{numbers[index]}"
+            if length > most or written > characters:
+                size = f"{written:,} characters" if written > characters else f"{length:,} source tokens"
                 cut = self.long_lines == "cut"
                 done = "only the beginning is translated" if cut else "left out, its translation is empty"
                 tell(

@@ -18,12 +18,20 @@ from econmt_ops.core.int8 import rounded
 STEPS = ".steps"
 
 
-def quantized(tensors: Mapping[str, Tensor], precision: torch.dtype) -> dict[str, Tensor]:
-    """Parameters with their matrices in ``precision``, int8 or bfloat16; vectors stay as they are."""
+def quantized(tensors: Mapping[str, Tensor], precision: torch.dtype, where: Path) -> dict[str, Tensor]:
+    """Parameters with their matrices in ``precision``, int8 or bfloat16; vectors stay as they are.
+
+    Raises:
+        InputError: naming ``where``, if a matrix holds values that are not finite.
+    """
     made: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() != 2 or tensor.dtype != torch.float32:
             made[name] = tensor
+        elif not tensor.isfinite().all():
+            raise InputError(
+                f"{where}: '{name}' holds values that are not finite; quantize another checkpoint"
+            )
         elif precision == torch.int8:
             made[name], made[name + STEPS] = rounded(tensor)
         else:

@@ -35,7 +35,9 @@ from econmt_ops.core.weights import LowRank
 
 RUNTIME_FORMAT = "econmt-runtime-1"
 _ENCODERS, _DECODERS = ("lstm", "gru", "ssru"), ("lstm", "ssru")
-_MAIN = '''"""Translates standard input, a sentence a line: python {name} < text."""
+_BEAM = 64
+"""That of econmt_runtime.library.MOST_WORDS."""
+_MAIN = """{about!r}
 
 import sys
 from pathlib import Path
@@ -44,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from econmt_runtime.__main__ import main  # noqa: E402
 
 sys.exit(main(str(Path(__file__).parent)))
-'''
+"""
 
 
 def export_runtime(
@@ -80,6 +82,7 @@ def export_runtime(
     files = vocabulary_files(folder)
     config = _config(loaded.model, loaded.recipe, [path.name for path in files])
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
+    about = f"Translates standard input, a sentence a line: python {destination.name} < text."
     with writing(destination), whole_folder(destination) as place:
         for path in files:
             shutil.copyfile(path, place / path.name)
@@ -90,7 +93,7 @@ def export_runtime(
         for module in sorted(_runtime().glob("*.py")):
             shutil.copyfile(module, package / module.name)
         shutil.copyfile(library, package / library.name)
-        write_text(place / "__main__.py", _MAIN.format(name=destination.name))
+        write_text(place / "__main__.py", _MAIN.format(about=about))
     return destination
 
 
@@ -123,6 +126,10 @@ def _check(recipe: Recipe, folder: Path) -> None:
             raise InputError(f"{folder}: the runtime has {part}s of {', '.join(known)}, not of {cell}")
     if stepped := encoder_steps(model) or decoder_steps(model):
         raise InputError(f"{folder}: the runtime does not know its {stepped}")
+    if decoding.beam_size > _BEAM:
+        raise InputError(
+            f"{folder}: its decoding.beam_size is {decoding.beam_size}; the runtime keeps {_BEAM} hypotheses at most"
+        )
     if decoding.block_ngram_repeat:
         raise InputError(f"{folder}: its decoding.block_ngram_repeat is none that the runtime knows")
     if decoding.brevity_penalty_weight or decoding.coverage_penalty_weight or decoding.beam_prune:

@@ -50,3 +50,27 @@ def test_a_lexicon_of_another_model_or_none_is_refused(
     other = word_model / "params.best.safetensors"
     ended = call("translate", "-m", word_model, "--restrict-lexicon", other, text="a\n")
     assert "not a lexicon; give a file that econmt lexicon wrote" in ended.err
+
+
+def test_a_text_is_not_written_over(call: Call, word_model: Path, tmp_path: Path) -> None:
+    for name, line in (("t.src", "a b"), ("t.trg", "A B"), ("u.src", "a"), ("u.trg", "A")):
+        (tmp_path / name).write_text(f"{line}\n")
+    (tmp_path / "link").hardlink_to(tmp_path / "u.trg")
+    corpora = "--corpus", tmp_path / "t", "--corpus", tmp_path / "u"
+    for name, read in (("t.src", "t.src"), ("t.trg", "t.trg"), ("link", "u.trg")):
+        content = (tmp_path / name).read_bytes()
+        ended = call("lexicon", "-m", word_model, *corpora, "-o", tmp_path / name)
+        assert ended.code == 2
+        assert f"is what is read ({tmp_path / read})" in ended.err
+        assert (tmp_path / name).read_bytes() == content
+
+
+def test_where_all_pairs_are_too_long_nothing_is_written(
+    call: Call, word_model: Path, tmp_path: Path
+) -> None:
+    for side in ("src", "trg"):
+        (tmp_path / f"t.{side}").write_text("a " * 500 + "\n")
+    ended = call("lexicon", "-m", word_model, "--corpus", tmp_path / "t", "-o", tmp_path / "made")
+    assert ended.code == 2
+    assert "(data.max_length), so nothing can be learnt" in ended.err
+    assert not (tmp_path / "made").exists()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -82,3 +84,20 @@ def test_a_file_without_steps_is_refused(call: Call, word_model: Path, tmp_path:
     ended = call("translate", "-m", made, text="a\n")
     assert ended.code == 2
     assert f"'{name.removesuffix('.steps')}' has no steps of its rows" in ended.err
+
+
+@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+def test_values_that_are_not_finite_are_refused(
+    call: Call, word_model: Path, tmp_path: Path, precision: str
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(word_model, broken)
+    tensors, metadata = read_tensors(broken / PARAMETERS)
+    name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
+    for value in (math.nan, math.inf):
+        tensors[name][1, 2] = value
+        write_tensors(broken / PARAMETERS, tensors, metadata)
+        ended = call("quantize", "-m", broken, "-o", tmp_path / "made", "--precision", precision)
+        assert ended.code == 2
+        assert f"'{name}' holds values that are not finite; quantize another checkpoint" in ended.err
+        assert not (tmp_path / "made").exists()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import math
 import re
 import shutil
 import subprocess
@@ -9,20 +12,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import econmt_runtime
 from econmt import api
 from econmt.data.subwords import fingerprint, load_vocabularies
 from econmt.recipe import Model, read_recipe, recipe_text
 from econmt.tasks.translation import TranslationTask
+from econmt.training import runtime_export
 from econmt.training.checkpoints import named_parameters, parameters_metadata
 from econmt.training.lexicons import write_lexicon
 from econmt.training.runtime_export import export_runtime
-from econmt.training.tensor_files import write_tensors
+from econmt.training.tensor_files import FORMAT, write_tensors
 from econmt_ops.backends.c import library as structures
 from econmt_runtime import library
+from econmt_runtime.__main__ import main
+from econmt_runtime.arrays import read_arrays
+from econmt_runtime.shapes import ShapeError, check_shapes
 from econmt_runtime.text import normalized
 from tests.conftest import econmt_environment
 from tests.unit.cli.conftest import Call
@@ -145,6 +154,7 @@ def test_what_the_runtime_does_not_know_is_refused_in_a_line(
     for variant, decoding, message in (
         ("qrnn", {}, "the runtime has decoders of lstm, ssru, not of qrnn"),
         ("additive", {"beam_prune": 1.0}, "has penalties or is pruned"),
+        ("additive", {"beam_size": 65}, "decoding.beam_size is 65; the runtime keeps 64 hypotheses at most"),
         ("additive", {"beam_search_stop": "first"}, "its beam_search_stop is first"),
     ):
         folder = random_model(word_model, tmp_path / f"{variant}{len(message)}", variant, **decoding)
@@ -182,7 +192,122 @@ def test_broken_folders_are_refused_in_a_line(whole: Path, tmp_path: Path, file:
         econmt_runtime.load(made)
 
 
+def rewritten(whole: Path, made: Path, **changed: torch.Tensor | None) -> Path:
+    """A copy of a folder with other arrays, or without some, and a checksum that fits them."""
+    shutil.copytree(whole, made)
+    tensors = {**load_file(made / "arrays.safetensors"), **changed}
+    found = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    write_tensors(made / "arrays.safetensors", found, {"format": FORMAT})
+    return made
+
+
+OPTIONAL = ("attention.score", "attention.key.weight", "query.weight", "readout.weight", "start.weight")
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_every_array_is_compared_with_the_rest(word_model: Path, tmp_path: Path, precision: str) -> None:
+    folder = random_model(word_model, tmp_path / "model", "gnmt")
+    made = export_runtime(folder, tmp_path / "runtime", precision)
+    config, arrays = json.loads((made / "model.json").read_text()), read_arrays(made / "arrays.safetensors")
+    check_shapes(arrays, config)
+    for name, array in arrays.items():
+        longer, shorter = np.concatenate([array, array[:1]]), array[:-1]
+        for wrong in (longer, shorter, array[..., None], array.astype(np.float64)):
+            if (
+                name == "source.weight"
+                and wrong.ndim == 2
+                and precision == "float32"
+                and wrong.dtype == np.float32
+            ):
+                continue  # the words of the source are as many as it has rows
+            with pytest.raises(ShapeError):
+                check_shapes({**arrays, name: wrong}, config)
+        if not name.endswith(".bias") and name not in OPTIONAL:
+            with pytest.raises((ShapeError, KeyError)):
+                check_shapes({key: value for key, value in arrays.items() if key != name}, config)
+    for changed in ({"size": 9}, {"size": 7}, {"layers": 2}, {"asked": -1}, {"asked": 8}):
+        with pytest.raises((ShapeError, KeyError)):
+            check_shapes(arrays, {**config, "decoder": {**config["decoder"], **changed}})
+
+
+def test_damage_shows_on_loading(whole: Path, tmp_path: Path) -> None:
+    flipped = tmp_path / "flipped"
+    shutil.copytree(whole, flipped)
+    path = flipped / "arrays.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(econmt_runtime.RuntimeInputError, match="its checksum is another one"):
+        econmt_runtime.load(flipped)
+    short = rewritten(whole, tmp_path / "short", **{"own.bias": torch.zeros(3)})
+    with pytest.raises(econmt_runtime.RuntimeInputError, match=r"'own.bias' is float32 \(3,\), not float32"):
+        econmt_runtime.load(short)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--beam-size", 0, "beam size 0: give 1 to 64"),
+        ("--shortlist", -5, "shortlist -5: give 0"),
+        ("--threads", 0, "threads 0: give 1 or more"),
+        ("--threads", -3, "threads -3: give 1 or more"),
+    ],
+)
+def test_options_out_of_range_are_refused(
+    whole: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    value: int,
+    message: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["runtime", option, str(value)])
+    assert main(str(whole)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_errors_count_all_lines_of_the_input(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bias = load_file(whole / "arrays.safetensors")["output.bias"] * math.nan
+    made, text = rewritten(whole, tmp_path / "broken", **{"output.bias": bias}), tmp_path / "text"
+    text.write_text("\n" * 140_000 + "a\n")
+    monkeypatch.setattr(sys, "argv", ["runtime", "-i", str(text)])
+    assert main(str(made)) == 2
+    assert "line 140001: the model gives no finite probability" in capsys.readouterr().err
+
+
+def test_no_thread_replaces_what_another_has_computed(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = econmt_runtime.load(whole)._model
+    words = np.array([4, 5, 4])
+    expected = econmt_runtime.load(whole)._model._share(words)
+    read = type(model._layers[0].read)
+    outputs = model._layers[0].read.outputs
+
+    def interrupted(_: object) -> int:
+        """Another thread's turn while this one makes the array."""
+        monkeypatch.delattr(read, "outputs")
+        model._layers[0].read.outputs = outputs
+        model._share(words)
+        return outputs
+
+    del model._layers[0].read.outputs
+    monkeypatch.setattr(read, "outputs", property(interrupted), raising=False)
+    made = np.empty
+    monkeypatch.setattr(np, "empty", lambda *given: made(*given) * np.float32(math.nan))
+    np.testing.assert_array_equal(model._share(words), expected)
+
+
+@pytest.mark.parametrize("name", ['a"""b', r"new\users", r"\N", 'x"""\nraise SystemExit(7)\n"""', "{name}"])
+def test_any_name_of_a_folder_runs(whole: Path, tmp_path: Path, name: str) -> None:
+    made = export_runtime(whole.parent / "model", tmp_path / name)
+    tree = ast.parse((made / "__main__.py").read_text())
+    assert name in (ast.get_docstring(tree, clean=False) or "")
+    assert len(tree.body) == 6
+
+
 def test_structures_are_those_of_the_library() -> None:
+    assert runtime_export._BEAM == library.MOST_WORDS
     assert library.VERSION == structures._VERSION
     for name, fields in library.STRUCTURES.items():
         assert [field.lstrip("*") for field in fields.split()] == [

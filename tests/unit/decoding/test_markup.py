@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
@@ -51,7 +52,23 @@ def test_marks_stand_where_their_words_are(
 ) -> None:
     marked = take_out(line)
     assert marked.text == text
-    assert put_back(marked, translation, alignment) == expected
+    assert put_back(marked, translation, alignment)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "translation", "alignment", "expected"),
+    [
+        ("a b", "A B", [(0, 0), (1, 1)], ("A B", [(0, 0), (1, 1)])),
+        ("<br/> a <i>b</i>", "B A", [(1, 0), (0, 1)], ("<i>B</i> <br/> A", [(2, 0), (1, 2)])),
+        ('x <a href="y">b c</a>', "B C X", [(1, 0), (2, 1), (0, 2)], ('<a href="y">B C</a> X', [(2, 1), (3, 2), (0, 3)])),
+        ("  x<br/>y z", "Z X Y", [(2, 0), (0, 1), (1, 2)], ("Z X<br/>Y", [(1, 0), (0, 1)])),
+        ('H<b class="x">2</b>O it', "It H2O", [(1, 0), (0, 1)], ('It <b class="x">H2O</b>', [(2, 0), (0, 2), (1, 2)])),
+    ],
+)  # fmt: skip
+def test_alignments_are_of_the_words_with_their_marks(
+    line: str, translation: str, alignment: list[tuple[int, int]], expected: tuple[str, list[tuple[int, int]]]
+) -> None:
+    assert put_back(take_out(line), translation, alignment) == expected
 
 
 TAG = re.compile(r"<(/?)(\w)>|\{\d\}")
@@ -102,7 +119,13 @@ def test_each_mark_comes_once_nested_and_the_words_stay(
     marked = take_out(line)
     assert not TAG.search(marked.text)
     translation = " ".join(["Wort", "an,", "(z)", "."][i % 4] for i in range(length))
-    found = put_back(marked, translation, [(s, t) for s, t in alignment if t < length])
+    count = len(marked.text.split())
+    pairs = [(s, t) for s, t in alignment if t < length and s < count]
+    found, made = put_back(marked, translation, pairs)
+    assert {
+        (TAG.sub("", found.split(" ")[t]) != "", TAG.sub("", line.split(" ")[s]) != "") for s, t in made
+    } <= {(True, True)}
+    assert bool(made) == bool(pairs)
     assert sorted(m[0] for m in TAG.finditer(found)) == sorted(m[0] for m in TAG.finditer(line))
     assert nested(found)
     assert "".join(TAG.sub("", found).split()) == "".join(translation.split())
@@ -110,8 +133,31 @@ def test_each_mark_comes_once_nested_and_the_words_stay(
 
 def test_any_number_of_marks() -> None:
     line = "<b>" * 3000 + "x" + "</b>" * 3000
-    assert put_back(take_out(line), "X", [(0, 0)]).count("<b>") == 3000
+    assert put_back(take_out(line), "X", [(0, 0)])[0].count("<b>") == 3000
     assert take_out("<!--" * 50_000).text == "<!--" * 50_000
+
+
+def test_long_lines_are_no_work_for_minutes() -> None:
+    signs = f"{{a}} a{'-' * 100_000}b"
+    assert [len(unit.text) for unit in take_out(signs).units] == [100_002]
+    assert len(put_back(take_out("{a} " + "-" * 100_000), "-" * 100_000, [(0, 0)])[0]) == 100_004
+    found, _ = put_back(take_out("<b>x</b> " * 6000), " ".join("X" * 1000), [(i, i) for i in range(1000)])
+    assert found.count("<b>X</b>") == 1000
+    assert found.count("<b></b>") == 5000
+
+
+@pytest.mark.parametrize("way", ["cut", "skip"])
+def test_lines_are_cut_before_tags_are_taken_out(way: Literal["cut", "skip"]) -> None:
+    words = WordVocabulary([*SPECIAL_TOKENS, "ein", "Hund", *map(str, range(24))])
+    told: list[str] = []
+    made = Translator(
+        [Copying()], Vocabularies(words, words), SearchOptions(beam_size=1, markup=True),
+        max_input_length=2, long_lines=way, warn=told.append,
+    )  # fmt: skip
+    (found,) = made.translate(["<b>ein</b> " * 50])
+    assert found.text.count("<b>") == (9 if way == "cut" else 0)  # of 100 characters
+    assert (found.text == "") == (way == "skip")
+    assert "input:1: 550 characters, more than a source of 2 tokens may have" in told[0]
 
 
 def test_lines_through_a_translator() -> None:
@@ -123,5 +169,7 @@ def test_lines_through_a_translator() -> None:
     assert found[0].source_tokens == ["ein", "Hund"]
     assert len(found[0].hypotheses) == 2
     assert "<b>" in found[0].hypotheses[1].text
+    alone = next(iter(made.translate(["{a} ein <br/> Hund"])))
+    assert (alone.text, alone.hypotheses[0].alignment) == ("{a} ein <br/> Hund", [(1, 1), (3, 3)])
     with pytest.raises(ValueError, match="markup reads the attention"):
         SearchOptions(markup=True, attention=False)
