@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
+import torch
+
 from econmt.api import TrainedModel, load
 from econmt.decoding.next_words import NextWord, NextWords
 from econmt.decoding.requests import Request
+from econmt.decoding.search import output_limits
 from econmt.decoding.translator import Translation, Translator
 from econmt.decoding.wishes import Wishes
 from econmt.errors import InputError
@@ -51,7 +54,10 @@ class _Loaded:
     def translate(self, requests: Sequence[Request], task: Task) -> list[Answer | InputError]:
         if task.words:
             self._words = self._words or NextWords(self._translator(1, attention=False))
-            return [self._next_words(self._words, request, task.words) for request in requests]
+            return [
+                self._problem(request) or self._next_words(self._words, request, task.words)
+                for request in requests
+            ]
         problems = [self._problem(request) for request in requests]
         fits = [request for request, problem in zip(requests, problems, strict=True) if problem is None]
         translator = self._translator(task.nbest, attention=task.attention)
@@ -69,9 +75,20 @@ class _Loaded:
         if request.is_plain:
             return None
         try:
-            self._wishes.of(request, "q")
+            wish = self._wishes.of(request, "q")
         except InputError as error:
             return error
+        # A search takes as many steps as it has to write; no more than for the longest sentence of training.
+        longest = self.model.recipe.pairs.max_length
+        tokens = max(longest, len(self.model.vocabularies.source.encode(request.text)))
+        factor = self.model.recipe.decoding.max_output_factor
+        most = int(output_limits(torch.tensor([tokens + 1]), factor, longest))
+        if wish is not None and len(wish.ids) > most:
+            return Refused(
+                413,
+                f"q: constraints and target_prefix have {len(wish.ids):,} tokens, a translation at most {most:,}; "
+                "wish less of a sentence",
+            )
         return None
 
     def _translator(self, nbest: int, *, attention: bool) -> Translator:

@@ -86,7 +86,7 @@ class Scheduler:
                     await self._translate(batch)
         finally:
             self._stopped = True
-            self._worker.shutdown()
+            self._worker.shutdown(wait=False, cancel_futures=True)  # waiting would hold the event loop up
             for job in (*self._running, *self._waiting):
                 if not job.answer.done():
                     job.answer.set_exception(

@@ -227,3 +227,15 @@ def test_a_bug_ends_it_and_leaves_nobody_waiting() -> None:
             table.scheduler.submit([table.job("late")])
 
     run(test)
+
+
+def test_stopping_does_not_wait_for_what_is_being_translated() -> None:
+    async def test(table: Table) -> None:
+        first = await table.busy()
+        table.running.cancel()
+        await asyncio.gather(table.running, return_exceptions=True)
+        assert not table.fake.go.is_set()
+        with pytest.raises(Refused, match="stopping"):
+            await first.answer
+
+    run(test)

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import pytest
 
 from econmt.api import TrainedModel
-from econmt.serving import server
+from econmt.serving import queries, server
 from econmt.serving.settings import Settings
 from tests.unit.serving.conftest import Client, serving
 
@@ -194,6 +194,21 @@ WRONG = [
     ({"q": [{"text": "a", "constrains": ["A"]}]}, 400, "q[0]: constrains: there is no such field"),
     ({"q": [{"text": "a", "factors": ["x"]}]}, 400, "q[0]: factors: the model has no source factors"),
     ({"q": "a", "glossary": {"a": " "}}, 400, "glossary: the target phrase of 'a' is blank"),
+    ({"q": ["", ""] * 300}, 413, "q has 600 characters, this server takes 500 at a time"),
+    (
+        {"q": "a", "avoid": ["b"] * 250},
+        413,
+        "q and what is wished of it have 501 characters, this server takes 500",
+    ),
+    ({"q": "a", "target_prefix": "D" * 501}, 413, "q and what is wished of it have 502 characters"),
+    ({"q": "a", "glossary": {"a": "D" * 501}}, 413, "q and what is wished of it have 505 characters"),
+    ({"q": {"text": "a", "constraints": ["D" * 501]}}, 413, "q has 5"),
+    (
+        {"q": "a", "target_prefix": "D " * 200},
+        413,
+        "q: constraints and target_prefix have 400 tokens, a translation",
+    ),
+    ({"q": "a", "avoid": [" "]}, 400, "the request: avoid[0] is blank"),
     ({"q": "a\x00"}, 400, "q: text: the character U+0000 is in no text"),
 ]
 
@@ -206,6 +221,22 @@ def test_what_cannot_be_done_is_told_in_a_line(
     assert answer.status == status
     assert answer.json["error"].startswith(said)
     assert "\n" not in answer.json["error"]
+
+
+def test_what_is_wished_counts_where_words_are_asked_for(client: Client) -> None:
+    many = client.post("/alternatives", q="a", avoid=["b"] * 250)
+    assert (many.status, many.json["error"][:4]) == (413, "q an")
+    long = client.post("/alternatives", q="a", target_prefix="D " * 200)
+    assert (long.status, "400 tokens" in long.json["error"]) == (413, True)
+
+
+def test_what_a_whole_request_wishes_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(queries, "check_request", lambda request, _: seen.append(len(request.avoid)))
+    body = queries.TranslateBody(q=["a"] * 50, avoid=["b"] * 70)
+    texts = queries.texts_of(body, 500)
+    assert sum(seen) == 70
+    assert [len(text.lines[0].avoid) for text in texts] == [70] * 50
 
 
 def test_bodies_that_are_none(client: Client) -> None:
