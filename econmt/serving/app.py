@@ -26,7 +26,7 @@ from econmt.serving.markup import Text
 from econmt.serving.metrics import Metrics
 from econmt.serving.models import Answer, Served, Task
 from econmt.serving.scheduler import Job, Scheduler
-from econmt.serving.settings import Refused, Settings
+from econmt.serving.settings import Refused, Settings, bug
 from econmt.typed_json import json_text
 
 _MOST_BYTES_A_CHARACTER = 12
@@ -62,7 +62,7 @@ class Service:
         self.failed: BaseException | None = None
 
     def application(self, stop: Callable[[], object] = lambda: None) -> Starlette:
-        """The application; ``stop`` is called if what translates fails, which ``failed`` then holds."""
+        """The application; ``stop`` is called if what translates cannot go on, which ``failed`` then holds."""
         posts = {
             "/translate": self._translate,
             "/alternatives": self._alternatives,
@@ -229,9 +229,9 @@ class Service:
         served = self._model(body.source, body.target)
         line = queries.word_request(body, self._settings.most_characters)
         (found,) = await _unless_left(request, self._submit(served, [line], Task(words=body.alternatives)))
-        assert isinstance(found, list)
+        following = found if isinstance(found, list) else []  # a sentence without tokens is not looked at
         return answers.JsonResponse(
-            {"alternatives": answers.words(found), "milliseconds": _milliseconds(begun)}, headers=_SAFE
+            {"alternatives": answers.words(following), "milliseconds": _milliseconds(begun)}, headers=_SAFE
         )
 
     async def _detect(self, request: Request) -> Response:
@@ -395,4 +395,4 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 async def _bug(_: Request, error: Exception) -> Response:
     """What is said when this program is wrong; the traceback goes to standard error."""
-    return answers.JsonResponse({"error": f"this is a bug in econmt: {type(error).__name__}"}, 500)
+    return answers.JsonResponse({"error": bug(error)}, 500)

@@ -145,16 +145,32 @@ def test_a_server_takes_better_parameters_up_while_it_answers(
         assert ask(client) == new
 
 
-def test_a_bug_in_translating_ends_the_server_and_answers_who_waits(
+def test_a_bug_in_translating_is_answered_and_the_server_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(folder, Settings()) as client:
+        monkeypatch.setattr(Served, "translate", lambda *_: 1 / 0)
+        answer = client.post("/translate", q="a b c")
+        assert (answer.status, answer.json) == (500, {"error": "this is a bug in econmt: ZeroDivisionError"})
+        monkeypatch.undo()
+        assert client.post("/translate", q="a b c").status == 200
+        assert b"econmt_failed_batches_total 1.0" in client.get("/metrics").content
+    assert "division by zero" in caplog.text
+
+
+def test_a_lost_device_ends_the_server_and_answers_who_waits(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def lost(*_: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
     service = Service([Served([folder], Settings())], Settings(), Keys())
     server = Server(service)
-    monkeypatch.setattr(Served, "translate", lambda *_: 1 / 0)
+    monkeypatch.setattr(Served, "translate", lost)
     with bind("127.0.0.1", 0) as bound, ThreadPoolExecutor(1) as threads:
         running = threads.submit(server.run, bound)
         answer = Client(bound.getsockname()[1], service, []).post("/translate", q="a b c")
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(RuntimeError, match="CUDA error"):
             running.result(30)
     assert (answer.status, answer.json) == (
         503,

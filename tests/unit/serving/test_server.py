@@ -133,6 +133,11 @@ def test_words_that_may_follow(client: Client) -> None:
     assert probabilities == sorted(probabilities, reverse=True)
 
 
+def test_no_words_follow_a_sentence_without_tokens(client: Client) -> None:
+    answer = client.post("/alternatives", q="\u2581")
+    assert (answer.status, answer.json["alternatives"]) == (200, [])
+
+
 def test_says_what_it_has(client: Client) -> None:
     assert client.get("/languages").json == [
         {"code": "src", "name": "src", "targets": ["trg"]},
