@@ -106,6 +106,10 @@ def texts_of(body: TranslateBody, most_characters: int) -> list[Text]:
         InputError: something in it cannot be used; the message names it.
     """
     check_size(body, body.target_prefix, most_characters)
+    if body.stream and body.format == "html":
+        raise Refused(
+            400, "stream writes sentences without what stands around them: give no stream with format html"
+        )
     glossary = read_terms(body.glossary)
     given = body.q if isinstance(body.q, list) else [body.q]
     read = [_entry(each, number, isinstance(body.q, list)) for number, each in enumerate(given)]

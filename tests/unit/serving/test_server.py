@@ -214,6 +214,7 @@ WRONG = [
         "q: constraints and target_prefix have 400 tokens, a translation",
     ),
     ({"q": "a", "avoid": [" "]}, 400, "the request: avoid[0] is blank"),
+    ({"q": "a", "format": "html", "stream": True}, 400, "stream writes sentences without what stands around"),
     ({"q": "a\x00"}, 400, "q: text: the character U+0000 is in no text"),
 ]
 
