@@ -19,7 +19,7 @@ from starlette.routing import Route
 from econmt.data.files import notice
 from econmt.decoding import requests
 from econmt.decoding.translator import EMPTY, Translation
-from econmt.errors import EconmtError, InputError
+from econmt.errors import EconmtError
 from econmt.serving import answers, queries
 from econmt.serving.access import Keys, Rates
 from econmt.serving.markup import Text
@@ -110,7 +110,7 @@ class Service:
                     if await asyncio.to_thread(served.reload):
                         self._metrics.reloads.labels("done").inc()
                         notice(f"{', '.join(map(str, served.folders))}: better parameters are loaded")
-                except (InputError, OSError) as error:
+                except (EconmtError, OSError, RuntimeError, MemoryError) as error:
                     self._metrics.reloads.labels("failed").inc()
                     notice(f"warning: the parameters before go on: {error}")
 
@@ -146,8 +146,13 @@ class Service:
             ) from None
         body = queries.read_body(kind, content, request.headers.get("content-type", ""))
         key = body.api_key or request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        self._keys.check(key)
-        self._rates.take(key if self._keys.wanted else request.client.host if request.client else "")
+        address = request.client.host if request.client else ""
+        try:
+            self._keys.check(key)
+        except Refused:
+            self._rates.take(address)
+            raise
+        self._rates.take(key if self._keys.wanted else address)
         return body
 
     def _model(self, source: str, target: str) -> Served:

@@ -20,7 +20,10 @@ from econmt.recipe_data import Data
 from econmt.serving.settings import Refused, Settings
 from econmt.training.checkpoints import parameter_file
 from econmt.training.folder import ModelFolder
+from econmt.training.hub import local_model
 
+_LONGEST_PAUSE = 6
+"""As a power of two of looks at the folders, between tries to load what cannot be loaded."""
 Answer = Union[Translation, list[NextWord]]
 
 
@@ -60,8 +63,11 @@ class _Loaded:
             ]
         problems = [self._problem(request) for request in requests]
         fits = [request for request, problem in zip(requests, problems, strict=True) if problem is None]
-        translator = self._translator(task.nbest, attention=task.attention)
-        found = iter(translator.translate_chunk(fits, where="q"))
+        # A translator keeps memory for its searches: there are three, not one for each number that clients may ask for.
+        wide = task.nbest > 1 or task.attention
+        translator = self._translator(self.beam if wide else 1, attention=task.attention)
+        whole = translator.translate_chunk(fits, where="q")
+        found = iter([each._replace(hypotheses=each.hypotheses[: task.nbest]) for each in whole])
         return [next(found) if problem is None else problem for problem in problems]
 
     def _next_words(self, words: NextWords, request: Request, most: int) -> Answer | InputError:
@@ -103,7 +109,7 @@ class Served:
     """The models of one language pair.
 
     Args:
-        folders: a model folder, or those of an ensemble.
+        folders: a model folder, or those of an ensemble, on this machine.
         settings: of the server.
         load_model: loads them.
 
@@ -120,6 +126,7 @@ class Served:
         self.folders = list(folders)
         self._settings, self._load = settings, load_model
         self._stamp = self._tried = self._found()
+        self._failures = self._pause = 0
         self._loaded = self._fresh()
         data = self._loaded.model.recipe.pairs
         self.source, self.target = data.source, data.target
@@ -165,15 +172,24 @@ class Served:
         return self._loaded.translate(requests, task)
 
     def reload(self) -> bool:
-        """Loads the models again if their folders hold other parameters than when that was last tried.
+        """Loads the models again if their folders hold other parameters.
+
+        What could not be loaded is tried again, each time after twice as many calls: another file may have
+        been missing, or memory.
 
         Raises:
-            InputError, OSError: they cannot be loaded; those before go on.
+            EconmtError, OSError, RuntimeError, MemoryError: they cannot be loaded; those before go on.
         """
         found = self._found()
-        if found in (self._stamp, self._tried):
+        if found == self._stamp:
             return False
-        self._tried = found
+        if found != self._tried:
+            self._tried, self._failures, self._pause = found, 0, 0
+        if self._pause:
+            self._pause -= 1
+            return False
+        self._failures += 1
+        self._pause = 2 ** min(self._failures, _LONGEST_PAUSE)
         self._loaded = self._fresh()
         self._stamp = found
         return True
@@ -207,7 +223,7 @@ def by_pair(
         InputError: a model cannot be loaded, or an ensemble's vocabularies differ.
     """
     pairs: dict[tuple[str, str], list[Path]] = {}
-    for folder in folders:
+    for folder in map(local_model, folders):
         pairs.setdefault(_pair_of(folder), []).append(folder)
     return [Served(own, settings, load_model) for own in pairs.values()]
 
