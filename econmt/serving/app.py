@@ -349,6 +349,7 @@ def _best(found: Translation, line: requests.Request, body: queries.TranslateBod
     if body.alternatives:
         fields["alternatives"] = [other.text for other in found.hypotheses[1:]]
     if body.details:
+        answers.check_details([found])
         fields["details"] = answers.sentence(found, line.passed)
     return fields
 
@@ -361,6 +362,8 @@ def _whole(
     begun: float,
 ) -> dict[str, Any]:
     """The answer to a request, in LibreTranslate's form, with what else was asked for."""
+    if body.details:
+        answers.check_details(each for each in found if isinstance(each, Translation))
     rest = iter(found)
     written: list[str] = []
     others: list[list[str]] = []

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import pytest
 
 from econmt.api import TrainedModel
-from econmt.serving import queries, server
+from econmt.serving import answers, queries, server
 from econmt.serving.settings import Settings
 from tests.unit.serving.conftest import Client, serving
 
@@ -74,6 +74,14 @@ def test_details_hold_what_is_known_of_a_sentence(client: Client, model: Trained
     for row, theirs in zip(details["attention"], expected.attention.tolist(), strict=True):
         assert row == pytest.approx(theirs, abs=1e-4)
     assert found["milliseconds"] > 0.0
+
+
+def test_details_too_large_to_be_written_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_MOST_WEIGHTS", 10)
+    said = client.post("/translate", q="a b c", details=True)
+    assert (said.status, said.json["error"].endswith("send parts, or ask for no details")) == (413, True)
+    streamed = client.post("/translate", q="a b c", details=True, stream=True)
+    assert "send parts" in json.loads(streamed.content)["error"]
 
 
 def test_what_is_wished_of_a_translation_holds(client: Client) -> None:
@@ -324,4 +332,10 @@ def test_a_client_that_says_nothing_is_let_go(folder: Path, monkeypatch: pytest.
     with serving(folder, Settings()) as client:
         assert exchange(client, b"") == b""
         assert exchange(client, b"POST /transl") == b""
+        with socket.create_connection(("127.0.0.1", client.port), timeout=20) as kept:
+            kept.sendall(b"GET /languages HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert kept.recv(65536).startswith(b"HTTP/1.1 200 ")
+            kept.sendall(b"GET /langu")
+            while kept.recv(65536):
+                pass
         assert client.get("/health").status == 200
