@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +19,6 @@ from econmt.data.files import notice
 from econmt.errors import InputError
 from econmt.training.interrupts import Interrupted, Interrupts
 
-_LOOPBACK = ("127.", "::1", "localhost")
 _PACKAGES = ("starlette", "uvicorn", "prometheus_client")
 
 HostOption = Annotated[str, typer.Option(help="Address to listen on; the default is this machine alone.")]
@@ -93,9 +93,10 @@ def serve(
         beam_size, batch_size, wait_ms / 1000.0, max_characters, max_waiting, requests_per_minute
     )
     keys = Keys() if api_keys is None else read_keys(api_keys)
-    if not host.startswith(_LOOPBACK) and not keys.wanted:
-        notice(f"warning: whoever reaches {host} may ask; --api-keys FILE lets only those with a key")
     with bind(host, port) as bound:
+        address = bound.getsockname()[0]  # a name may stand for any
+        if not ipaddress.ip_address(address.partition("%")[0]).is_loopback and not keys.wanted:
+            notice(f"warning: whoever reaches {host} may ask; --api-keys FILE lets only those with a key")
         server = Server(Service(by_pair(models, settings, loaded), settings, keys))
         notice(f"listening on {url_of(bound)} (Ctrl-C ends)")
         interrupts = Interrupts()

@@ -22,11 +22,11 @@ class Glossary:
 
     def __init__(self, terms: dict[str, str]) -> None:
         self._terms: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}
-        self._longest = 0
         for source, target in terms.items():
             words = units(source)
             self._terms.setdefault(_folded(words), []).append((words, target))
-            self._longest = max(self._longest, len(words))
+        # Only lengths that some term has are tried, or one long term would make every text slow.
+        self._sizes = sorted({len(words) for words in self._terms}, reverse=True)
         for found in self._terms.values():
             # Where two differ in their capitals the one that has some is meant by text that has the same.
             found.sort(key=lambda term: _has_no_capitals(term[0]))
@@ -37,7 +37,9 @@ class Glossary:
         folded = _folded(words)
         found, at = list[str](), 0
         while at < len(words):
-            for size in range(min(self._longest, len(words) - at), 0, -1):
+            for size in self._sizes:
+                if size > len(words) - at:
+                    continue
                 target = self._match(words[at : at + size], folded[at : at + size])
                 if target is not None:
                     found.append(target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -16,6 +16,9 @@ from econmt.serving.languages import language_name
 from econmt.serving.models import Served
 from econmt.serving.settings import Refused
 from econmt.typed_json import json_text
+
+_MOST_WEIGHTS = 500_000
+"""Of attention, in an answer: writing them holds up everybody else, and so many take about half a second."""
 
 
 class JsonResponse(Response):
@@ -48,6 +51,22 @@ def sentence(translation: Translation, passed: Mapping[str, Any]) -> dict[str, A
         entry["confidence"] = confidence(found)
         entry["alignment"] = [list(pair) for pair in found.alignment]
     return {**fields, "confidence": confidence(translation)}
+
+
+def check_details(found: Iterable[Translation]) -> None:
+    """Refuses attention of more weights than are written at a time.
+
+    Raises:
+        Refused: there are more.
+    """
+    entries = [entry for each in found for entry in each.hypotheses]
+    weights = sum(entry.attention.numel() for entry in entries if entry.attention is not None)
+    if weights > _MOST_WEIGHTS:
+        raise Refused(
+            413,
+            f"details: attention of {weights:,} weights, at most {_MOST_WEIGHTS:,} are written; send parts, or ask for "
+            "no details",
+        )
 
 
 def words(found: Sequence[NextWord]) -> list[dict[str, Any]]:

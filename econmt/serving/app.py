@@ -19,14 +19,14 @@ from starlette.routing import Route
 from econmt.data.files import notice
 from econmt.decoding import requests
 from econmt.decoding.translator import EMPTY, Translation
-from econmt.errors import EconmtError, InputError
+from econmt.errors import EconmtError
 from econmt.serving import answers, queries
 from econmt.serving.access import Keys, Rates
 from econmt.serving.markup import Text
 from econmt.serving.metrics import Metrics
 from econmt.serving.models import Answer, Served, Task
 from econmt.serving.scheduler import Job, Scheduler
-from econmt.serving.settings import Refused, Settings
+from econmt.serving.settings import Refused, Settings, bug
 from econmt.typed_json import json_text
 
 _MOST_BYTES_A_CHARACTER = 12
@@ -62,7 +62,7 @@ class Service:
         self.failed: BaseException | None = None
 
     def application(self, stop: Callable[[], object] = lambda: None) -> Starlette:
-        """The application; ``stop`` is called if what translates fails, which ``failed`` then holds."""
+        """The application; ``stop`` is called if what translates cannot go on, which ``failed`` then holds."""
         posts = {
             "/translate": self._translate,
             "/alternatives": self._alternatives,
@@ -110,7 +110,7 @@ class Service:
                     if await asyncio.to_thread(served.reload):
                         self._metrics.reloads.labels("done").inc()
                         notice(f"{', '.join(map(str, served.folders))}: better parameters are loaded")
-                except (InputError, OSError) as error:
+                except (EconmtError, OSError, RuntimeError, MemoryError) as error:
                     self._metrics.reloads.labels("failed").inc()
                     notice(f"warning: the parameters before go on: {error}")
 
@@ -146,8 +146,13 @@ class Service:
             ) from None
         body = queries.read_body(kind, content, request.headers.get("content-type", ""))
         key = body.api_key or request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        self._keys.check(key)
-        self._rates.take(key if self._keys.wanted else request.client.host if request.client else "")
+        address = request.client.host if request.client else ""
+        try:
+            self._keys.check(key)
+        except Refused:
+            self._rates.take(address)
+            raise
+        self._rates.take(key if self._keys.wanted else address)
         return body
 
     def _model(self, source: str, target: str) -> Served:
@@ -229,9 +234,9 @@ class Service:
         served = self._model(body.source, body.target)
         line = queries.word_request(body, self._settings.most_characters)
         (found,) = await _unless_left(request, self._submit(served, [line], Task(words=body.alternatives)))
-        assert isinstance(found, list)
+        following = found if isinstance(found, list) else []  # a sentence without tokens is not looked at
         return answers.JsonResponse(
-            {"alternatives": answers.words(found), "milliseconds": _milliseconds(begun)}, headers=_SAFE
+            {"alternatives": answers.words(following), "milliseconds": _milliseconds(begun)}, headers=_SAFE
         )
 
     async def _detect(self, request: Request) -> Response:
@@ -344,6 +349,7 @@ def _best(found: Translation, line: requests.Request, body: queries.TranslateBod
     if body.alternatives:
         fields["alternatives"] = [other.text for other in found.hypotheses[1:]]
     if body.details:
+        answers.check_details([found])
         fields["details"] = answers.sentence(found, line.passed)
     return fields
 
@@ -356,6 +362,8 @@ def _whole(
     begun: float,
 ) -> dict[str, Any]:
     """The answer to a request, in LibreTranslate's form, with what else was asked for."""
+    if body.details:
+        answers.check_details(each for each in found if isinstance(each, Translation))
     rest = iter(found)
     written: list[str] = []
     others: list[list[str]] = []
@@ -395,4 +403,4 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 async def _bug(_: Request, error: Exception) -> Response:
     """What is said when this program is wrong; the traceback goes to standard error."""
-    return answers.JsonResponse({"error": f"this is a bug in econmt: {type(error).__name__}"}, 500)
+    return answers.JsonResponse({"error": bug(error)}, 500)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from html import escape
-from html.parser import HTMLParser
+from html import escape, unescape
 from typing import NamedTuple
 
 from econmt.decoding.requests import Request
@@ -13,8 +12,15 @@ from econmt.decoding.requests import Request
 _KEPT = frozenset({"script", "style", "code", "pre", "textarea", "kbd", "samp", "var"})
 """Elements whose text is no sentence."""
 _RAW = frozenset({"script", "style"})
-"""Those of them whose text has no character references."""
-_EDGES = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
+"""Those of them in whose text there are no tags."""
+_TAG = re.compile(r"""<(/?)([a-zA-Z][^\s/<>"']*)(?=[\s/>])[^<>"']*(?:(?:"[^"]*"|'[^']*')[^<>"']*)*>""")
+"""A tag with its name; a bracket in a quoted value does not end it."""
+_BROKEN_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)(?=[\s/>])[^<>]*>")
+"""A tag with a quote that is never closed."""
+_OTHERS = {"<!--": "-->", "<![CDATA[": "]]>", "<!": ">", "<?": ">", "</": ">"}
+"""How other markup begins, and what ends it; of those that fit the first."""
+_LONG_REFERENCE = re.compile(r"&#[0-9]{20,};?")
+"""A number of so many digits is no character's, and Python reads none of thousands."""
 
 
 class Text(NamedTuple):
@@ -43,56 +49,66 @@ def plain_text(request: Request) -> Text:
 
 
 def html_text(request: Request) -> Text:
-    """HTML: what stands between two tags is a sentence by itself; scripts, styles and code stay as they are."""
-    parser = _Parser()
-    parser.feed(request.text)
-    parser.close()
-    return Text([request._replace(text=line) for line in parser.lines], parser.gaps, markup=True)
+    """HTML: what stands between two tags is a sentence by itself; all else stays as it is written."""
+    page = _Page()
+    page.read(request.text)
+    return Text([request._replace(text=line) for line in page.lines], page.gaps, markup=True)
 
 
-class _Parser(HTMLParser):
-    """Finds the sentences, and keeps what is around them as it is written."""
+class _Page:
+    """Finds the sentences, and keeps what is around them as it is written, which Python's own parser does not."""
 
     def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
         self.lines: list[str] = []
         self.gaps = [""]
         self._kept: list[str] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
-        self.gaps[-1] += self.get_starttag_text() or ""
-        if tag in _KEPT:
-            self._kept.append(tag)
+    def read(self, page: str) -> None:
+        """Takes a whole page."""
+        done = at = 0
+        while (at := page.find("<", at)) >= 0:
+            tag = _TAG.match(page, at) or _BROKEN_TAG.match(page, at)
+            end = tag.end() if tag else _end_of_other(page, at)
+            if end < 0:
+                at += 1  # a bracket of the text
+                continue
+            self._text(page[done:at])
+            self.gaps[-1] += page[at:end]
+            if tag:
+                end = self._tag(tag, page)
+            done = at = end
+        self._text(page[done:])
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
-        self.gaps[-1] += self.get_starttag_text() or ""
+    def _tag(self, tag: re.Match[str], page: str) -> int:
+        """Remembers in which elements the page is from here on; returns where it is, behind a script's text."""
+        name, end = tag[2].lower(), tag.end()
+        if tag[1]:
+            if name in self._kept:
+                del self._kept[self._kept.index(name) :]
+        elif name in _KEPT and not tag[0].endswith("/>"):
+            self._kept.append(name)
+            if name in _RAW:
+                closing = re.compile(f"</{name}(?=[\\s/>])", re.IGNORECASE).search(page, end)
+                behind = closing.start() if closing else len(page)
+                self.gaps[-1] += page[end:behind]
+                return behind
+        return end
 
-    def handle_endtag(self, tag: str) -> None:
-        self.gaps[-1] += f"</{tag}>"
-        if tag in self._kept:
-            del self._kept[self._kept.index(tag) :]
-
-    def handle_data(self, data: str) -> None:
-        if self._kept:
-            self.gaps[-1] += data if _RAW.intersection(self._kept) else escape(data, quote=False)
+    def _text(self, raw: str) -> None:
+        text = unescape(_LONG_REFERENCE.sub("\N{REPLACEMENT CHARACTER}", raw))
+        sentence = text.strip()
+        if self._kept or not sentence:
+            self.gaps[-1] += raw
             return
-        found = _EDGES.fullmatch(data)
-        assert found is not None
-        before, sentence, behind = found.groups()
-        self.gaps[-1] += before
-        if sentence:
-            self.lines.append(" ".join(sentence.split()))
-            self.gaps.append("")
-        self.gaps[-1] += behind
+        self.gaps[-1] += text[: len(text) - len(text.lstrip())]
+        self.lines.append(" ".join(sentence.split()))
+        self.gaps.append(text[len(text.rstrip()) :])
 
-    def handle_comment(self, data: str) -> None:
-        self.gaps[-1] += f"<!--{data}-->"
 
-    def handle_decl(self, decl: str) -> None:
-        self.gaps[-1] += f"<!{decl}>"
-
-    def handle_pi(self, data: str) -> None:
-        self.gaps[-1] += f"<?{data}>"
-
-    def unknown_decl(self, data: str) -> None:
-        self.gaps[-1] += f"<![{data}]>"
+def _end_of_other(page: str, at: int) -> int:
+    """Where a comment, a declaration or the like ends that begins at a place; -1: none does."""
+    for begin, end in _OTHERS.items():
+        if page.startswith(begin, at):
+            found = page.find(end, at + len(begin))
+            return -1 if found < 0 else found + len(end)
+    return -1

@@ -36,6 +36,9 @@ class Metrics:
         self.given_up = Counter(
             "econmt_given_up_total", "Sentences whose client left before they were translated.", registry=own
         )
+        self.bugs = Counter(
+            "econmt_failed_batches_total", "Batches that an error of this program ended.", registry=own
+        )
         self.reloads = Counter("econmt_reloads_total", "Models loaded anew.", ["result"], registry=own)
 
     def text(self) -> bytes:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
+import torch
+
 from econmt.api import TrainedModel, load
 from econmt.decoding.next_words import NextWord, NextWords
 from econmt.decoding.requests import Request
+from econmt.decoding.search import output_limits
 from econmt.decoding.translator import Translation, Translator
 from econmt.decoding.wishes import Wishes
 from econmt.errors import InputError
@@ -17,7 +20,10 @@ from econmt.recipe_data import Data
 from econmt.serving.settings import Refused, Settings
 from econmt.training.checkpoints import parameter_file
 from econmt.training.folder import ModelFolder
+from econmt.training.hub import local_model
 
+_LONGEST_PAUSE = 6
+"""As a power of two of looks at the folders, between tries to load what cannot be loaded."""
 Answer = Union[Translation, list[NextWord]]
 
 
@@ -51,11 +57,17 @@ class _Loaded:
     def translate(self, requests: Sequence[Request], task: Task) -> list[Answer | InputError]:
         if task.words:
             self._words = self._words or NextWords(self._translator(1, attention=False))
-            return [self._next_words(self._words, request, task.words) for request in requests]
+            return [
+                self._problem(request) or self._next_words(self._words, request, task.words)
+                for request in requests
+            ]
         problems = [self._problem(request) for request in requests]
         fits = [request for request, problem in zip(requests, problems, strict=True) if problem is None]
-        translator = self._translator(task.nbest, attention=task.attention)
-        found = iter(translator.translate_chunk(fits, where="q"))
+        # A translator keeps memory for its searches: there are three, not one for each number that clients may ask for.
+        wide = task.nbest > 1 or task.attention
+        translator = self._translator(self.beam if wide else 1, attention=task.attention)
+        whole = translator.translate_chunk(fits, where="q")
+        found = iter([each._replace(hypotheses=each.hypotheses[: task.nbest]) for each in whole])
         return [next(found) if problem is None else problem for problem in problems]
 
     def _next_words(self, words: NextWords, request: Request, most: int) -> Answer | InputError:
@@ -69,9 +81,20 @@ class _Loaded:
         if request.is_plain:
             return None
         try:
-            self._wishes.of(request, "q")
+            wish = self._wishes.of(request, "q")
         except InputError as error:
             return error
+        # A search takes as many steps as it has to write; no more than for the longest sentence of training.
+        longest = self.model.recipe.pairs.max_length
+        tokens = max(longest, len(self.model.vocabularies.source.encode(request.text)))
+        factor = self.model.recipe.decoding.max_output_factor
+        most = int(output_limits(torch.tensor([tokens + 1]), factor, longest))
+        if wish is not None and len(wish.ids) > most:
+            return Refused(
+                413,
+                f"q: constraints and target_prefix have {len(wish.ids):,} tokens, a translation at most {most:,}; "
+                "wish less of a sentence",
+            )
         return None
 
     def _translator(self, nbest: int, *, attention: bool) -> Translator:
@@ -86,7 +109,7 @@ class Served:
     """The models of one language pair.
 
     Args:
-        folders: a model folder, or those of an ensemble.
+        folders: a model folder, or those of an ensemble, on this machine.
         settings: of the server.
         load_model: loads them.
 
@@ -103,6 +126,7 @@ class Served:
         self.folders = list(folders)
         self._settings, self._load = settings, load_model
         self._stamp = self._tried = self._found()
+        self._failures = self._pause = 0
         self._loaded = self._fresh()
         data = self._loaded.model.recipe.pairs
         self.source, self.target = data.source, data.target
@@ -148,15 +172,24 @@ class Served:
         return self._loaded.translate(requests, task)
 
     def reload(self) -> bool:
-        """Loads the models again if their folders hold other parameters than when that was last tried.
+        """Loads the models again if their folders hold other parameters.
+
+        What could not be loaded is tried again, each time after twice as many calls: another file may have
+        been missing, or memory.
 
         Raises:
-            InputError, OSError: they cannot be loaded; those before go on.
+            EconmtError, OSError, RuntimeError, MemoryError: they cannot be loaded; those before go on.
         """
         found = self._found()
-        if found in (self._stamp, self._tried):
+        if found == self._stamp:
             return False
-        self._tried = found
+        if found != self._tried:
+            self._tried, self._failures, self._pause = found, 0, 0
+        if self._pause:
+            self._pause -= 1
+            return False
+        self._failures += 1
+        self._pause = 2 ** min(self._failures, _LONGEST_PAUSE)
         self._loaded = self._fresh()
         self._stamp = found
         return True
@@ -190,7 +223,7 @@ def by_pair(
         InputError: a model cannot be loaded, or an ensemble's vocabularies differ.
     """
     pairs: dict[tuple[str, str], list[Path]] = {}
-    for folder in folders:
+    for folder in map(local_model, folders):
         pairs.setdefault(_pair_of(folder), []).append(folder)
     return [Served(own, settings, load_model) for own in pairs.values()]
 

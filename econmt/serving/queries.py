@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import parse_qsl
 
@@ -105,10 +105,16 @@ def texts_of(body: TranslateBody, most_characters: int) -> list[Text]:
     Raises:
         InputError: something in it cannot be used; the message names it.
     """
+    check_size(body, body.target_prefix, most_characters)
+    if body.stream and body.format == "html":
+        raise Refused(
+            400, "stream writes sentences without what stands around them: give no stream with format html"
+        )
     glossary = read_terms(body.glossary)
     given = body.q if isinstance(body.q, list) else [body.q]
     read = [_entry(each, number, isinstance(body.q, list)) for number, each in enumerate(given)]
-    check_size(sum(len(request.text) for request in read), most_characters)
+    # What the whole request wishes is looked at once, not for each of its texts.
+    check_request(Request("", body.constraints, body.avoid, body.target_prefix), BODY)
     if (body.constraints or body.target_prefix) and len(read) != 1:
         raise Refused(
             400,
@@ -119,11 +125,10 @@ def texts_of(body: TranslateBody, most_characters: int) -> list[Text]:
     for number, request in enumerate(read):
         whole = request._replace(
             constraints=[*request.constraints, *body.constraints],
-            avoid=[*request.avoid, *body.avoid],
+            avoid=[*request.avoid, *body.avoid] if request.avoid else body.avoid,
             target_prefix=request.target_prefix or body.target_prefix,
         )
         where = f"q[{number}]" if isinstance(body.q, list) else "q"
-        check_request(whole, where)
         text = html_text(whole) if body.format == "html" else plain_text(whole)
         if len(text.lines) > 1 and (whole.constraints or whole.target_prefix):
             raise Refused(
@@ -135,7 +140,11 @@ def texts_of(body: TranslateBody, most_characters: int) -> list[Text]:
 
 
 def _entry(given: str | dict[str, Any], number: int, listed: bool) -> Request:
-    return Request(given) if isinstance(given, str) else request_of(given, f"q[{number}]" if listed else "q")
+    where = f"q[{number}]" if listed else "q"
+    if not isinstance(given, str):
+        return request_of(given, where)
+    check_request(request := Request(given), where)
+    return request
 
 
 def word_request(body: WordsBody, most_characters: int) -> Request:
@@ -144,7 +153,7 @@ def word_request(body: WordsBody, most_characters: int) -> Request:
     Raises:
         InputError: something in it cannot be used.
     """
-    check_size(len(body.q), most_characters)
+    check_size(body, body.target_prefix, most_characters)
     request = Request(body.q.strip(), body.constraints, body.avoid, body.target_prefix)
     check_request(request, "q")
     if not request.text or "\n" in request.text:
@@ -152,12 +161,35 @@ def word_request(body: WordsBody, most_characters: int) -> Request:
     return with_terms(request, read_terms(body.glossary))
 
 
-def check_size(characters: int, most: int) -> None:
-    """Refuses texts with more characters than a server takes at a time."""
+def check_size(body: TranslateBody | WordsBody, target_prefix: str, most: int) -> None:
+    """Refuses a request with more characters than a server takes at a time, what is wished included.
+
+    Each text, phrase and name counts one more, as if a line end stood between them: a list of many blank ones is long.
+    """
+    texts = _characters([body.q]) - 1
+    wished = _characters(
+        [*body.constraints, *body.avoid, *body.glossary, *body.glossary.values(), target_prefix]
+    )
+    characters = texts + wished - 1
     if characters > most:
-        raise Refused(
-            413, f"q has {characters:,} characters, this server takes {most:,} at a time; send parts"
-        )
+        what = "q has" if texts > most else "q and what is wished of it have"
+        count = texts if texts > most else characters
+        raise Refused(413, f"{what} {count:,} characters, this server takes {most:,} at a time; send parts")
+
+
+def _characters(trees: Iterable[Any]) -> int:
+    """Of all texts in JSON values, and one more for each value and name."""
+    count, left = 0, list(trees)
+    while left:
+        tree = left.pop()
+        count += 1
+        if isinstance(tree, str):
+            count += len(tree)
+        elif isinstance(tree, list):
+            left += tree
+        elif isinstance(tree, dict):
+            left += [*tree, *tree.values()]
+    return count
 
 
 def read_terms(terms: Mapping[str, str]) -> Glossary | None:

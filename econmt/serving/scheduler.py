@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,8 +13,9 @@ from econmt.engine.devices import is_out_of_memory
 from econmt.errors import EconmtError
 from econmt.serving.metrics import Metrics
 from econmt.serving.models import Answer, Served, Task
-from econmt.serving.settings import Refused, Settings
+from econmt.serving.settings import Refused, Settings, bug
 
+_LOG = logging.getLogger(__name__)
 _STEP_SECONDS = 0.01
 """Each further sentence of a request counts as if it came so much later: a long text does not stop the others."""
 
@@ -86,7 +88,7 @@ class Scheduler:
                     await self._translate(batch)
         finally:
             self._stopped = True
-            self._worker.shutdown()
+            self._worker.shutdown(wait=False, cancel_futures=True)  # waiting would hold the event loop up
             for job in (*self._running, *self._waiting):
                 if not job.answer.done():
                     job.answer.set_exception(
@@ -120,6 +122,7 @@ class Scheduler:
         left = [job for job in self._waiting if not job.answer.done()]
         self._metrics.given_up.inc(len(self._waiting) - len(left))
         self._waiting = left
+        self._metrics.waiting.set(len(left))
 
     async def _translate(self, batch: Sequence[Job]) -> None:
         served, task = batch[0].served, batch[0].task
@@ -133,12 +136,8 @@ class Scheduler:
             )
         except EconmtError as error:
             answers = [error] * len(batch)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            answers = [
-                Refused(503, "the server has no memory left for this; ask for less at a time", 5)
-            ] * len(batch)
+        except Exception as error:  # noqa: BLE001  whatever is wrong with one batch must not end the others' server
+            answers = [self._failure(error)] * len(batch)
         self._metrics.batches.observe(len(batch))
         self._metrics.batch_seconds.observe(time.monotonic() - begun)
         self._metrics.sentences.inc(len(batch))
@@ -150,3 +149,17 @@ class Scheduler:
                 job.answer.set_exception(answer)
             else:
                 job.answer.set_result(answer)
+
+    def _failure(self, error: Exception) -> Refused:
+        """What is said where a batch failed by no fault of those who asked.
+
+        Raises:
+            RuntimeError: the device is lost to this process; only a new one can go on.
+        """
+        if is_out_of_memory(error):
+            return Refused(503, "the server has no memory left for this; ask for less at a time", 5)
+        self._metrics.bugs.inc()
+        _LOG.error("a batch could not be translated", exc_info=error)
+        if isinstance(error, RuntimeError) and "CUDA error" in str(error):
+            raise error
+        return Refused(500, bug(error))

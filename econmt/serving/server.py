@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -12,7 +13,7 @@ from econmt.errors import InputError
 from econmt.serving.app import Service
 
 _HEAD_SECONDS = 10.0
-"""For the head of a connection's first request to arrive."""
+"""For the head of a request to arrive."""
 _IDLE_SECONDS = 30
 """Between the requests of a connection."""
 _DRAIN_SECONDS = 30
@@ -24,13 +25,31 @@ _CONNECTIONS = 1_000
 class _Protocol(H11Protocol):
     """HTTP that lets go of clients that connect and say nothing, or a byte at a time."""
 
+    _head_timer: asyncio.TimerHandle | None = None
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(_HEAD_SECONDS, self._let_go)
+        self._watch_head()
 
-    def _let_go(self) -> None:
-        if not self.headers:
-            self.transport.close()
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_watching()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_head()
+
+    def _watch_head(self) -> None:
+        """Gives each request's head its time, counted from its first byte, the first one's from the connection on."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+
+    def _stop_watching(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -43,3 +43,8 @@ class Refused(InputError):  # noqa: N818  an answer
     def __init__(self, status: int, line: str, retry_seconds: int | None = None) -> None:
         self.status, self.retry_seconds = status, retry_seconds
         super().__init__(line)
+
+
+def bug(error: Exception) -> str:
+    """What is said to a client when this program is wrong; the traceback goes to standard error."""
+    return f"this is a bug in econmt: {type(error).__name__}"

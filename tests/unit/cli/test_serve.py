@@ -41,6 +41,17 @@ def test_what_cannot_be_served_is_told_in_a_line(
     assert lacking.err == "econmt: error: econmt serve needs the package uvicorn; install econmt[serve]\n"
 
 
+@pytest.mark.parametrize(("address", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_who_may_ask_is_told_by_the_address_not_its_name(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, warned: bool
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    said = call("serve", "-m", tmp_path / "nosuch", "--host", "localhost.example.org", "--port", 0)
+    assert ("whoever reaches localhost.example.org may ask" in said.err) == warned
+    assert "no such model folder" in said.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough)]

@@ -192,7 +192,9 @@ def test_more_than_may_wait_are_refused_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(EconmtError("not finite"), None), (MemoryError(), 503)], ids=["econmt", "memory"]
+    ("error", "status"),
+    [(EconmtError("not finite"), None), (MemoryError(), 503), (ValueError("a bug"), 500)],
+    ids=["econmt", "memory", "bug"],
 )
 def test_a_batch_that_fails_leaves_the_server_at_work(error: Exception, status: int | None) -> None:
     async def test(table: Table) -> None:
@@ -211,9 +213,9 @@ def test_a_batch_that_fails_leaves_the_server_at_work(error: Exception, status: 
     run(test)
 
 
-def test_a_bug_ends_it_and_leaves_nobody_waiting() -> None:
+def test_a_lost_device_ends_it_and_leaves_nobody_waiting() -> None:
     async def test(table: Table) -> None:
-        table.fake.error = ValueError("a bug")
+        table.fake.error = RuntimeError("CUDA error: device-side assert triggered")
         first = await table.busy()
         other = table.job("waits")
         table.scheduler.submit([other])
@@ -221,9 +223,40 @@ def test_a_bug_ends_it_and_leaves_nobody_waiting() -> None:
         for job in (first, other):
             with pytest.raises(Refused, match="stopping"):
                 await job.answer
-        with pytest.raises(ValueError, match="a bug"):
+        with pytest.raises(RuntimeError, match="CUDA error"):
             await table.running
         with pytest.raises(Refused, match="stopping"):
             table.scheduler.submit([table.job("late")])
+
+    run(test)
+
+
+def test_none_wait_when_all_were_given_up() -> None:
+    metrics = Metrics()
+
+    async def main() -> None:
+        scheduler = Scheduler(Settings(wait_seconds=0.0), metrics)
+        fake: Any = Fake()
+        job = Job(fake, Request("a"), Task(), 1, 0)
+        scheduler.submit([job])
+        job.answer.cancel()
+        running = asyncio.create_task(scheduler.run())
+        while b"econmt_given_up_total 1.0" not in metrics.text():
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    assert b"econmt_waiting_sentences 0.0" in metrics.text()
+
+
+def test_stopping_does_not_wait_for_what_is_being_translated() -> None:
+    async def test(table: Table) -> None:
+        first = await table.busy()
+        table.running.cancel()
+        await asyncio.gather(table.running, return_exceptions=True)
+        assert not table.fake.go.is_set()
+        with pytest.raises(Refused, match="stopping"):
+            await first.answer
 
     run(test)

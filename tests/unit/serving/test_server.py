@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import pytest
 
 from econmt.api import TrainedModel
-from econmt.serving import server
+from econmt.serving import answers, queries, server
 from econmt.serving.settings import Settings
 from tests.unit.serving.conftest import Client, serving
 
@@ -76,6 +76,14 @@ def test_details_hold_what_is_known_of_a_sentence(client: Client, model: Trained
     assert found["milliseconds"] > 0.0
 
 
+def test_details_too_large_to_be_written_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_MOST_WEIGHTS", 10)
+    said = client.post("/translate", q="a b c", details=True)
+    assert (said.status, said.json["error"].endswith("send parts, or ask for no details")) == (413, True)
+    streamed = client.post("/translate", q="a b c", details=True, stream=True)
+    assert "send parts" in json.loads(streamed.content)["error"]
+
+
 def test_what_is_wished_of_a_translation_holds(client: Client) -> None:
     whole = client.post("/translate", q="a b c", constraints=["H G"], avoid=["C"], target_prefix="D").json
     words = whole["translatedText"].split()
@@ -131,6 +139,11 @@ def test_words_that_may_follow(client: Client) -> None:
         assert 0.0 < each["probability"] <= 1.0
     probabilities = [each["probability"] for each in found]
     assert probabilities == sorted(probabilities, reverse=True)
+
+
+def test_no_words_follow_a_sentence_without_tokens(client: Client) -> None:
+    answer = client.post("/alternatives", q="\u2581")
+    assert (answer.status, answer.json["alternatives"]) == (200, [])
 
 
 def test_says_what_it_has(client: Client) -> None:
@@ -194,6 +207,22 @@ WRONG = [
     ({"q": [{"text": "a", "constrains": ["A"]}]}, 400, "q[0]: constrains: there is no such field"),
     ({"q": [{"text": "a", "factors": ["x"]}]}, 400, "q[0]: factors: the model has no source factors"),
     ({"q": "a", "glossary": {"a": " "}}, 400, "glossary: the target phrase of 'a' is blank"),
+    ({"q": ["", ""] * 300}, 413, "q has 600 characters, this server takes 500 at a time"),
+    (
+        {"q": "a", "avoid": ["b"] * 250},
+        413,
+        "q and what is wished of it have 501 characters, this server takes 500",
+    ),
+    ({"q": "a", "target_prefix": "D" * 501}, 413, "q and what is wished of it have 502 characters"),
+    ({"q": "a", "glossary": {"a": "D" * 501}}, 413, "q and what is wished of it have 505 characters"),
+    ({"q": {"text": "a", "constraints": ["D" * 501]}}, 413, "q has 5"),
+    (
+        {"q": "a", "target_prefix": "D " * 200},
+        413,
+        "q: constraints and target_prefix have 400 tokens, a translation",
+    ),
+    ({"q": "a", "avoid": [" "]}, 400, "the request: avoid[0] is blank"),
+    ({"q": "a", "format": "html", "stream": True}, 400, "stream writes sentences without what stands around"),
     ({"q": "a\x00"}, 400, "q: text: the character U+0000 is in no text"),
 ]
 
@@ -206,6 +235,22 @@ def test_what_cannot_be_done_is_told_in_a_line(
     assert answer.status == status
     assert answer.json["error"].startswith(said)
     assert "\n" not in answer.json["error"]
+
+
+def test_what_is_wished_counts_where_words_are_asked_for(client: Client) -> None:
+    many = client.post("/alternatives", q="a", avoid=["b"] * 250)
+    assert (many.status, many.json["error"][:4]) == (413, "q an")
+    long = client.post("/alternatives", q="a", target_prefix="D " * 200)
+    assert (long.status, "400 tokens" in long.json["error"]) == (413, True)
+
+
+def test_what_a_whole_request_wishes_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr(queries, "check_request", lambda request, _: seen.append(len(request.avoid)))
+    body = queries.TranslateBody(q=["a"] * 50, avoid=["b"] * 70)
+    texts = queries.texts_of(body, 500)
+    assert sum(seen) == 70
+    assert [len(text.lines[0].avoid) for text in texts] == [70] * 50
 
 
 def test_bodies_that_are_none(client: Client) -> None:
@@ -287,4 +332,10 @@ def test_a_client_that_says_nothing_is_let_go(folder: Path, monkeypatch: pytest.
     with serving(folder, Settings()) as client:
         assert exchange(client, b"") == b""
         assert exchange(client, b"POST /transl") == b""
+        with socket.create_connection(("127.0.0.1", client.port), timeout=20) as kept:
+            kept.sendall(b"GET /languages HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert kept.recv(65536).startswith(b"HTTP/1.1 200 ")
+            kept.sendall(b"GET /langu")
+            while kept.recv(65536):
+                pass
         assert client.get("/health").status == 200
