@@ -88,6 +88,13 @@ def test_validation_translates_on_another_device(make_run: MakeRun, monkeypatch:
     assert snapshot(here.folder) == snapshot(there.folder)
 
 
+@pytest.mark.parametrize(("one", "other"), [("cuda", "cuda:1"), ("cuda:1", "cuda"), ("cpu", "cpu")])
+def test_a_gpu_has_a_name_and_a_number(monkeypatch: pytest.MonkeyPatch, one: str, other: str) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    found = [validation._numbered(torch.device(name)) for name in (one, other, "cuda:0")]
+    assert found[0] == found[1] != found[2]
+
+
 AVERAGING = "training.averaging={start: at-once, decay: 0.6}"
 
 
