@@ -218,7 +218,7 @@ class Budget:
     def _made_for(self, text: str) -> str:
         """Tells apart all that a plan depends on; ``text`` is the fingerprint of the text."""
         recipe, training = self._recipe, self._recipe.training
-        parts = {
+        parts: dict[str, Any] = {
             "sections": [
                 section.model_dump(mode="json")
                 for section in (
