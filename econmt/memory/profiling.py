@@ -234,7 +234,7 @@ def _take_turns(step: Step, measured: Sequence[tuple[Technique, Ledger]], say: S
 def _profile_gpu(
     task: Task, rows: Sequence[Technique], shape: Shape, device: torch.device, say: Say, rank: Rank
 ) -> list[Profile]:
-    in_graphs = task.recipe.training.cuda_graphs == "auto"
+    in_graphs = task.recipe.training.in_graphs
     ledgers: dict[Technique, Ledger] = {}
     try:
         step = Step(task, shape, device, rank)

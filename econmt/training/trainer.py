@@ -128,6 +128,7 @@ class Trainer:
             notes.append("another batch size: each row begins without the state of the text before it")
         self.schedule.load_state_dict(saved.state.schedule)
         self.batches.load_state_dict(saved.state.data)
+        self._monitors.go_on(saved.state.monitored)
         restore_random_states(saved.state.random)
         dropout = saved.state.random.get("dropout", [])
         self.step.set_random_state(torch.tensor(dropout, dtype=torch.int64))
@@ -156,14 +157,15 @@ class Trainer:
 
     def _run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
         self.model.train()
-        graphs = self.recipe.training.cuda_graphs == "auto" and not self._monitors
-        if self.device.type == "cuda" and graphs:
+        if self.device.type == "cuda" and self.recipe.training.in_graphs:
             self.budget.room_for_optimizer(self.optimizer)
             # What a byte budget divides further, or an update adds up, is captured batch by batch.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
             several = interval > 1 or (plan is not None and plan.worst.parts > 1)
             most_rows = self._ranks.fill_up(self.batches.shapes(), lambda: self.budget.plan)
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
+        elif self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
+            progress.note("training.monitor_pattern: steps are not captured in CUDA graphs")
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
         self._tell_of_plan(progress)
@@ -435,6 +437,7 @@ class Trainer:
         """Puts what lives outside of the state into it, before it is saved."""
         self.state.schedule = self.schedule.state_dict()
         self.state.data = self.batches.state_dict()
+        self.state.monitored = self._monitors.gradients()
         self.state.random = {**random_states(), "dropout": self.step.random_state().tolist()}
         self.budget.remember(self.state)
 

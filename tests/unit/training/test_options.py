@@ -13,7 +13,10 @@ import torch
 from rich.console import Console
 
 from econmt.errors import InputError
+from econmt.memory.estimate.training_step import estimate_step
 from econmt.recipe import recipe_text
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
 from econmt.training import validation
 from econmt.training.checkpoints import load_model
 from econmt.training.folder import Commit
@@ -200,6 +203,27 @@ def test_norms_that_are_watched_stand_among_the_metrics(make_run: MakeRun) -> No
     }.items():
         with pytest.raises(InputError, match=message):
             make_run(f"training.monitor_pattern={pattern}", name="wrong").trainer()
+
+
+def test_norms_that_are_watched_go_on(make_run: MakeRun) -> None:
+    """A run may be left between an update and the checkpoint that tells its norms."""
+    key = r"training.monitor_pattern=output\..*"
+    trainer = make_run(key).trainer()
+    steps(trainer, 2)
+    leave(trainer)
+    found = make_run(key).trainer()._monitors.columns()
+    assert found == trainer._monitors.columns()
+    assert found.keys() >= {"gradient_norm:output.weight", "gradient_norm:output.bias"}
+
+
+def test_steps_whose_norms_are_watched_are_not_taken_as_captured(make_run: MakeRun) -> None:
+    watched, off, auto = (
+        TranslationTask(make_run(key).recipe, 12, 12)
+        for key in ("training.monitor_pattern=.*", "training.cuda_graphs=off", "training.seed=7")
+    )
+    assert (watched.recipe.training.in_graphs, auto.recipe.training.in_graphs) == (False, True)
+    peaks = [estimate_step(task, Shape(4, 5, 6), "cuda").peak for task in (watched, off, auto)]
+    assert peaks[0] == peaks[1] != peaks[2]
 
 
 DEEP = ("model.encoder.layers=4", "model.decoder.layers=3", "training.max_updates=2")
