@@ -231,6 +231,11 @@ class Training(Section):
     )
     log_interval: Updates = Field(50, description="updates between lines of the log")
 
+    @property
+    def in_graphs(self) -> bool:
+        """Whether a GPU's steps are captured in CUDA graphs, which show no gradient to a monitor."""
+        return self.cuda_graphs == "auto" and self.monitor_pattern is None
+
     @model_validator(mode="after")
     def _it_ends(self) -> Training:
         limits = (self.max_updates, self.max_epochs, self.max_tokens, self.max_seconds)

@@ -48,6 +48,10 @@ def check_pipeline(recipe: Any) -> None:
         return
     if recipe.training.memory_budget is not None:
         raise ValueError(f"parallel.pipeline {stages} knows no training.memory_budget: leave one of them out")
+    if recipe.training.optimizer.name == "adafactor":
+        raise ValueError(
+            f"parallel.pipeline {stages}: adafactor needs whole matrices, give another training.optimizer.name"
+        )
     if recipe.training.monitor_pattern is not None:
         raise ValueError(
             f"parallel.pipeline {stages}: no rank has all gradients, leave training.monitor_pattern out"

@@ -33,6 +33,7 @@ from econmt.data.files import writing
 from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
 from econmt.engine.devices import check_device_name, reproducible, resolve_device
+from econmt.engine.fixed import fix_parameters
 from econmt.engine.precision import precision_of_run
 from econmt.engine.threads import threads_for
 from econmt.engine.world import rows_of_share
@@ -221,7 +222,9 @@ def _of_ranks(found: Found, size: int, device: str) -> tuple[Found, list[Rank]]:
             f"Its layers are divided over {settings.pipeline} ranks by their weights; a run divides them by times."
         )
     with torch.device("meta"):
-        sizes = [parameter.numel() for parameter in found.task.build_model().parameters()]
+        model = found.task.build_model()
+    fix_parameters(model, found.task.recipe.training)
+    sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     ranks = ranks_that_differ(settings, size, sizes, device)
     return found._replace(shape=own, notes=[*found.notes, *notes]), ranks
 

@@ -270,13 +270,14 @@ class BatchIterator:
         """Every padded shape that batches of an epoch have, by rising target, then source positions.
 
         With BPE-dropout a batch may come out smaller than its shape here, never larger. Where epochs differ these are
-        the shapes of all of them, each with the rows of a full batch, and with how many the current epoch has.
+        the shapes of all of them, each with the rows of a full batch, and with how many the current epoch has, at
+        least 1.
         """
         self._go_to_epoch()
         if self._changing is not None:
             there = Counter(map(tuple, self._table.shapes.tolist()))
             return [
-                BatchShape(source, target, rows_of_batch(self._batch, target), there[source, target])
+                BatchShape(source, target, rows_of_batch(self._batch, target), max(1, there[source, target]))
                 for source, target in self._buckets.shapes.tolist()
             ]
         found: dict[tuple[int, int], list[int]] = {}

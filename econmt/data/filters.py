@@ -28,6 +28,8 @@ REPORT_FILE = "left-out.txt"
 EXAMPLES = 3
 """Of each reason, in the report."""
 _WIDTH = 80
+_NO_KEY = 0
+"""Of a pair with an empty side, which is left out when the store is written and takes no other's place."""
 
 Codes = npt.NDArray[np.uint8]
 Classify = Callable[[str], tuple[str, float]]
@@ -129,7 +131,8 @@ class Selection:
             reason = self._reason(*pair) if all(pair) else None
             codes.append(KEPT if reason is None else REASONS.index(reason) + 1)
             if by != "keep":
-                keys.append(_key({"pairs": "\n".join(pair), "source": pair[0], "target": pair[1]}[by]))
+                text = {"pairs": "\n".join(pair), "source": pair[0], "target": pair[1]}[by]
+                keys.append(_key(text) if all(pair) else _NO_KEY)
         return codes, keys
 
     def _reason(self, source: str, target: str) -> str | None:
@@ -152,9 +155,12 @@ class Selection:
         return None
 
     def _mark_duplicates(self, keys: Sequence[npt.NDArray[np.uint64]]) -> None:
-        """Mark all but the first of what is not left out for another reason."""
+        """Mark all but the first of what is not left out for another reason, too many tokens set aside.
+
+        Tokens are counted with a vocabulary, which is learnt from what is left here.
+        """
         codes, found = np.concatenate(self.codes), np.concatenate(keys)
-        kept = np.flatnonzero(codes == KEPT)
+        kept = np.flatnonzero((codes == KEPT) & (found != _NO_KEY))
         firsts = np.unique(found[kept], return_index=True)[1]
         repeated = np.ones(len(kept), dtype=bool)
         repeated[firsts] = False

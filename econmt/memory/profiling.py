@@ -234,7 +234,7 @@ def _take_turns(step: Step, measured: Sequence[tuple[Technique, Ledger]], say: S
 def _profile_gpu(
     task: Task, rows: Sequence[Technique], shape: Shape, device: torch.device, say: Say, rank: Rank
 ) -> list[Profile]:
-    in_graphs = task.recipe.training.cuda_graphs == "auto"
+    in_graphs = task.recipe.training.in_graphs
     ledgers: dict[Technique, Ledger] = {}
     try:
         step = Step(task, shape, device, rank)
@@ -329,7 +329,7 @@ def kernels(
 
 def _known(step: Step) -> dict[str, int]:
     """Bytes that classes of kernels read and write in a step, where that is plain."""
-    parameters = list(step.training.model.parameters())
+    parameters = [part for part in step.training.model.parameters() if part.requires_grad]
     shapes = [shape for part in parameters for shape in step.training.optimizer.moments(part).values()]
     moments = sum(shape.numel() for shape in shapes)
     return {"optimizer": optimizer_bytes(sum(part.numel() for part in parameters), moments)}

@@ -122,4 +122,6 @@ def with_ranks(model: Model, ranks: Mapping[str, int]) -> Model:
     values = model.model_dump(mode="json")
     for part, rank in ranks.items():
         values[part]["rank"] = rank
+    # How matrices begin means nothing to those that are learnt, and products of two cannot begin orthogonal.
+    values["initialization"]["rnn_h2h"] = "default"
     return Model.model_validate(values)

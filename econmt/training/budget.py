@@ -13,6 +13,7 @@ import torch
 from econmt.data.batch import AnyBatch, Batches
 from econmt.data.store import PreparedData
 from econmt.decoding.search import MAX_OUTPUT_EXTRA
+from econmt.engine.fixed import fix_parameters
 from econmt.engine.world import World, rows_of_share
 from econmt.errors import InputError, TrainingError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
@@ -22,7 +23,7 @@ from econmt.memory.plan.prices import settings
 from econmt.model import Implementations
 from econmt.parallel.lone_rank import ranks_that_differ
 from econmt.parallel.sharding import largest_share
-from econmt.recipe import Data, Recipe
+from econmt.recipe import Data, Recipe, SentencePieceSubwords
 from econmt.tasks.protocol import Task
 from econmt.tasks.registry import make_task
 from econmt.training.state import TrainingState
@@ -68,6 +69,7 @@ def first_plan(
     batches = task.batches(prepared)
     with torch.device("meta"):
         model = task.build_model()
+    fix_parameters(model, recipe.training)
     budget = Budget(task, prepared, batches, device, precision, model.parameters(), world)
     budget.make(TrainingState(), 0)
     return budget.plan
@@ -82,7 +84,7 @@ class Budget:
         batches: of training.
         device: where it computes.
         precision: of products and feature maps.
-        parameters: of the model.
+        parameters: of the model, those that are not learnt fixed.
         world: the ranks, of which each has its own bytes.
 
     Attributes:
@@ -109,8 +111,9 @@ class Budget:
         self._world = World() if world is None else world
         self._device = device
         self._precision = precision
-        self._sizes = [parameter.nbytes for parameter in parameters]
-        self._weights = sum(self._sizes)
+        every = list(parameters)
+        self._weights = sum(parameter.nbytes for parameter in every)
+        self._sizes = [parameter.nbytes for parameter in every if parameter.requires_grad]
         self._share: float | None = None
         if self._world.size > 1 and self._recipe.parallel.shard_optimizer:
             _, self._share = largest_share(self._sizes, self._world.size)
@@ -209,13 +212,13 @@ class Budget:
         """Bytes of the optimizer's state, the few of its counters left aside."""
         copies = self._recipe.training.optimizer.moments
         copies += int(self._recipe.training.averaging.start != "never")
-        size = copies * self._weights
+        size = copies * sum(self._sizes)
         return size if self._share is None else int(size * self._share)
 
     def _made_for(self, text: str) -> str:
         """Tells apart all that a plan depends on; ``text`` is the fingerprint of the text."""
         recipe, training = self._recipe, self._recipe.training
-        parts = {
+        parts: dict[str, Any] = {
             "sections": [
                 section.model_dump(mode="json")
                 for section in (
@@ -242,6 +245,10 @@ class Budget:
         }
         if training.averaging.start != "never":
             parts["averaging"] = True
+        if training.fixed_param_names or training.fixed_param_strategy:
+            parts["fixed"] = [training.fixed_param_names, training.fixed_param_strategy]
+        if isinstance(recipe.data, Data):
+            parts |= _shapes_of_epochs(recipe.data, training.seed)
         if self._world.size > 1:
             parts["ranks"] = [self._world.size, *recipe.parallel.model_dump(exclude={"timeout"}).values()]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
@@ -291,3 +298,15 @@ class Budget:
                 f"training.memory_budget={sufficient_budget(size)} or a smaller beam"
             )
         return rows
+
+
+def _shapes_of_epochs(data: Data, seed: int) -> dict[str, Any]:
+    """What the shapes of batches depend on where epochs differ."""
+    found: dict[str, Any] = {}
+    if data.mixing.weights:
+        found["mixing"] = data.mixing.model_dump(mode="json")
+    if not data.noise.is_idle:
+        found["noise"] = [data.noise.model_dump(mode="json"), seed]
+    if isinstance(data.subwords, SentencePieceSubwords) and data.subwords.dropout:
+        found["subword_dropout"] = data.subwords.dropout
+    return found

@@ -32,26 +32,29 @@ class Monitors:
             raise InputError(
                 f"training.monitor_pattern {pattern}: matches no parameter; there are {', '.join(parameters)}"
             )
-        self._gradients: list[Tensor] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._watched)
+        self._gradients: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def look(self) -> None:
         """Takes the norms of the gradients that are there; a part without a gradient has none."""
-        self._gradients = [
-            part.new_zeros(()) if part.grad is None else torch.linalg.vector_norm(_values(part.grad))
-            for part in self._watched.values()
-        ]
+        self._gradients = {
+            name: part.new_zeros(()) if part.grad is None else torch.linalg.vector_norm(_values(part.grad))
+            for name, part in self._watched.items()
+        }
+
+    def gradients(self) -> dict[str, float]:
+        """The norms that :meth:`look` took last, by the parameter's name; JSON-able."""
+        return {name: float(norm) for name, norm in self._gradients.items()}
+
+    def go_on(self, gradients: Mapping[str, float]) -> None:
+        """Takes over what :meth:`gradients` told when a run was saved."""
+        self._gradients = {name: torch.tensor(gradients[name]) for name in self._watched if name in gradients}
 
     @torch.no_grad()
     def columns(self) -> dict[str, float]:
         """Columns of metrics.tsv: weight_norm:NAME and gradient_norm:NAME."""
         found = {f"weight_norm:{name}": float(part.norm()) for name, part in self._watched.items()}
-        for name, norm in zip(self._watched, self._gradients, strict=False):
-            found[f"gradient_norm:{name}"] = float(norm)
-        return found
+        return found | {f"gradient_norm:{name}": norm for name, norm in self.gradients().items()}
 
 
 def _values(gradient: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ def make_pipeline(
     def planned() -> list[Any]:
         if saved.get("stages") == count:
             return [saved["homes"], saved["chunks"], "pipeline: divided as the run began"]
-        with captured(device.type == "cuda" and recipe.training.cuda_graphs == "auto"):
+        with captured(device.type == "cuda" and recipe.training.in_graphs):
             return list(plan_pipeline(model, count, shape, link, precision, how))
 
     plan = Plan(*world.first(planned))

@@ -344,7 +344,7 @@ def _chosen(trainer: Trainer) -> str:
         shape = Shape(frequent.rows, frequent.source, frequent.target)
         found, why = [], "by the rule: too small to measure"
         carried = trainer.step.carried()
-        in_graphs = trainer.device.type == "cuda" and recipe.training.cuda_graphs == "auto"
+        in_graphs = trainer.device.type == "cuda" and recipe.training.in_graphs
         if "auto" not in given:
             why = "as the recipe says"
         elif in_graphs:

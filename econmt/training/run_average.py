@@ -39,6 +39,8 @@ class RunAverage:
             return ["the mean of the parameters begins anew"]
         if self._count(state):
             self._average.exchange()
+        elif state.average_from is None:
+            self.begin(state)
         return []
 
     def updated(self, state: TrainingState) -> None:

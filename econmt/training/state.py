@@ -77,12 +77,12 @@ class TrainingState:
     ``update`` counts updates; ``data`` is the state of the batch iterator; ``last_checkpoint`` is the update of the
     last row of ``metrics``, 0 before the first; ``parameters_from`` is the checkpoint whose parameters training goes on
     with (the best one after the plateau schedule went back to it); ``num_not_improved`` counts checkpoints since the
-    best one, of score ``best_score``; ``gradient_norm`` is that of the last update; ``text`` and ``vocabulary`` are
-    fingerprints; ``plan`` is that of a byte budget, empty without one; ``choices`` names the implementations
-    that the run began with, empty with a budget; ``pipeline`` says how layers are divided over ranks, empty if they
-    are not; ``precision`` is what it began with, by its name in a recipe; ``average_from`` is the update after which
-    the mean of the parameters began, none before; ``environment`` is what it was saved with, see
-    :mod:`econmt.training.environment`.
+    best one, of score ``best_score``; ``gradient_norm`` is that of the last update, ``monitored`` those of the
+    parameters that are watched; ``text`` and ``vocabulary`` are fingerprints; ``plan`` is that of a byte budget, empty
+    without one; ``choices`` names the implementations that the run began with, empty with a budget; ``pipeline`` says
+    how layers are divided over ranks, empty if they are not; ``precision`` is what it began with, by its name in a
+    recipe; ``average_from`` is the update after which the mean of the parameters began, none before; ``environment`` is
+    what it was saved with, see :mod:`econmt.training.environment`.
     """
 
     update: Update = 0
@@ -104,6 +104,7 @@ class TrainingState:
     vocabulary: str = ""
     text: str = ""
     gradient_norm: float = 0.0
+    monitored: dict[str, Finite] = field(default_factory=dict)
     since_checkpoint: Meter = field(default_factory=Meter)
     since_log: Meter = field(default_factory=Meter)
     plan: Annotated[dict[str, Any], shaped_like(PlanState, may_be_empty=True)] = field(default_factory=dict)
@@ -131,10 +132,10 @@ class TrainingState:
         values = parse_json(text, where, advice)
         if values.pop("format", None) != FORMAT:
             raise InputError(f"{where}: not a training state of this version of econmt; start anew elsewhere")
-        # States of runs that began before there were budgets and choices have none, and auto was float32.
+        # States of runs that began before there were budgets, choices and monitors have none, and auto was float32.
         missing = (
             {entry.name for entry in fields(cls)}
-            - {"plan", "choices", "precision", "average_from", "environment"}
+            - {"plan", "choices", "precision", "average_from", "environment", "monitored"}
             - set(values)
         )
         wrong = [f"{name}: missing" for name in sorted(missing)]

@@ -121,12 +121,14 @@ class Trainer:
         if saved.optimizer_name == self.recipe.training.optimizer.name:
             self.step.load_optimizer_tensors(saved.optimizer, where)
         else:
+            self.optimizer.state.clear()  # with it a mean that was never filled
             notes.append(f"the optimizer was {saved.optimizer_name}: its state is left aside")
         notes += self._average.go_on(self.state)
         if not self.step.set_carried(saved.carried):
             notes.append("another batch size: each row begins without the state of the text before it")
         self.schedule.load_state_dict(saved.state.schedule)
         self.batches.load_state_dict(saved.state.data)
+        self._monitors.go_on(saved.state.monitored)
         restore_random_states(saved.state.random)
         dropout = saved.state.random.get("dropout", [])
         self.step.set_random_state(torch.tensor(dropout, dtype=torch.int64))
@@ -155,14 +157,15 @@ class Trainer:
 
     def _run(self, progress: Progress, interrupts: Interrupts) -> TrainingResult:
         self.model.train()
-        graphs = self.recipe.training.cuda_graphs == "auto" and not self._monitors
-        if self.device.type == "cuda" and graphs:
+        if self.device.type == "cuda" and self.recipe.training.in_graphs:
             self.budget.room_for_optimizer(self.optimizer)
             # What a byte budget divides further, or an update adds up, is captured batch by batch.
             plan, interval = self.budget.plan, self.recipe.training.update_interval
             several = interval > 1 or (plan is not None and plan.worst.parts > 1)
             most_rows = self._ranks.fill_up(self.batches.shapes(), lambda: self.budget.plan)
             self._graphed = GraphedStep(self.step, several=several, note=progress.note, most_rows=most_rows)
+        elif self.device.type == "cuda" and self.recipe.training.cuda_graphs == "auto":
+            progress.note("training.monitor_pattern: steps are not captured in CUDA graphs")
         if self.device.type == "cuda" or self.budget.plan is not None:
             self.rehearse()
         self._tell_of_plan(progress)
@@ -328,13 +331,8 @@ class Trainer:
         try:
             with self._streams_kept(), self._average.in_place(self.state):
                 self.step.make_whole()
-                result = validate(
-                    self.step,
-                    self.prepared,
-                    lambda: interrupts.pending,
-                    self.budget.plan,
-                    self.state.signature,
-                )
+                plan, signature = self.budget.plan, self.state.signature
+                result = validate(self.step, self.prepared, lambda: interrupts.pending, plan, signature)
         except Abandoned:
             self._ranks.ask_anew()
             return
@@ -354,7 +352,7 @@ class Trainer:
         state.since_checkpoint = Meter()
         goes_back = self.schedule.checkpoint(improved)
         notes = self._average.checkpoint(state)
-        tensors = self._ranks.optimizer_tensors(self.parameters)
+        tensors = self._optimizer_tensors()
         best = self._best(tensors, progress) if goes_back else None
         if best is not None:
             state.parameters_from = state.best_update
@@ -430,10 +428,16 @@ class Trainer:
         self.step.make_whole()
         self._saved = state.update
 
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        """As saved: some ranks give copies, which must have what the mean of the parameters has displaced."""
+        with self._average.in_place(self.state):
+            return self._ranks.optimizer_tensors(self.parameters)
+
     def _remember(self) -> None:
         """Puts what lives outside of the state into it, before it is saved."""
         self.state.schedule = self.schedule.state_dict()
         self.state.data = self.batches.state_dict()
+        self.state.monitored = self._monitors.gradients()
         self.state.random = {**random_states(), "dropout": self.step.random_state().tolist()}
         self.budget.remember(self.state)
 
@@ -448,7 +452,7 @@ class Trainer:
         self._flush()
         self._tick()
         if state.update > self._saved:
-            self._save(self._ranks.optimizer_tensors(self.parameters), None)
+            self._save(self._optimizer_tensors(), None)
         self._give_up_graphs()
         what = f"saved at update {state.update}" if state.update else "nothing was learnt yet"
         raise Interrupted(
@@ -488,11 +492,8 @@ class Trainer:
         )
 
     def _last_good(self) -> str:
-        return (
-            f"the last good checkpoint is update {self._saved}"
-            if self._saved
-            else "there is no checkpoint yet"
-        )
+        saved = self._saved
+        return f"the last good checkpoint is update {saved}" if saved else "there is no checkpoint yet"
 
     def _out_of_memory(self, batch: AnyBatch) -> str:
         return out_of_memory(batch, self.device, self._last_good(), planned=self.budget.plan is not None)

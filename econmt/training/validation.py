@@ -86,7 +86,7 @@ def validate(
         recipe, device = step.task.recipe, step.device
         if recipe.training.decode_and_evaluate_device is not None:
             device = resolve_device(recipe.training.decode_and_evaluate_device)
-        there = model if device == step.device else copy.deepcopy(model).to(device)
+        there = model if _numbered(device) == _numbered(step.device) else copy.deepcopy(model).to(device)
         translator = make_translator(
             IncrementalModel(there), prepared.vocabularies, recipe, device, plan, stop
         )
@@ -99,6 +99,12 @@ def validate(
         return Validation(value, score.value, score.signature, hypotheses, judged)
     finally:
         model.train()
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """The device; of "cuda" the current GPU by its number, which is another device to PyTorch."""
+    unnamed = device.type == "cuda" and device.index is None
+    return torch.device("cuda", torch.cuda.current_device()) if unnamed else device
 
 
 def _translated(world: World, translator: Translator, sources: Sequence[str]) -> list[str]:

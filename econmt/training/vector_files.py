@@ -34,8 +34,12 @@ def read_vectors(path: Path, wanted: Collection[str], width: int) -> dict[str, T
     found: dict[str, Tensor] = {}
     try:
         for place, token, values in rows(path, wanted):
+            # Only the first of a token is read: some files have tokens with blanks, as glove.840B "at NAME@DOMAIN".
             if token in wanted and token not in found:
-                vector = np.asarray(values, dtype=np.float32)
+                try:
+                    vector = np.asarray(values, dtype=np.float32)
+                except ValueError:
+                    raise InputError(f"{place}: a value is no number; {_FORM}") from None
                 if vector.shape != (width,):
                     raise InputError(
                         f"{place}: a vector of {vector.size} values; model.embedding is {width}: make them equal"
@@ -60,10 +64,7 @@ def _of_text(path: Path, wanted: Collection[str]) -> _Rows:
             if number == 1 and len(values) == 1 and token.isdecimal():
                 continue
             if token in wanted:
-                try:
-                    yield f"{path}:{number}", token, [float(value) for value in values]
-                except ValueError:
-                    raise InputError(f"{path}:{number}: a value is no number; {_FORM}") from None
+                yield f"{path}:{number}", token, values
 
 
 def _of_npz(path: Path, wanted: Collection[str]) -> _Rows:

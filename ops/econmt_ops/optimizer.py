@@ -202,17 +202,18 @@ class FusedOptimizer:
             torch._foreach_add_(steps, 1)
 
     def _state(self, parameter: Tensor) -> dict[str, Tensor]:
-        """The state of a parameter; a new one if there is none yet, which plain SGD has not."""
-        shapes = self.moments(parameter)
-        if parameter not in self.state and shapes:
+        """The state of a parameter; what of it is not there yet is made."""
+        shapes, there = self.moments(parameter), self.state.get(parameter, {})
+        if shapes.keys() - there.keys():
             if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
                     "FusedOptimizer: each replay of a graph would make new state; call prepare() before"
                 )
             # SGD's first step sets a buffer to its gradient, which adding to zeros does too.
             moments = {name: parameter.detach().new_zeros(shape) for name, shape in shapes.items()}
-            self.state[parameter] = {**self._first_numbers(parameter.device), **moments}
-        return self.state.get(parameter, {})
+            there = {**self._first_numbers(parameter.device), **moments, **there}
+            self.state[parameter] = there
+        return there
 
     def _run_in_blocks(self, update: Update, rows: Tensor, divisor: Tensor | None) -> None:
         """An update of a whole matrix whose gradient has these rows only, in order."""

@@ -73,7 +73,7 @@ def estimate_step(
         accumulating = training.update_interval > 1
     if implementations is None:
         implementations = Implementations.of(task.recipe.ops)
-    in_graphs = cuda and training.cuda_graphs == "auto"
+    in_graphs = cuda and training.in_graphs
     with standing_in(device) as mode, captured(in_graphs):
         model = task.build_model().train()
         step = lone_step(

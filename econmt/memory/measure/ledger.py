@@ -202,7 +202,7 @@ def track_step(
         batch: on the step's device.
         accumulating: there are gradients already, to add to.
     """
-    in_graphs = step.device.type == "cuda" and step.task.recipe.training.cuda_graphs == "auto"
+    in_graphs = step.device.type == "cuda" and step.task.recipe.training.in_graphs
 
     def begin(phase: str) -> None:
         if phase == "backward" and in_graphs:

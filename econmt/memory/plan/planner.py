@@ -315,7 +315,8 @@ def estimator(task: Task, device: str, precision: torch.dtype, ranks: Sequence[R
         training.averaging,
     ]
     dumped = [section.model_dump(mode="json") for section in sections]
-    key = json.dumps([task.name, *task.sizes, *dumped, training.label_smoothing], sort_keys=True)
+    others = [training.label_smoothing, training.fixed_param_names, training.fixed_param_strategy]
+    key = json.dumps([task.name, *task.sizes, *dumped, *others], sort_keys=True)
     return partial(_peak, _Run(task, key, device, precision, tuple(ranks)))
 
 

@@ -154,6 +154,7 @@ def test_shapes_are_those_of_all_epochs(run: Callable[..., Any]) -> None:
     )
     stream = training_batches(recipe, prepared)
     rows = {(shape.source, shape.target): shape.rows for shape in stream.shapes()}
+    assert all(shape.batches > 0 for shape in stream.shapes()), "none is left out when memory is planned"
     assert rows == {(s.source, s.target): s.rows for s in stream.shapes()}
     for _ in range(4):
         for batch in take(stream, stream.batches_per_epoch):

@@ -172,6 +172,18 @@ def test_state_comes_back_with_the_same_bits(config: Optimizer) -> None:
     assert bool(tensors) == (config.name != "sgd" or config.momentum > 0)
 
 
+def test_momentum_may_come_to_a_state_without_it() -> None:
+    """A mean of the parameters lies there already."""
+    part = nn.Parameter(torch.ones(3))
+    optimizer = make_optimizer({"a": part}, Optimizer(name="sgd", learning_rate=0.1, momentum=0.9))
+    optimizer.state[part] = {"average": torch.full((3,), 7.0)}
+    part.grad = torch.ones(3)
+    optimizer.step()
+    assert torch.equal(part.detach(), torch.full((3,), 0.9))
+    assert optimizer.state[part].keys() == {"momentum_buffer", "average"}
+    assert torch.equal(optimizer.state[part]["average"], torch.full((3,), 7.0))
+
+
 def test_state_of_another_model_is_refused_by_name() -> None:
     parameters = {"a": nn.Parameter(torch.zeros(3))}
     optimizer = make_optimizer(parameters, Optimizer())

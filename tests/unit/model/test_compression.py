@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from econmt.model.compression import compress_tensors, factorise, lstm_matrices, rank_for, with_ranks
+from econmt.recipe import Model
 from tests.unit.model.test_translation import make_batch, make_config, make_model
 
 
@@ -49,6 +50,11 @@ def test_the_smallest_rank_that_keeps_a_share(energy: float, rank: int) -> None:
     assert rank_for(iter([matrix(5.0, 3.0, 1.0)]), energy) == rank
     # Of several matrices the one that needs most decides.
     assert rank_for(iter([matrix(5.0, 3.0, 1.0), matrix(1.0, 1.0, 1.0, 1.0)]), 0.9) == 4
+
+
+def test_a_model_that_began_orthogonal_may_have_ranks() -> None:
+    config = Model.model_validate({"initialization": {"rnn_h2h": "orthogonal_stacked"}})
+    assert with_ranks(config, {"decoder": 4}).decoder.rank == 4
 
 
 def test_names_are_those_of_lstm_layers() -> None:

@@ -459,6 +459,31 @@ def test_budgets_know_the_state_of_the_optimizer(make_run: MakeRun) -> None:
         assert budget._state == copies * weights
 
 
+def test_what_is_fixed_has_no_state(make_run: MakeRun) -> None:
+    trainer = make_run("training.fixed_param_strategy=all_except_decoder").trainer()
+    learnt = [part for part in trainer.parameters.values() if part.requires_grad]
+    assert 0 < len(learnt) < len(trainer.parameters)
+    assert trainer.budget._state == 2 * sum(part.nbytes for part in learnt)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "data.noise.typos=0.5",
+        "data.mixing.weights=[[1]]",
+        "data.subwords={type: bpe, dropout: 0.1}",
+        "training.fixed_param_names=[output.bias]",
+        "training.fixed_param_strategy=all_except_decoder",
+    ],
+)
+def test_a_plan_holds_for_the_same_shapes_and_state_only(make_run: MakeRun, change: str) -> None:
+    derived = (BUDGET, "training.bucket_width=null")
+    budget = make_run(*derived).trainer().budget
+    before = budget._made_for("text")
+    budget._recipe = make_run(*derived, change).recipe
+    assert budget._made_for("text") != before
+
+
 def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun) -> None:
     run = make_run("training.memory_budget=64MiB", *REAL, "parallel.shard_optimizer=true")
     worlds = [World(), LoneRank(Rank(0, 2), run.recipe.parallel)]

@@ -12,7 +12,7 @@ from econmt.errors import InputError
 from econmt.training.checkpoints import load_model
 from econmt.training.run import run_recipe
 from econmt.training.tensor_files import read_tensors
-from econmt.training.vector_files import write_vectors
+from econmt.training.vector_files import read_vectors, write_vectors
 from tests.unit.training.tiny import Run
 
 MakeRun = Callable[..., Run]
@@ -175,6 +175,13 @@ def test_embeddings_come_from_a_file_of_vectors(make_run: MakeRun, tmp_path: Pat
     # What was learnt is loaded and goes on without the file.
     file.unlink()
     assert make_run(key, "training.max_updates=2").train(resume_with_changes=True).update == 2
+
+
+def test_what_a_file_has_after_the_first_of_a_token_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "vectors.txt"
+    file.write_text("at 1 2\nat name@domain.com 3 4\n")
+    found = read_vectors(file, {"at"}, 2)
+    assert torch.equal(found["at"], torch.tensor([1.0, 2.0]))
 
 
 @pytest.mark.parametrize(

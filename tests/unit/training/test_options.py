@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from collections.abc import Callable
 
 import pytest
 import sacrebleu
 import torch
+from rich.console import Console
 
 from econmt.errors import InputError
+from econmt.memory.estimate.training_step import estimate_step
+from econmt.recipe import recipe_text
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
 from econmt.training import validation
 from econmt.training.checkpoints import load_model
-from econmt.training.interrupts import Interrupts
+from econmt.training.folder import Commit
+from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Silence
 from econmt.training.tensor_files import read_tensors
+from econmt.training.trainer import Trainer
 from tests.unit.training.tiny import Run, metrics, snapshot
 
 MakeRun = Callable[..., Run]
@@ -83,6 +91,13 @@ def test_validation_translates_on_another_device(make_run: MakeRun, monkeypatch:
     assert snapshot(here.folder) == snapshot(there.folder)
 
 
+@pytest.mark.parametrize(("one", "other"), [("cuda", "cuda:1"), ("cuda:1", "cuda"), ("cpu", "cpu")])
+def test_a_gpu_has_a_name_and_a_number(monkeypatch: pytest.MonkeyPatch, one: str, other: str) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    found = [validation._numbered(torch.device(name)) for name in (one, other, "cuda:0")]
+    assert found[0] == found[1] != found[2]
+
+
 AVERAGING = "training.averaging={start: at-once, decay: 0.6}"
 
 
@@ -104,6 +119,51 @@ def test_a_moving_average_is_validated_and_saved(make_run: MakeRun) -> None:
         torch.testing.assert_close(found[name], value)
     with pytest.raises(InputError, match="decay needs start: at-once or non-monotone"):
         make_run("training.averaging.decay=0.9")
+
+
+def steps(trainer: Trainer, count: int) -> dict[str, torch.Tensor]:
+    """Makes so many updates; the parameters after them."""
+    for _ in range(count):
+        trainer._update(Silence(trainer.folder.log, trainer.folder.tensorboard, Console(), 0))
+    return {name: part.detach().clone() for name, part in trainer.parameters.items()}
+
+
+def leave(trainer: Trainer) -> None:
+    """Saves a run between two checkpoints."""
+    trainer.folder.recipe.write_text(recipe_text(trainer.recipe))
+    interrupts = Interrupts()
+    interrupts.received = signal.SIGTERM
+    with pytest.raises(Interrupted, match="the same command again goes on"):
+        trainer._leave(interrupts)
+
+
+def test_a_mean_that_another_optimizer_left_begins_anew(make_run: MakeRun) -> None:
+    trainer = make_run(AVERAGING).trainer()
+    steps(trainer, 3)
+    leave(trainer)
+    means, _ = read_tensors(trainer.folder.state(Commit(3, False)) / "params.safetensors")
+    other = make_run(AVERAGING, "training.optimizer.name=sgd").trainer(resume_with_changes=True)
+    assert all(torch.equal(part, means[name]) for name, part in other.parameters.items())
+    assert other.state.average_from == 3
+
+
+def test_a_mean_that_another_rule_began_not_begins(make_run: MakeRun) -> None:
+    trainer = make_run("training.averaging={start: non-monotone}").trainer()
+    steps(trainer, 2)
+    leave(trainer)
+    other = make_run(AVERAGING).trainer(resume_with_changes=True)
+    assert other.state.average_from == 2
+
+
+def test_copies_of_the_state_are_saved_with_what_the_mean_displaces(make_run: MakeRun) -> None:
+    """As pipelines and shares of the optimizer give them."""
+    trainer = make_run(AVERAGING).trainer()
+    wanted = steps(trainer, 3)
+    real = trainer.step.optimizer_tensors
+    trainer.step.optimizer_tensors = lambda: {name: value.clone() for name, value in real().items()}  # type: ignore[method-assign]
+    leave(trainer)
+    found = make_run(AVERAGING).trainer()
+    assert all(torch.equal(part, wanted[name]) for name, part in found.parameters.items())
 
 
 @pytest.mark.thorough
@@ -143,6 +203,27 @@ def test_norms_that_are_watched_stand_among_the_metrics(make_run: MakeRun) -> No
     }.items():
         with pytest.raises(InputError, match=message):
             make_run(f"training.monitor_pattern={pattern}", name="wrong").trainer()
+
+
+def test_norms_that_are_watched_go_on(make_run: MakeRun) -> None:
+    """A run may be left between an update and the checkpoint that tells its norms."""
+    key = r"training.monitor_pattern=output\..*"
+    trainer = make_run(key).trainer()
+    steps(trainer, 2)
+    leave(trainer)
+    found = make_run(key).trainer()._monitors.columns()
+    assert found == trainer._monitors.columns()
+    assert found.keys() >= {"gradient_norm:output.weight", "gradient_norm:output.bias"}
+
+
+def test_steps_whose_norms_are_watched_are_not_taken_as_captured(make_run: MakeRun) -> None:
+    watched, off, auto = (
+        TranslationTask(make_run(key).recipe, 12, 12)
+        for key in ("training.monitor_pattern=.*", "training.cuda_graphs=off", "training.seed=7")
+    )
+    assert (watched.recipe.training.in_graphs, auto.recipe.training.in_graphs) == (False, True)
+    peaks = [estimate_step(task, Shape(4, 5, 6), "cuda").peak for task in (watched, off, auto)]
+    assert peaks[0] == peaks[1] != peaks[2]
 
 
 DEEP = ("model.encoder.layers=4", "model.decoder.layers=3", "training.max_updates=2")
