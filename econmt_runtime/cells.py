@@ -5,6 +5,7 @@ R rows, H hidden size, G gates of a cell.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,7 +23,7 @@ def sigmoid(x: Floats) -> Floats:
     return made.astype(np.float32, copy=False)
 
 
-class Layer:
+class Layer(ABC):
     """A layer of a cell.
 
     Attributes:
@@ -35,13 +36,13 @@ class Layer:
     def __init__(self, arrays: Arrays, name: str) -> None:
         self.read = Product.named(arrays, f"{name}.read")
 
+    @abstractmethod
     def step(self, share: Floats, states: States) -> tuple[Floats, States]:
         """The output (R, H) and the states after a step.
 
         Args:
             share: (R, G H) what :attr:`read` gave; may be overwritten. states: before, (R, H) each.
         """
-        raise NotImplementedError
 
 
 class LSTM(Layer):
