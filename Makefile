@@ -10,6 +10,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?=
+MARKS ?= not slow and not thorough
 
 ifeq ($(VENV),none)
   python := $(PYTHON)
@@ -45,7 +46,7 @@ type: $(state)/tested
 	$(python) -m mypy
 
 unit: $(state)/tested
-	$(pytest) -m "not slow and not thorough" $(PYTEST_ARGS)
+	$(pytest) -m "$(MARKS)" $(PYTEST_ARGS)
 
 slow: $(state)/tested
 	$(pytest) -m "slow and not thorough" $(PYTEST_ARGS)

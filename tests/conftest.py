@@ -15,8 +15,23 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves out tests marked ``cuda`` where there is no CUDA device."""
+    """Of a test marked ``sampled(n)`` n variants stay as they are, evenly spread; the others are ``thorough``.
+
+    Leaves out tests marked ``cuda`` where there is no CUDA device.
+    """
+    variants: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("thorough"):
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for each in variants.values():
+        marker = each[0].get_closest_marker("sampled")
+        assert marker is not None
+        kept = {round(number * len(each) / marker.args[0]) for number in range(marker.args[0])}
+        for number, item in enumerate(each):
+            if number not in kept:
+                item.add_marker(pytest.mark.thorough)
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if marked and not has_cuda():
         for item in marked:

@@ -139,6 +139,7 @@ def test_cell_state_is_not_rounded_between_steps(
     assert float(state.layers[0][1]) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.sampled(4)
 @FEEDING
 @pytest.mark.parametrize("attention", ["layer_norm", "general"])
 def test_gradcheck(feeding: bool, attention: str, implementation: str, device: str) -> None:

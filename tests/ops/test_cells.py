@@ -223,6 +223,7 @@ def test_odd_sizes(name: str, implementation: str, size: tuple[int, ...]) -> Non
     assert_same_function(function, naive(case), arguments(case, Make("cpu"), *size))
 
 
+@pytest.mark.sampled(5)
 @each_case
 def test_gradcheck(name: str) -> None:
     case = CASES[name]

@@ -32,10 +32,10 @@ def both(op: str, arguments: dict[str, object], **options: object) -> None:
 @pytest.mark.parametrize(
     "op",
     [
-        pytest.param("lstm", marks=pytest.mark.slow),
+        pytest.param("lstm", marks=pytest.mark.thorough),
         pytest.param("attentional_lstm", marks=pytest.mark.slow),
         pytest.param("linear_cross_entropy", marks=pytest.mark.slow),
-        "additive_attention",
+        pytest.param("additive_attention", marks=pytest.mark.thorough),
     ],
 )
 def test_compiled_equals_recompute(op: str) -> None:

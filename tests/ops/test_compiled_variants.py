@@ -70,7 +70,7 @@ def run_attentional_lstm(shape: Shape, stash: str) -> None:
     outputs.square().sum().backward()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_traced")
 @pytest.mark.parametrize("run", [run_lstm, run_attentional_lstm])
 def test_many_shapes_and_steps(run: object) -> None:

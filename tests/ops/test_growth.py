@@ -34,6 +34,7 @@ for dtype in (torch.float32, torch.bfloat16):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc and trims the C library's heap")
 def test_products_of_many_shapes_leave_nothing_behind() -> None:
     # PyTorch keeps 0.3 MB of each shape, 1,024 of them, unless it is told not to: 60 MB here, for each type.

@@ -68,6 +68,7 @@ def test_parts_of_time_side_by_side(
     assert_same_function(function, definition, tensors, dtype)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(not library.is_built(), reason="econmt_ops was installed without its C library")
 @pytest.mark.parametrize(
     ("hidden", "stash", "level"), [(64, "outputs", 2), (64, "carries", 1), (65, "outputs", 2)]

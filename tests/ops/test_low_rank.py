@@ -103,7 +103,9 @@ def test_attentional_lstm_equals_definition(
 
 
 @each_way
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)], ids=str
+)
 @pytest.mark.parametrize("rows", [3, 40])
 def test_precisions(dtype: torch.dtype, rows: int, implementation: str, device: str) -> None:
     size = SimpleNamespace(B=rows, T=6, I=4, H=9, L=2, R=3)
@@ -205,6 +207,7 @@ def test_stash_levels_in_blocks(stash: str, fed: bool | None, monkeypatch: pytes
     assert_close(results[1][1], results[0][1], 1e-11)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_compiled_equals_recompute(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:

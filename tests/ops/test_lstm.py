@@ -101,6 +101,7 @@ def test_cell_state_is_not_rounded_between_steps(
     assert float(c) == pytest.approx(steps * float(weights.bias[2].float().tanh()), rel=1e-4)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("state", [False, True], ids=["zeros", "state"])
 @REVERSE
 def test_gradcheck(state: bool, reverse: bool, implementation: str, device: str) -> None:

@@ -123,6 +123,7 @@ def add_many(path: Path, process: int) -> None:
         Store(path).add("here", {f"{process}.{number}": RECORDS})
 
 
+@pytest.mark.thorough
 def test_two_processes_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "choices.json"
     context = multiprocessing.get_context("spawn")

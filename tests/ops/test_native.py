@@ -196,6 +196,7 @@ def gradients_of_lstm(sums: Tensor, before: Tensor, dh: Tensor, dc: Tensor) -> S
     return torch.autograd.grad([h, after], [sums, before], [dh.double(), dc.double()])
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("from_sums", [True, False], ids=["sums", "gates"])
 @dtypes
 @each_size
@@ -277,6 +278,7 @@ def test_attention_forward(size: int, dtype: torch.dtype, use: Use) -> None:
                 assert weights[padding].equal(torch.zeros(int(padding.sum())))
 
 
+@pytest.mark.sampled(6)
 @dtypes
 @each_size
 def test_attention_backward(size: int, dtype: torch.dtype, use: Use) -> None:
@@ -323,6 +325,7 @@ def test_combine_forward(size: int, dtype: torch.dtype, use: Use) -> None:
             assert_frame_untouched(output)
 
 
+@pytest.mark.sampled(6)
 @dtypes
 @each_size
 def test_weight_gradient(size: int, dtype: torch.dtype, use: Use) -> None:

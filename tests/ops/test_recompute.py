@@ -219,6 +219,7 @@ OPERATORS = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_opcheck(operator: str) -> None:
     """Schema, autograd registration, FakeTensor and tracing with gradients agree with what really runs."""

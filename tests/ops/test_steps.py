@@ -105,6 +105,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("backend", "dtype", "strided", "in_place", "split"), WAYS)
 def test_forward_and_backward(
     backend: str, dtype: torch.dtype, strided: bool, in_place: bool, split: bool
@@ -141,6 +142,7 @@ def test_forward_and_backward(
     check(dc, expected_dc, dtype)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("backend", "dtype"), BACKENDS)
 def test_a_block_made_again(backend: str, dtype: torch.dtype) -> None:
     exact, count = accumulate_dtype(dtype), 4
@@ -169,6 +171,7 @@ def test_a_block_made_again(backend: str, dtype: torch.dtype) -> None:
         check(dgates, expected, dtype)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("backend", "dtype"), BACKENDS)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("dropped", [False, True])

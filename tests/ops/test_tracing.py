@@ -26,6 +26,7 @@ def differentiable(tree: Any) -> Any:
     )
 
 
+@pytest.mark.sampled(12)
 @each_op
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_fake_tensors_forward_and_backward(op: str, dtype: torch.dtype, device: str) -> None:
@@ -65,11 +66,13 @@ def compare_compiled(op: str, device: str, dynamic: bool, autocast: bool) -> Non
     assert_close(gradients, expected_gradients, tolerance)
 
 
+@pytest.mark.sampled(5)
 @each_op
 def test_compiles_to_one_graph(op: str, device: str) -> None:
     compare_compiled(op, device, dynamic=False, autocast=False)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("op", ["additive_attention", "linear_cross_entropy", "linear-column"])
 def test_compiles_for_any_size(op: str, device: str) -> None:
     compare_compiled(op, device, dynamic=True, autocast=False)
@@ -99,6 +102,7 @@ def test_a_new_seed_compiles_nothing_anew(device: str) -> None:
     assert graphs == 2
 
 
+@pytest.mark.thorough
 def test_operators_leave_the_compiler_alone() -> None:
     """torch.library imports it at an operator's first call: 70 MB and two seconds for a process that compiles nothing."""
     program = """

@@ -13,7 +13,7 @@ from scripts.golden_losses import FILE, KINDS, REFERENCE, UPDATES, curve, varian
 
 NAMES = ["recompute", *(["compiled"] if has_compiler() else [])]
 CASES = [
-    pytest.param(kind, setting, marks=pytest.mark.slow if name == "compiled" else ())
+    pytest.param(kind, setting, marks=pytest.mark.thorough if name == "compiled" else ())
     for kind in KINDS
     for name in NAMES
     for setting in variants(kind, name)
@@ -28,6 +28,7 @@ def reference(kind: str) -> list[float]:
     return curve(kind, REFERENCE)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_is_what_it_was(kind: str) -> None:
     golden = json.loads(FILE.read_text(encoding="utf-8"))
@@ -39,6 +40,7 @@ def test_the_reference_is_what_it_was(kind: str) -> None:
     assert sum(losses[-20:]) < 0.8 * sum(losses[:20])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of what does not matter here
 @pytest.mark.parametrize(
     ("kind", "setting"), CASES, ids=lambda value: value if isinstance(value, str) else "-".join(value)

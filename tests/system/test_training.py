@@ -135,6 +135,7 @@ def test_a_finished_run_says_so_in_one_line(folder: Path, capsys: pytest.Capture
     assert "going on from update 4" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("number", "name", "code"), [(signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "Ctrl-C", 130)]
 )
@@ -155,6 +156,7 @@ def test_signals_save_and_leave(folder: Path, number: int, name: str, code: int)
     assert ModelFolder(folder / "run").commits() == [Commit(int(found[1]), False)]
 
 
+@pytest.mark.slow
 def test_the_second_ctrl_c_leaves_at_once(folder: Path) -> None:
     # An update of ten thousand batches: the first signal waits for its end.
     process = start(folder, (*ENDLESS, "training.update_interval=10000", "training.max_updates=1"))
@@ -179,6 +181,7 @@ def limit_files(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_checkpoint_whole(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,6 +271,7 @@ def test_bad_checkpoints_are_refused_and_lose_nothing(
     assert train(folder, *longer) == 0
 
 
+@pytest.mark.slow
 def test_a_changed_recipe_is_refused_unless_told_to_go_on(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

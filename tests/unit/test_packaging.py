@@ -75,6 +75,7 @@ def python_in(wheel: Path, folder: Path, *arguments: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.slow
 def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
     names = held(wheel)
     modules = {file.relative_to(ROOT) for file in (ROOT / "econmt").rglob("*.py")}
@@ -102,6 +103,7 @@ def test_holds_every_module_and_recipe_and_nothing_else(wheel: Path) -> None:
 WHICH = "from econmt_ops.backends import c; print(c.__file__, c.is_built())"
 
 
+@pytest.mark.slow
 def test_the_c_library_of_the_wheel_is_found(wheel: Path, tmp_path: Path) -> None:
     done = python_in(wheel, tmp_path, "-c", WHICH)
     built = shutil.which(COMPILER) is not None
@@ -109,6 +111,7 @@ def test_the_c_library_of_the_wheel_is_found(wheel: Path, tmp_path: Path) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_wheel_is_whole_but_for_the_library(wheel: Path, tmp_path: Path) -> None:
     copy_sources(tmp_path / "sources")
     other, said = build(tmp_path / "sources", "wheel", compiler="no-such-compiler")
@@ -129,12 +132,14 @@ def test_a_source_distribution_holds_what_the_library_is_built_from(tmp_path: Pa
     assert names == expected
 
 
+@pytest.mark.slow
 def test_runs_from_the_wheel_alone(wheel: Path, tmp_path: Path) -> None:
     done = python_in(wheel, tmp_path, "-m", "econmt", "recipes", "copy", "iwslt")
     assert (done.returncode, done.stdout, done.stderr) == (0, "iwslt.yaml\n", "")
     assert (tmp_path / "iwslt.yaml").read_bytes() == (ROOT / "recipes" / "iwslt.yaml").read_bytes()
 
 
+@pytest.mark.slow
 def test_docstrings_name_no_file_that_the_wheel_lacks(wheel: Path) -> None:
     named = re.compile(r"(?:docs|scripts|tests)/[\w./-]*\w|README\.md")
     with zipfile.ZipFile(wheel) as archive:
@@ -147,6 +152,7 @@ def test_docstrings_name_no_file_that_the_wheel_lacks(wheel: Path) -> None:
                 assert beside in files, f"{name} names {found}"
 
 
+@pytest.mark.slow
 def test_metadata(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))

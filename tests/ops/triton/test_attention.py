@@ -82,6 +82,7 @@ class Case:
         assert error <= TOLERANCE[self.dtype] * max(1.0, expected.abs().max().item()), (name, error)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("size", "dtype"), TYPED_SIZES)
 def test_a_step_and_its_gradients(
@@ -149,6 +150,7 @@ def check_sums(case: Case, query: Tensor, dscores: Tensor, group: int, expected:
         case.close(found / 2, wanted, name)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "batch_first"), [("additive", False), ("additive", True), ("norm", True), ("dot", True)]
 )
@@ -228,6 +230,7 @@ def test_where_tf32_is_allowed_keys_and_values_have_as_many_digits(device: str) 
     assert context.isfinite().all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_repetitions_are_equal_bit_for_bit(kind: str, device: str) -> None:
     case = Case(kind, (2, 18, 12, 8), torch.float32, device)

@@ -44,10 +44,10 @@ class Drawn:
     [
         (1, 1, 30, 16, 2.0),
         (2, 1, 5, 8, 1.0),
-        (5, 1, 40, 16, 1.5),
-        (5, 5, 33, 8, 2.5),
-        (3, 2, 70, 64, -50.0),
-        (7, 3, 6, 8, 0.0),
+        pytest.param(5, 1, 40, 16, 1.5, marks=pytest.mark.thorough),
+        pytest.param(5, 5, 33, 8, 2.5, marks=pytest.mark.thorough),
+        pytest.param(3, 2, 70, 64, -50.0, marks=pytest.mark.thorough),
+        pytest.param(7, 3, 6, 8, 0.0, marks=pytest.mark.thorough),
     ],
 )
 def test_a_search_by_kernels_is_that_without(

@@ -21,7 +21,9 @@ SPILLED = 16
 """Bytes of a thread's registers that may be kept in memory: ptxas does so, now and then, where it need not."""
 
 
-@pytest.mark.parametrize("capability", [80, 86, 90])
+@pytest.mark.parametrize(
+    "capability", [pytest.param(80, marks=pytest.mark.slow), pytest.param(86, marks=pytest.mark.thorough), 90]
+)
 def test_kernels_take_no_more_than_the_table_says(capability: int) -> None:
     found = compiled("compiling", capability)
     assert found.keys() == TABLE.keys()

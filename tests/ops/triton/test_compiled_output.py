@@ -18,7 +18,9 @@ MOST = {
 """Registers of a thread and bytes of shared memory that a kernel may take, with room for other compilers."""
 
 
-@pytest.mark.parametrize("capability", [80, 86, 90])
+@pytest.mark.parametrize(
+    "capability", [pytest.param(80, marks=pytest.mark.slow), pytest.param(86, marks=pytest.mark.thorough), 90]
+)
 def test_compiled_for_a_gpu(capability: int) -> None:
     """Nothing spills, and what a kernel takes leaves room for several blocks on a multiprocessor."""
     found = compiled("compiling_output", capability)

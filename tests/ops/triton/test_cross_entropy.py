@@ -70,6 +70,7 @@ def assert_same(
     return found
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("rows", "hidden", "vocabulary"),
     [(1, 1, 1), (1, 5, 7), (3, 8, 4097), (130, 6, 7), (3, 4, 1000)],
@@ -83,6 +84,7 @@ def test_float32(
     assert_same(arguments(rows, hidden, vocabulary, bias), device, torch.float32, reduction, smoothing)
 
 
+@pytest.mark.sampled(6)
 @DTYPE
 @SMOOTHING
 @BIAS
@@ -94,6 +96,7 @@ def test_types_of_the_products(
     assert_same(arguments(rows, 8, vocabulary, bias, dtype), device, dtype, "sum", smoothing)
 
 
+@pytest.mark.sampled(1)
 @DTYPE
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_many_chunks_of_rows(

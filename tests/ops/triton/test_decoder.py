@@ -57,6 +57,7 @@ def check(tensors: dict[str, Any], device: str, stash: str, feeding: bool = True
     assert_same_function(function, definition, tensors, torch.float32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "layers", "stash"),
     [
@@ -71,6 +72,7 @@ def test_decoder(kind: str, layers: int, stash: str, device: str) -> None:
     check(arguments(Make(device, torch.float32), kind, layers), device, stash)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("residual", [False, True])
 def test_decoder_with_dropout_and_residual_sums(residual: bool, device: str) -> None:
     seed = torch.tensor(5, device=device)
@@ -100,6 +102,7 @@ def test_decoder_of_repeated_rows(device: str) -> None:
     assert_same_function(function, definition, {"rows": rows, **tensors}, torch.float32)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_decoder_in_16_bits(dtype: torch.dtype, device: str) -> None:
     given = OPTIONS | {"lengths": LENGTHS.to(device), "input_feeding": True}

@@ -16,6 +16,7 @@ def by_torch(incoming: Tensor, ids: Tensor, words: int, padding: int | None) -> 
     return table.grad
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (4, 30)], ids=str)
 @pytest.mark.parametrize("words", [1, 7, 40_000])
 @pytest.mark.parametrize("width", [1, 130])

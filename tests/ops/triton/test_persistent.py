@@ -110,6 +110,7 @@ def test_gradients(device: str, hidden: int, batch: int, steps: int) -> None:
     _check(device, batch, steps, 7, hidden)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stash", ["outputs", "cells", "gates"])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_lengths_state_and_stash(device: str, reverse: bool, stash: str) -> None:
@@ -162,6 +163,7 @@ def test_repeated_inputs(device: str) -> None:
     _compare(got, want)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("team", "rows"), [(2, 16), (4, 8)])
 def test_teams_that_part_the_sum(device: str, monkeypatch: pytest.MonkeyPatch, team: int, rows: int) -> None:
     """As layers of 1,024 units do; here of two teams, the second with units that are not there."""

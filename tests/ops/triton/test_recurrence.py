@@ -48,6 +48,7 @@ def function(**options: Any) -> Callable[..., Tensor]:
     return lambda **given: linear_recurrence(**given, **options)
 
 
+@pytest.mark.sampled(4)
 @TILED
 @pytest.mark.parametrize(
     ("steps", "hidden", "initial", "dtype", "stash", "reverse"),
@@ -70,6 +71,7 @@ def test_equals_the_definition(
     assert_same_function(kernels, function(reverse=reverse, implementation="reference"), given, dtype)
 
 
+@pytest.mark.sampled(1)
 @TILED
 @REVERSE
 @STASH
@@ -90,6 +92,7 @@ def test_lengths(reverse: bool, stash: str, device: str) -> None:
     assert_same_function(kernels, definition, tensors(Make(device), 20, True, rows=5, hidden=2))
 
 
+@pytest.mark.sampled(1)
 @TILED
 @pytest.mark.parametrize(
     ("reverse", "stash"),
@@ -103,6 +106,7 @@ def test_more_tiles_than_a_group_has(reverse: bool, stash: str, device: str) -> 
     assert_same_function(kernels, definition, tensors(Make(device), steps, True, rows=1, hidden=5))
 
 
+@pytest.mark.sampled(1)
 @TILED
 @pytest.mark.parametrize(
     ("dtype", "reverse"),
@@ -119,6 +123,7 @@ def test_the_stash_changes_nothing(reverse: bool, dtype: torch.dtype, device: st
         assert all(one.equal(other) for one, other in zip(left, right, strict=True))
 
 
+@pytest.mark.sampled(1)
 @TILED
 def test_memory_layout_and_one_decay_for_all(device: str) -> None:
     given = tensors(Make(device), 20, True)
@@ -129,6 +134,7 @@ def test_memory_layout_and_one_decay_for_all(device: str) -> None:
     assert_same_function(kernels, definition, views)
 
 
+@pytest.mark.sampled(1)
 @TILED
 @pytest.mark.parametrize(
     "decay", [4.0, *(pytest.param(value, marks=pytest.mark.thorough) for value in (0.0, -1.0, 1.0001))]

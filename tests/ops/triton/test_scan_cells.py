@@ -40,6 +40,7 @@ SIZES = {
 }
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("name", "size", "dtype", "stash"),
     [
@@ -57,6 +58,7 @@ def test_equals_the_definition(
     assert_same_function(function(name, stash=stash), function(name, "reference"), given, dtype)
 
 
+@pytest.mark.sampled(1)
 @each_scan
 @pytest.mark.parametrize(("reverse", "stash"), [(False, "gates"), (True, "outputs")], ids=str)
 def test_lengths(name: str, reverse: bool, stash: str, device: str) -> None:
@@ -74,6 +76,7 @@ def test_lengths(name: str, reverse: bool, stash: str, device: str) -> None:
     assert_same_function(kernels, function(name, "reference", **options), given)
 
 
+@pytest.mark.sampled(1)
 @each_scan
 def test_memory_may_lie_anyhow_and_nothing_is_asked_of_the_outputs(name: str, device: str) -> None:
     given = scatter_strides(arguments(CASES[name], Make(device), 2, 5, 2, 2, 1))
@@ -89,12 +92,14 @@ def test_memory_may_lie_anyhow_and_nothing_is_asked_of_the_outputs(name: str, de
     )
 
 
+@pytest.mark.thorough
 def test_units_of_many_programs(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_cells, "_UNITS", 4)
     given = arguments(CASES["sru"], Make(device), 3, 5, 10, 10, 1)
     assert_same_function(function("sru"), function("sru", "reference"), given)
 
 
+@pytest.mark.sampled(1)
 @each_scan
 def test_dropout_and_weights_of_another_type(name: str, device: str) -> None:
     """float32 weights under bfloat16 inputs: their gradients have their type."""
@@ -110,6 +115,7 @@ def test_dropout_and_weights_of_another_type(name: str, device: str) -> None:
     assert_close(found[0], found[1], 6e-2)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "ragged"), [("gilr_lstm", False), ("sru", True), ("min_lstm", True)], ids=str
 )

@@ -19,6 +19,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_steps_are_those_without_kernels(variant: str, device: str) -> None:
     sections = {"embedding": 8, "encoder": {"size": 8}, "decoder": {"size": 8}, "attention": {"size": 8}}

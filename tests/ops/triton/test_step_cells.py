@@ -22,6 +22,7 @@ def function(name: str, implementation: str = "triton", **options: Any) -> Any:
     return lambda **tensors: CASES[name].op(**tensors, **options, implementation=implementation)
 
 
+@pytest.mark.sampled(2)
 @each_step
 @pytest.mark.parametrize(
     ("size", "dtype"),
@@ -40,6 +41,7 @@ def test_equals_the_definition(name: str, size: tuple[int, ...], dtype: torch.dt
     assert_same_function(function(name), function(name, "reference"), given, dtype)
 
 
+@pytest.mark.sampled(1)
 @each_step
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_lengths(name: str, reverse: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +63,7 @@ def test_lengths(name: str, reverse: bool, device: str, monkeypatch: pytest.Monk
     assert_same_function(kernels, function(name, "reference", **options), given, torch.float32)
 
 
+@pytest.mark.sampled(1)
 @each_step
 def test_memory_may_lie_anyhow_and_one_result_may_be_asked_for(name: str, device: str) -> None:
     given = scatter_strides(arguments(CASES[name], Make(device), 2, 3, 4, 4, 1))

@@ -57,6 +57,7 @@ def test_a_block_of_cells(kept: bool, device: str) -> None:
         close(found, expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["additive", "norm", "dot"])
 def test_steps_of_attention(kind: str, device: str) -> None:
     torch.manual_seed(0)

@@ -54,6 +54,7 @@ def test_gates_begin_by_keeping(cell: str) -> None:
         assert takes(trial.layer, 400).equal(-bias)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("cell", list(task.CELLS))
 def test_a_cell_learns_it(cell: str) -> None:
     row = task.run(SMALL._replace(cell=cell), CPU, say, limit=60.0, updates=3000)

@@ -85,6 +85,7 @@ def test_a_share_chooses_the_ranks(call: Call, word_model: Path, tmp_path: Path)
     assert (found["encoder"]["rank"], found["decoder"]["rank"]) == (needed, 6)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_it(call: Call, word_model: Path, text: Path, tmp_path: Path) -> None:
     made, tuned = tmp_path / "small", tmp_path / "tuned"
     call("compress", "-m", word_model, "--rank", 2, "-o", made)

@@ -209,6 +209,7 @@ def shell(command: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_standard_streams_may_be_closed_or_full(word_model: Path, tmp_path: Path) -> None:
     verb = '"$0" -m econmt translate -m "$1"'
     good = shell(f"{verb} 2>&-", word_model)

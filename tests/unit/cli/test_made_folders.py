@@ -23,6 +23,7 @@ def words(verb: str, model: Path, made: Path) -> Sequence[str]:
     return [word.format(model=model, made=made) for word in COMMANDS[verb]]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("verb", COMMANDS)
 @pytest.mark.parametrize("failing", [1, 3, 6])
 def test_a_full_disk_leaves_nothing(

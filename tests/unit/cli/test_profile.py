@@ -125,6 +125,7 @@ def test_without_text_the_longest_pairs_are_profiled(call: Call, recipe: Path) -
     assert json.loads(call("profile", recipe, *words).out)["shape"]["rows"] == 4
 
 
+@pytest.mark.slow
 def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "mine.yaml", text, tmp_path / "run")
     store = ("data.max_length=9", f"data.prepared={tmp_path / 'store'}")
@@ -145,6 +146,7 @@ def test_prepared_text_gives_the_worst_bucket(call: Call, text: Path, tmp_path: 
     assert other["vocabulary"] == {"source": 50, "target": 50}
 
 
+@pytest.mark.thorough
 def test_largest_batches(call: Call, recipe: Path) -> None:
     ended = call("profile", recipe, "--bucket", "3x2", "--fit", "200kB", "--json")
     assert ended.code == 0, ended.err

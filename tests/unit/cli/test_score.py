@@ -24,6 +24,7 @@ def tabbed(pairs: list[tuple[str, str]]) -> str:
     return "".join(f"{source}\t{target}\n" for source, target in pairs)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", ["word_model", "subword_model"])
 @pytest.mark.parametrize("options", [["-b", "5"], ["-b", "1"], ["--max-output-factor", "0.1"], ["--sample"]])
 def test_scores_of_tokens_agree_with_the_translator(

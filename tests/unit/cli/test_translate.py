@@ -179,6 +179,7 @@ def test_bfloat16_is_near(call: Call, word_model: Path) -> None:
     assert rounded == pytest.approx(exact, abs=0.1)
 
 
+@pytest.mark.slow
 def test_standard_input_may_be_closed(word_model: Path) -> None:
     command = ["sh", "-c", '"$0" -m econmt translate -m "$1" <&-', sys.executable, str(word_model)]
     done = subprocess.run(command, capture_output=True, text=True, env=econmt_environment(), check=False)
@@ -267,6 +268,7 @@ def test_a_pipe_is_answered_line_by_line_and_head_ends_it_quietly(word_model: Pa
     assert "error" not in talk
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_standard_output_is_one_clear_line(word_model: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs a device that is always full")

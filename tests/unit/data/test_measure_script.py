@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.thorough
 def test_small_run(tmp_path: Path) -> None:
     command = [
         sys.executable,

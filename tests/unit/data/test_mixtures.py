@@ -87,6 +87,7 @@ def texts(batch: Batch, prepared: PreparedData) -> list[tuple[str, str]]:
 ALL_NOISE = {"upper": 0.2, "title": 0.2, "typos": 0.3, "emoji": 0.2, "markup": 0.2}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_a_stream_goes_on_exactly_anywhere(run: Callable[..., Any], dropout: float) -> None:
     mixing = {"weights": [[1, 1], [0, 1]], "epochs": [2], "epoch_pairs": 150}

@@ -90,6 +90,7 @@ def search_one_by_one(
     return found
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("beam_size", [1, 2, 5, 9])
 @pytest.mark.parametrize(("alpha", "end_bias"), [(0.0, 0.5), (1.0, 1.5), (2.0, -1.0)])
 def test_hypotheses_are_those_of_beam_search(beam_size: int, alpha: float, end_bias: float) -> None:
@@ -171,6 +172,7 @@ def test_a_model_without_finite_probabilities_gives_no_hypotheses() -> None:
     assert [len(each) for each in found] == [1, 0, 1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_models_hypotheses_are_those_of_beam_search(variant: str, device: str) -> None:

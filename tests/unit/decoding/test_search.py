@@ -65,6 +65,7 @@ def test_a_wide_beam_finds_the_best_translations(alpha: float, beta: float, end_
         )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_the_search_stops_early_only_when_nothing_better_can_come(seed: int) -> None:
     # The bound must use the longest length that a hypothesis may still reach, or a long translation that starts badly

@@ -105,6 +105,7 @@ def test_steps_are_those_of_torch(keys: dict[str, object]) -> None:
         assert all(torch.equal(mine[name], yours[name]) for name in mine)
 
 
+@pytest.mark.thorough
 def test_training_does_not_import_the_compiler() -> None:
     """It takes 70 MB and two seconds, and torch.optim imports it when an optimizer is made."""
     program = """

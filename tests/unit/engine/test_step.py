@@ -68,6 +68,7 @@ def by_hand(
     return parameters(model), losses
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -100,6 +100,7 @@ def no_word_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translation, "DISTINCT", 0.0)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.usefixtures("no_word_twice")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}{CASES.index(case)}")
 def test_agrees_with_the_measured_peak(case: Case) -> None:
@@ -127,6 +128,7 @@ def test_is_an_upper_bound_for_rows_of_all_lengths(overrides: tuple[str, ...]) -
     assert measured.peak <= estimated.peak <= 1.25 * measured.peak
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("overrides", [(), (*RECOMPUTE, "ops.stash=outputs")], ids=["gates", "outputs"])
 @pytest.mark.parametrize("shape", [(16, 12, 12), (48, 7, 6)], ids=["few", "many"])
 def test_words_that_repeat(shape: tuple[int, int, int], overrides: tuple[str, ...]) -> None:

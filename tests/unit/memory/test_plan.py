@@ -344,6 +344,7 @@ def test_settings_begin_with_the_given_one_and_end_with_the_leanest(device: str)
     assert [setting.stash for setting in found[3:]] == ["gates", "cells", "attention", "outputs"]
 
 
+@pytest.mark.thorough
 def test_on_a_gpu_auto_is_lean() -> None:
     peak = estimator(TranslationTask(small(), VOCABULARY, VOCABULARY), "cuda", torch.float32)
     shape = Shape(2048, 40, 40)
@@ -386,6 +387,7 @@ def measured(recipe: Recipe, entry: Allotment) -> int:
         return measure_step(step, batch, accumulating=entry.parts > 1, timed=False).peak
 
 
+@pytest.mark.slow
 def test_real_steps_stay_within_the_budget() -> None:
     recipe = small()
     peak = estimator(TranslationTask(recipe, VOCABULARY, VOCABULARY), "cpu", torch.float32)
@@ -405,6 +407,7 @@ def test_real_steps_stay_within_the_budget() -> None:
             assert (largest.implementations, largest.parts > 1) == (LEAN, True)
 
 
+@pytest.mark.thorough
 def test_estimates_are_made_once() -> None:
     first = estimator(TranslationTask(small("output=a"), VOCABULARY, VOCABULARY), "cpu", torch.float32)
     again = estimator(TranslationTask(small("output=b"), VOCABULARY, VOCABULARY), "cpu", torch.float32)
@@ -448,6 +451,7 @@ def searched(recipe: Recipe, sentences: int, length: int) -> int:
     return tracker.peak()[0]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("sentences", "length"), [(1, 6), (12, 9)])
 def test_a_search_takes_what_was_predicted_or_a_little_less(sentences: int, length: int) -> None:
     recipe = small("decoding.beam_size=4", "decoding.max_output_factor=1.0")

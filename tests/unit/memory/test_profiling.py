@@ -69,6 +69,7 @@ def test_rows_of_a_comparison() -> None:
     assert list(rows)[:6] == [row.name for row in techniques("cells", "cpu", False)]
 
 
+@pytest.mark.slow
 def test_measured_whole_where_memory_and_time_allow(task: TranslationTask) -> None:
     said: list[str] = []
     found = profile(task, ROWS, SHAPE, CPU, patient=True, say=said.append)
@@ -90,6 +91,7 @@ def test_measured_whole_where_memory_and_time_allow(task: TranslationTask) -> No
     assert said[0] == "predicting reference, 32 x 6 x 5"
 
 
+@pytest.mark.thorough
 def test_too_slow_a_batch_is_timed_with_fewer_rows(
     task: TranslationTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +117,7 @@ def test_what_fits_no_memory_is_estimated(task: TranslationTask, monkeypatch: py
     assert found.bytes.peak > 1000
 
 
+@pytest.mark.thorough
 def test_a_batch_too_large_for_memory_is_timed_with_what_fits(
     task: TranslationTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +130,7 @@ def test_a_batch_too_large_for_memory_is_timed_with_what_fits(
     assert smaller.peak < 0.6 * whole.peak
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("graph", "speed", "outside"),
     [(None, 5.0, None), ((0.5, 3000), 20.0, 3000)],
@@ -295,6 +299,7 @@ def test_what_the_system_tells_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 # Not the output layer's: it keeps a gradient as large as its weight, which pays with more tokens than these.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "row",
     [row for row in techniques("auto", "cpu", False)[1:] if row.name != "+ output"],

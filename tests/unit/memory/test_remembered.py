@@ -31,6 +31,7 @@ def account(ledger: Ledger) -> tuple[Any, ...]:
     return ledger.peak, ledger.entries, ledger.stash, ledger.flops, ledger.reserved, Counter(ledger.largest)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("device", "row"), ROWS, ids=lambda value: value if isinstance(value, str) else value.name
 )
@@ -44,6 +45,7 @@ def test_ledgers_are_the_same(device: str, row: Technique, monkeypatch: pytest.M
     assert found == account(estimate(task, row, shape, device))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("device", "row"), ROWS, ids=lambda value: value if isinstance(value, str) else value.name
 )

@@ -34,6 +34,7 @@ def loss_of(model: LanguageModel, window: tuple[Tensor, Tensor], carries: int = 
     return model.loss(*window, rows, torch.full_like(rows, carries))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["reference", "recompute"])
 @pytest.mark.parametrize("tying", ["none", "softmax"])
 def test_gradients_reach_every_parameter_through_dropped_weights(

@@ -80,6 +80,8 @@ def test_ranks_train_the_model_of_one(
     assert_like_one(train(group, ranks, recipe_in(tmp_path, text), text, *LONG), one)
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -115,6 +117,7 @@ def test_a_rank_without_memory_makes_all_divide_the_batch(group: Group, text: Pa
     assert "training ended: max_updates 4 reached" in said[0]
 
 
+@pytest.mark.slow
 def test_a_language_model_is_that_of_one_rank(group: Group, lines: Path, tmp_path: Path) -> None:
     path = recipe_in(tmp_path, lines, language_model=True)
     given = ("training.batch.size=5", "training.bptt_jitter=true", "training.valid_rows=3")
@@ -129,6 +132,7 @@ def test_a_language_model_is_that_of_one_rank(group: Group, lines: Path, tmp_pat
     assert mine[:, :, 1:].abs().sum(dim=(0, 1, 3)).min() > 0, "every rank's rows are there"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks(
     group: Group, lines: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -147,6 +151,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
         assert mine["valid_perplexity"] == pytest.approx(other["valid_perplexity"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_ranks_that_share_the_optimizer_save_what_one_saves(group: Group, text: Path, tmp_path: Path) -> None:
     path = recipe_in(tmp_path, text)
     plain = train(group, 2, path, text, name="plain")

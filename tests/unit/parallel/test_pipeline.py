@@ -8,6 +8,7 @@ from tests.unit.parallel import pipeline_checks
 from tests.unit.parallel.group import Group
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
     "check",

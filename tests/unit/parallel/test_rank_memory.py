@@ -72,6 +72,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("ranks", "name", "overrides", "shape"), CASES)
 def test_a_rank_is_told_what_it_holds(
     group: Group,

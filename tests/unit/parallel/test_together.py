@@ -23,6 +23,7 @@ from tests.unit.parallel.test_data_parallel import assert_like_one, recipe_in, t
 from tests.unit.training import tiny
 
 
+@pytest.mark.thorough
 def test_subwords_are_sampled_as_by_one_rank(group: Group, text: Path, tmp_path: Path) -> None:
     path = recipe_in(tmp_path, text)
     sampled = "data.subwords={type: bpe, size: 24, joint: false, dropout: 0.5}"

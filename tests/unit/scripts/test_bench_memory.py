@@ -85,6 +85,7 @@ def test_checkpointing_more_keeps_less(steps: ModuleType) -> None:
     assert len(set(kept)) == len(kept)
 
 
+@pytest.mark.thorough
 def test_quick_run_measures_everything(
     bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,13 +69,13 @@ def test_the_same_seed_gives_the_same_inputs(targets: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_minute_of_fuzzing_finds_nothing(tmp_path: Path) -> None:
+def test_some_fuzzing_finds_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable,
             ROOT / "scripts" / "fuzz.py",
             "--seconds",
-            "60",
+            "15",
             "--failures",
             tmp_path / "failures",
         ],

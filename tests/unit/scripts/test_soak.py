@@ -39,6 +39,7 @@ def test_too_short_a_soak_says_so() -> None:
         soak.growth(curve(1.0, 1.0, 1.0))
 
 
+@pytest.mark.thorough
 def test_a_command_is_fed_watched_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "SECONDS_BETWEEN", 0.05)
     seen, number = tmp_path / "seen", tmp_path / "number"

@@ -157,6 +157,7 @@ def test_the_plan_is_shown_and_logged(make_run: MakeRun, use_rows: Use) -> None:
 # ---------------------------------------------------------------------- going on
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [4, 3])
 def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun, use_rows: Use, rows: int) -> None:
     use_rows(rows)
@@ -355,6 +356,7 @@ def test_validation_obeys_the_budget(
     assert found[1][1] == found[0][1]
 
 
+@pytest.mark.thorough
 def test_the_step_measured_in_the_end_is_the_largest_micro_batch(
     make_run: MakeRun, use_rows: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +373,7 @@ def test_the_step_measured_in_the_end_is_the_largest_micro_batch(
 # ---------------------------------------------------------------------- real plans
 
 
+@pytest.mark.slow
 def test_real_updates_stay_within_the_budget(make_run: MakeRun) -> None:
     budget = 60 << 10
     run = make_run(f"training.memory_budget={budget}", *REAL)
@@ -493,6 +496,7 @@ def test_a_rank_plans_with_its_rows_and_its_share_of_the_state(make_run: MakeRun
     assert 0.4 * alone.peak < shared.peak < 0.8 * alone.peak
 
 
+@pytest.mark.thorough
 def test_what_is_measured_in_the_end_is_of_one_rank(make_run: MakeRun) -> None:
     run = make_run("training.max_updates=2", "parallel.shard_optimizer=true")
     run.train()

@@ -252,6 +252,7 @@ def checkpoint_operations(run: Run, monkeypatch: pytest.MonkeyPatch) -> int:
     return count[0]
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_file_operation_loses_nothing(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +280,7 @@ def test_a_crash_at_any_file_operation_loses_nothing(
         shutil.rmtree(run.folder.path)
 
 
+@pytest.mark.thorough
 def test_a_full_disk_at_any_file_operation_is_one_line_and_loses_nothing(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

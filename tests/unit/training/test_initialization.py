@@ -62,6 +62,7 @@ def test_going_on_needs_the_other_model_no_more(make_run: MakeRun, first: Run) -
         make_run(name="parts").train()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -59,6 +59,7 @@ def test_it_learns_which_words_may_follow(tmp_path: Path) -> None:
     assert found[-1] < 4.2 < found[0]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "overrides",
     [

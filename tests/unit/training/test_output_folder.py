@@ -32,6 +32,7 @@ def go(run: Run, *, overwrite_output: bool = False) -> None:
     run_recipe(run.recipe, [run.text], console=run.console, overwrite_output=overwrite_output)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lost", ["training_state", "contents of training_state"])
 def test_parameters_without_a_state_are_not_trained_over(make_run: MakeRun, lost: str) -> None:
     run = make_run("training.max_updates=4", "training.keep_last_params=2")
@@ -151,6 +152,7 @@ def test_an_export_is_not_trained_over(make_run: MakeRun, tmp_path: Path) -> Non
     assert contents(lean) == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["log", "metrics.tsv", "results.json", "hypotheses.00004", ".lock"])
 def test_what_a_link_leads_to_is_not_written(make_run: MakeRun, tmp_path: Path, name: str) -> None:
     run = make_run(SHORT)
@@ -167,6 +169,7 @@ def test_what_a_link_leads_to_is_not_written(make_run: MakeRun, tmp_path: Path, 
     assert mine.read_text() == "mine"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("name", ["params.00004.safetensors", "hypotheses.00004"])
 def test_a_file_named_like_a_checkpoint_to_come_is_not_written(
@@ -182,6 +185,7 @@ def test_a_file_named_like_a_checkpoint_to_come_is_not_written(
     assert contents(run.folder.path) == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "is_folder", "words"),
     [

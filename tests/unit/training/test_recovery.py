@@ -60,6 +60,7 @@ def cut(path: Path) -> None:
     path.write_bytes(content[: len(content) // 2])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 @pytest.mark.parametrize(
     "name", [f"{NEWEST}/optimizer.safetensors", f"{NEWEST}/state.json", "params.00006.safetensors"]

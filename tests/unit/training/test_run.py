@@ -46,6 +46,7 @@ def test_a_run_in_parts_is_the_run_that_never_stopped(make_run: MakeRun) -> None
     assert snapshot(other.folder) != snapshot(whole.folder)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -88,6 +89,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, updates: int, interrupts: l
     monkeypatch.setattr(Interrupts, "__init__", remember)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("update", [1, 3, 5])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, update: int
@@ -150,6 +152,7 @@ def go(run: Run, **keywords: bool) -> object:
     return run_recipe(run.recipe, [run.text], console=run.console, **keywords)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_left_alone_and_goes_on_with_a_higher_limit(make_run: MakeRun) -> None:
     run = make_run("training.max_updates=4")
     outcome = run_recipe(run.recipe, [run.text], console=run.console)
@@ -260,6 +263,7 @@ def test_another_optimizer_starts_with_a_fresh_state(make_run: MakeRun) -> None:
     assert run.trainer().optimizer.state == {}
 
 
+@pytest.mark.slow
 def test_another_batch_size_goes_on_in_the_same_epoch(make_run: MakeRun) -> None:
     make_run("training.max_updates=12").train()
     run = make_run("training.max_updates=14", "training.batch.size=2")
@@ -439,6 +443,7 @@ def test_validation_pairs_that_are_too_long_are_told_of(
         make_run(name="none").train()
 
 
+@pytest.mark.thorough
 def test_a_run_keeps_the_threads_it_began_with(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

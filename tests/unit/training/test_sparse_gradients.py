@@ -46,6 +46,7 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> set[torch.layout]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_run_learns_the_same(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, layouts: set[torch.layout], name: str

@@ -59,6 +59,7 @@ def test_reading_gives_tensors_and_metadata(tmp_path: Path) -> None:
     assert torch.equal(found["matrix"], tensors()["matrix"])
 
 
+@pytest.mark.thorough
 def test_the_same_tensors_give_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     path = tmp_path / "here.safetensors"
     write_tensors(path, {"b": torch.ones(2), "a": torch.zeros(3)}, METADATA)

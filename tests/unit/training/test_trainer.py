@@ -311,6 +311,7 @@ def test_a_plateau_after_a_change_of_schedule_goes_back_to_the_parameters_alone(
     assert {float(state["step"]) for state in trainer.optimizer.state.values()} == {8.0}
 
 
+@pytest.mark.slow
 def test_early_stopping_counts_checkpoints_since_the_best(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
