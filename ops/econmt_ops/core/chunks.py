@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.torch_version import TorchVersion
 
+from econmt_ops.core.alignment import even, widened
 from econmt_ops.dispatch.rule import device_of
 
 STASHES = ("outputs", "attention", "cells", "gates")
@@ -24,6 +25,9 @@ H200 than with half as much, and 36 MB more of 643."""
 
 _PART_BYTES = 4 << 20
 """The workspace for what one step makes of a part of the batch's source positions."""
+
+_ROUND_ROWS = 64
+"""Rows of a block of a product are a multiple of this, as its tiles want them."""
 
 _ADDS_IN_FLOAT32 = TorchVersion(torch.__version__) >= "2.10"
 """Whether a product of 16-bit matrices can be added to a float32 one on a GPU."""
@@ -70,15 +74,38 @@ def add_outer(total: Tensor, left: Tensor, right: Tensor, fresh: bool = False) -
     The product is made in the type of ``left``, the sum in the type of ``total``, on a GPU in one kernel.
 
     Args:
-        total, left, right: see above.
+        total: see above.
+        left, right: see above; they may have more than N and M columns, which then do not count.
         fresh: ``total`` holds no values yet, whatever its memory says.
     """
     left, right = left.reshape(-1, left.shape[2]).t(), right.reshape(-1, right.shape[2])
+    if total.dtype != left.dtype and _ADDS_IN_FLOAT32 and device_of(left) == "cuda":
+        _add_product(total, left, right, fresh)
+        return
+    left, right = left[: len(total)], right[:, : total.shape[1]]
     if total.dtype == left.dtype:
         total.addmm_(left, right, beta=0 if fresh else 1)
-    elif _ADDS_IN_FLOAT32 and device_of(left) == "cuda":
-        torch.addmm(total, left, right, out_dtype=total.dtype, beta=0 if fresh else 1, out=total)
     elif fresh:
         total.copy_(left @ right)
     else:
         total += left @ right
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor, fresh: bool) -> None:
+    """Add left (N, K) times right (K, M) to ``total`` (N, M) on a GPU; of no `even` width by blocks of rows."""
+    rows, columns = total.shape
+    right = widened(right)
+    size = rows
+    if columns != right.shape[1]:
+        size = (
+            max(1, _LARGE_BLOCK_BYTES // (right.shape[1] * total.element_size() * _ROUND_ROWS)) * _ROUND_ROWS
+        )
+    elif rows != even(rows, left.dtype):
+        size = max(_ROUND_ROWS, rows // _ROUND_ROWS * _ROUND_ROWS)
+    for begin in range(0, rows, size):
+        own, part = total[begin : begin + size], left[begin : begin + size]
+        if (len(part), right.shape[1]) == own.shape:
+            torch.addmm(own, part, right, out_dtype=total.dtype, beta=0 if fresh else 1, out=own)
+            continue
+        product = torch.mm(part, right, out_dtype=total.dtype)[: len(own), :columns]
+        own.copy_(product) if fresh else own.add_(product)

@@ -2,8 +2,8 @@
 
 The inputs' share of the gates is one product before the launch; the gradients of weights and inputs are a few large
 ones after it. What a level of the stash does not keep, gates and cell states, is made again by one product and a scan.
-Layers that no launch can serve (factorised, float64, IEEE float32, more than 1,024 units, a device too small) take
-their steps one by one, as in `recompute`.
+Layers that no launch can serve (factorised, float64, IEEE float32, more than 1,600 units, a device too small) take
+their steps one by one, as in `recompute`. Large products are made of matrices of `even` width.
 
 Shapes: D directions, B batch, T steps, I input size, H hidden. Inside, time comes first.
 """
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.backends.triton import interpreted, serves, with_kernels
+from econmt_ops.core.alignment import widened
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.dropout import dropout as drop_units
@@ -29,7 +30,7 @@ from econmt_ops.lstm import recompute
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
 
-_MOST_UNITS = 1024
+_MOST_UNITS = 1600
 """More take too much of the chip; they are left to implementations that are made for them."""
 
 TRAITS = with_kernels(
@@ -126,13 +127,13 @@ def _first(layer: _Layer, given: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _rows(layer: _Layer) -> Tensor:
-    """What is multiplied with the input weights: the inputs (T B, I), zero in the padding, or the distinct rows."""
+    """What is multiplied with the input weights, widened: the inputs (T B, I), padding zero, or the distinct rows."""
     inputs = layer.inputs
     if layer.places is None:
         if layer.lengths is not None:
             inputs = inputs.masked_fill(_padding(layer).unsqueeze(2), 0.0)
-        return inputs.reshape(-1, inputs.shape[2])
-    return clean_rows(inputs, layer.places, None if layer.lengths is None else _padding(layer))
+        return widened(inputs.reshape(-1, inputs.shape[2]))
+    return widened(clean_rows(inputs, layer.places, None if layer.lengths is None else _padding(layer)))
 
 
 def _padding(layer: _Layer) -> Tensor:
@@ -148,10 +149,11 @@ def _input_shares(layer: _Layer, rows: Tensor, sums: Tensor) -> None:
     parts = zip(sums.unbind(0), layer.weights, layer.biases, strict=True)
     for share, weight, bias in parts:
         flat = share.view(-1, share.shape[2])
+        transposed = widened(weight, dtype).t()
         if layer.places is None:
-            torch.addmm(bias.to(dtype), rows, weight.to(dtype).t(), out=flat)
+            torch.addmm(bias.to(dtype), rows, transposed, out=flat)
         else:
-            table = torch.addmm(bias.to(dtype), rows, weight.to(dtype).t())
+            table = torch.addmm(bias.to(dtype), rows, transposed)
             torch.index_select(table, 0, layer.places.reshape(-1), out=flat)
     for number, h in enumerate(layer.first_h):
         at = _begins(layer, number)
@@ -189,8 +191,9 @@ def _forward(layer: _Layer, keep: bool) -> _Walked:
     kept = result.sums.shape[1] > 0
     sums = result.sums if kept else result.sums.new_empty(directions, steps, batch, 4 * hidden)
     # Padding may hold anything: no row's product is another's, and the walk does not look at it.
-    rows = layer.inputs.reshape(-1, layer.inputs.shape[-1])
+    rows = widened(layer.inputs.reshape(-1, layer.inputs.shape[-1]))
     _input_shares(layer, rows, sums)
+    del rows
     walk_forward(
         _partition(layer, back=False),
         sums,
@@ -242,7 +245,7 @@ def _kept(layer: _Layer, result: _Walked, rows: Tensor) -> tuple[Tensor, Tensor]
         _input_shares(layer, rows, sums)
         for number, h in enumerate(result.outputs.chunk(directions, 2)):
             later, before = _neighbours(layer, number, sums[number], h)
-            later.addmm_(before, layer.recurrents[number].to(before.dtype).t())
+            later.addmm_(widened(before), widened(layer.recurrents[number], before.dtype).t())
     if not reaches(layer.stash, "cells"):
         cells = cells.new_empty(directions, steps, batch, hidden)
         first_c = _first(layer, layer.first_c, torch.float32)
@@ -275,24 +278,31 @@ def _gradients_of_inputs(layer: _Layer, rows: Tensor, dsums: Tensor) -> Gradient
     from econmt_ops.backends.triton.embedding import gradient
 
     weights = []
+    width = layer.inputs.shape[-1]
     dinputs = torch.empty_like(rows)
     for number, (own, weight) in enumerate(zip(dsums.flatten(1, 2).unbind(0), layer.weights, strict=True)):
         if layer.places is not None:
             own = gradient(own, layer.places.flatten(), len(rows), -1)
-        weights.append(_outer(own, rows, weight.dtype))
+        weights.append(_outer(own, rows, weight.dtype, width))
         if number == 0:
-            torch.mm(own, weight.to(own.dtype), out=dinputs)
+            torch.mm(own, widened(weight, own.dtype), out=dinputs)
         else:
-            dinputs.addmm_(own, weight.to(own.dtype))
-    return {"inputs": dinputs.view(layer.inputs.shape), "weights": weights}
+            dinputs.addmm_(own, widened(weight, own.dtype))
+    return {"inputs": dinputs[:, :width].view(layer.inputs.shape), "weights": weights}
 
 
-def _outer(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """left^T right, of left (N, M) and right (N, K), in a type that is at least as wide: not rounded in between."""
+def _outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
+    """left^T right, of left (N, M) and right (N, K), in a type that is at least as wide: not rounded in between.
+
+    Of a ``right`` that was widened, ``width`` is K.
+    """
+    width = right.shape[1] if width is None else width
+    right = widened(right)
     if left.is_cuda and left.dtype != dtype == torch.float32:
         product: Tensor = torch.mm(left.t(), right, out_dtype=torch.float32)
-        return product
-    return (left.t() @ right).to(dtype)
+    else:
+        product = (left.t() @ right).to(dtype)
+    return product[:, :width].contiguous()
 
 
 def _saves(_layer: _Layer) -> set[str]:

@@ -23,6 +23,8 @@ WALKS: dict[int, list[tuple[list[Any], tuple[int, int, int]]]] = {
         ([128, 512, True, "fp32", "fp16", False], (255, 0, 196_608)),
         ([128, 1024, False, "bf16", "bf16", False], (224, 0, 229_376)),
         ([128, 1024, True, "bf16", "bf16", False], (240, 0, 229_376)),
+        ([128, 1500, False, "bf16", "bf16", False], (184, 0, 229_376)),
+        ([128, 1500, True, "bf16", "bf16", False], (240, 0, 229_376)),
         ([17, 33, True, "fp16", "fp16", True], (160, 0, 16_384)),
     ],
     86: [
@@ -36,7 +38,10 @@ WALKS: dict[int, list[tuple[list[Any], tuple[int, int, int]]]] = {
 }
 
 
-@pytest.mark.parametrize("capability", WALKS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "capability", [90, *(pytest.param(each, marks=pytest.mark.thorough) for each in (86, 80))]
+)
 def test_kernels_fit(capability: int) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     walks = json.dumps([walk for walk, _ in WALKS[capability]])

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import add_outer
 
 CHUNK_BYTES = 64 << 20
@@ -26,9 +27,6 @@ _ROUND_ROWS = 64
 
 _ROUND_BYTES = 128
 """Rows of the buffer begin at multiples of this, as fast products want them, whatever the vocabulary."""
-
-_ROUND_UNITS = 8
-"""So many 16-bit values are the 16 bytes at whose multiples the rows of a product's operands begin."""
 
 _WARPS = 8
 
@@ -261,7 +259,7 @@ def walk(
     copied = weight.dtype != hidden.dtype
     columns = stride if copied else vocabulary
     inner = hidden.shape[1]
-    units = triton.cdiv(inner, _ROUND_UNITS) * _ROUND_UNITS if copied else inner
+    units = even(inner, hidden.dtype) if copied else inner
     weight = _cast(weight, hidden.dtype, columns, units)
     hidden = _cast(hidden, hidden.dtype, rows, units)
     bias = None if bias is None else _cast(bias.unsqueeze(1), hidden.dtype, columns, 1).squeeze(1)
@@ -294,7 +292,7 @@ def walk(
             torch.mm(logits, weight, out=dhidden[part])
         else:
             dhidden[part] = torch.mm(logits, weight)[:, :inner]
-        add_outer(dweight, logits[:, :vocabulary].unsqueeze(0), chunk[:, :inner].unsqueeze(0), begin == 0)
+        add_outer(dweight, logits.unsqueeze(0), chunk.unsqueeze(0), begin == 0)
         if dbias is not None:
             _add_rows(dbias, whole, begin == 0)
     return losses

@@ -34,7 +34,7 @@ class Limits(NamedTuple):
 
 
 _H200 = Limits(132, 232_448, True)
-_MOST_UNITS = 1024
+_MOST_UNITS = 1600
 _REGISTERS = 512
 """Bytes a thread may have for what is on its way to it."""
 
