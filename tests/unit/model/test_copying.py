@@ -110,6 +110,7 @@ def test_bfloat16_and_single_floats_come_close() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
             losses.append(model.loss(*batch()))
         losses[-1].backward()
+        losses[-1] = losses[-1].detach()
         assert all(torch.isfinite(part.grad).all() for part in model.parameters())
     assert float(losses[1]) == pytest.approx(float(losses[0]), rel=1e-5)
     assert float(losses[2]) == pytest.approx(float(losses[0]), rel=3e-2)
@@ -133,7 +134,8 @@ def test_steps_of_a_search_are_those_of_training(options: dict[str, Any]) -> Non
         torch.testing.assert_close(found.float(), scored[:, place], rtol=1e-5, atol=1e-5)
         valid = target_output[:, place] != PAD
         total -= float(found.gather(1, target_output[:, place : place + 1])[valid].sum())
-    assert float(model.loss(source, lengths, target_input, target_output)) == pytest.approx(total, rel=1e-6)
+    loss = model.loss(source, lengths, target_input, target_output).detach()
+    assert float(loss) == pytest.approx(total, rel=1e-6)
 
 
 def test_hypotheses_copy_from_their_own_sentence() -> None:
@@ -212,6 +214,6 @@ def learnt(copies: bool, updates: int) -> tuple[float, float]:
 
 
 def test_copying_is_learnt_sooner_and_gives_words_never_seen() -> None:
-    (rare, common), (without, plain) = learnt(True, 120), learnt(False, 120)
-    assert common < 0.7 * plain
-    assert rare < 0.5 * without
+    (rare, common), (without, plain) = learnt(True, 20), learnt(False, 20)
+    assert common < 0.6 * plain
+    assert rare < 0.4 * without
