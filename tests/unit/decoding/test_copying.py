@@ -12,7 +12,6 @@ from econmt import recipe
 from econmt.data.subwords import BOS, EOS, UNK, Vocabularies, WordVocabulary
 from econmt.decoding import continuous
 from econmt.decoding.continuous import ContinuousSearch, Sentence
-from econmt.decoding.ensemble import Ensemble
 from econmt.decoding.requests import Request
 from econmt.decoding.search import SearchOptions, beam_search
 from econmt.decoding.shortlist import Shortlists
@@ -54,7 +53,9 @@ def test_a_wide_beam_finds_the_best_of_all_translations(variant: str) -> None:
     model, limit, words = copying_model(variant, size=7), 3, (UNK, 4, 5, 6)
     sentences = [[4, 6, 4], [5], [UNK, 6]]
     options = SearchOptions(4**limit * 2, nbest_size=9)
-    found = beam_search(IncrementalModel(model), *pad_sources(sentences, CPU), torch.full((3,), limit), options)
+    found = beam_search(
+        IncrementalModel(model), *pad_sources(sentences, CPU), torch.full((3,), limit), options
+    )
     everything = [list(ids) for length in range(limit + 1) for ids in product(words, repeat=length)]
     for sentence, hypotheses in zip(sentences, found, strict=True):
         source, lengths = pad_sources([sentence], CPU)
