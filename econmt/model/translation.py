@@ -244,11 +244,10 @@ class TranslationModel(nn.Module):
             implementations: of the ops; None: the model's.
         """
         how = self.implementations if implementations is None else implementations
-        if self.copying is None:
-            hidden = self(source, source_lengths, target_input, how)
-        else:
-            decoded = self._decode(source, source_lengths, target_input, how)
-            hidden = decoded.hidden
+        given = source, source_lengths, target_input, how
+        # Without copying nothing but the hidden vectors is held.
+        decoded = None if self.copying is None else self._decode(*given)
+        hidden = self(*given) if decoded is None else decoded.hidden
         with layer("output"):
             rows = hidden.reshape(-1, hidden.size(-1))
             loss = linear_cross_entropy(
@@ -258,10 +257,10 @@ class TranslationModel(nn.Module):
                 bias=self.output_bias,
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
-                reduction="sum" if self.copying is None else "none",
+                reduction="sum" if decoded is None else "none",
                 **how.for_output(),
             )
-            if self.copying is not None:
+            if self.copying is not None and decoded is not None:
                 gates = self.copying(decoded, rows)
                 losses = loss.view_as(target_output)
                 loss = mixture_loss(losses, gates, decoded.attention, source, target_output, self.pad)
