@@ -365,6 +365,10 @@ class Recipe(Section):
                 f"model.weight_tying {self.model.weight_tying} shares the source embedding and needs "
                 "data.subwords.joint: true"
             )
+        if self.model.decoder.copy_attention and (isinstance(words, WordSubwords) or not words.joint):
+            raise ValueError(
+                "model.decoder.copy_attention takes source words for target words and needs data.subwords.joint: true"
+            )
         return self
 
 

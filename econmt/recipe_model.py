@@ -128,6 +128,11 @@ class DecoderSection(RecurrentStack):
         description="with input feeding: attention from the bottom layer, whose context the upper ones read too, "
         "computed step by step",
     )
+    copy_attention: bool = Field(
+        False,
+        description="words of the source are copied by the attention, beside those that the output layer gives (See et "
+        "al., 2017); needs data.subwords.joint",
+    )
     state_init: Literal["last", "avg", "zero"] = Field(
         "last", description="first state from the encoder's last state, from the mean of its outputs, or zero"
     )

@@ -67,6 +67,11 @@ def check_pipeline(recipe: Any) -> None:
     parts = {"model": recipe.model}
     if recipe.task == "translation":
         parts = {"model.encoder": recipe.model.encoder, "model.decoder": recipe.model.decoder}
+        if recipe.model.decoder.copy_attention:
+            raise ValueError(
+                f"parallel.pipeline {stages}: no rank has the attention and the output layer, leave "
+                "model.decoder.copy_attention out"
+            )
     for name, part in parts.items():
         if part.cell != "lstm":
             raise ValueError(

@@ -58,8 +58,12 @@ def pair_flops(model: Model, target_vocabulary: int) -> PairFlops:
     tied = model.weight_tying in ("trg_softmax", "src_trg_softmax")
     if tied and decoder.size != model.embedding:
         target += 2 * decoder.size * model.embedding
-    target += 2 * (model.embedding if tied else decoder.size) * target_vocabulary
-    return PairFlops(source, target, pair=2 * comparison + 2 * encoder.size)
+    read = model.embedding if tied else decoder.size
+    target += 2 * read * target_vocabulary
+    pair = 2 * comparison + 2 * encoder.size
+    if decoder.copy_attention:  # its gate
+        source, target, pair = source + 2 * encoder.size, target + 2 * (read + model.embedding), pair + 2
+    return PairFlops(source, target, pair)
 
 
 def _layer(shape: LayerShape, stack: RecurrentStack) -> int:

@@ -44,7 +44,7 @@ class SearchModel(Protocol):
         """A first state from which steps give log-probabilities of a few words (R, N) instead of all.
 
         Args:
-            state: the first one. words: (N,) int64 ids.
+            state: the first one. words: (N,) int64 ids, rising.
             allowed: (B, N) bool which of them each sentence may have; others have no probability.
         """
 

@@ -82,7 +82,7 @@ _STRATEGIES: dict[str, Callable[[str, _Layers], bool]] = {
     "all_except_decoder": lambda name, _: not name.startswith("decoder."),
     "all_except_outer_layers": lambda name, layers: not layers.is_outer(name),
     "all_except_embeddings": lambda name, _: not name.startswith(("source_embedding.", "target_embedding.")),
-    "all_except_output_proj": lambda name, _: not name.startswith(("output.", "readout.")),
+    "all_except_output_proj": lambda name, _: not name.startswith(("output.", "readout.", "copying.")),
     "encoder_and_source_embeddings": lambda name, _: name.startswith(("source_embedding.", "encoder.")),
     "encoder_half_and_source_embeddings": lambda name, layers: (
         name.startswith("source_embedding.") or layers.is_lower_half(name)

@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from econmt.data.subwords import BOS, EOS, PAD, Vocabularies, Vocabulary
 from econmt.decoding.ensemble import EnsembleMode, average_log_probs
 from econmt.decoding.translator import CHUNK_SIZE, autocast, batches_by_length, evaluation_mode, pad_sources
+from econmt.model.copying import Predictions
 
 ROWS_AT_ONCE = 1024
 
@@ -24,16 +24,10 @@ ROWS_AT_ONCE = 1024
 class ScoringModel(Protocol):
     """What scoring asks of a model; :class:`econmt.model.TranslationModel` has it."""
 
-    @property
-    def output_weight(self) -> Tensor:
-        """Weight (V, D) of the output layer."""
-
-    @property
-    def output_bias(self) -> Tensor:
-        """Bias (V,) of the output layer."""
-
-    def __call__(self, source: Tensor, source_lengths: Tensor, target_input: Tensor, /) -> Any:
-        """Hidden vectors (B, T, D) for the output layer under teacher forcing."""
+    def predict(
+        self, source: Tensor, source_lengths: Tensor, target_input: Tensor, positions: Tensor, /
+    ) -> Predictions:
+        """What is expected under teacher forcing where ``positions`` (B, T) is True."""
 
 
 class ScoredPair(NamedTuple):
@@ -147,21 +141,17 @@ class Scorer:
         valid = torch.arange(output.shape[1], device=self.device) < lengths[:, None]
         words = output[valid]
         with autocast(self.device, self.precision):
-            hidden = [model(source, source_lengths, inputs)[valid] for model in self.models]
+            made = [model.predict(source, source_lengths, inputs, valid) for model in self.models]
             # A slice of rows at a time: the whole vocabulary's log-probabilities of all of them would fill the memory.
             parts = []
             for first in range(0, len(words), ROWS_AT_ONCE):
                 rows = slice(first, first + ROWS_AT_ONCE)
-                log_probs = self._log_probs([vectors[rows] for vectors in hidden])
+                log_probs = self._log_probs([each.log_probs(rows) for each in made])
                 parts.append(log_probs.gather(1, words[rows, None])[:, 0])
         flat = torch.cat(parts).tolist()
         ends = list(accumulate(lengths.tolist()))
         return [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
-    def _log_probs(self, hidden: Sequence[Tensor]) -> Tensor:
-        """Log-probabilities (N, V) of one model or the ensemble, from each model's hidden vectors (N, D)."""
-        each = [
-            F.linear(vectors, model.output_weight, model.output_bias).float().log_softmax(dim=1)
-            for model, vectors in zip(self.models, hidden, strict=True)
-        ]
+    def _log_probs(self, each: list[Tensor]) -> Tensor:
+        """Log-probabilities (N, V) of one model or the ensemble, from each model's."""
         return each[0] if len(each) == 1 else average_log_probs(torch.stack(each), self.mode)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt import recipe
+from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_places, mixture_loss
 from econmt.model.decoder import Memory
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
@@ -104,6 +105,13 @@ class TranslationModel(nn.Module):
         self.output = nn.Linear(config.embedding if tied else config.decoder.size, target_size)
         if tied:
             self.output.weight = self.target_embedding.weight
+        self.copying: Copying | None = None
+        if config.decoder.copy_attention:
+            if source_size != target_size:
+                raise ValueError(
+                    f"copy_attention needs one vocabulary, got {source_size} source and {target_size} target entries"
+                )
+            self.copying = Copying(config.encoder.size, self.output.in_features, config.embedding)
         self.implementations = Implementations() if implementations is None else implementations
         self.initialize()
 
@@ -126,6 +134,8 @@ class TranslationModel(nn.Module):
             initialize_embedding(self.target_embedding.weight, init)
         if self.readout is not None:
             initialize_linear(self.readout, init)
+        if self.copying is not None:
+            self.copying.initialize(init)
         self.encoder.initialize(init)
         self.decoder.initialize(init)
 
@@ -168,17 +178,47 @@ class TranslationModel(nn.Module):
             implementations: of the ops; None: the model's.
 
         Returns:
-            (B, T, D): ``econmt_ops.linear_cross_entropy`` with :attr:`output_weight` makes the loss of them.
+            (B, T, D): ``econmt_ops.linear_cross_entropy`` with :attr:`output_weight` makes the loss of them, unless the
+            model copies.
         """
+        return self._decode(source, source_lengths, target_input, implementations).hidden
+
+    def predict(
+        self, source: Tensor, source_lengths: Tensor, target_input: Tensor, positions: Tensor
+    ) -> Predictions:
+        """What is expected under teacher forcing at N target positions, those where ``positions`` (B, T) is True.
+
+        Args:
+            source: (B, S) int64 ids. source_lengths: (B,). target_input: (B, T) int64, the target after BOS.
+        """
+        decoded = self._decode(source, source_lengths, target_input, None)
+        hidden = decoded.hidden[positions]
+        copied: Copied | None = None
+        if self.copying is not None:
+            gates = self.copying(decoded, decoded.hidden.reshape(-1, decoded.hidden.shape[2]))
+            owners = positions.nonzero()[:, 0]
+            copied = Copied(
+                gates[positions], decoded.attention[positions], source[owners], first_places(source)[owners]
+            )
+        return Predictions(hidden, self.output_weight, self.output_bias, copied)
+
+    def _decode(
+        self,
+        source: Tensor,
+        source_lengths: Tensor,
+        target_input: Tensor,
+        implementations: Implementations | None,
+    ) -> Decoded:
+        """See :meth:`forward`."""
         how = self.implementations if implementations is None else implementations
         encoded = self.encode(source, source_lengths, how)
         with layer("embedding"):
             embedded = self._look_up(self.target_embedding, target_input, how.looks_rows_up("decoder"))
         with layer("decoder"):
             state = self.decoder.initial_state(encoded.summary)
-            outputs, _, _ = self.decoder(embedded, encoded.memory, state, how)
+            outputs, attention, _ = self.decoder(embedded, encoded.memory, state, how)
         with layer("output"):
-            return self.read_out(outputs)
+            return Decoded(self.read_out(outputs), embedded, encoded.memory.values, attention)
 
     def read_out(self, outputs: Tensor, seed: Seed | None = None) -> Tensor:
         """What the output layer reads (B, T, D), of the decoder's outputs; ``seed``: of dropout, None: drawn now."""
@@ -199,22 +239,31 @@ class TranslationModel(nn.Module):
         Args:
             source: (B, S) int64 ids. source_lengths: (B,). target_input: (B, T) int64, the target after BOS.
             target_output: (B, T) int64, the target before EOS and EOS.
-            label_smoothing: probability mass spread evenly over all V target tokens.
+            label_smoothing: probability mass spread evenly over all V target tokens. A model that copies has, in the
+                place of its softmax's log-probability of a token, the smoothed one.
             implementations: of the ops; None: the model's.
         """
         how = self.implementations if implementations is None else implementations
-        hidden = self(source, source_lengths, target_input, how)
+        given = source, source_lengths, target_input, how
+        # Without copying nothing but the hidden vectors is held.
+        decoded = None if self.copying is None else self._decode(*given)
+        hidden = self(*given) if decoded is None else decoded.hidden
         with layer("output"):
+            rows = hidden.reshape(-1, hidden.size(-1))
             loss = linear_cross_entropy(
-                hidden.reshape(-1, hidden.size(-1)),
+                rows,
                 self.output_weight,
                 target_output.reshape(-1),
                 bias=self.output_bias,
                 label_smoothing=label_smoothing,
                 ignore_index=self.pad,
-                reduction="sum",
+                reduction="sum" if decoded is None else "none",
                 **how.for_output(),
             )
+            if self.copying is not None and decoded is not None:
+                gates = self.copying(decoded, rows)
+                losses = loss.view_as(target_output)
+                loss = mixture_loss(losses, gates, decoded.attention, source, target_output, self.pad)
         return loss.to(torch.float32)
 
     def _look_up(self, embedding: nn.Embedding, ids: Tensor, once: bool) -> Inputs:

@@ -126,6 +126,8 @@ def _check(recipe: Recipe, folder: Path) -> None:
             raise InputError(f"{folder}: the runtime has {part}s of {', '.join(known)}, not of {cell}")
     if stepped := encoder_steps(model) or decoder_steps(model):
         raise InputError(f"{folder}: the runtime does not know its {stepped}")
+    if model.decoder.copy_attention:
+        raise InputError(f"{folder}: the runtime does not know its decoder.copy_attention")
     if decoding.beam_size > _BEAM:
         raise InputError(
             f"{folder}: its decoding.beam_size is {decoding.beam_size}; the runtime keeps {_BEAM} hypotheses at most"

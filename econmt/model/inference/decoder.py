@@ -21,8 +21,10 @@ from torch.nn import functional
 from econmt.model.attention import Attention
 from econmt.model.decoder import Decoder
 from econmt.model.inference.cells import layer_step
+from econmt.model.inference.copying import CopyStep
 from econmt.model.inference.encoder import LaidOutEncoder
 from econmt.model.inference.layout import Gates, is_watched, laid_out, value_type
+from econmt.model.inference.sources import Sources
 from econmt.model.inference.stepped import PlainStepDecoder
 from econmt.model.inference.words import Shortlist, Words
 from econmt.model.layers import weights_of
@@ -38,33 +40,6 @@ from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.low_rank import columns
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import State
-
-
-class Sources(NamedTuple):
-    """What the steps know of B sentences.
-
-    Attributes:
-        keys: (B, S, A), see :meth:`_StepAttention.prepare`. factors: whether they are exponentials.
-        values: (B, S, .) what the attention sums. padding: (B, S), True past a sentence's length.
-        lengths: (B,).
-        kernels: our kernels on keys and values, where these stay at their place; or None.
-    """
-
-    keys: Tensor
-    factors: bool
-    values: Tensor
-    padding: Tensor
-    lengths: Tensor
-    kernels: Any = None
-
-    def keep(self, sentences: Tensor) -> Sources:
-        """The sentences with indices ``sentences`` (C,), cut to the longest of them."""
-        lengths = self.lengths[sentences]
-        size = self.keys.shape[1] if is_watched() else int(lengths.max())
-        keys, values, padding = (
-            part[:, :size].index_select(0, sentences) for part in (self.keys, self.values, self.padding)
-        )
-        return Sources(keys, self.factors, values, padding, lengths)
 
 
 class IncrementalState(NamedTuple):
@@ -138,6 +113,8 @@ class IncrementalModel:
             self._decoder = kind(
                 model.decoder, model.target_embedding.weight.detach(), self._dtype if self.plain else dtype
             )
+            embedding, copying = model.target_embedding.weight.detach(), model.copying
+            self._copying = None if copying is None else CopyStep(copying, embedding, self._dtype)
             self._logits = torch.empty(
                 0, model.target_size, dtype=accumulate_dtype(self._dtype), device=model.output_weight.device
             )
@@ -166,7 +143,9 @@ class IncrementalModel:
             keys, values, lengths = encoded.memory
             padding = padding_mask(lengths, keys.shape[1], keys.device)
             keys, factors = self._decoder.attention.prepare(keys, factors)
-            sources = Sources(keys, factors, self._decoder.summands(values), padding, lengths)
+            words = None if self._copying is None else self._copying.prepare(source, values)
+            summands = self._decoder.summands(values)
+            sources = Sources(keys, factors, summands, padding, lengths, words=words)
         hidden, memory = self._decoder.states(first.layers)
         rows = torch.arange(len(source), device=source.device)
         return IncrementalState(sources, rows, 1, hidden, memory, first.output.to(self._dtype))
@@ -180,6 +159,8 @@ class IncrementalModel:
         weight, bias = (part.detach()[words] for part in (self.model.output_weight, self.model.output_bias))
         barred = torch.zeros(allowed.shape, dtype=self._dtype, device=allowed.device)
         barred.masked_fill_(~allowed, -torch.inf)
+        if state.sources.words is not None:
+            state = state._replace(sources=state.sources._replace(words=state.sources.words.among(words)))
         return state._replace(shortlist=Shortlist(laid_out(weight, bias, self._products), barred))
 
     def initial_state(self, encoded: IncrementalState) -> IncrementalState:
@@ -190,16 +171,18 @@ class IncrementalModel:
         """See :meth:`econmt.decoding.search_model.SearchModel.step`."""
         with torch.no_grad():
             logits, attention, state = self.logits(tokens, state)
-            return self._log_softmax(logits), attention, state
+            return logits if self._copying else self._log_softmax(logits), attention, state
 
     def logits(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor, IncrementalState]:
-        """As :meth:`step`, with logits in the type of products."""
+        """As :meth:`step`, with logits in the type of products; of a model that copies the same as :meth:`step`."""
         with torch.no_grad():
             attention, state = self._decoder(tokens, state)
             read = state.output if self._readout is None else self._readout(state.output)
-            if state.shortlist is not None:
-                return state.shortlist.logits(read, state.owners), attention, state
-            return self._output(read), attention, state
+            short = state.shortlist
+            logits = self._output(read) if short is None else short.logits(read, state.owners)
+            if self._copying is not None:
+                logits = self._copying(self._log_softmax(logits), tokens, read, attention, state)
+            return logits, attention, state
 
     def _log_softmax(self, logits: Tensor) -> Tensor:
         """Of (R, V), in the accumulate type, in place where it can.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt.model.inference.decoder import IncrementalModel, IncrementalState, Sources
+from econmt.model.inference.decoder import IncrementalModel, IncrementalState
+from econmt.model.inference.sources import Sources
 from econmt_ops.core.lengths import padding_mask
 
 
@@ -40,6 +41,11 @@ class Grid:
         room.sources.keys[:, :size].copy_(encoded.sources.keys)
         room.sources.values[:, :size].copy_(encoded.sources.values)
         room.sources.lengths.copy_(lengths)
+        if room.sources.words is not None and encoded.sources.words is not None:
+            here, blank = room.sources.words, room.sources.words.room(*room.sources.words.ids.shape)
+            for kept, new, padding in zip(here, encoded.sources.words, blank, strict=True):
+                kept[:, :size].copy_(new)
+                kept[:, size:].copy_(padding[:, size:])
         for kept, new in zip(_rows(room), _rows(encoded), strict=True):
             kept.copy_(new)
 
@@ -50,6 +56,8 @@ class Grid:
         """
         here, room = self._state.sources, self._waiting.sources
         for kept, new in ((here.keys, room.keys), (here.values, room.values), (here.lengths, room.lengths)):
+            kept.index_copy_(0, slots, new.index_select(0, places))
+        for kept, new in zip(here.words or (), room.words or (), strict=True):
             kept.index_copy_(0, slots, new.index_select(0, places))
         here.padding.copy_(padding_mask(here.lengths, here.padding.shape[1], here.padding.device))
         first = slots * self._state.width
@@ -81,7 +89,8 @@ def _room(like: IncrementalState, sentences: int, positions: int, width: int) ->
         for parts in (like.hidden, like.memory)
     )
     output = like.output.new_zeros(sentences * width, like.output.shape[1])
-    own = Sources(keys, False, values, padding, lengths)
+    words = None if sources.words is None else sources.words.room(sentences, positions)
+    own = Sources(keys, False, values, padding, lengths, words=words)
     return IncrementalState(own, None, width, hidden, memory, output)
 
 

@@ -90,6 +90,8 @@ CASES = [
     Case("quickstart", ("model.decoder.input_feeding=false", *RECOMPUTE), (64, 12, 10)),
     Case("quickstart", ("model.encoder.cell=sru", *UNFED, *RECOMPUTE, "ops.stash=outputs"), (64, 12, 10)),
     Case("student", (), (48, 9, 7)),
+    Case("multi30k", ("model.decoder.copy_attention=true", "training.precision=bfloat16"), (48, 7, 6)),
+    Case("multi30k", ("model.decoder.copy_attention=true", *RECOMPUTE, "ops.stash=outputs"), (48, 9, 7)),
     Case("quickstart", ("model.attention.layer_norm=true", "training.update_interval=4"), (1, 1, 1)),
 ]
 
