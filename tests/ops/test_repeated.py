@@ -203,6 +203,7 @@ def test_opcheck(op: str) -> None:
             "gates",
             "packed",
             "eager",
+            None,
             True,
         )
     else:
