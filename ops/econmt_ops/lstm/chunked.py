@@ -156,8 +156,8 @@ class ChunkedLSTM:
         _add(own.input, dgates, _joined([chunk.inputs for chunk in chunks]))
         before = [part for chunk in chunks for part in (chunk.first_h.unsqueeze(0), chunk.outputs[:-1])]
         _add(own.hidden, dgates, torch.cat(before))
-        if device_of(dgates) == "cuda":
-            _add(own.bias, dgates, dgates.new_ones(()).expand(*dgates.shape[:2], 1))
+        if device_of(dgates) == "cuda":  # a product whose sum is not rounded to the type of the gates
+            _add(own.bias, dgates.new_ones(*dgates.shape[:2], 1), dgates)
         else:
             rows = add_rows(dgates).to(own.bias.dtype)
             own.bias.grad = rows if own.bias.grad is None else own.bias.grad.add_(rows)
@@ -167,9 +167,9 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
-def _add(weight: Tensor, dgates: Tensor, read: Tensor) -> None:
-    """Adds dgates^T read to a weight's gradient, not rounded on the way where that is wider."""
+def _add(weight: Tensor, left: Tensor, right: Tensor) -> None:
+    """Adds left^T right to a weight's gradient, not rounded on the way where that is wider."""
     fresh = weight.grad is None
     if weight.grad is None:
         weight.grad = torch.empty_like(weight)
-    add_outer(weight.grad.view(len(weight), -1), dgates, read, fresh)
+    add_outer(weight.grad.view(left.shape[2], -1), left, right, fresh)

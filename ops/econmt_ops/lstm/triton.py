@@ -158,8 +158,11 @@ def _input_shares(layer: _Layer, rows: Tensor, sums: Tensor) -> None:
             table = torch.addmm(bias.to(dtype), rows, weight.to(dtype).t())
             torch.index_select(table, 0, layer.places.reshape(-1), out=flat)
     for number, h in enumerate(layer.first_h):
-        at = _begins(layer, number)
-        sums[number][at] += h.to(dtype) @ layer.recurrents[number].to(dtype).t()
+        at, recurrent = _begins(layer, number), layer.recurrents[number].to(dtype).t()
+        if isinstance(at, int):
+            sums[number][at].addmm_(h.to(dtype), recurrent)
+        else:
+            sums[number][at] += h.to(dtype) @ recurrent
 
 
 def _begins(layer: _Layer, number: int) -> tuple[Tensor, Tensor] | int:
