@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from econmt_ops.core.chunks import add_outer
-from econmt_ops.core.gemm import add_rows
+from econmt_ops.core.gemm import Layouts, add_rows
 from econmt_ops.core.lengths import reverse_rows
 from econmt_ops.core.precision import compute_dtype
 from econmt_ops.core.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMWeights, cast_weights
@@ -61,6 +61,7 @@ class ChunkedLSTM:
                 *(part if part.is_leaf else part.detach().requires_grad_() for part in weights)
             )
         self._cast: dict[torch.dtype, tuple[AnyLSTMWeights, Tensor]] = {}
+        self._layouts: Layouts | None = None
         self._chunks: list[_Chunk] = []
 
     def __call__(
@@ -129,7 +130,10 @@ class ChunkedLSTM:
         if dtype not in self._cast:
             assert isinstance(self._own, LSTMWeights)
             detached = LSTMWeights(*(part.detach() for part in self._own))
-            self._cast[dtype] = cast_weights(detached, dtype), like.new_zeros(())
+            made = cast_weights(detached, dtype)
+            assert isinstance(made, LSTMWeights)
+            self._cast[dtype] = made, like.new_zeros(())
+            self._layouts = Layouts([made.input, made.hidden])
         return self._cast[dtype]
 
     @torch.no_grad()
@@ -138,6 +142,7 @@ class ChunkedLSTM:
         chunks = [chunk for chunk in self._chunks if chunk.probe.grad is not None]
         self._chunks.clear()
         self._cast.clear()
+        self._layouts = None
         if chunks:
             self._gather(chunks)
         if not isinstance(self._own, LSTMWeights) or not isinstance(self._weights, LSTMWeights):
