@@ -55,6 +55,8 @@ class LayerRecord(Record):
     whole: bool
     width: int
     kept: float
+    gather: list[list[float]]
+    once: float
 
 
 class LinkRecord(Record):
@@ -116,6 +118,8 @@ class Calibration(Record):
                 each.whole,
                 each.width,
                 each.kept,
+                tuple((x, y) for x, y in each.gather),
+                each.once,
             )
             for each in self.layers
         )
@@ -153,7 +157,7 @@ def read_calibration(path: Path) -> Calibration:
     """
     found = read_json(Calibration, path, "measure anew: give another file")
     for layer in found.layers:
-        for points in (layer.forward, layer.backward):
+        for points in (layer.forward, layer.backward, layer.gather):
             places = [point[0] for point in points if len(point) == 2]
             if not points or len(places) != len(points) or places != sorted(set(places)):
                 raise InputError(

@@ -108,24 +108,48 @@ class _Paper:
         forward, backward = self._recurrence(shape, 1.0), self._recurrence(shape, 2.0)
         whole, width = directions == 2, directions * size
         kept = 6.0 * width * self.bytes
-        # Each call multiplies with the matrix of the inputs, and back adds to the gradients of both, in float32.
-        read = directions * 4 * size * inputs * self.bytes
-        calls = self._time(0.0, read, 1), self._time(0.0, read + 16 * parameters, 3)
-        return Layer(name, side, node, parameters, "steps", forward, backward, calls, whole, width, kept)
+        # Each call multiplies with the matrix of the inputs; after all of them the gradients of both matrices are made
+        # and added to those that are there, in float32.
+        read = self._time(0.0, directions * 4 * size * inputs * self.bytes, 1)
+        once = self._time(0.0, 16 * parameters, 2)
+        return Layer(
+            name,
+            side,
+            node,
+            parameters,
+            "steps",
+            forward,
+            backward,
+            (read, read),
+            whole,
+            width,
+            kept,
+            self._gather(shape),
+            once,
+        )
 
-    def _recurrence(self, shape: LayerShape, passes: float) -> Points:
+    def _gather(self, shape: LayerShape) -> Points:
+        """The products that make the gradients of both matrices."""
         inputs, size, directions = shape
 
         def step(rows: float) -> float:
-            # One product a step waits for the step before; backward, those for weights and inputs come after the loop.
+            operations = directions * 2 * rows * 4 * size * (inputs + size)
+            return self._time(operations, directions * rows * (inputs + 4 * size) * self.bytes, 0)
+
+        return _points(step, ROWS)
+
+    def _recurrence(self, shape: LayerShape, passes: float) -> Points:
+        """``passes``: 1 forward, 2 backward."""
+        inputs, size, directions = shape
+
+        def step(rows: float) -> float:
+            # One product a step waits for the step before; backward, that for the inputs comes after the loop.
             product = directions * 2 * rows * 4 * size * size
             matrix = directions * (4 * size * size + rows * 5 * size) * self.bytes
             pointwise = passes * directions * rows * 11 * size * self.bytes
-            bulk = passes * directions * 2 * rows * 4 * size * inputs + (passes - 1.0) * product
+            bulk = directions * 2 * rows * 4 * size * inputs
             waiting = self._time(product, matrix, 1) + self._time(0.0, pointwise, 1)
-            return waiting + self._time(
-                bulk, passes * directions * rows * (inputs + 4 * size) * self.bytes, 0
-            )
+            return waiting + self._time(bulk, directions * rows * (inputs + 4 * size) * self.bytes, 0)
 
         return _points(step, ROWS)
 
@@ -152,14 +176,15 @@ class _Paper:
         """A decoder with input feeding: all its layers and the attention at a step before any of the next step."""
         parts = [self.recurrent("", "target", "decoder", shape) for shape in layers]
 
-        def of(passes: float, points: Callable[[Layer], Points]) -> Points:
+        def of(passes: float, *points: Callable[[Layer], Points]) -> Points:
             def step(place: int) -> float:
                 read = self._time(passes * attention * ROWS[place] * self.source, 0.0, 2)
-                return read + sum(points(part)[place][1] for part in parts)
+                return read + sum(each(part)[place][1] for part in parts for each in points)
 
             return tuple((rows, step(place)) for place, rows in enumerate(ROWS))
 
-        forward, backward = of(1.0, lambda part: part.forward), of(2.0, lambda part: part.backward)
+        forward = of(1.0, lambda part: part.forward)
+        backward = of(2.0, lambda part: part.backward, lambda part: part.gather)
         parameters, kept = sum(part.parameters for part in parts), sum(part.kept for part in parts)
         return Layer(
             "decoder", "target", "decoder", parameters, "steps", forward, backward, width=width, kept=kept

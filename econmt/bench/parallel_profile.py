@@ -17,7 +17,7 @@ from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.ledger import measure_step
 from econmt.model import Implementations
-from econmt.parallel.cost_layers import Layer, Phase, Profile
+from econmt.parallel.cost_layers import Layer, Phase, Profile, value_at
 from econmt.recipe import LanguageModelSection, Recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import task_of_sizes
@@ -118,7 +118,7 @@ def measured_profile(alone: Alone, rows: Sequence[int], length: int, budget: flo
     Updates are timed as a run does them. How a time is divided among layers comes on the CPU from an update with marks
     between them; on a GPU, where an update is one graph, from their operations and bytes
     (:func:`econmt.bench.parallel_hardware.paper_profile`). The recurrent layers of a stack share its time by their
-    parameters.
+    parameters; which part of it makes the gradients of weights comes from operations and bytes everywhere.
 
     Args:
         alone: updates in this process. rows: how many, rising. length: of rows.
@@ -137,7 +137,10 @@ def measured_profile(alone: Alone, rows: Sequence[int], length: int, budget: flo
     positions = rows[-1] * length
     autocast = alone.step.precision.dtype != torch.float32
     return Profile(
-        tuple(_timed(layer, layers, parts, calls, length, most.kept, positions) for layer in layers),
+        tuple(
+            _parted(_timed(layer, layers, parts, calls, length, most.kept, positions), layer, alone)
+            for layer in layers
+        ),
         update=most.optimizer / whole,
         overhead=sum(most.layers.get((phase, "other"), 0.0) for phase in PHASES),
         value_bytes=2 if autocast else 4,
@@ -201,6 +204,7 @@ def _on_paper(
     for layer in layers:
         for phase in PHASES:
             spent[phase, _account(layer)] += layer.seconds(phase, rows, length, length)
+        spent["backward", _account(layer)] += layer.gathered(rows, length)
     spent["optimizer", "other"] = updating
     return spent
 
@@ -249,3 +253,22 @@ def _timed(
         beside.append(call)
     stash = share * sum(kept.get(account, 0) for account in accounts) / positions
     return layer._replace(forward=curves[0], backward=curves[1], call=(beside[0], beside[1]), kept=stash)
+
+
+def _parted(timed: Layer, paper: Layer, alone: Alone) -> Layer:
+    """A layer of which what waits until all chunks are through is apart, as it is on paper."""
+    how, lone = alone.step.implementations, isinstance(alone.recipe.model, LanguageModelSection)
+    named = how.encoder if lone or paper.side == "source" else how.decoder
+    if timed.unit != "steps" or named == "reference":  # torch's LSTM makes these gradients in each chunk
+        return timed
+    backward, gather = [], []
+    for rows, seconds in timed.backward:
+        waits, others = value_at(paper.gather, rows), value_at(paper.backward, rows)
+        share = waits / (waits + others)
+        backward.append((rows, seconds * (1.0 - share)))
+        gather.append((rows, seconds * share))
+    forward, back = timed.call
+    once = back * paper.once / (paper.once + paper.call[1]) if paper.once else 0.0
+    return timed._replace(
+        backward=tuple(backward), gather=tuple(gather), call=(forward, back - once), once=once
+    )

@@ -37,6 +37,8 @@ class Layer(NamedTuple):
         whole: it has to have all steps at once, as what reads from both ends has.
         width: values a position that the next layer gets.
         kept: bytes of feature maps a position.
+        gather, once: of a recurrence what waits until all its chunks are through, the gradients of its weights:
+            seconds a time step by rows, and seconds beside.
     """
 
     name: str
@@ -50,6 +52,12 @@ class Layer(NamedTuple):
     whole: bool = False
     width: int = 0
     kept: float = 0.0
+    gather: Points = ((0.0, 0.0),)
+    once: float = 0.0
+
+    def gathered(self, rows: float, steps: float) -> float:
+        """Seconds of what waits until so many steps are through, whose rows are those of all micro-batches."""
+        return self.once + steps * value_at(self.gather, rows)
 
     def seconds(self, phase: Phase, rows: float, steps: float, source: float) -> float:
         """Of a call with so many rows and steps, and source positions to attend to."""
@@ -185,8 +193,10 @@ def partition(profile: Profile, stages: int, batch: Batch) -> list[list[Layer]]:
 
 
 def _both_ways(layer: Layer, batch: Batch) -> float:
-    shape = (batch.rows, batch.steps(layer.side), batch.source)
-    return layer.seconds("forward", *shape) + layer.seconds("backward", *shape)
+    steps = batch.steps(layer.side)
+    shape = (batch.rows, steps, batch.source)
+    both = layer.seconds("forward", *shape) + layer.seconds("backward", *shape)
+    return both + layer.gathered(batch.rows, steps)
 
 
 def balanced(costs: Sequence[float], parts: int) -> list[tuple[int, int]]:

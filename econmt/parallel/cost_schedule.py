@@ -1,8 +1,9 @@
 """The parts of an update on a time line: each rank, and each link, does one thing after another, in a fixed order.
 
 A pipeline's ranks do all forward chunks, source before target, micro-batch after micro-batch; then the output layer,
-forward and backward, each rank with its part of the vocabulary; then all backward chunks, last first. Ranks of other
-pipelines do the same at the same time, so that one pipeline stands for all.
+forward and backward, each rank with its part of the vocabulary; then all backward chunks, last first, and after the
+last one of a side the gradients of its weights. Ranks of other pipelines do the same at the same time, so that one
+pipeline stands for all.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ class _Update:
         for side in reversed(SIDES):
             if self.batch.steps(side):
                 ready = [self._through(side, "backward", ready[number]) for number in micro]
+                for stage in range(self.last + 1):
+                    self._gather(stage, side)
                 if not self.last:
                     own = [layer for layer in self.stages[0] if layer.side == side]
                     self._reduce(0, own, self.free["rank", 0])
@@ -123,6 +126,12 @@ class _Update:
                 receiving = 0.0 if self.machine.overlaps else self.link.seconds(size)
         return max(arrivals)
 
+    def _gather(self, stage: int, side: Side) -> None:
+        """The gradients of the weights of a stage's layers that have worked chunk by chunk."""
+        rows, steps = self.rows * self.division.micro_batches, self.batch.steps(side)
+        own = [layer for layer in self._of(stage, side) if not layer.whole]
+        self._compute(stage, sum(layer.gathered(rows, steps) for layer in own), 0.0)
+
     def _of(self, stage: int, side: Side) -> list[Layer]:
         return [layer for layer in self.stages[stage] if layer.side == side]
 
@@ -139,6 +148,8 @@ class _Update:
         chunks = len(arrivals)
         if block[0].whole:
             seconds = block[0].seconds(phase, self.rows, steps, self.batch.source)
+            if phase == "backward":
+                seconds += block[0].gathered(self.rows, steps)
             return [self._both_ends(stage, block[0], seconds, max(arrivals), receiving * chunks)] * chunks
         seconds = sum(layer.seconds(phase, self.rows, steps / chunks, self.batch.source) for layer in block)
         return [self._compute(stage, seconds, ready - receiving, receiving) for ready in arrivals]

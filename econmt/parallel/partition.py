@@ -3,7 +3,8 @@
 Of K chunks and stages whose chunk takes t_1 ... t_S seconds (forward and backward, what it sends included), the first
 chunk passes all stages and the others follow at the pace of the slowest: t_1 + ... + t_S + (K - 1) max t. A layer takes
 a time for every step and a time for every chunk (launching it, beginning its products anew), so that more chunks fill
-the stages sooner and cost more by themselves.
+the stages sooner and cost more by themselves. What waits for the last chunk, the gradients of weights, comes after all
+of that on the first stage, which is the last to end; the others make theirs while they would wait.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ class Piece(NamedTuple):
         step: seconds of a time step, forward and backward.
         chunk: seconds that each chunk takes however short it is.
         values: bytes of a time step that go to the next layer; as many come back as a gradient.
+        once: seconds after all chunks.
     """
 
     name: str
     step: float
     chunk: float
     values: float
+    once: float = 0.0
 
 
 class Link(NamedTuple):
@@ -76,7 +79,7 @@ def divide(pieces: Sequence[Piece], stages: int, steps: int, link: Link) -> Divi
         pieces: in the order in which they run.
         stages: ranks. steps: time steps. link: between neighbours.
     """
-    alone = sum(piece.step * steps + piece.chunk for piece in pieces)
+    alone = sum(piece.step * steps + piece.chunk + piece.once for piece in pieces)
     best = Division((0,) * len(pieces), 1, alone, alone)
     for length in sorted({math.ceil(steps / chunks) for chunks in range(1, steps + 1)}, reverse=True):
         chunks = math.ceil(steps / length)
@@ -85,7 +88,7 @@ def divide(pieces: Sequence[Piece], stages: int, steps: int, link: Link) -> Divi
             least = sum(piece.step * length + piece.chunk for piece in pieces)
             if least + (chunks - 1) * slowest >= best.seconds:
                 break
-            found = _cuts(costs, stages, slowest)
+            found = _cuts(costs, [piece.once for piece in pieces], stages, slowest)
             if found is not None and found[0] + (chunks - 1) * slowest < best.seconds:
                 best = Division(found[1], chunks, found[0] + (chunks - 1) * slowest, alone)
     return best
@@ -106,9 +109,12 @@ def _costs(pieces: Sequence[Piece], length: int, link: Link) -> list[list[float]
 
 
 def _cuts(
-    costs: Sequence[Sequence[float]], stages: int, slowest: float
+    costs: Sequence[Sequence[float]], after: Sequence[float], stages: int, slowest: float
 ) -> tuple[float, tuple[int, ...]] | None:
-    """Cuts into at most so many stages, none slower than ``slowest``, with the least sum of their times."""
+    """Cuts into at most so many stages, none slower than ``slowest``, with the least sum of their times.
+
+    To it belongs what the pieces of the first stage do ``after`` all chunks.
+    """
     count = len(costs)
     # After each stage: by pieces placed, the least sum and the homes of these.
     reached: list[tuple[float, tuple[int, ...]] | None] = [(0.0, ()), *[None] * count]
@@ -123,6 +129,8 @@ def _cuts(
                 cost = costs[begin][end]
                 if cost > slowest:
                     continue
+                if stage == 0:
+                    cost += sum(after[:end])
                 there = following[end]
                 if there is None or before[0] + cost < there[0]:
                     following[end] = before[0] + cost, (*before[1], *[stage] * (end - begin))

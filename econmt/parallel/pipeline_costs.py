@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from econmt.engine.precision import Precision
 from econmt.model import Implementations, TranslationModel
-from econmt.model.cells import CELLS, CellLayers
 from econmt.model.decoder import ParallelDecoder
 from econmt.model.language_model import LanguageModel
 from econmt.model.layers import RecurrentLayer
@@ -24,6 +23,7 @@ from econmt.tasks.protocol import Shape
 from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.rule import MODE
 from econmt_ops.dispatch.timing import synchronizer
+from econmt_ops.lstm.chunked import ChunkedLSTM
 
 _REPEATS = 3
 
@@ -78,11 +78,11 @@ def plan_by_weights(model: nn.Module, stages: int, shape: Shape) -> Plan:
     return _planned(model, stages, shape, Link(0.0, 0.0), Implementations(), _by_weights)
 
 
-Pieces = Callable[[nn.ModuleList, CellLayers, dict[str, Any], int], list[Piece]]
-"""The layers of a stack over so many steps, run by the cell so, bottom first."""
+Pieces = Callable[[nn.ModuleList, dict[str, Any], int], list[Piece]]
+"""The layers of a stack, their op called so, over so many steps, bottom first."""
 
 
-def _by_weights(layers: nn.ModuleList, _cell: CellLayers, _how: dict[str, Any], _steps: int) -> list[Piece]:
+def _by_weights(layers: nn.ModuleList, _how: dict[str, Any], _steps: int) -> list[Piece]:
     sizes = [float(sum(part.numel() for part in each.parameters())) for each in layers]
     return [Piece(f"layer {number}", size, size, 0.0) for number, size in enumerate(sizes)]
 
@@ -97,12 +97,12 @@ def _planned(
 ) -> Plan:
     if isinstance(model, LanguageModel):
         how = implementations.for_encoder()
-        pieces = pieces_of(model.layers, CELLS["lstm"], how, shape.target)
+        pieces = pieces_of(model.layers, how, shape.target)
         whole = divide(pieces, stages, shape.target, link)
         return Plan([[*whole.homes]], [whole.chunks], _note([whole.text(pieces)], [whole]))
     assert isinstance(model, TranslationModel)
     encoder, decoder = model.encoder, model.decoder
-    upper = pieces_of(encoder.upper_layers, encoder.cell, implementations.for_encoder(), shape.source)
+    upper = pieces_of(encoder.upper_layers, implementations.for_encoder(), shape.source)
     source = divide(upper, stages, shape.source, link)
     pairs = [0, min(1, stages - 1)] * len(encoder.forward_layers)
     texts = [f"encoder: {source.text(upper)}"] if upper else []
@@ -110,7 +110,7 @@ def _planned(
         last = [stages - 1] * len(decoder.layers)
         texts.append(f"decoder with input feeding on rank {last[0]}")
         return Plan([pairs, [*source.homes], last], [source.chunks, 1], _note(texts, [source]))
-    lower = pieces_of(decoder.layers, decoder.cell, implementations.for_decoder(), shape.target)
+    lower = pieces_of(decoder.layers, implementations.for_decoder(), shape.target)
     target = divide(lower, stages, shape.target, link)
     texts.append(f"decoder: {target.text(lower)}")
     homes = [pairs, [*source.homes], [*target.homes]]
@@ -181,7 +181,7 @@ class _Measure:
         self._device = next(model.parameters()).device
         self._found: dict[tuple[int, int, int], list[float]] = {}
 
-    def pieces(self, layers: nn.ModuleList, cell: CellLayers, how: dict[str, Any], steps: int) -> list[Piece]:
+    def pieces(self, layers: nn.ModuleList, how: dict[str, Any], steps: int) -> list[Piece]:
         """The layers of a stack over so many steps, bottom first."""
         found = []
         for number, layer in enumerate(layers):
@@ -190,33 +190,36 @@ class _Measure:
             read, size = _widths(weights)
             key = read, size, steps
             if key not in self._found:
-                self._found[key] = self._layer(weights, cell, how, read, steps)
-            each, once = self._found[key]
+                self._found[key] = self._layer(weights, how, read, steps)
+            each, chunk, once = self._found[key]
             values = self._rows * size * self._precision.dtype.itemsize
-            found.append(Piece(f"layer {number}", each, once, values))
+            found.append(Piece(f"layer {number}", each, chunk, values, once))
         return found
 
-    def _layer(
-        self, weights: Any, cell: CellLayers, how: dict[str, Any], read: int, steps: int
-    ) -> list[float]:
-        """Seconds of a step, and of a chunk however short."""
-        parameters = [part for part in _tensors(weights) if part.requires_grad]
-        seconds = []
+    def _layer(self, weights: Any, how: dict[str, Any], read: int, steps: int) -> list[float]:
+        """Seconds of a step, of a chunk however short, and of what is done once for all chunks."""
+        own = _leaves(weights)
+        prepared, seconds = ChunkedLSTM(own), []
         short = max(1, steps // _SHORT)
-        for count in (steps, short):
+        for count, once in ((steps, False), (short, False), (steps, True)):
             inputs = torch.full((self._rows, count, read), 0.1, device=self._device, requires_grad=True)
 
-            def run(inputs: Tensor = inputs) -> None:
+            def run(inputs: Tensor = inputs, once: bool = once) -> None:
+                layer = ChunkedLSTM(own) if once else prepared
+                inputs.grad = None
                 with self._precision.products(self._device):
                     with self._precision.autocast(self._device):
-                        outputs, _ = cell.run(inputs, (weights,), how)
-                    torch.autograd.grad(outputs, [inputs, *parameters], torch.ones_like(outputs))
+                        outputs, _ = layer(inputs, **how)
+                    torch.autograd.backward(outputs, torch.ones_like(outputs))
+                    if once:
+                        layer.backward()
 
             seconds.append(_seconds(self._replayed(run), self._device))
+        once_for_all = max(0.0, seconds[2] - seconds[0])
         if steps == short:
-            return [seconds[0] / steps, 0.0]
+            return [seconds[0] / steps, 0.0, once_for_all]
         each = max(0.0, seconds[0] - seconds[1]) / (steps - short)
-        return [each, max(0.0, seconds[0] - each * steps)]
+        return [each, max(0.0, seconds[0] - each * steps), once_for_all]
 
     def _replayed(self, run: Callable[[], None]) -> Callable[[], None]:
         """The same as a CUDA graph where steps will be, which launches kernels faster than Python does."""
@@ -232,9 +235,11 @@ class _Measure:
         return graph.replay
 
 
-def _tensors(weights: Any) -> list[Tensor]:
-    """All of a layer's, those of factors included."""
-    return [part for each in weights for part in ([each] if isinstance(each, Tensor) else each)]
+def _leaves(weights: Any) -> Any:
+    """The same values, those of factors included, whose gradients nobody sees."""
+    if isinstance(weights, Tensor):
+        return weights.detach().requires_grad_()
+    return type(weights)(*map(_leaves, weights))
 
 
 def _widths(weights: Any) -> tuple[int, int]:

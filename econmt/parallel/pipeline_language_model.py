@@ -18,8 +18,8 @@ from econmt.model.layers import LSTMLayer
 from econmt.parallel.pipeline import Divided
 from econmt.parallel.pipeline_dropout import ChunkedDropout
 from econmt.parallel.pipeline_plan import Like, Output, Part
-from econmt_ops import LSTMWeights, lstm
 from econmt_ops.core.precision import compute_dtype
+from econmt_ops.lstm.chunked import ChunkedLSTM
 
 
 class LanguageModelParts:
@@ -62,11 +62,10 @@ class LanguageModelParts:
         self._drop = ChunkedDropout(model.between, model.config.dropouts.variational, steps)
         sizes = [min(length, steps - begin) for begin in range(0, steps, length)]
         self.parts: list[Part] = [Part(homes[0], self._embed, layer="embedding")]
-        dropped: list[tuple[Output, ...]] = []
+        self._layers: dict[int, ChunkedLSTM] = {}
         for layer, home in enumerate(homes):
-            dropped.append(() if self._seeds.weights[layer] is None else ((len(self.parts), 0),))
-            if dropped[layer]:
-                self.parts.append(Part(home, self._weight_drop(layer), layer="decoder"))
+            begin, end = self._weights(layer)
+            self.parts.append(Part(home, begin, layer="decoder", after=end))
         states: list[tuple[Output, ...]] = [()] * len(homes)
         tops: list[Output] = []
         for chunk, size in enumerate(sizes):
@@ -75,8 +74,7 @@ class LanguageModelParts:
                 number = len(self.parts)
                 run = self._layer(layer, chunk, last=chunk == len(sizes) - 1)
                 like = Like((rows, size, model.config.size), self._dtype)
-                read = (below, *dropped[layer], *states[layer])
-                self.parts.append(Part(home, run, read, (like,), "decoder"))
+                self.parts.append(Part(home, run, (below, *states[layer]), (like,), "decoder"))
                 below, states[layer] = (number, 0), ((number, 1), (number, 2))
             tops.append(below)
         self.hidden: Output = (len(self.parts), 0)
@@ -86,37 +84,30 @@ class LanguageModelParts:
     def _embed(self) -> Sequence[Tensor]:
         return torch.split(self._model.embed(self._batch.inputs, self._seeds), self._length, 1)
 
-    def _weight_drop(self, layer: int) -> Callable[[], Sequence[Tensor]]:
-        """One mask for all chunks."""
+    def _weights(self, layer: int) -> tuple[Callable[[], Sequence[Tensor]], Callable[[], None]]:
+        """A layer's weights, with one mask for all chunks, and their gradients after all chunks."""
 
-        def run() -> Sequence[Tensor]:
-            return (self._model.weights_of(layer, self._seeds).hidden,)
+        def begin() -> Sequence[Tensor]:
+            parameters = self._model.layers[layer]
+            assert isinstance(parameters, LSTMLayer)
+            drops = self._seeds.weights[layer] is not None
+            weights = self._model.weights_of(layer, self._seeds) if drops else parameters.weights
+            self._layers[layer] = ChunkedLSTM(weights)
+            return ()
 
-        return run
+        return begin, lambda: self._layers[layer].backward()
 
     def _layer(self, layer: int, chunk: int, *, last: bool) -> Callable[..., Sequence[Tensor]]:
         """A layer at a chunk: outputs (B, C, H), h and c (B, H)."""
-        drops = self._seeds.weights[layer] is not None
         seed = self._seeds.layers if layer else None
 
-        def run(below: Tensor, *rest: Tensor) -> Sequence[Tensor]:
-            parameters = self._model.layers[layer]
-            assert isinstance(parameters, LSTMLayer)
-            weights = parameters.weights
-            assert isinstance(weights, LSTMWeights)
-            if drops:
-                weights = LSTMWeights(weights.input, rest[0], weights.bias)
-            state = rest[1:] if drops else rest
+        def run(below: Tensor, *state: Tensor) -> Sequence[Tensor]:
             if not state:
                 rows, carries = self._batch.rows, self._batch.carries
                 begin = self._place[:, layer].index_select(1, rows) * carries[:, None].to(self._place.dtype)
                 state = tuple(begin.unbind(0))
-            outputs, ((h, c),) = lstm(
-                self._drop(below, layer, chunk * self._length, seed, layer),
-                (weights,),
-                state=((state[0], state[1]),),
-                **self._how,
-            )
+            read = self._drop(below, layer, chunk * self._length, seed, layer)
+            outputs, (h, c) = self._layers[layer](read, (state[0], state[1]), **self._how)
             if last:
                 with torch.no_grad():
                     for number, part in enumerate((h, c)):

@@ -41,6 +41,7 @@ class Part(NamedTuple):
         inputs: outputs of parts before it.
         outputs: what its outputs look like; needed of those that another rank reads.
         layer: the ledger's, which has what it makes.
+        after: what is done when the way back has come to it, and so has passed all parts that are listed behind it.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Part(NamedTuple):
     inputs: tuple[Output, ...] = ()
     outputs: tuple[Like, ...] = ()
     layer: str = "other"
+    after: Callable[[], None] | None = None
 
 
 class Exchange(Protocol):
@@ -224,6 +226,10 @@ class Walk:
         for output, value in zip(self._parts[number].inputs, self._inputs.pop(number), strict=True):
             if value.grad is not None:
                 self._add(output, value.grad)
+        part = self._parts[number]
+        if part.after is not None:
+            with layer(part.layer):
+                part.after()
 
     def _count(self, number: int) -> int:
         place = 0

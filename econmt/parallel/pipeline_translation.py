@@ -16,18 +16,20 @@ from itertools import chain
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from econmt.data.batch import AnyBatch
 from econmt.data.batches import Batch
 from econmt.model import Implementations, TranslationModel
 from econmt.model.decoder import Memory, ParallelDecoder
-from econmt.model.layers import RecurrentLayer
+from econmt.model.layers import LSTMLayer
 from econmt.parallel.pipeline import Divided
 from econmt.parallel.pipeline_dropout import ChunkedDropout
 from econmt.parallel.pipeline_plan import Like, Output, Part
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype
+from econmt_ops.core.weights import AnyLSTMWeights
+from econmt_ops.lstm.chunked import ChunkedLSTM
 
 
 class Homes(NamedTuple):
@@ -160,6 +162,7 @@ class TranslationParts:
     def _encode_one_way(self, below: list[list[Output]]) -> tuple[list[list[Output]], list[Output]]:
         """The upper layers, chunk by chunk, from the end of the source if they read it so."""
         encoder, homes = self._model.encoder, self._homes.upper
+        stack = self._stack(encoder.upper_layers, homes, "encoder")
         order = list(range(len(self._source.sizes)))
         if encoder.config.reverse_input:
             order.reverse()
@@ -168,7 +171,7 @@ class TranslationParts:
         for chunk in order:
             current = below[chunk]
             for layer, home in enumerate(homes):
-                run = self._encoder_layer(layer, chunk, len(current))
+                run = self._encoder_layer(stack, layer, chunk, len(current))
                 like = self._like(self._source.sizes[chunk], encoder.config.size)
                 outputs = [like, self._like(like.shape[2])]
                 number = self._add(home, run, [*current, *states[layer]], outputs, "encoder")
@@ -176,7 +179,24 @@ class TranslationParts:
             tops[chunk] = current
         return tops, states[-1][:1]
 
-    def _encoder_layer(self, layer: int, chunk: int, count: int) -> Callable[..., Sequence[Tensor]]:
+    def _stack(self, layers: nn.ModuleList, homes: Sequence[int], name: str) -> dict[int, ChunkedLSTM]:
+        """The layers of a stack, whose weights' gradients are made when the way back has passed what comes here."""
+        found: dict[int, ChunkedLSTM] = {}
+
+        def add(layer: int, home: int) -> None:
+            def begin() -> Sequence[Tensor]:
+                found[layer] = ChunkedLSTM(_weights(layers[layer]))
+                return ()
+
+            self.parts.append(Part(home, begin, layer=name, after=lambda: found[layer].backward()))
+
+        for layer, home in enumerate(homes):
+            add(layer, home)
+        return found
+
+    def _encoder_layer(
+        self, stack: dict[int, ChunkedLSTM], layer: int, chunk: int, count: int
+    ) -> Callable[..., Sequence[Tensor]]:
         """A layer of one direction at a chunk, which reads ``count`` tensors side by side: outputs, h and c."""
         encoder = self._model.encoder
         begin = self._source.begin(chunk)
@@ -185,13 +205,13 @@ class TranslationParts:
 
         def run(*inputs: Tensor) -> Sequence[Tensor]:
             read = self._drop_source(_joined(inputs[:count], 1), layer, begin, seed, index)
-            outputs, ((h, c),) = encoder.cell.run(
+            state = inputs[count:]
+            outputs, (h, c) = stack[layer](
                 read,
-                (_weights(encoder.upper_layers[layer]),),
-                self._how.for_encoder(),
+                (state[0], state[1]) if state else None,
                 lengths=(self._batch.source_lengths - begin).clamp(0, read.shape[1]),
                 reverse=encoder.config.reverse_input,
-                state=(inputs[count:],) if inputs[count:] else None,
+                **self._how.for_encoder(),
             )
             return (outputs + read if adds else outputs), h, c
 
@@ -259,6 +279,7 @@ class TranslationParts:
             ]
             return memory.keys, memory.values, *parts
 
+        stack = self._stack(model.decoder.layers, homes, "decoder")
         exact = torch.promote_types(self._dtype, torch.float32)
         begin = [self._like(size), Like((self._rows, size), exact)] * len(homes)
         nothing = self._like(0)  # keys and values stay on the rank of the bottom layer
@@ -273,7 +294,7 @@ class TranslationParts:
             steps = self._target.sizes[chunk]
             current, context = [target], None
             for layer, home in enumerate(homes):
-                run = self._decoder_layer(layer, chunk)
+                run = self._decoder_layer(stack, layer, chunk)
                 number = self._add(home, run, [*current, *states[layer]], [self._like(steps, size)])
                 states[layer] = [(number, 1), (number, 2)]
                 if context is None:
@@ -297,7 +318,9 @@ class TranslationParts:
         contexts, _ = self._model.decoder.attention(states, keys, values, lengths, self._how)
         return (contexts.to(states.dtype),)
 
-    def _decoder_layer(self, layer: int, chunk: int) -> Callable[..., Sequence[Tensor]]:
+    def _decoder_layer(
+        self, stack: dict[int, ChunkedLSTM], layer: int, chunk: int
+    ) -> Callable[..., Sequence[Tensor]]:
         """A layer at a chunk: outputs, h and c."""
         decoder = self._model.decoder
         seed = self._decoder_seeds[layer - 1] if layer else None
@@ -305,12 +328,7 @@ class TranslationParts:
         def run(below: Tensor, *rest: Tensor) -> Sequence[Tensor]:
             read = self._drop_target(below, layer, self._target.begin(chunk), seed)
             joined = torch.cat([read, rest[0]], -1) if layer else read
-            outputs, ((h, c),) = decoder.cell.run(
-                joined,
-                (_weights(decoder.layers[layer]),),
-                self._how.for_decoder(),
-                state=(rest[-2:],),
-            )
+            outputs, (h, c) = stack[layer](joined, (rest[-2], rest[-1]), **self._how.for_decoder())
             return (outputs + read if layer and decoder.config.residual else outputs), h, c
 
         return run
@@ -342,9 +360,9 @@ def _joined(inputs: tuple[Tensor, ...], chunks: int) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def _weights(layer: object) -> object:
+def _weights(layer: object) -> AnyLSTMWeights:
     """The parameters of a layer as an op takes them."""
-    assert isinstance(layer, RecurrentLayer)
+    assert isinstance(layer, LSTMLayer)
     return layer.weights
 
 

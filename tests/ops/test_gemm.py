@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 import econmt_ops
-from econmt_ops.core.gemm import LAYOUTS, Product, add_rows
+from econmt_ops.core import gemm
+from econmt_ops.core.gemm import LAYOUTS, Layouts, Product, add_rows
 from econmt_ops.lstm import recompute
 from tests.ops.helpers import Make, assert_close, to, values_and_gradients
 from tests.ops.test_recompute import lstm_arguments
@@ -73,3 +76,25 @@ def test_a_layer_does_not_depend_on_the_layout(layout: str, dtype: torch.dtype) 
     tolerance = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 8e-2}[dtype]
     assert_close(found, values, tolerance)
     assert_close(found_gradients, gradients, tolerance)
+
+
+def test_calls_share_what_is_laid_out_as_long_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[torch.Size] = []
+
+    def pack(weight: torch.Tensor, how: Callable[[torch.Tensor], torch.Tensor] = gemm._pack) -> torch.Tensor:
+        packed.append(weight.shape)
+        return how(weight)
+
+    monkeypatch.setattr(gemm, "_pack", pack)
+    make = Make("cpu", torch.float32)
+    left, weight, other = make(2, 19), make(21, 19), make(21, 19)
+    shared = Layouts([weight])
+    for _ in range(5):  # three calls each: the third time the eighth of all is made
+        assert_close([Product(weight.detach(), calls=3)(left)], [left @ weight.t()], 1e-5)
+        Product(weight.t(), calls=3)  # whose packing takes longer
+        Product(other, calls=3)
+    assert packed == [weight.shape]
+    del shared
+    weight.mul_(2.0)
+    assert_close([Product(weight, calls=8)(left)], [left @ weight.t()], 1e-5)
+    assert len(packed) == 2

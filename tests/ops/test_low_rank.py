@@ -306,6 +306,7 @@ def test_opcheck(reverse: list[bool]) -> None:
         "gates",
         "packed",
         "eager",
+        None,
         True,
     )
     torch.library.opcheck(torch.ops.econmt_ops.lstm_layer.default, arguments)

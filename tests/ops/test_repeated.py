@@ -204,6 +204,7 @@ def test_opcheck(op: str) -> None:
             "gates",
             "packed",
             "eager",
+            None,
             True,
         )
     else:

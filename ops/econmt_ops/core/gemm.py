@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from weakref import WeakValueDictionary
+
 import torch
 from torch import Tensor
 
@@ -20,6 +23,47 @@ rows: 3 to 11)."""
 _PACKING_TURNED = 50
 """The same of a transposed view, whose packing takes five to ten times as long while oneDNN reads it as fast as a copy
 (30 to 75)."""
+
+
+class Layouts:
+    """While it lives, products with some weights, of which several calls make a few each, share what is laid out.
+
+    Args:
+        weights: matrices whose values do not change as long.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self._weights = [*weights]  # whose memory nobody else gets as long
+        self._calls: dict[tuple[object, ...], int] = {}
+        self._packed: dict[tuple[object, ...], Tensor] = {}
+        for weight in self._weights:
+            _LAYOUTS[_place(weight)] = self
+
+    def packed(self, weight: Tensor, calls: int) -> Tensor | None:
+        """The weight packed, if that pays with these calls and all before them."""
+        key = (*_place(weight), *weight.shape, *weight.stride())
+        self._calls[key] = self._calls.get(key, 0) + calls
+        if key not in self._packed and _pays(weight, self._calls[key]):
+            self._packed[key] = _pack(weight)
+        return self._packed.get(key)
+
+
+_LAYOUTS: WeakValueDictionary[tuple[int, int], Layouts] = WeakValueDictionary()
+"""By the place of a weight."""
+
+
+def _place(weight: Tensor) -> tuple[int, int]:
+    """Where a matrix, or its transpose, begins in memory."""
+    return int(weight.untyped_storage()._cdata), int(weight.storage_offset())
+
+
+def _pays(weight: Tensor, calls: int) -> bool:
+    return calls >= (_PACKING if weight.is_contiguous() else _PACKING_TURNED)
+
+
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+    return packed
 
 
 class Product:
@@ -41,14 +85,16 @@ class Product:
     ) -> None:
         self._by_onednn = layout == "packed" and weight.numel() > 0 and is_available(weight)
         self._bias = None if bias is None else dense(bias)
-        pays = calls >= (_PACKING if weight.is_contiguous() else _PACKING_TURNED)
         if self._by_onednn:
-            weight = weight.detach()
-            self._weight = (
-                torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if pays else dense(weight)
-            )
+            shared = _LAYOUTS.get(_place(weight))
+            if shared is not None:
+                packed = shared.packed(weight, calls)
+            else:
+                packed = _pack(weight) if _pays(weight, calls) else None
+            self._weight = dense(weight.detach()) if packed is None else packed
         else:
-            self._weight = weight.t().contiguous() if layout != "row" and pays else weight.t()
+            pays = layout != "row" and _pays(weight, calls)
+            self._weight = weight.t().contiguous() if pays else weight.t()
 
     def plus(self, start: Tensor, left: Tensor) -> Tensor:
         """start (M, N), contiguous, plus the product of left (M, K); ``start`` may be overwritten. There is no bias."""

@@ -134,24 +134,31 @@ class OperatorSchema(Generic[Arguments]):
                 made.append(value if rest else None)
         return made
 
-    def differentiable(self, arguments: Sequence[Any]) -> list[Tensor]:
-        """The tensors that have gradients, in their order: those of floating point numbers."""
-        return [tensor for tensor in self.tensors(arguments) if _has_gradient(tensor)]
+    def differentiable(self, arguments: Sequence[Any], constants: Collection[str] = ()) -> list[Tensor]:
+        """The tensors that have gradients, in their order: those of floating point numbers but the ``constants``."""
+        return [
+            tensor
+            for name, tensor in self.named_tensors(arguments)
+            if _has_gradient(tensor) and name not in constants
+        ]
 
     def requires_grad(self, arguments: Sequence[Any]) -> bool:
         """Whether a backward pass will follow a call with these arguments."""
         return torch.is_grad_enabled() and any(part.requires_grad for part in self.differentiable(arguments))
 
-    def in_order(self, arguments: Sequence[Any], gradients: Gradients) -> list[Tensor]:
+    def in_order(
+        self, arguments: Sequence[Any], gradients: Gradients, constants: Collection[str] = ()
+    ) -> list[Tensor]:
         """The gradients of :meth:`differentiable`, in its order.
 
         Args:
             arguments: or what :meth:`with_tensors` made of them, with True in the place of what has a gradient.
             gradients: by name. Of what has no gradient it does not matter what they are.
+            constants: names of arguments that have none.
         """
         found: list[Tensor] = []
         for name, kind, value in zip(self.names, self._kinds, arguments, strict=True):
-            if not kind.startswith("Tensor"):
+            if not kind.startswith("Tensor") or name in constants:
                 continue
             given = gradients.get(name)
             pairs = zip(value, given or (), strict=True) if kind == "Tensor[]" else ((value, given),)
@@ -183,6 +190,8 @@ class Operator(Generic[Arguments, Results]):
             in the backward pass.
         in_place: gradients by name that need no operator, or None: then ``backward`` makes them. It is called with the
             same as ``backward``, but with None for arguments that are not saved, and may change what was saved.
+        constants: the names of arguments that have no gradient in a call; by default none. It may ask which optional
+            arguments there are, and nothing else of them.
     """
 
     def __init__(
@@ -197,12 +206,14 @@ class Operator(Generic[Arguments, Results]):
         saves: Callable[[Arguments], Collection[str]] | None = None,
         stand_ins: Mapping[str, str] | None = None,
         in_place: Callable[[Arguments, Results, Incoming], Gradients | None] | None = None,
+        constants: Callable[[Arguments], Collection[str]] = lambda _: (),
     ) -> None:
         self.schema = OperatorSchema(arguments)
         self._results: Any = results
         self._names = tuple(get_type_hints(results))
         self._run, self._run_back, self._saves, self._in_place = forward, backward, saves, in_place
         self._stand_ins = stand_ins or {}
+        self._constants = constants
         outputs = ", ".join("Tensor" for _ in self._names)
         kept = "".join(f"Tensor? {part}_{name}, " for part in ("d", "kept") for name in self._names)
         self.forward = custom_op(name, schema=f"({self.schema.text}, bool keep) -> ({outputs})")(
@@ -232,9 +243,10 @@ class Operator(Generic[Arguments, Results]):
 
     def _backward(self, *given: Any) -> list[Tensor]:
         arguments, results, incoming = self._parts(given)
-        wanted = self.schema.differentiable(arguments)
+        constants = self._constants(arguments)
+        wanted = self.schema.differentiable(arguments, constants)
         with explicit_casts(wanted[0]):
-            made = self.schema.in_order(arguments, self._run_back(arguments, results, incoming))
+            made = self.schema.in_order(arguments, self._run_back(arguments, results, incoming), constants)
         # An operator's results may share memory neither with each other nor with its arguments.
         flat = [*incoming.values(), *results, *self.schema.tensors(arguments)]
         taken = {tensor.untyped_storage()._cdata for tensor in flat if tensor is not None}
@@ -244,7 +256,7 @@ class Operator(Generic[Arguments, Results]):
         arguments, _, _ = self._parts(given)
         return [
             torch.empty_like(part, memory_format=torch.contiguous_format)
-            for part in self.schema.differentiable(arguments)
+            for part in self.schema.differentiable(arguments, self._constants(arguments))
         ]
 
     def _remember(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -255,10 +267,15 @@ class Operator(Generic[Arguments, Results]):
         instead = {name: results[other] for name, other in self._stand_ins.items() if name not in saved}
         ctx.set_materialize_grads(False)
         # In the place of each tensor, whether it has a gradient.
+        constants = self._constants(arguments)
         ctx.arguments = self.schema.with_tensors(
-            arguments, map(_has_gradient, self.schema.tensors(arguments))
+            arguments,
+            (
+                _has_gradient(part) and name not in constants
+                for name, part in self.schema.named_tensors(arguments)
+            ),
         )
-        ctx.types = [part.dtype for part in self.schema.differentiable(arguments)]
+        ctx.types = [part.dtype for part in self.schema.differentiable(arguments, constants)]
         ctx.save_for_backward(*(tensor if name in saved else instead.get(name) for name, tensor in named))
 
     def _differentiate(self, ctx: Any, *incoming: Tensor | None) -> tuple[Any, ...]:

@@ -153,6 +153,26 @@ def cast_layers(layers: tuple[AnyLSTMWeights, ...], dtype: torch.dtype) -> tuple
     return tuple(cast_weights(layer, dtype) for layer in layers)
 
 
+def _check_probe(
+    check: Shapes, probe: Tensor, inputs: Inputs, layers: tuple[AnyLSTMWeights, ...], reverse: bool
+) -> None:
+    """Checks a probe.
+
+    Raises:
+        ValueError: its shape is wrong, or there is more than one layer of whole matrices that walks forwards.
+    """
+    check("probe", probe, "T B 4H")
+    if (
+        len(layers) > 1
+        or reverse
+        or isinstance(inputs, Repeated)
+        or isinstance(layers[0], LowRankLSTMWeights)
+    ):
+        raise ValueError(
+            f"{check.op}: a probe goes with one layer of LSTMWeights that walks forwards over a tensor"
+        )
+
+
 def _runs_by_torch(
     layers: tuple[AnyLSTMWeights, ...], check: Shapes, dtype: torch.dtype, device: torch.device
 ) -> bool:
@@ -188,6 +208,7 @@ def lstm(
     dropout: float = 0.0,
     dropout_seed: Seed | None = None,
     variational: bool = False,
+    probe: Tensor | None = None,
     stash: str = "auto",
     implementation: str = "auto",
 ) -> tuple[Tensor, LSTMState]:
@@ -214,6 +235,9 @@ def lstm(
             tensor on the device.
         variational: one mask a row and layer for all time steps (Gal and Ghahramani 2016) instead of one mask
             a step.
+        probe: (T, B, 4H) in the compute type, zeros that are added to what the gates of one layer read. Nobody reads
+            them; their gradient is that of `W x_t + U h_{t-1} + b`, and the weights get none: theirs are made of it,
+            of several calls at once, see :mod:`econmt_ops.lstm.chunked`.
         stash: what the recomputing implementations keep for the backward pass, each level beside what those
             before it keep: "outputs", "attention" (its weights), "cells", "gates"; "auto" leaves it to them,
             and is "gates" if the implementation is "auto" too. The reference keeps what autograd keeps.
@@ -238,6 +262,8 @@ def lstm(
     check_dropout("lstm", dropout, dropout_seed)
     like = values_of(inputs)
     dtype = compute_dtype(like)
+    if probe is not None:
+        _check_probe(check, probe, inputs, layers, reverse)
     start = prepare_state(check, state, len(layers), like, dtype)
 
     def call(
@@ -253,13 +279,15 @@ def lstm(
                 dropout=dropout,
                 dropout_seed=dropout_seed,
                 variational=variational,
+                **({} if probe is None else {"probe": probe}),
                 **candidate.options,
                 **({"from_zero": state is None} if candidate.traits.casts else {}),
             )
         return result
 
-    detail = f"layers={len(layers)} {_kind(inputs, lengths)}"
-    light = _runs_by_torch(layers, check, dtype, like.device)
+    detail = f"layers={len(layers)} {_kind(inputs, lengths)}{'' if probe is None else ' probe'}"
+    # torch's LSTM does not tell the gradient of its gates.
+    light = probe is None and _runs_by_torch(layers, check, dtype, like.device)
     problem = Problem("lstm", (inputs, layers, start), dtype, check.sizes, detail, light)
     return run(problem, call, _IMPLEMENTATIONS, implementation, stash=stash)
 

@@ -239,6 +239,7 @@ class Direction:
         gates: Tensor | None,
         dinputs: Tensor,
         add: bool,
+        dgates: Tensor | None = None,
     ) -> Gradients:
         """Walks back.
 
@@ -247,22 +248,24 @@ class Direction:
             outputs, cells, gates: what :meth:`forward` filled.
             dinputs: as the inputs, is written, or added to with ``add``.
             add: see ``dinputs``.
+            dgates: (T, B, 4H), is filled with the gradients of the gates' sums, and no weight gets one; or None.
         """
-        found = Gradients(self, dinputs, add)
+        found = Gradients(self, dinputs, add, whole=dgates is None)
         dc = dc.to(self.accumulate, copy=True)
         for number in steps_of(range(len(self.blocks))[::-1]):
             begin, end = self.blocks[number]
             inputs, before = self.read(begin, end), self.previous(outputs, begin, end)
             if gates is None:
-                dgates = self.products(inputs, begin, end)
-                dgates += self.recurrent_product(before)
-                made = self.run.prepare_gates(dgates)
+                sums = self.products(inputs, begin, end)
+                sums += self.recurrent_product(before)
+                made = self.run.prepare_gates(sums)
             else:
-                made, dgates = gates[begin:end], torch.empty_like(gates[begin:end])
+                made, sums = gates[begin:end], torch.empty_like(gates[begin:end])
+            own = sums if dgates is None else dgates[begin:end]
             states = self._states(cells, number, made)
             incoming = None if doutputs is None else self.walk(doutputs, begin, end)
-            dh, thin = self._walk_back(made, states, incoming, dh, dc, dgates)
-            found.add(begin, end, dgates, inputs, before, thin)
+            dh, thin = self._walk_back(made, states, incoming, dh, dc, own)
+            found.add(begin, end, own, inputs, before, thin)
         found.first_h, found.first_c = dh, dc
         return found
 
@@ -310,17 +313,25 @@ class Gradients:
     first_h: Tensor
     first_c: Tensor
 
-    def __init__(self, direction: Direction, dinputs: Tensor, add: bool) -> None:
-        """``dinputs``: (T, B, I), or (N, I) of distinct rows; is written, or added to with ``add``."""
-        self._direction, self._dinputs, self._add = direction, dinputs, add
+    def __init__(self, direction: Direction, dinputs: Tensor, add: bool, whole: bool = True) -> None:
+        """Begins.
+
+        Args:
+            direction: whose. dinputs: (T, B, I), or (N, I) of distinct rows; is written, or added to with ``add``.
+            add: see ``dinputs``.
+            whole: whether weights get gradients, too.
+        """
+        self._direction, self._dinputs, self._add, self._whole = direction, dinputs, add, whole
         weights, blocks = direction.weights, len(direction.blocks)
         self._to_inputs = product_of(weights.input.t(), None, direction.layout, blocks)
+        self._table = None
+        if not whole:
+            return
         # A block's gradient is one product, rounded once either way; several are summed in a wider type.
         sums = direction.accumulate if blocks > 1 else direction.inputs.dtype
         self._input, self._hidden = (gradient_of(part, sums) for part in (weights.input, weights.hidden))
         self.bias = torch.zeros_like(weights.bias, dtype=sums)
         self._fresh = True
-        self._table = None
         if direction.places is not None:
             # One row more, for padding.
             rows, width = len(direction.inputs) + 1, len(weights.bias)
@@ -338,6 +349,9 @@ class Gradients:
             thin: (K, B, r), the product of ``dgates`` with the left factor of U; or None.
         """
         weights = self._direction.weights
+        if not self._whole:
+            self._direction.put(self._dinputs, begin, end, self._to_inputs(dgates), self._add)
+            return
         add_gradient(self._hidden, weights.hidden, dgates, before, thin, fresh=self._fresh)
         self.bias += add_rows(dgates)
         if self._table is not None:

@@ -46,6 +46,7 @@ class Arguments(NamedTuple):
         reverse: of each direction, whether it walks from the last step to the first.
         stash: the level, see `econmt_ops.core.chunks.STASHES`. layout: of the weights, see `econmt_ops.core.gemm`.
         backend: see `econmt_ops.backends.steps_for`.
+        probe: (T, B, 4H), or None; see `econmt_ops.lstm`. There is one direction then, and no places.
     """
 
     inputs: Tensor
@@ -60,6 +61,7 @@ class Arguments(NamedTuple):
     stash: str
     layout: str
     backend: str
+    probe: Tensor | None = None
 
 
 class Results(NamedTuple):
@@ -144,6 +146,10 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
     doutputs, dh, dc = incoming["outputs"], incoming["last_h"], incoming["last_c"]
     dh = torch.zeros_like(torch.stack(call.first_h)) if dh is None else dh
     dc = torch.zeros_like(torch.stack(call.first_c)) if dc is None else dc
+    # In place of the weights' gradients that of the gates, from which they will be made.
+    dgates = (
+        None if call.probe is None else torch.empty_like(call.probe, memory_format=torch.contiguous_format)
+    )
     found, matrices = [], []
     for number, direction in enumerate(directions):
         part = slice(number * direction.hidden, (number + 1) * direction.hidden)
@@ -156,14 +162,17 @@ def _backward(call: Arguments, results: Results, incoming: Incoming) -> Gradient
             results.gates[number] if results.gates.shape[1] else None,
             dinputs,
             add=number > 0,
+            dgates=dgates,
         )
         found.append(made)
-        matrices.append(made.matrices())
+        if dgates is None:
+            matrices.append(made.matrices())
     return {
         "inputs": dinputs,
+        "probe": dgates,
         "weights": [part for read, _ in matrices for part in read],
         "recurrents": [part for _, recurrent in matrices for part in recurrent],
-        "biases": [made.bias for made in found],
+        "biases": [made.bias for made in found] if dgates is None else [],
         "first_h": [made.first_h for made in found],
         "first_c": [made.first_c for made in found],
     }
@@ -177,6 +186,7 @@ _layer = Operator(
     fake=_empty_results,
     backward=_backward,
     saves=lambda _: (*Arguments._fields, "outputs", "cells", "gates"),
+    constants=lambda call: () if call.probe is None else ("weights", "recurrents", "biases"),
 )
 
 
@@ -190,6 +200,7 @@ def run_layer(
     stash: str,
     layout: str,
     backend: str,
+    probe: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One layer in D directions: outputs (B, T, D H), h and c (D, B, H) after each walk's last step.
 
@@ -210,6 +221,7 @@ def run_layer(
             stash,
             layout,
             backend,
+            probe,
         )
     )
     return results.outputs.transpose(0, 1), results.last_h, results.last_c
@@ -226,6 +238,7 @@ def lstm(
     dropout: float,
     dropout_seed: Seed | None,
     variational: bool,
+    probe: Tensor | None = None,
     from_zero: bool = False,
     stash: str = "outputs",
     layout: str = "packed",
@@ -251,7 +264,15 @@ def lstm(
             read = drop_units(read, dropout, dropout_seed, variational, number)
             read = reverse_rows(read, lengths) if turn else read
         outputs, last_h, last_c = run_layer(
-            read, [layer], [(h, c)], lengths, [walks_back], stash=stash, layout=layout, backend=backend
+            read,
+            [layer],
+            [(h, c)],
+            lengths,
+            [walks_back],
+            stash=stash,
+            layout=layout,
+            backend=backend,
+            probe=probe,
         )
         ahead = last_h[0] if lengths is None or walks_back else last_outputs(outputs, h, lengths)
         last.append((ahead, last_c[0]))

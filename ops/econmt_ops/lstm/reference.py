@@ -182,9 +182,19 @@ def layer_by_torch(
 
 
 def _layer_by_steps(
-    inputs: Tensor, layer: AnyLSTMWeights, h: Tensor, c: Tensor, padding: Tensor | None
+    inputs: Tensor,
+    layer: AnyLSTMWeights,
+    h: Tensor,
+    c: Tensor,
+    padding: Tensor | None,
+    probe: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if probe is not None:
+        assert isinstance(layer, LSTMWeights)
+        layer = LSTMWeights(*(part.detach() for part in layer))
     products = linear(inputs, layer.input, layer.bias)
+    if probe is not None:
+        products = products + probe.transpose(0, 1)
     if padding is not None:
         products = torch.where(padding.unsqueeze(2), closed_gates(layer), products)
     outputs = []
@@ -195,10 +205,15 @@ def _layer_by_steps(
 
 
 def _run_layer(
-    inputs: Tensor, layer: AnyLSTMWeights, h: Tensor, c: Tensor, padding: Tensor | None
+    inputs: Tensor,
+    layer: AnyLSTMWeights,
+    h: Tensor,
+    c: Tensor,
+    padding: Tensor | None,
+    probe: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if isinstance(layer, LowRankLSTMWeights) or inputs.dtype in STEPWISE:
-        return _layer_by_steps(inputs, layer, h, c, padding)
+    if probe is not None or isinstance(layer, LowRankLSTMWeights) or inputs.dtype in STEPWISE:
+        return _layer_by_steps(inputs, layer, h, c, padding, probe)
     return layer_by_torch(inputs, layer, h, c, padding)
 
 
@@ -213,6 +228,7 @@ def lstm(
     dropout: float,
     dropout_seed: Seed | None,
     variational: bool,
+    probe: Tensor | None = None,
 ) -> tuple[Tensor, LSTMState]:
     """See `econmt_ops.lstm`; all arguments are given, checked and cast."""
     batch, steps, _ = inputs.shape
@@ -229,7 +245,7 @@ def lstm(
         if mask is not None and reverse and not variational:
             mask = reverse_rows(mask, lengths)
         layer_inputs = apply_dropout(outputs, mask, dropout)
-        outputs, last_h, last_c = _run_layer(layer_inputs, layer, h, c, padding)
+        outputs, last_h, last_c = _run_layer(layer_inputs, layer, h, c, padding, probe)
         last.append((last_h if lengths is None else last_outputs(outputs, h, lengths), last_c))
         if residual and number > 0:
             outputs = outputs + layer_inputs

@@ -63,6 +63,8 @@ class _Layer(NamedTuple):
     """The type of the products in the recurrence, "bfloat16", "float16" or "float32"."""
     together: str
     """Whether two directions share a launch: "yes", "no" or "auto"."""
+    probe: Tensor | None = None
+    """(T, B, 4H), see `econmt_ops.lstm`; there is one direction then, and no places."""
 
 
 class _Walked(NamedTuple):
@@ -115,6 +117,8 @@ def _partition(layer: _Layer, back: bool) -> Partition:
 def _recurrents(layer: _Layer) -> Tensor:
     """(D, 4H, H) in the type of the products."""
     dtype = getattr(torch, layer.products)
+    if len(layer.recurrents) == 1:  # what is of that type already is not copied
+        return layer.recurrents[0].to(dtype).contiguous().unsqueeze(0)
     return torch.stack([recurrent.to(dtype) for recurrent in layer.recurrents])
 
 
@@ -156,8 +160,11 @@ def _input_shares(layer: _Layer, rows: Tensor, sums: Tensor) -> None:
             table = torch.addmm(bias.to(dtype), rows, transposed)
             torch.index_select(table, 0, layer.places.reshape(-1), out=flat)
     for number, h in enumerate(layer.first_h):
-        at = _begins(layer, number)
-        sums[number][at] += h.to(dtype) @ layer.recurrents[number].to(dtype).t()
+        at, recurrent = _begins(layer, number), layer.recurrents[number].to(dtype).t()
+        if isinstance(at, int):
+            sums[number][at].addmm_(h.to(dtype), recurrent)
+        else:
+            sums[number][at] += h.to(dtype) @ recurrent
 
 
 def _begins(layer: _Layer, number: int) -> tuple[Tensor, Tensor] | int:
@@ -228,6 +235,7 @@ def _backward(layer: _Layer, result: _Walked, incoming: Incoming) -> Gradients:
     backwards = tuple(layer.reverse)
     walk_backward(partition, sums, recurrents, cells, doutputs, dsums, dlast_h, dc, layer.lengths, backwards)
     return {
+        "probe": None if layer.probe is None else dsums[0],
         **_gradients_of_recurrents(layer, result.outputs, dsums, dlast_h),
         **_gradients_of_inputs(layer, rows, dsums),
         "first_c": dc.unbind(0) if layer.first_c else [],
@@ -260,14 +268,17 @@ def _gradients_of_recurrents(layer: _Layer, outputs: Tensor, dsums: Tensor, dlas
     ones = dsums.new_ones(1, 1).expand(dsums[0, ..., 0].numel(), 1)
     for number, (own, h) in enumerate(zip(dsums.unbind(0), outputs.chunk(directions, 2), strict=True)):
         weight = layer.recurrents[number]
-        gradient = _outer(*_neighbours(layer, number, own, h), weight.dtype)
-        if layer.first_h:
-            begin = own[_begins(layer, number)]
-            gradient += _outer(begin, layer.first_h[number].to(own.dtype), weight.dtype)
+        begin = own[_begins(layer, number)] if layer.first_h else None
+        if begin is not None:
             dh = begin @ weight.to(own.dtype)
             if layer.lengths is not None:
                 dh = torch.where((layer.lengths > 0).unsqueeze(1), dh, dlast_h[number].to(dh.dtype))
             first_h.append(dh)
+        if layer.probe is not None:
+            continue
+        gradient = _outer(*_neighbours(layer, number, own, h), weight.dtype)
+        if begin is not None:
+            gradient += _outer(begin, layer.first_h[number].to(own.dtype), weight.dtype)
         recurrents.append(gradient)
         biases.append(_outer(ones, own.flatten(0, 1), weight.dtype).view(-1))
     return {"recurrents": recurrents, "biases": biases, "first_h": first_h}
@@ -283,7 +294,8 @@ def _gradients_of_inputs(layer: _Layer, rows: Tensor, dsums: Tensor) -> Gradient
     for number, (own, weight) in enumerate(zip(dsums.flatten(1, 2).unbind(0), layer.weights, strict=True)):
         if layer.places is not None:
             own = gradient(own, layer.places.flatten(), len(rows), -1)
-        weights.append(_outer(own, rows, weight.dtype, width))
+        if layer.probe is None:
+            weights.append(_outer(own, rows, weight.dtype, width))
         if number == 0:
             torch.mm(own, widened(weight, own.dtype), out=dinputs)
         else:
@@ -318,6 +330,7 @@ _operator = Operator(
     fake=_empty,
     backward=_backward,
     saves=_saves,
+    constants=lambda layer: () if layer.probe is None else ("weights", "recurrents", "biases"),
 )
 
 
@@ -364,6 +377,7 @@ def _run_layer(
     stash: str,
     products: torch.dtype,
     together: str = "auto",
+    probe: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One layer: outputs (B, T, D H), and h and c (D, B, H) after each row's last step. No state: zeros."""
     values = values_of(inputs)
@@ -383,6 +397,7 @@ def _run_layer(
             stash,
             str(products).removeprefix("torch."),
             together,
+            probe,
         )
     )
     return result.outputs.transpose(0, 1), result.last_h, result.last_c
@@ -399,6 +414,7 @@ def lstm(
     dropout: float,
     dropout_seed: Seed | None,
     variational: bool,
+    probe: Tensor | None = None,
     from_zero: bool = False,
     stash: str = "gates",
 ) -> tuple[Tensor, LSTMState]:
@@ -418,6 +434,7 @@ def lstm(
             dropout=dropout,
             dropout_seed=dropout_seed,
             variational=variational,
+            probe=probe,
             from_zero=from_zero,
             stash=stash,
             backend=_steps(inputs),
@@ -430,7 +447,9 @@ def lstm(
             assert isinstance(read, Tensor)
             read = drop_units(read, dropout, dropout_seed, variational, index=number)
         first = [] if from_zero else [state[number]]
-        outputs, last_h, last_c = _run_layer(read, [layer], first, lengths, [reverse], stash, products)
+        outputs, last_h, last_c = _run_layer(
+            read, [layer], first, lengths, [reverse], stash, products, probe=probe
+        )
         last.append((last_h[0], last_c[0]))
         if residual and number > 0:
             assert isinstance(read, Tensor)

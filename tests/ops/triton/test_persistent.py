@@ -14,6 +14,7 @@ from econmt_ops.backends.triton import persistent
 from econmt_ops.backends.triton.persistent import Partition
 from econmt_ops.core.repeated import Repeated
 from econmt_ops.lstm import reference, triton
+from econmt_ops.lstm.chunked import ChunkedLSTM
 
 
 @pytest.fixture(autouse=True)
@@ -213,6 +214,28 @@ def test_the_operator_is_registered_as_torch_expects(device: str) -> None:
         inputs, *([part] for part in (*weights, *state)), lengths, None, [True], "cells", "float32", "auto"
     )
     torch.library.opcheck(triton._operator.forward, (*layer, True))
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "ragged"])
+def test_chunks_leave_their_weights_gradients_to_the_end(full: bool, device: str) -> None:
+    torch.manual_seed(0)
+    weights = _weights(5, 3, device)
+    inputs = torch.randn(3, 5, 3, device=device, requires_grad=True)
+    lengths = None if full else torch.tensor([5, 1, 3], device=device)
+    outputs, (want_state,) = econmt_ops.lstm(inputs, (weights,), lengths=lengths, implementation="recompute")
+    seed = torch.randn_like(outputs)
+    want = _gradients([outputs], _leaves(inputs, weights), [seed])
+    layer, state, parts = ChunkedLSTM(weights), None, []
+    for begin in (0, 2, 4):
+        read = inputs[:, begin : begin + 2]
+        here = None if lengths is None else (lengths - begin).clamp(0, read.shape[1])
+        made, state = layer(read, state, lengths=here, implementation="triton")
+        parts.append(made)
+    torch.cat(parts, 1).backward(seed)
+    layer.backward()
+    _compare([*parts, *(leaf.grad for leaf in _leaves(inputs, weights))], [*outputs.split(2, 1), *want], 1e-4)
+    assert state is not None
+    _compare(list(state), list(want_state), 1e-4)
 
 
 def test_types_and_layers_without_a_launch_take_steps(device: str) -> None:

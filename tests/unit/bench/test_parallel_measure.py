@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +22,14 @@ from econmt.bench.parallel_calibration import (
     read_calibration,
     write_calibration,
 )
+from econmt.bench.parallel_hardware import H200, paper_profile
 from econmt.bench.parallel_measure import Way, _counting, predicted, stack_of, verdict, ways
 from econmt.bench.parallel_processes import Job, together
+from econmt.bench.parallel_profile import _parted
 from econmt.bench.rows import Row
 from econmt.errors import EconmtError, InputError
+from econmt.model import Implementations
+from econmt.parallel.cost_layers import value_at
 from econmt.recipe import Recipe, load_recipe, read_recipe
 
 RECIPE = """
@@ -60,6 +65,8 @@ def calibration(**changes: Any) -> Calibration:
         "whole": False,
         "width": 4,
         "kept": 8.0,
+        "gather": [[0.0, 0.0]],
+        "once": 0.0,
     }
     output = {**layer, "name": "output", "node": "output", "unit": "positions"}
     output |= {"forward": [[0.0, 0.0]], "backward": [[0.0, 0.0]]}
@@ -102,6 +109,25 @@ def test_files_that_are_no_profile(tmp_path: Path, text: str, words: str) -> Non
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(InputError, match=words):
         read_calibration(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize("named", ["recompute", "reference"])
+def test_what_waits_for_the_last_chunk_is_parted_as_on_paper(named: str) -> None:
+    paper = paper_profile(load_recipe("wikitext2", []), [100], H200, 4, 1).layers[1]
+    alone = SimpleNamespace(
+        step=SimpleNamespace(implementations=Implementations.everywhere(named)),
+        recipe=load_recipe("wikitext2", []),
+    )
+    timed = paper._replace(backward=((4.0, 2.0), (8.0, 3.0)), call=(0.1, 0.4), gather=((0.0, 0.0),), once=0.0)
+    found = _parted(timed, paper, alone)  # type: ignore[arg-type]
+    assert (found == timed) == (named == "reference")
+    assert found.call[1] + found.once == pytest.approx(0.4)
+    for rows, seconds in timed.backward:
+        assert dict(found.backward)[rows] + value_at(found.gather, rows) == pytest.approx(seconds)
+    if named == "recompute":
+        share = value_at(paper.gather, 8.0) / (value_at(paper.gather, 8.0) + value_at(paper.backward, 8.0))
+        assert 0.0 < share < 0.5
+        assert value_at(found.gather, 8.0) == pytest.approx(3.0 * share)
 
 
 @pytest.mark.parametrize("points", [[], [[1.0]], [[2.0, 1.0], [1.0, 1.0]], [[1.0, 1.0], [1.0, 2.0]]])

@@ -15,7 +15,7 @@ from econmt.data.text_batches import TextBatch
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.engine.world import World
-from econmt.model import TranslationModel
+from econmt.model import Implementations, TranslationModel
 from econmt.model.language_model import LanguageModel
 from econmt.parallel.pipeline import PipelinedStep
 from econmt.parallel.pipeline_costs import Plan
@@ -102,24 +102,31 @@ def agrees(
 
 
 def pipelined_language_model(
-    task: LanguageModelTask, size: int, homes: Sequence[int], chunks: int
+    task: LanguageModelTask, size: int, homes: Sequence[int], chunks: int, how: str = "auto"
 ) -> PipelinedStep:
     model = new_model(task)
     assert isinstance(model, LanguageModel)
-    return PipelinedStep(task, model, Stages(size, CPU), divide_language_model(model, homes, chunks))
+    return PipelinedStep(
+        task,
+        model,
+        Stages(size, CPU),
+        divide_language_model(model, homes, chunks),
+        implementations=Implementations.everywhere(how),
+    )
 
 
 def language_model(world: World) -> None:
     size = world.size
     homes = [layer * size // 8 for layer in range(8)]
-    for overrides, chunks in (
-        ((), 3),
-        (("model.weight_tying=softmax", "model.embedding=5", ALL_DROPOUT), 4),
-        ((VARIATIONAL,), 1),
-        (("model.weight_tying=softmax", ALL_DROPOUT, "training.optimizer={name: adam}"), 7),
+    # "auto" is torch's LSTM here, which adds to the weights' gradients in each chunk; the other makes them once.
+    for overrides, chunks, how in (
+        ((), 3, "recompute"),
+        (("model.weight_tying=softmax", "model.embedding=5", ALL_DROPOUT), 4, "auto"),
+        ((VARIATIONAL,), 1, "recompute"),
+        (("model.weight_tying=softmax", ALL_DROPOUT, "training.optimizer={name: adam}"), 7, "recompute"),
     ):
         task = language_model_task("model.dropout=0.0", *overrides)
-        step = pipelined_language_model(task, size, homes, chunks)
+        step = pipelined_language_model(task, size, homes, chunks, how)
         agrees(task, step, windows(task, (7, 5, 1)))
 
 
@@ -161,12 +168,13 @@ def translation_homes(model: TranslationModel, size: int, fed: bool, chunks: int
 
 def translation(world: World, cases: Sequence[tuple[tuple[str, ...], int]], fed: bool) -> None:
     size = world.size
-    for overrides, chunks in cases:
+    for number, (overrides, chunks) in enumerate(cases):
         task = translation_task(*overrides)
         model = new_model(task)
         assert isinstance(model, TranslationModel)
         divided = divide_translation(model, translation_homes(model, size, fed, chunks))
-        step = PipelinedStep(task, model, Stages(size, CPU), divided)
+        how = Implementations.everywhere("auto" if number == 1 else "recompute")
+        step = PipelinedStep(task, model, Stages(size, CPU), divided, implementations=how)
         agrees(task, step, pairs_of_sentences(task))
 
 

@@ -34,11 +34,19 @@ MACHINE = Machine("test", 8, LINK, SLOW)
 BATCH = Batch(8, 0, 12, 8 * 12.0)
 
 
-def recurrent(name: str, side: Side = "target", *, whole: bool = False, call: float = 0.0) -> Layer:
-    """2 ms a step and 1 ms a row and step forward, twice that backward; 1,000 parameters."""
+def recurrent(
+    name: str, side: Side = "target", *, whole: bool = False, call: float = 0.0, waits: bool = False
+) -> Layer:
+    """2 ms a step and 1 ms a row and step forward, twice that backward; 1,000 parameters.
+
+    Where weights' gradients wait these are 1 ms a row and step of the backward pass, and 5 ms beside.
+    """
     forward, backward = ((0.0, 2e-3), (10.0, 12e-3)), ((0.0, 4e-3), (10.0, 24e-3))
     node = "encoder" if side == "source" else "decoder"
-    return Layer(name, side, node, 1000, "steps", forward, backward, (call, call), whole, 10, 40.0)
+    made = Layer(name, side, node, 1000, "steps", forward, backward, (call, call), whole, 10, 40.0)
+    if not waits:
+        return made
+    return made._replace(backward=((0.0, 4e-3), (10.0, 14e-3)), gather=((0.0, 0.0), (10.0, 10e-3)), once=5e-3)
 
 
 def output(parameters: float = 2000.0) -> Layer:
@@ -201,6 +209,26 @@ def test_each_chunk_pays_for_its_call() -> None:
     cheap = predict(profile(), free, Division(1, 4, chunks=6), [BATCH]).seconds
     dear = predict(profile(call=7e-3), free, Division(1, 4, chunks=6), [BATCH]).seconds
     assert dear - cheap == pytest.approx(2 * 9 * 7e-3)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_gradients_of_weights_are_made_once_after_the_last_chunk(micro_batches: int) -> None:
+    layers = tuple(recurrent(f"layer {number}", waits=True) for number in range(4))
+    model = Profile((*layers, output()), update=1e-6)
+    free = MACHINE.without_exchanges()
+    alone_there = predict(model, free, Division(), [BATCH]).seconds
+    assert alone_there == pytest.approx(alone() + 4 * 5e-3), "alone it makes no difference when"
+    found = predict(model, free, Division(1, 4, 6, micro_batches), [BATCH])
+    # Chunks of two steps: 10 ms forward, 12 backward, with half of the rows 6 and 8; then the first stage's gradients.
+    chunk = 2 * (10e-3 + 12e-3) if micro_batches == 1 else 2 * (6e-3 + 8e-3)
+    waiting = 12 * 8e-3 + 5e-3
+    rest = 96 * 0.3e-3 / 4 + 1500e-6
+    assert found.seconds == pytest.approx((6 * micro_batches + 3) * chunk + waiting + rest)
+    whole = (recurrent("both ways", "source", whole=True, waits=True), *layers[:1], output())
+    batch = Batch(8, 12, 12, 96.0)
+    both = predict(Profile(whole, update=0.0), free, Division(1, 2, 6), [batch]).seconds
+    # Each direction of the first layer, its gradients in it, has a rank of its own.
+    assert both == pytest.approx((12 * 30e-3 + 5e-3) / 2 + 12 * 22e-3 + waiting + 96 * 0.3e-3 / 2)
 
 
 def test_chunks_travel_while_the_next_one_is_computed() -> None:

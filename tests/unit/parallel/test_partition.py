@@ -21,7 +21,8 @@ def seconds(pieces: list[Piece], homes: tuple[int, ...], steps: int, length: int
         if own[-1] + 1 < len(pieces):
             time += 2 * (link.latency + link.byte * pieces[own[-1]].values * length)
         times.append(time)
-    return sum(times) + (chunks - 1) * max(times)
+    first = sum(piece.once for piece, home in zip(pieces, homes, strict=True) if home == 0)
+    return sum(times) + (chunks - 1) * max(times) + first
 
 
 def all_homes(count: int, stages: int) -> list[tuple[int, ...]]:
@@ -39,7 +40,9 @@ def test_it_is_the_best_of_all(seed: int) -> None:
     draw = random.Random(seed)
     count, stages, steps = draw.randint(1, 6), draw.randint(1, 4), draw.randint(1, 12)
     pieces = [
-        Piece(str(number), draw.uniform(0.1, 2.0), draw.uniform(0.0, 1.0), draw.uniform(0.0, 5.0))
+        Piece(
+            str(number), *(draw.uniform(*each) for each in ((0.1, 2.0), (0.0, 1.0), (0.0, 5.0), (0.0, 2.0)))
+        )
         for number in range(count)
     ]
     link = Link(draw.uniform(0.0, 0.5), draw.uniform(0.0, 0.1))
