@@ -225,6 +225,9 @@ class PipelinedStep(TrainingStep):
             with layer("output"):
                 loss, gradient = self._loss(found, whole, tokens)
             walk.backward({whole.hidden: gradient} if found else {})
+            # They know whoever made them: in that circle the graphs of this update would live until they are looked for,
+            # and with them the streams of their gradients, on which no CUDA graph may wait.
+            whole.parts.clear()
         return loss
 
     def _loss(self, found: list[Tensor], whole: Parts, tokens: Tensor) -> tuple[Tensor, Tensor]:
