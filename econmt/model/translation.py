@@ -21,6 +21,7 @@ from econmt.model.layers import (
     initialize_linear,
     mean_of_valid,
 )
+from econmt.model.length_ratio import LengthRatio, length_loss
 from econmt.model.rooms import make_decoder, make_encoder
 from econmt_ops import Repeated, linear_cross_entropy
 from econmt_ops.core.dropout import Seed
@@ -52,10 +53,13 @@ class EncoderOutput(NamedTuple):
     Attributes:
         memory: keys (B, S, A), values (B, S, E) and lengths (B,) for the attention.
         summary: (B, E) what the decoder's first state is made from.
+        length_ratios: (B,) target tokens expected for each source token, ends of sentences counted; None without a
+            length task.
     """
 
     memory: Memory
     summary: Tensor
+    length_ratios: Tensor | None = None
 
 
 class TranslationModel(nn.Module):
@@ -104,6 +108,9 @@ class TranslationModel(nn.Module):
         self.output = nn.Linear(config.embedding if tied else config.decoder.size, target_size)
         if tied:
             self.output.weight = self.target_embedding.weight
+        self.length_ratio: LengthRatio | None = None
+        if config.length_task != "none":
+            self.length_ratio = LengthRatio(config.encoder.size, config.length_task_layers)
         self.implementations = Implementations() if implementations is None else implementations
         self.initialize()
 
@@ -128,6 +135,8 @@ class TranslationModel(nn.Module):
             initialize_linear(self.readout, init)
         self.encoder.initialize(init)
         self.decoder.initialize(init)
+        if self.length_ratio is not None:
+            self.length_ratio.initialize(init)
 
     def encode(
         self, source: Tensor, lengths: Tensor, implementations: Implementations | None = None
@@ -147,12 +156,16 @@ class TranslationModel(nn.Module):
 
     def encoded(self, values: Tensor, last: Tensor, lengths: Tensor) -> EncoderOutput:
         """What the decoder knows of the source, from the encoder's outputs (B, S, E) and last hidden state (B, E)."""
+        average, ratios = self.config.decoder.state_init == "avg", None
         with layer("encoder"):
-            summary = mean_of_valid(values, lengths) if self.config.decoder.state_init == "avg" else last
+            mean = mean_of_valid(values, lengths) if average or self.length_ratio is not None else last
+        if self.length_ratio is not None:
+            with layer("output"):
+                ratios = self.length_ratio(mean)
         with layer("attention"):
             keys = self.decoder.attention.keys(values)
             values = self.decoder.attention.values(values)
-        return EncoderOutput(Memory(keys, values, lengths), summary)
+        return EncoderOutput(Memory(keys, values, lengths), mean if average else last, ratios)
 
     def forward(
         self,
@@ -171,7 +184,9 @@ class TranslationModel(nn.Module):
             (B, T, D): ``econmt_ops.linear_cross_entropy`` with :attr:`output_weight` makes the loss of them.
         """
         how = self.implementations if implementations is None else implementations
-        encoded = self.encode(source, source_lengths, how)
+        return self._decode(self.encode(source, source_lengths, how), target_input, how)
+
+    def _decode(self, encoded: EncoderOutput, target_input: Tensor, how: Implementations) -> Tensor:
         with layer("embedding"):
             embedded = self._look_up(self.target_embedding, target_input, how.looks_rows_up("decoder"))
         with layer("decoder"):
@@ -193,6 +208,7 @@ class TranslationModel(nn.Module):
         target_output: Tensor,
         label_smoothing: float = 0.0,
         implementations: Implementations | None = None,
+        length_task_weight: float = 0.0,
     ) -> Tensor:
         """Cross-entropy summed over the target tokens that are not padding, a float32 scalar in nats.
 
@@ -201,9 +217,11 @@ class TranslationModel(nn.Module):
             target_output: (B, T) int64, the target before EOS and EOS.
             label_smoothing: probability mass spread evenly over all V target tokens.
             implementations: of the ops; None: the model's.
+            length_task_weight: of :meth:`length_loss`, which is added; 0: it is not.
         """
         how = self.implementations if implementations is None else implementations
-        hidden = self(source, source_lengths, target_input, how)
+        encoded = self.encode(source, source_lengths, how)
+        hidden = self._decode(encoded, target_input, how)
         with layer("output"):
             loss = linear_cross_entropy(
                 hidden.reshape(-1, hidden.size(-1)),
@@ -215,7 +233,22 @@ class TranslationModel(nn.Module):
                 reduction="sum",
                 **how.for_output(),
             )
+        if length_task_weight > 0.0:
+            loss = loss + length_task_weight * self.length_loss(encoded, target_output)
         return loss.to(torch.float32)
+
+    def length_loss(self, encoded: EncoderOutput, target_output: Tensor) -> Tensor:
+        """:func:`~econmt.model.length_ratio.length_loss` of a batch, for a model with a length task: a float32 scalar.
+
+        Args:
+            encoded: its sentences. target_output: (B, T) int64, the target before EOS and EOS.
+        """
+        task, ratios = self.config.length_task, encoded.length_ratios
+        assert task != "none", "this model has no length task"
+        assert ratios is not None
+        with layer("output"):
+            lengths = (target_output != self.pad).sum(dim=1)
+            return length_loss(task, ratios, encoded.memory.lengths, lengths).to(torch.float32)
 
     def _look_up(self, embedding: nn.Embedding, ids: Tensor, once: bool) -> Inputs:
         """Embeddings of ids (B, T), after dropout: written out or, to be multiplied once each, of the distinct words.
