@@ -63,9 +63,9 @@ def test_what_is_rounded_off_is_made_up_for(first: bool) -> None:
     """The mean over the turns that steps take is the value."""
     values = torch.linspace(0.01, 1.0, 256).unsqueeze(0)
     golden = (5.0**0.5 - 1.0) / 2.0
-    every = torch.stack([turned(values, step * golden, first=first)[0] for step in range(1, 301)])
+    every = torch.stack([turned(values, step * golden, first=first)[0] for step in range(1, 90)])
     assert (every.amax(0) / every.amin(0)).median() > 1.05
-    torch.testing.assert_close(every.mean(0), values, rtol=2e-3, atol=0.0)
+    torch.testing.assert_close(every.mean(0), values, rtol=6e-3, atol=0.0)
 
 
 def make(start: list[Tensor], name: str, **keys: Any) -> tuple[list[nn.Parameter], FusedOptimizer]:
@@ -74,7 +74,7 @@ def make(start: list[Tensor], name: str, **keys: Any) -> tuple[list[nn.Parameter
     return parameters, kind(parameters, name=name, **{"learning_rate": 0.01, **keys})
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("name", ["adam", pytest.param("adamw", marks=pytest.mark.thorough)])
 def test_moments_follow_those_of_float32(name: str) -> None:
     """Gradients of columns from 1 to 1/1000 that get smaller on the way: the second moment follows, and updates too."""
     draw = torch.Generator().manual_seed(4)
