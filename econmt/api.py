@@ -347,8 +347,15 @@ class TrainedModel:
             raise InputError(f"search {given!r}: give options by name, as {{'beam_size': 5}}")
         changes = {name: value for name, value in given.items() if value is not None}
         try:
-            return replace(SearchOptions.from_recipe(self.recipe.decoding), **changes)
+            made = replace(SearchOptions.from_recipe(self.recipe.decoding), **changes)
         except ValidationError as failure:
             raise InputError(*complaints(failure)) from None
         except TypeError as error:
             raise InputError(str(error).removeprefix("SearchOptions.__init__() ")) from None
+        for each in self.loaded if made.brevity_penalty_type == "learned" else ():
+            if each.recipe.translation_model.length_task == "none":
+                raise InputError(
+                    f"brevity_penalty_type learned: the model '{each.recipe.name}' has learnt no lengths (its "
+                    "model.length_task is none); give constant or none"
+                )
+        return made

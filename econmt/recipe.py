@@ -24,6 +24,7 @@ from econmt.recipe_data import Noise as Noise
 from econmt.recipe_data import Positions, check_mixing
 from econmt.recipe_data import SentencePieceSubwords as SentencePieceSubwords
 from econmt.recipe_data import WordSubwords as WordSubwords
+from econmt.recipe_lengths import BrevityPenaltyType, check_lengths
 from econmt.recipe_model import AttentionSection as AttentionSection
 from econmt.recipe_model import Coverage as Coverage
 from econmt.recipe_model import DecoderSection as DecoderSection
@@ -149,6 +150,12 @@ class Training(Section):
     schedule: ScheduleSection = Field(ScheduleSection(), description="how the learning rate changes")
     gradient_clipping: GradientClipping = Field(GradientClipping(), description="bound on the gradient")
     label_smoothing: Probability = Field(0.0, description="probability mass spread over all tokens")
+    length_task_weight: float = Field(
+        1.0,
+        gt=0.0,
+        le=limits.PENALTY,
+        description="this times the loss of model.length_task, a target token, is added to the cross-entropy",
+    )
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = Field(
         "auto",
         description="of products and feature maps; weights, optimizer, cell state and softmax stay float32. auto: "
@@ -275,11 +282,17 @@ class Decoding(Section):
     max_output_factor: limits.OutputFactor = Field(
         2.0, description="longest output: this times the source length, plus 10"
     )
+    brevity_penalty_type: BrevityPenaltyType = Field(
+        "constant",
+        description="what lengths the brevity penalty wants: constant: a ratio to the source's; learned: what "
+        "model.length_task expects of each sentence, of an ensemble the mean; none: there is no penalty",
+    )
     brevity_penalty_weight: limits.PenaltyWeight = Field(
         0.0, description="this times the logarithm of BLEU's brevity penalty is added to scores; 0: off"
     )
     brevity_penalty_constant_length_ratio: limits.OutputFactor = Field(
-        1.0, description="for the brevity penalty a translation should have this times the source's tokens"
+        1.0,
+        description="for the brevity penalty of type constant a translation should have this times the source's tokens",
     )
     coverage_penalty_weight: limits.PenaltyWeight = Field(
         0.0,
@@ -343,6 +356,7 @@ class Recipe(Section):
         check_pipeline(self)
         check_mixing(self)
         check_stepped(self)
+        check_lengths(self)
         return self
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from econmt import limits
+from econmt.recipe_lengths import LengthTask
 
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 Width = Annotated[int, Field(ge=1, le=limits.WIDTH)]
@@ -293,6 +294,18 @@ class Model(Section):
         description="scale every unit of the layers, or of the decoder's first states, by a factor from 0 to 2 that is "
         "learnt when a model is tuned (Vilar, 2018), computed step by step; training.initialize_from may name a model "
         "without, and fixed_param_names '(?!.*lhuc).*' learns nothing else",
+    )
+    length_task: LengthTask = Field(
+        "none",
+        description="a small network over the mean of the encoder's outputs learns how long translations are, for a "
+        "learned brevity penalty: ratio: target over source length, by squared error; length: the same ratio by the "
+        "Poisson loss of the length",
+    )
+    length_task_layers: int = Field(
+        1,
+        ge=1,
+        le=limits.LAYERS,
+        description="layers of that network; all but the last have the encoder's size",
     )
     weight_tying: Literal["none", "src_trg", "trg_softmax", "src_trg_softmax"] = Field(
         "none", description="which of source embedding, target embedding and output layer share one matrix"

@@ -68,11 +68,23 @@ class OptimizerSection(Section):
     """The optimizer."""
 
     name: Literal[
-        "adam", "adamw", "sgd", "nadam", "radam", "adagrad", "adadelta", "rmsprop", "adafactor", "nag"
+        "adam",
+        "adamw",
+        "sgd",
+        "nadam",
+        "radam",
+        "adagrad",
+        "adadelta",
+        "rmsprop",
+        "adafactor",
+        "nag",
+        "adam8bit",
+        "adamw8bit",
     ] = Field(
         "adam",
-        description="algorithm, as of torch.optim; nag: sgd with Nesterov's momentum; adafactor keeps a mean square of "
-        "each row and column and no more, and its learning rate counts in shares of a matrix's root mean square",
+        description="algorithm, as of torch.optim; nag: sgd with Nesterov's momentum; adam8bit, adamw8bit: a moment of "
+        "a matrix's value takes a byte, not four (after Dettmers et al., 2022); adafactor keeps a mean square of each "
+        "row and column and no more, and its learning rate counts in shares of a matrix's root mean square",
     )
     learning_rate: float = Field(3.0e-4, gt=0.0, le=limits.RATE, description="learning rate after warm-up")
     betas: tuple[float, float] = Field(
@@ -90,14 +102,16 @@ class OptimizerSection(Section):
         0.0,
         ge=0.0,
         le=limits.RATE,
-        description="decoupled weight decay (adamw, adafactor), L2 penalty (all others)",
+        description="decoupled weight decay (adamw, adamw8bit, adafactor), L2 penalty (all others)",
     )
     momentum: float = Field(0.0, ge=0.0, lt=1.0, description="momentum (sgd, nag, rmsprop)")
 
     @property
-    def moments(self) -> int:
-        """Values of state that it keeps for each parameter; Adafactor's of rows and columns are few."""
+    def moments(self) -> float:
+        """Values of state in float32 that it keeps for each of a matrix; Adafactor's of rows and columns are few."""
         with_momentum = int(self.momentum > 0.0)
+        if self.name in ("adam8bit", "adamw8bit"):
+            return 0.5
         few = {"sgd": with_momentum, "nag": 1, "adagrad": 1, "rmsprop": 1 + with_momentum, "adafactor": 0}
         return few.get(self.name, 2)
 

@@ -48,9 +48,10 @@ def check_pipeline(recipe: Any) -> None:
         return
     if recipe.training.memory_budget is not None:
         raise ValueError(f"parallel.pipeline {stages} knows no training.memory_budget: leave one of them out")
-    if recipe.training.optimizer.name == "adafactor":
+    name = recipe.training.optimizer.name
+    if name in ("adafactor", "adam8bit", "adamw8bit"):
         raise ValueError(
-            f"parallel.pipeline {stages}: adafactor needs whole matrices, give another training.optimizer.name"
+            f"parallel.pipeline {stages}: {name} needs whole matrices, give another training.optimizer.name"
         )
     if recipe.training.monitor_pattern is not None:
         raise ValueError(

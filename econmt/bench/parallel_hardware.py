@@ -224,7 +224,7 @@ def paper_profile(
         update,
         value_bytes=value_bytes,
         gradient_bytes=2 if recipe.parallel.reduction == "bfloat16" else 4,
-        state_bytes=4 * moments,
+        state_bytes=round(4 * moments),
         tied=_tied(model),
     )
 

@@ -22,6 +22,23 @@ BeamOption = Annotated[
         show_default="the recipe's",
     ),
 ]
+
+
+class BrevityType(str, Enum):
+    """What lengths the brevity penalty wants."""
+
+    constant = "constant"
+    learned = "learned"
+    none = "none"
+
+
+BrevityTypeOption = Annotated[
+    BrevityType | None,
+    typer.Option(
+        help="Lengths that the brevity penalty wants: a constant ratio to the source's, or what the model has learnt.",
+        show_default="the recipe's",
+    ),
+]
 BrevityWeightOption = Annotated[
     float | None,
     typer.Option(

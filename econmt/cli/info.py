@@ -87,6 +87,11 @@ def _translation_model(model: dict[str, Any]) -> list[tuple[str, str]]:
             f"{'input feeding' if decoder['input_feeding'] else 'no input feeding'}",
         ),
         ("attention", f"{attention['type']} {attention['size']}"),
+        *(
+            [("length task", f"{model['length_task']}, layers: {model['length_task_layers']}")]
+            if model["length_task"] != "none"
+            else []
+        ),
     ]
 
 

@@ -174,13 +174,13 @@ def mistyped(text: str, draw: np.random.Generator) -> str:
         at = int(draw.choice([at for at, letter in enumerate(word) if letter.isalpha()]))
         other = letters[int(draw.integers(len(letters)))]
         following = word[at + 1 : at + 2]
-        words[place] = (
-            word[:at]
-            + (
-                following + word[at] + word[at + 2 :],
-                word[at] + word[at:],
-                word[at + 1 :],
-                other + word[at + 1 :],
-            )[int(draw.integers(4))]
+        ends = (
+            following + word[at] + word[at + 2 :],
+            word[at] + word[at:],
+            word[at + 1 :],
+            other + word[at + 1 :],
         )
+        # Letters that are swapped or replaced may be the same ones.
+        made = [word[:at] + end for end in ends if end != word[at:]]
+        words[place] = made[int(draw.integers(len(made)))]
     return " ".join(words)

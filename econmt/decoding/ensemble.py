@@ -51,6 +51,11 @@ class Ensemble:
         states = (model.initial_state(part) for model, part in zip(self.models, encoded, strict=True))
         return EnsembleState(tuple(states))
 
+    def length_ratios(self, encoded: tuple[Any, ...]) -> Tensor:
+        """The mean of what the models expect (B,), as Sockeye has it."""
+        pairs = zip(self.models, encoded, strict=True)
+        return torch.stack([model.length_ratios(part) for model, part in pairs]).mean(dim=0)
+
     def restrict(self, state: EnsembleState, words: Tensor, allowed: Tensor) -> EnsembleState:
         """See :meth:`SearchModel.restrict`; words (N,), allowed (B, N)."""
         pairs = zip(self.models, state.states, strict=True)

@@ -19,10 +19,16 @@ class Penalties:
 
     Args:
         options: how to search. lengths: (B,) source lengths on the CPU, EOS counted. source: (B, S), for its device.
+        ratios: (B,) target tokens that are expected for each source token; None: the constant ratio of the options.
     """
 
-    def __init__(self, options: SearchOptions, lengths: Tensor, source: Tensor) -> None:
-        self._options, self._lengths = options, lengths
+    def __init__(
+        self, options: SearchOptions, lengths: Tensor, source: Tensor, ratios: Tensor | None = None
+    ) -> None:
+        self._options = options
+        self._weight = options.brevity_penalty_weight if options.punishes_brevity else 0.0
+        expected = options.brevity_penalty_constant_length_ratio if ratios is None else ratios.cpu().double()
+        self._wanted = lengths.double() * expected
         self._seen: Tensor | None = None
         if options.coverage_penalty_weight:
             self._seen = torch.zeros(source.shape, device=source.device)
@@ -44,8 +50,7 @@ class Penalties:
             position: their tokens, EOS counted. numbers: (B',) which sentences. parents: (B', K) the rows that end.
         """
         options = self._options
-        wanted = self._lengths[numbers].double() * options.brevity_penalty_constant_length_ratio
-        short = options.brevity_penalty_weight * (1.0 - wanted / position).clamp(max=0.0)
+        short = self._weight * (1.0 - self._wanted[numbers] / position).clamp(max=0.0)
         found = short[:, None].expand(parents.shape)
         if self._seen is not None:
             place = self._seen.device

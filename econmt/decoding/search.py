@@ -12,7 +12,7 @@ can overtake them. Results therefore never depend on the other sentences of the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -311,8 +311,7 @@ def beam_search(
         torch.full_like(numbers, beam),
         torch.full((len(source), options.nbest_size), -torch.inf, dtype=torch.float64),
     )
-    penalties = Penalties(options, lengths_here, source) if options.penalizes else None
-    state = model.initial_state(model.encode(source, lengths))
+    state, penalties = _begin(model, source, lengths, options)
     tokens = torch.full_like(numbers, BOS, device=device)
     sentences, places = numbers, torch.zeros_like(numbers)
     totals = torch.zeros(len(source), dtype=torch.float64)
@@ -369,6 +368,19 @@ def beam_search(
             kept = live.nonzero()[:, 0]
             state, batch = state.keep(kept.to(device)), batch.keep(kept)
             sentences = (live.cumsum(dim=0) - 1)[sentences]
+
+
+def _begin(
+    model: SearchModel, source: Tensor, lengths: Tensor, options: SearchOptions
+) -> tuple[Any, Penalties | None]:
+    """The first state of a search, and its penalties if there are any."""
+    encoded = model.encode(source, lengths)
+    penalties = None
+    if options.penalizes:
+        learned = options.punishes_brevity and options.brevity_penalty_type == "learned"
+        ratios = model.length_ratios(encoded) if learned else None
+        penalties = Penalties(options, lengths.cpu(), source, ratios)
+    return model.initial_state(encoded), penalties
 
 
 def rule_out(log_probs: Tensor, limits: Tensor | None, position: int) -> None:

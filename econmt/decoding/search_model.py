@@ -40,6 +40,9 @@ class SearchModel(Protocol):
     def initial_state(self, encoded: Any, /) -> Any:
         """The :class:`SearchState` before the first target token, one row a sentence."""
 
+    def length_ratios(self, encoded: Any, /) -> Tensor:
+        """Target tokens expected for each source token (B,), both with their ends, of a model with a length task."""
+
     def restrict(self, state: Any, words: Tensor, allowed: Tensor, /) -> Any:
         """A first state from which steps give log-probabilities of a few words (R, N) instead of all.
 

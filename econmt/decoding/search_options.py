@@ -8,6 +8,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from econmt import limits, recipe
+from econmt.recipe_lengths import BrevityPenaltyType, check_penalty
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
@@ -19,8 +20,8 @@ class SearchOptions:
         length_penalty_alpha: scores are divided by ((beta + length) / (beta + 1)) ** alpha, length counting EOS.
         length_penalty_beta: see ``length_penalty_alpha``.
         max_output_factor: longest output: this times the source length, plus ``MAX_OUTPUT_EXTRA``.
-        brevity_penalty_weight, brevity_penalty_constant_length_ratio, coverage_penalty_weight: see
-            :class:`~econmt.decoding.penalties.Penalties`; 0: none.
+        brevity_penalty_type, brevity_penalty_weight, brevity_penalty_constant_length_ratio: see the next.
+        coverage_penalty_weight: see :class:`~econmt.decoding.penalties.Penalties`; 0: none.
         beam_search_stop: "all": when nothing better can come; "first": when one hypothesis has ended.
         beam_prune: a growing hypothesis whose log-probability divided by its length penalty is so far below the best
             score of those that have ended is given up; 0: none is.
@@ -46,6 +47,7 @@ class SearchOptions:
     length_penalty_alpha: limits.LengthPenaltyAlpha = 1.0
     length_penalty_beta: limits.LengthPenaltyBeta = 0.0
     max_output_factor: limits.OutputFactor = 2.0
+    brevity_penalty_type: BrevityPenaltyType = "constant"
     brevity_penalty_weight: limits.PenaltyWeight = 0.0
     brevity_penalty_constant_length_ratio: limits.OutputFactor = 1.0
     coverage_penalty_weight: limits.PenaltyWeight = 0.0
@@ -65,6 +67,7 @@ class SearchOptions:
     markup: bool = False
 
     def __post_init__(self) -> None:
+        check_penalty(self.brevity_penalty_type, self.brevity_penalty_weight)
         if self.sample is None and self.nbest_size > self.beam_size:
             raise ValueError(f"nbest_size {self.nbest_size} must not exceed beam_size {self.beam_size}")
         if self.sample is not None and self.block_ngram_repeat:
@@ -90,7 +93,12 @@ class SearchOptions:
     @property
     def penalizes(self) -> bool:
         """Whether scores are more than log-probabilities divided by the length penalty."""
-        return self.brevity_penalty_weight > 0.0 or self.coverage_penalty_weight > 0.0
+        return self.punishes_brevity or self.coverage_penalty_weight > 0.0
+
+    @property
+    def punishes_brevity(self) -> bool:
+        """Whether there is a brevity penalty."""
+        return self.brevity_penalty_type != "none" and self.brevity_penalty_weight > 0.0
 
     @property
     def is_plain(self) -> bool:

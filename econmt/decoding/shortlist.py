@@ -78,6 +78,10 @@ class Restricted:
         """See :class:`SearchModel`."""
         return self._model.restrict(self._model.initial_state(encoded), self.words, self._allowed)
 
+    def length_ratios(self, encoded: Any) -> Tensor:
+        """See :class:`SearchModel`."""
+        return self._model.length_ratios(encoded)
+
     def restrict(self, state: Any, words: Tensor, allowed: Tensor) -> Any:
         """See :class:`SearchModel`."""
         return self._model.restrict(state, words, allowed)

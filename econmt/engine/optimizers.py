@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from econmt import recipe
 from econmt.errors import InputError
 from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizer_8bit import EightBitOptimizer
 from econmt_ops.optimizer_rules import PlainOptimizer
 
 
@@ -22,7 +23,8 @@ def make_optimizer(
 
     Its kernels give the same bits in every run. It updates those that are ``owned``; None: all.
     """
-    kind = PlainOptimizer if config.name in PlainOptimizer.names else FusedOptimizer
+    kinds = (FusedOptimizer, PlainOptimizer, EightBitOptimizer)
+    kind = next(kind for kind in kinds if config.name in kind.names)
     return kind(parameters.values(), **config.model_dump(), owned=owned)
 
 

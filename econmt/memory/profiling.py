@@ -330,6 +330,5 @@ def kernels(
 def _known(step: Step) -> dict[str, int]:
     """Bytes that classes of kernels read and write in a step, where that is plain."""
     parameters = [part for part in step.training.model.parameters() if part.requires_grad]
-    shapes = [shape for part in parameters for shape in step.training.optimizer.moments(part).values()]
-    moments = sum(shape.numel() for shape in shapes)
-    return {"optimizer": optimizer_bytes(sum(part.numel() for part in parameters), moments)}
+    moments = sum(step.training.optimizer.moment_bytes(part) for part in parameters)
+    return {"optimizer": optimizer_bytes(sum(part.numel() for part in parameters), moments // 4)}

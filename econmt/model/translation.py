@@ -22,6 +22,7 @@ from econmt.model.layers import (
     initialize_linear,
     mean_of_valid,
 )
+from econmt.model.length_ratio import LengthRatio, length_loss
 from econmt.model.rooms import make_decoder, make_encoder
 from econmt_ops import Repeated, linear_cross_entropy
 from econmt_ops.core.dropout import Seed
@@ -53,10 +54,13 @@ class EncoderOutput(NamedTuple):
     Attributes:
         memory: keys (B, S, A), values (B, S, E) and lengths (B,) for the attention.
         summary: (B, E) what the decoder's first state is made from.
+        length_ratios: (B,) target tokens expected for each source token, ends of sentences counted; None without a
+            length task.
     """
 
     memory: Memory
     summary: Tensor
+    length_ratios: Tensor | None = None
 
 
 class TranslationModel(nn.Module):
@@ -112,6 +116,9 @@ class TranslationModel(nn.Module):
                     f"copy_attention needs one vocabulary, got {source_size} source and {target_size} target entries"
                 )
             self.copying = Copying(config.encoder.size, self.output.in_features, config.embedding)
+        self.length_ratio: LengthRatio | None = None
+        if config.length_task != "none":
+            self.length_ratio = LengthRatio(config.encoder.size, config.length_task_layers)
         self.implementations = Implementations() if implementations is None else implementations
         self.initialize()
 
@@ -138,6 +145,8 @@ class TranslationModel(nn.Module):
             self.copying.initialize(init)
         self.encoder.initialize(init)
         self.decoder.initialize(init)
+        if self.length_ratio is not None:
+            self.length_ratio.initialize(init)
 
     def encode(
         self, source: Tensor, lengths: Tensor, implementations: Implementations | None = None
@@ -157,12 +166,16 @@ class TranslationModel(nn.Module):
 
     def encoded(self, values: Tensor, last: Tensor, lengths: Tensor) -> EncoderOutput:
         """What the decoder knows of the source, from the encoder's outputs (B, S, E) and last hidden state (B, E)."""
+        average, ratios = self.config.decoder.state_init == "avg", None
         with layer("encoder"):
-            summary = mean_of_valid(values, lengths) if self.config.decoder.state_init == "avg" else last
+            mean = mean_of_valid(values, lengths) if average or self.length_ratio is not None else last
+        if self.length_ratio is not None:
+            with layer("output"):
+                ratios = self.length_ratio(mean)
         with layer("attention"):
             keys = self.decoder.attention.keys(values)
             values = self.decoder.attention.values(values)
-        return EncoderOutput(Memory(keys, values, lengths), summary)
+        return EncoderOutput(Memory(keys, values, lengths), mean if average else last, ratios)
 
     def forward(
         self,
@@ -181,7 +194,8 @@ class TranslationModel(nn.Module):
             (B, T, D): ``econmt_ops.linear_cross_entropy`` with :attr:`output_weight` makes the loss of them, unless the
             model copies.
         """
-        return self._decode(source, source_lengths, target_input, implementations).hidden
+        how = self.implementations if implementations is None else implementations
+        return self._decode(self.encode(source, source_lengths, how), target_input, how).hidden
 
     def predict(
         self, source: Tensor, source_lengths: Tensor, target_input: Tensor, positions: Tensor
@@ -191,7 +205,8 @@ class TranslationModel(nn.Module):
         Args:
             source: (B, S) int64 ids. source_lengths: (B,). target_input: (B, T) int64, the target after BOS.
         """
-        decoded = self._decode(source, source_lengths, target_input, None)
+        how = self.implementations
+        decoded = self._decode(self.encode(source, source_lengths, how), target_input, how)
         hidden = decoded.hidden[positions]
         copied: Copied | None = None
         if self.copying is not None:
@@ -202,16 +217,8 @@ class TranslationModel(nn.Module):
             )
         return Predictions(hidden, self.output_weight, self.output_bias, copied)
 
-    def _decode(
-        self,
-        source: Tensor,
-        source_lengths: Tensor,
-        target_input: Tensor,
-        implementations: Implementations | None,
-    ) -> Decoded:
+    def _decode(self, encoded: EncoderOutput, target_input: Tensor, how: Implementations) -> Decoded:
         """See :meth:`forward`."""
-        how = self.implementations if implementations is None else implementations
-        encoded = self.encode(source, source_lengths, how)
         with layer("embedding"):
             embedded = self._look_up(self.target_embedding, target_input, how.looks_rows_up("decoder"))
         with layer("decoder"):
@@ -233,6 +240,7 @@ class TranslationModel(nn.Module):
         target_output: Tensor,
         label_smoothing: float = 0.0,
         implementations: Implementations | None = None,
+        length_task_weight: float = 0.0,
     ) -> Tensor:
         """Cross-entropy summed over the target tokens that are not padding, a float32 scalar in nats.
 
@@ -242,12 +250,16 @@ class TranslationModel(nn.Module):
             label_smoothing: probability mass spread evenly over all V target tokens. A model that copies has, in the
                 place of its softmax's log-probability of a token, the smoothed one.
             implementations: of the ops; None: the model's.
+            length_task_weight: of :meth:`length_loss`, which is added; 0: it is not.
         """
         how = self.implementations if implementations is None else implementations
-        given = source, source_lengths, target_input, how
-        # Without copying nothing but the hidden vectors is held.
-        decoded = None if self.copying is None else self._decode(*given)
-        hidden = self(*given) if decoded is None else decoded.hidden
+        encoded = self.encode(source, source_lengths, how)
+        decoded = None
+        if self.copying is None:  # nothing but the hidden vectors is held
+            hidden = self._decode(encoded, target_input, how).hidden
+        else:
+            decoded = self._decode(encoded, target_input, how)
+            hidden = decoded.hidden
         with layer("output"):
             rows = hidden.reshape(-1, hidden.size(-1))
             loss = linear_cross_entropy(
@@ -264,7 +276,22 @@ class TranslationModel(nn.Module):
                 gates = self.copying(decoded, rows)
                 losses = loss.view_as(target_output)
                 loss = mixture_loss(losses, gates, decoded.attention, source, target_output, self.pad)
+        if length_task_weight > 0.0:
+            loss = loss + length_task_weight * self.length_loss(encoded, target_output)
         return loss.to(torch.float32)
+
+    def length_loss(self, encoded: EncoderOutput, target_output: Tensor) -> Tensor:
+        """:func:`~econmt.model.length_ratio.length_loss` of a batch, for a model with a length task: a float32 scalar.
+
+        Args:
+            encoded: its sentences. target_output: (B, T) int64, the target before EOS and EOS.
+        """
+        task, ratios = self.config.length_task, encoded.length_ratios
+        assert task != "none", "this model has no length task"
+        assert ratios is not None
+        with layer("output"):
+            lengths = (target_output != self.pad).sum(dim=1)
+            return length_loss(task, ratios, encoded.memory.lengths, lengths).to(torch.float32)
 
     def _look_up(self, embedding: nn.Embedding, ids: Tensor, once: bool) -> Inputs:
         """Embeddings of ids (B, T), after dropout: written out or, to be multiplied once each, of the distinct words.

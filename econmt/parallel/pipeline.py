@@ -225,8 +225,8 @@ class PipelinedStep(TrainingStep):
             with layer("output"):
                 loss, gradient = self._loss(found, whole, tokens)
             walk.backward({whole.hidden: gradient} if found else {})
-            # They know whoever made them: in that circle the graphs of this update would live until they are looked for,
-            # and with them the streams of their gradients, on which no CUDA graph may wait.
+            # They know whoever made them. In that circle this update's gradient functions would live on, with the
+            # streams that they were made on, which no CUDA graph may wait for.
             whole.parts.clear()
         return loss
 

@@ -86,9 +86,15 @@ class TranslationTask:
         implementations: Implementations,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """See :meth:`econmt.tasks.protocol.Task.loss`; the end of a sentence is a target token too."""
+        """See :meth:`econmt.tasks.protocol.Task.loss`; the end of a sentence is a target token too.
+
+        Of a model in training mode the loss of the length task is added.
+        """
         assert isinstance(model, TranslationModel)
         assert isinstance(batch, Batch)
+        also: dict[str, float] = {}
+        if model.training and model.length_ratio is not None:
+            also["length_task_weight"] = self.recipe.training.length_task_weight
         return model.loss(
             batch.source,
             batch.source_lengths,
@@ -96,6 +102,7 @@ class TranslationTask:
             batch.target_output,
             label_smoothing,
             implementations,
+            **also,
         )
 
     def description(self) -> dict[str, Any]:

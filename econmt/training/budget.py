@@ -14,6 +14,7 @@ from econmt.data.batch import AnyBatch, Batches
 from econmt.data.store import PreparedData
 from econmt.decoding.search import MAX_OUTPUT_EXTRA
 from econmt.engine.fixed import fix_parameters
+from econmt.engine.optimizers import make_optimizer
 from econmt.engine.world import World, rows_of_share
 from econmt.errors import InputError, TrainingError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
@@ -114,6 +115,8 @@ class Budget:
         every = list(parameters)
         self._weights = sum(parameter.nbytes for parameter in every)
         self._sizes = [parameter.nbytes for parameter in every if parameter.requires_grad]
+        rule = make_optimizer({}, self._recipe.training.optimizer)
+        self._moments = sum(rule.moment_bytes(part) for part in every if part.requires_grad)
         self._share: float | None = None
         if self._world.size > 1 and self._recipe.parallel.shard_optimizer:
             _, self._share = largest_share(self._sizes, self._world.size)
@@ -210,9 +213,9 @@ class Budget:
     @property
     def _state(self) -> int:
         """Bytes of the optimizer's state, the few of its counters left aside."""
-        copies = self._recipe.training.optimizer.moments
-        copies += int(self._recipe.training.averaging.start != "never")
-        size = copies * sum(self._sizes)
+        size = self._moments
+        if self._recipe.training.averaging.start != "never":
+            size += sum(self._sizes)
         return size if self._share is None else int(size * self._share)
 
     def _made_for(self, text: str) -> str:

@@ -54,8 +54,8 @@ def parameters_to_start_from(recipe: Recipe) -> Path | None:
             f"training.initialize_from {given}: lies in the folder that this run writes; give another output=DIR"
         )
     path = parameter_file(ModelFolder(place), "best") if place.is_dir() else place
-    # Scales of units begin where a model is tuned: they are drawn if the other model has none.
-    may_differ = ("dropout", "initialization", "lhuc")
+    # Scales of units, and a length task, begin where a model is tuned: they are drawn if the other model has none.
+    may_differ = ("dropout", "initialization", "lhuc", "length_task", "length_task_layers")
     check_model(read_metadata(path), recipe.model, path, advice=_ADVICE, may_differ=may_differ)
     return path
 
@@ -89,10 +89,12 @@ def initialize(
         else:
             check_vocabulary(metadata, vocabulary, path)
             notes.append(begin)
-        scales = {
-            name: part.detach() for name, part in named_parameters(model).items() if name.endswith("lhuc")
+        drawn = {
+            name: part.detach()
+            for name, part in named_parameters(model).items()
+            if name.endswith("lhuc") or name.startswith("length_ratio.")
         }
-        load_parameters(model, {**scales, **tensors}, path)
+        load_parameters(model, {**drawn, **tensors}, path)
     for side, vectors in _vector_files(recipe).items():
         assert isinstance(model, TranslationModel)
         known = getattr(vocabularies, side)

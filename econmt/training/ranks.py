@@ -160,13 +160,16 @@ class Ranks:
         if shares is None:
             return own
         found: dict[str, Tensor] = {}
-        described: list[Any] = [[name, list(value.shape)] for name, value in own.items()]
+        described: list[Any] = [
+            [name, list(value.shape), str(value.dtype).removeprefix("torch.")] for name, value in own.items()
+        ]
         listed = self._world.gather(described)
-        there = {name: (rank, shape) for rank, part in enumerate(listed) for name, shape in part}
+        there = {name: (rank, *found) for rank, part in enumerate(listed) for name, *found in part}
         for parameter_name in parameters:
             for name in [each for each in there if each.partition("/")[2] == parameter_name]:
-                rank, shape = there[name]
-                value = own[name].cpu() if rank == self._world.rank else torch.empty(shape)
+                rank, shape, kind = there[name]
+                empty = torch.empty(shape, dtype=getattr(torch, kind))
+                value = own[name].cpu() if rank == self._world.rank else empty
                 self._world.broadcast([value], rank)
                 if self._world.writes:
                     found[name] = value

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from econmt.data.files import whole_folder, writing
 from econmt.data.subwords import fingerprint, vocabulary_files
+from econmt.decoding.search_options import SearchOptions
 from econmt.errors import InputError
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
@@ -134,7 +135,7 @@ def _check(recipe: Recipe, folder: Path) -> None:
         )
     if decoding.block_ngram_repeat:
         raise InputError(f"{folder}: its decoding.block_ngram_repeat is none that the runtime knows")
-    if decoding.brevity_penalty_weight or decoding.coverage_penalty_weight or decoding.beam_prune:
+    if SearchOptions.from_recipe(decoding).penalizes or decoding.beam_prune:
         raise InputError(f"{folder}: its search has penalties or is pruned, which the runtime does not know")
     if decoding.beam_search_stop != "all":
         raise InputError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.batches import longer_than
+from econmt.data.batch import AnyBatch
+from econmt.data.batches import Batch, longer_than
 from econmt.data.store import PreparedData
 from econmt.data.subwords import Vocabularies
 from econmt.decoding.search import SearchOptions
@@ -40,7 +42,8 @@ class Abandoned(Exception):  # noqa: N818  not an error
 class Validation(NamedTuple):
     """What a checkpoint is judged by; without translations BLEU is not a number and the signature empty.
 
-    ``judged`` is the metric of translations that decides, if it is another one than BLEU, with its column.
+    ``judged`` is the metric of translations that decides, if it is another one than BLEU, with its column;
+    ``length_loss`` that of a length task, a target token, without the recipe's weight.
     """
 
     perplexity: float
@@ -48,10 +51,13 @@ class Validation(NamedTuple):
     signature: str
     hypotheses: list[str] | None
     judged: tuple[str, Score] | None = None
+    length_loss: float | None = None
 
     def columns(self) -> dict[str, float]:
         """The figures under their names in metrics.tsv."""
         more = {} if self.judged is None else {self.judged[0]: self.judged[1].value}
+        if self.length_loss is not None:
+            more["valid_length_loss"] = self.length_loss
         return {"valid_perplexity": self.perplexity, "bleu": self.bleu, **more}
 
 
@@ -80,8 +86,11 @@ def validate(
     model.eval()
     try:
         value = perplexity(step, step.task.evaluation(prepared, "valid"), stop, plan)
+        lengths = None
+        if isinstance(model, TranslationModel) and model.length_ratio is not None:
+            lengths = length_loss(step, step.task.evaluation(prepared, "valid"), stop, plan)
         if count == 0 or not (step.task.translates and isinstance(model, TranslationModel)):
-            return Validation(value, float("nan"), "", None)
+            return Validation(value, float("nan"), "", None, length_loss=lengths)
         count = len(prepared.valid_source) if count < 0 else count
         recipe, device = step.task.recipe, step.device
         if recipe.training.decode_and_evaluate_device is not None:
@@ -96,7 +105,7 @@ def validate(
         metric, judged = recipe.training.early_stopping.metric, None
         if metric in ("chrf", "ter"):
             judged = metric, corpus_score(make_metric(metric, [references]), hypotheses)
-        return Validation(value, score.value, score.signature, hypotheses, judged)
+        return Validation(value, score.value, score.signature, hypotheses, judged, lengths)
     finally:
         model.train()
 
@@ -150,8 +159,38 @@ def perplexity(
         evaluation: of the text.
         stop, plan: see :func:`validate`.
     """
-    task, precision, device, world = step.task, step.precision, step.device, step.world
-    given = Implementations.of(task.recipe.ops)
+    total, tokens = _summed(step, evaluation, partial(step.task.loss, step.model), stop, plan)
+    return perplexity_of(total / (evaluation.words or tokens))
+
+
+def length_loss(
+    step: TrainingStep,
+    evaluation: Evaluation,
+    stop: Callable[[], bool] = lambda: False,
+    plan: Plan | None = None,
+) -> float:
+    """The loss of a model's length task, a target token; see :func:`perplexity`."""
+    model = step.model
+    assert isinstance(model, TranslationModel)
+
+    def of(batch: AnyBatch, how: Implementations) -> Tensor:
+        assert isinstance(batch, Batch)
+        return model.length_loss(model.encode(batch.source, batch.source_lengths, how), batch.target_output)
+
+    total, tokens = _summed(step, evaluation, of, stop, plan)
+    return total / tokens
+
+
+def _summed(
+    step: TrainingStep,
+    evaluation: Evaluation,
+    loss: Callable[[AnyBatch, Implementations], Tensor],
+    stop: Callable[[], bool],
+    plan: Plan | None,
+) -> tuple[float, int]:
+    """The sum of a loss over the batches of all ranks, and their target tokens."""
+    precision, device, world = step.precision, step.device, step.world
+    given = Implementations.of(step.task.recipe.ops)
     losses: list[Tensor] = []
     numbers: list[int] = []
     tokens, given_up = 0, False
@@ -167,16 +206,16 @@ def perplexity(
                 for batch, how in divide(own, plan, given):
                     if stop():
                         raise Abandoned
-                    losses.append(task.loss(step.model, batch.to(device), how))
+                    losses.append(loss(batch.to(device), how))
                     numbers.append(number)
     except Abandoned:
         given_up = True
     values: list[float] = torch.stack(losses).double().tolist() if losses else []
     found = _gathered(world, list(zip(numbers, values, strict=True)), given_up)
     total = 0.0
-    for _, loss in sorted(chain.from_iterable(found), key=itemgetter(0)):
-        total += loss
-    return perplexity_of(total / (evaluation.words or tokens))
+    for _, value in sorted(chain.from_iterable(found), key=itemgetter(0)):
+        total += value
+    return total, tokens
 
 
 def check_lengths(prepared: PreparedData, recipe: Recipe) -> list[str]:
@@ -246,6 +285,8 @@ def tell(progress: Progress, result: Validation, state: TrainingState, *, goes_b
     if result.judged is not None:
         score = result.judged[1]
         parts.append(f"{score.name} {score.value:.2f} ({score.signature})")
+    if result.length_loss is not None:
+        parts.append(f"length loss {result.length_loss:.4f}")
     best = "the best so far" if improved else f"best is checkpoint {state.best_update}"
     parts.append(
         best if improved or not goes_back else f"{best}; training goes back to it, learning rate reduced"

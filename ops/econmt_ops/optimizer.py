@@ -13,8 +13,8 @@ _NORM_EPSILON = 1e-6
 
 _SGD = ("sgd", "nag")
 
-_BLOCK_BYTES = 2 << 20
-"""A sparse gradient is written out as so many bytes at a time, which stay in the cache."""
+BLOCK_BYTES = 2 << 20
+"""What an update makes of a gradient or of moments it makes of so many bytes at a time, which stay in the cache."""
 
 
 class Update(NamedTuple):
@@ -189,6 +189,15 @@ class FusedOptimizer:
             names = ("momentum_buffer",) if self._momentum else ()
         return dict.fromkeys(names, parameter.shape)
 
+    def moment_type(self, parameter: Tensor, name: str) -> torch.dtype:  # noqa: ARG002  all alike here
+        """The type of what :meth:`moments` names."""
+        return parameter.dtype
+
+    def moment_bytes(self, parameter: Tensor) -> int:
+        """Bytes of all that :meth:`moments` names."""
+        shapes = self.moments(parameter).items()
+        return sum(shape.numel() * self.moment_type(parameter, name).itemsize for name, shape in shapes)
+
     def _first_numbers(self, device: torch.device) -> dict[str, Tensor]:
         """The numbers of a new state."""
         if self._name in _SGD:
@@ -210,7 +219,10 @@ class FusedOptimizer:
                     "FusedOptimizer: each replay of a graph would make new state; call prepare() before"
                 )
             # SGD's first step sets a buffer to its gradient, which adding to zeros does too.
-            moments = {name: parameter.detach().new_zeros(shape) for name, shape in shapes.items()}
+            moments = {
+                name: parameter.detach().new_zeros(shape, dtype=self.moment_type(parameter, name))
+                for name, shape in shapes.items()
+            }
             there = {**self._first_numbers(parameter.device), **moments, **there}
             self.state[parameter] = there
         return there
@@ -218,7 +230,7 @@ class FusedOptimizer:
     def _run_in_blocks(self, update: Update, rows: Tensor, divisor: Tensor | None) -> None:
         """An update of a whole matrix whose gradient has these rows only, in order."""
         matrix = update.values
-        size = max(1, _BLOCK_BYTES // (matrix[0].numel() * matrix.element_size()))
+        size = max(1, BLOCK_BYTES // (matrix[0].numel() * matrix.element_size()))
         blocks = list(zip(*(torch.split(part, size) for part in (matrix, *update.moments)), strict=True))
         counts = torch.bincount(rows // size, minlength=len(blocks)).tolist()
         places, values = torch.split(rows % size, counts), torch.split(update.gradient, counts)

@@ -50,7 +50,7 @@ def test_a_sparse_gradient_is_a_dense_one_with_zeros(
     monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], dtype: torch.dtype, bytes_at_once: int
 ) -> None:
     """In every step other rows, in blocks of 1 row, of some, and of all; rows without a gradient move too."""
-    monkeypatch.setattr(module, "_BLOCK_BYTES", bytes_at_once)
+    monkeypatch.setattr(module, "BLOCK_BYTES", bytes_at_once)
     draw = torch.Generator().manual_seed(5)
     start = [torch.randn(70, 16, generator=draw, dtype=dtype), torch.randn(9, generator=draw, dtype=dtype)]
     runs = [[nn.Parameter(part.clone()) for part in start] for _ in range(2)]
@@ -161,7 +161,7 @@ def dense_tensors(values: Any) -> list[Tensor]:
 def test_nothing_as_large_as_the_matrix_is_made_for_a_sparse_gradient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 4096)
     matrix = nn.Parameter(torch.ones(1000, 8))
     optimizer = make([matrix], name="adam")
     optimizer.state[matrix] = {

@@ -55,6 +55,7 @@ BASE = {
     "econmt.limits",
     "econmt.recipe",
     "econmt.recipe_data",
+    "econmt.recipe_lengths",
     "econmt.recipe_model",
     "econmt.recipe_older",
     "econmt.recipe_optimizer",

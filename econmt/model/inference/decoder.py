@@ -53,6 +53,7 @@ class IncrementalState(NamedTuple):
         hidden, memory: of every layer h, in the type of products, and c (R, H); of other cells than the LSTM memory
             has all of their states, layer by layer, and hidden nothing. output: o (R, H).
         shortlist: the output layer where sentences may have a few words alone.
+        length_ratios: (B,) of the first state of a model with a length task, else None.
     """
 
     sources: Sources
@@ -62,6 +63,7 @@ class IncrementalState(NamedTuple):
     memory: tuple[Tensor, ...]
     output: Tensor
     shortlist: Shortlist | None = None
+    length_ratios: Tensor | None = None
 
     def select(self, rows: Tensor, cells: Tensor, width: int) -> IncrementalState:
         """See :meth:`econmt.decoding.search_model.SearchState.select`."""
@@ -148,7 +150,8 @@ class IncrementalModel:
             sources = Sources(keys, factors, summands, padding, lengths, words=words)
         hidden, memory = self._decoder.states(first.layers)
         rows = torch.arange(len(source), device=source.device)
-        return IncrementalState(sources, rows, 1, hidden, memory, first.output.to(self._dtype))
+        output = first.output.to(self._dtype)
+        return IncrementalState(sources, rows, 1, hidden, memory, output, None, encoded.length_ratios)
 
     def bind(self, state: IncrementalState) -> IncrementalState:
         """A state whose rows are a grid at a fixed place, read by our kernels where they run."""
@@ -162,6 +165,11 @@ class IncrementalModel:
         if state.sources.words is not None:
             state = state._replace(sources=state.sources._replace(words=state.sources.words.among(words)))
         return state._replace(shortlist=Shortlist(laid_out(weight, bias, self._products), barred))
+
+    def length_ratios(self, encoded: IncrementalState) -> Tensor:
+        """See :meth:`econmt.decoding.search_model.SearchModel.length_ratios`."""
+        assert encoded.length_ratios is not None, "this model has no length task"
+        return encoded.length_ratios
 
     def initial_state(self, encoded: IncrementalState) -> IncrementalState:
         """The state before the first target token, one row a sentence."""

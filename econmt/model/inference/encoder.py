@@ -66,6 +66,7 @@ class LaidOutEncoder:
         self._layers = _layers(model.encoder, dtype)
         self._residual = model.encoder.config.residual
         self._averages = model.config.decoder.state_init == "avg"
+        self._ratio = model.length_ratio
         key = model.decoder.attention.key
         self._key = None if key is None else laid_out(key.weight, key.bias, dtype)
 
@@ -87,9 +88,12 @@ class LaidOutEncoder:
                 outputs = outputs + below
         values = outputs.transpose(0, 1).contiguous()
         keys = values if self._key is None else self._key(values)
-        return EncoderOutput(
-            Memory(keys, values, lengths), mean_of_valid(values, lengths) if self._averages else last
-        )
+        mean, ratios = last, None
+        if self._averages or self._ratio is not None:
+            mean = mean_of_valid(values, lengths)
+        if self._ratio is not None:
+            ratios = self._ratio(mean)
+        return EncoderOutput(Memory(keys, values, lengths), mean if self._averages else last, ratios)
 
     def _run(
         self, layer: list[_Direction], shares: list[_Share], lengths: Tensor, steps: int

@@ -115,6 +115,18 @@ def test_duplicates_are_looked_for_in_all_corpora(corpus: Path, make_recipe: Mak
     assert found.train.corpora == [0, once]
 
 
+def test_a_pair_that_is_too_long_is_the_first_of_its_kind(corpus: Path, make_recipe: Make) -> None:
+    """Tokens are counted after all else, with a vocabulary of what is left: both go."""
+    pairs = [("ba " * 50, "de li"), ("mo", "de li"), *made_up_pairs(20)]
+    write_pairs(corpus, "train", pairs)
+    recipe = make_recipe(filters={"duplicates": "target"}, max_length=40, subwords={"type": "words"})
+    found = prepared(recipe, corpus)
+    counts = found.statistics["train"]
+    assert counts["too_long"] == 1
+    assert counts["duplicate"] == 1 + 20 - len({target for _, target in made_up_pairs(20)})
+    assert int(found.train.location(0).rpartition(":")[2]) == 3
+
+
 def test_filters_make_a_store_anew_and_idle_ones_do_not(corpus: Path, make_recipe: Make) -> None:
     plain = prepared(make_recipe(), corpus)
     assert prepared(make_recipe(filters={}, noise={"typos": 0.5}), corpus).statistics == plain.statistics

@@ -147,11 +147,12 @@ def test_the_rate_of_each_update_can_be_set() -> None:
         Optimizer(name="sgd"),
         Optimizer(name="nadam"),
         Optimizer(name="adafactor"),
+        Optimizer(name="adamw8bit", weight_decay=0.1),
     ],
 )
 def test_state_comes_back_with_the_same_bits(config: Optimizer) -> None:
     torch.manual_seed(3)
-    first = {"a": nn.Parameter(torch.randn(3, 2)), "b": nn.Parameter(torch.randn(5))}
+    first = {"a": nn.Parameter(torch.randn(14, 300)), "b": nn.Parameter(torch.randn(5))}
     optimizer = make_optimizer(first, config)
     for _ in range(3):
         for parameter in first.values():

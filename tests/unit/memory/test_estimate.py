@@ -92,6 +92,11 @@ CASES = [
     Case("student", (), (48, 9, 7)),
     Case("multi30k", ("model.decoder.copy_attention=true", "training.precision=bfloat16"), (48, 7, 6)),
     Case("multi30k", ("model.decoder.copy_attention=true", *RECOMPUTE, "ops.stash=outputs"), (48, 9, 7)),
+    Case(
+        "student",
+        ("model.length_task=ratio", "model.length_task_layers=3", "training.optimizer.name=adamw8bit"),
+        (48, 9, 7),
+    ),
     Case("quickstart", ("model.attention.layer_norm=true", "training.update_interval=4"), (1, 1, 1)),
 ]
 

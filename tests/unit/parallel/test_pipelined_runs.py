@@ -74,6 +74,7 @@ def test_ranks_that_make_no_pipelines_are_refused(group: Group, text: Path, tmp_
     [
         (("training.memory_budget=1GiB",), "knows no training.memory_budget"),
         (("training.optimizer.name=adafactor",), "give another training.optimizer.name"),
+        (("training.optimizer.name=adam8bit",), "adam8bit needs whole matrices"),
         (("parallel.shard_optimizer=true",), "leave shard_optimizer out"),
         (("model.encoder.cell=gru",), "model.encoder.cell gru cannot be divided"),
         (("model.encoder.layers=1", "model.decoder.layers=1"), "at most 1 layers to divide"),

@@ -40,6 +40,28 @@ def test_a_run_goes_on_with_the_state_of_any_optimizer(make_run: MakeRun, name: 
     assert snapshot(whole.folder) == snapshot(parts.folder)
 
 
+WIDE = ("model.encoder.size=32", "model.decoder.size=32", "model.attention.size=32")
+
+
+@pytest.mark.slow
+def test_a_run_with_moments_of_8_bits_goes_on(make_run: MakeRun) -> None:
+    """Bit for bit; they lie in the state as they are, and the mean of the parameters beside them."""
+    keys = (*WIDE, "training.optimizer.name=adam8bit", "training.averaging.start=at-once")
+    whole, parts = make_run(*keys, name="whole"), make_run(*keys, name="parts")
+    whole.train()
+    make_run(*keys, "training.max_updates=4", name="parts").train()
+    parts.train()
+    assert snapshot(whole.folder) == snapshot(parts.folder)
+    state, _ = read_tensors(whole.folder.state(Commit(8, True)) / "optimizer.safetensors")
+    kinds = {name.partition("/")[0]: value.dtype for name, value in state.items() if value.dim() == 2}
+    assert kinds["exp_avg_scale"] == kinds["exp_avg_sq_scale"] == torch.float32
+    matrix = "decoder.layers.0.input"
+    assert (state[f"exp_avg/{matrix}"].dtype, state[f"exp_avg_sq/{matrix}"].dtype) == (
+        torch.int8,
+        torch.uint8,
+    )
+
+
 @pytest.mark.parametrize(
     ("metric", "better"), [("chrf", max), pytest.param("ter", min, marks=pytest.mark.thorough)]
 )

@@ -1,0 +1,230 @@
+"""Moments of a byte a value: their rounding, and what is learnt with them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from econmt_ops import optimizer as module
+from econmt_ops.optimizer import FusedOptimizer
+from econmt_ops.optimizer_8bit import (
+    EightBitOptimizer,
+    read_first,
+    read_second,
+    write_first,
+    write_second,
+)
+from tests.ops.test_optimizer import DEVICES, Largest, rows_only
+
+TURNS = [0.0, 1.0 - 2.0**-20, 123456.3]
+
+
+def turned(values: Tensor, turn: float, *, first: bool) -> tuple[Tensor, Tensor]:
+    """What values (R, C) become between two steps, and their codes, in blocks of 256 columns at most."""
+    codes = torch.full(values.shape, 77, dtype=torch.int8 if first else torch.uint8)
+    scales = torch.full((len(values), -(-values.shape[1] // 256)), torch.nan)
+    write, read = (write_first, read_first) if first else (write_second, read_second)
+    write(values, codes, scales, torch.tensor(turn, dtype=torch.float64))
+    return read(codes, scales), codes
+
+
+@pytest.mark.parametrize("columns", [1, 256, 600])
+@pytest.mark.parametrize("turn", TURNS)
+def test_a_value_is_kept_to_an_eighth_of_itself(columns: int, turn: float) -> None:
+    """However small beside the largest of its block, and whatever stands in other blocks; signs and zeros stay."""
+    draw = torch.Generator().manual_seed(columns)
+    values = torch.randn(5, columns, generator=draw)
+    values[1] *= 1e-20
+    values[2] = 0.0
+    values[3, ::2] *= 1e-4
+    values[4, ::3] = 0.0
+    found, codes = turned(values, turn, first=True)
+    least = 2.0**-16 / 0.93 * values.abs().amax(1, keepdim=True)
+    assert ((found - values).abs() <= 0.126 * (values.abs() + least)).all()
+    assert (found[values == 0.0] == 0.0).all()
+    assert columns == 1 or ((found - values).abs() > 0.01 * values.abs()).any()
+    assert not (found * values < 0.0).any()
+    assert codes.abs().max() <= 127
+    squares = values.double().square().float()
+    found, _ = turned(squares, turn, first=False)
+    least = 2.0**-32 / 0.93 * squares.amax(1, keepdim=True)
+    assert ((found - squares).abs() <= 0.126 * squares + least)[[0, 2, 3, 4]].all()
+    if columns > 1:
+        assert (found[4] > 0.0).all()
+        assert (found[4][squares[4] == 0.0] <= 1e-9 * squares[4].max()).all()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_is_rounded_off_is_made_up_for(first: bool) -> None:
+    """The mean over the turns that steps take is the value."""
+    values = torch.linspace(0.01, 1.0, 256).unsqueeze(0)
+    golden = (5.0**0.5 - 1.0) / 2.0
+    every = torch.stack([turned(values, step * golden, first=first)[0] for step in range(1, 90)])
+    assert (every.amax(0) / every.amin(0)).median() > 1.05
+    torch.testing.assert_close(every.mean(0), values, rtol=6e-3, atol=0.0)
+
+
+def make(start: list[Tensor], name: str, **keys: Any) -> tuple[list[nn.Parameter], FusedOptimizer]:
+    parameters = [nn.Parameter(part.clone()) for part in start]
+    kind = EightBitOptimizer if name in EightBitOptimizer.names else FusedOptimizer
+    return parameters, kind(parameters, name=name, **{"learning_rate": 0.01, **keys})
+
+
+@pytest.mark.parametrize("name", ["adam", pytest.param("adamw", marks=pytest.mark.thorough)])
+def test_moments_follow_those_of_float32(name: str) -> None:
+    """Gradients of columns from 1 to 1/1000 that get smaller on the way: the second moment follows, and updates too."""
+    draw = torch.Generator().manual_seed(4)
+    start = [torch.randn(32, 256, generator=draw)]
+    keys = {"betas": (0.9, 0.99), "weight_decay": 0.01, "learning_rate": 1e-5}
+    (exact, theirs), (mine, ours) = make(start, name, **keys), make(start, f"{name}8bit", **keys)
+    size = torch.logspace(-3, 0, 256)
+    for step in range(400):
+        gradient = (torch.randn(32, 256, generator=draw) + 0.3) * size * (1.0 if step < 200 else 0.2)
+        exact[0].grad, mine[0].grad = gradient, gradient.clone()
+        theirs.clip("norm", 10.0)
+        ours.clip("norm", 10.0)
+        theirs.step()
+        ours.step()
+        torch.testing.assert_close(mine[0].grad, exact[0].grad)
+    state = ours.state[mine[0]]
+    found = read_second(state["exp_avg_sq"], state["exp_avg_sq_scale"])
+    wrong = (found / theirs.state[exact[0]]["exp_avg_sq"]).log()
+    assert wrong.mean().abs() < 0.1
+    assert wrong.std() < 0.25
+    moved, wanted = mine[0].detach() - start[0], exact[0].detach() - start[0]
+    assert (moved - wanted).norm() < 0.07 * wanted.norm()
+    assert int(state["step"]) == 400
+    float32 = sum(part.nbytes for part in theirs.state[exact[0]].values())
+    assert sum(part.nbytes for part in state.values()) < 0.26 * float32
+    assert ours.moment_bytes(mine[0]) == sum(part.nbytes for part in state.values()) - 4
+
+
+def test_a_network_learns_as_with_float32() -> None:
+    draw = torch.Generator().manual_seed(1)
+    sizes = [(96, 64), (96,), (8, 96)]
+    start = [torch.randn(*size, generator=draw) * 0.2 for size in sizes]
+    truth = [torch.randn(*size, generator=draw) * 0.2 for size in sizes]
+    losses, first = {}, 0.0
+
+    def predict(parts: Any, inputs: Tensor) -> Tensor:
+        return torch.tanh(inputs @ parts[0].T + parts[1]) @ parts[2].T
+
+    for name in ("adam", "adam8bit"):
+        parameters, optimizer = make(start, name, learning_rate=0.005)
+        data = torch.Generator().manual_seed(2)
+        total = 0.0
+        for step in range(400):
+            optimizer.set_learning_rate(0.005 * (1.0 - step / 400))
+            inputs = torch.randn(64, 64, generator=data)
+            loss = (predict(parameters, inputs) - predict(truth, inputs)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() if step >= 380 else 0.0
+            first = first or loss.item()
+        losses[name] = total / 20
+    assert losses["adam"] < 0.1 * first
+    assert losses["adam8bit"] == pytest.approx(losses["adam"], rel=0.1)
+
+
+@pytest.mark.parametrize("bytes_at_once", [1, 4096, 1 << 20])
+def test_rows_are_updated_a_few_at_a_time_and_with_sparse_gradients(
+    monkeypatch: pytest.MonkeyPatch, bytes_at_once: int
+) -> None:
+    """Bit for bit the same; vectors and small matrices are those of Adam."""
+    draw = torch.Generator().manual_seed(5)
+    start = [
+        torch.randn(70, 300, generator=draw),
+        torch.randn(9, generator=draw),
+        torch.randn(63, 65, generator=draw),
+    ]
+    every = [make(start, "adam8bit"), make(start, "adam8bit"), make(start, "adam")]
+    for step in range(4):
+        rows = torch.randperm(70, generator=draw)[: (3, 0, 70, 20)[step]].sort().values
+        gradients = [torch.randn(part.shape, generator=draw) for part in start]
+        dense = torch.zeros_like(gradients[0]).index_copy(0, rows, gradients[0][rows])
+        for number, (parameters, optimizer) in enumerate(every):
+            monkeypatch.setattr(module, "BLOCK_BYTES", (bytes_at_once, 2 << 20, 2 << 20)[number])
+            parameters[0].grad = dense.clone() if number else rows_only(gradients[0], rows)
+            parameters[1].grad, parameters[2].grad = gradients[1].clone(), gradients[2].clone()
+            optimizer.step()
+    (mine, ours), (whole, others), (exact, _) = every
+    for one, other in zip(mine, whole, strict=True):
+        assert torch.equal(one, other)
+        for name, value in ours.state[one].items():
+            assert torch.equal(value, others.state[other][name]), name
+    assert torch.equal(mine[1], exact[1])
+    assert torch.equal(mine[2], exact[2])
+    assert (mine[0] - exact[0]).norm() < 0.2 * (exact[0].detach() - start[0]).norm()
+
+
+def test_no_float32_moment_of_a_whole_matrix_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCK_BYTES", 4096)
+    (matrix,), optimizer = make([torch.ones(300, 16)], "adamw8bit")
+    optimizer.prepare()
+    matrix.grad = torch.ones(300, 16)
+    with Largest() as seen:
+        optimizer.step()
+    assert seen.size <= 1024
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_is_that_of_the_numbers_kept(device: str) -> None:
+    """From the moments that are read, Adam's step in float64, also for values in it."""
+    draw = torch.Generator().manual_seed(3)
+    start = torch.randn(20, 300, generator=draw).to(device)
+    for dtype in (torch.float32, torch.float64):
+        (matrix,), optimizer = make([start.to(dtype)], "adam8bit", betas=(0.8, 0.95), eps=1e-6)
+        for step in range(1, 4):
+            gradient = torch.randn(20, 300, generator=draw).to(device, dtype)
+            m = v = torch.zeros_like(start, dtype=torch.float64)
+            if step > 1:
+                state = optimizer.state[matrix]
+                m = read_first(state["exp_avg"], state["exp_avg_scale"]).double()
+                v = read_second(state["exp_avg_sq"], state["exp_avg_sq_scale"]).double()
+            m, v = 0.8 * m + 0.2 * gradient, 0.95 * v + 0.05 * gradient.double() ** 2
+            root = (v / (1 - 0.95**step)).sqrt() + 1e-6
+            expected = matrix.detach().double() - 0.01 * m / (1 - 0.8**step) / root
+            matrix.grad = gradient
+            optimizer.step()
+            torch.testing.assert_close(matrix.detach().double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.cuda
+def test_steps_in_a_graph_round_by_their_number() -> None:
+    start = [torch.randn(64, 300, device="cuda")]
+    rate = torch.tensor(0.01, device="cuda")
+    runs = [make(start, "adam8bit", learning_rate=rate.clone()) for _ in range(2)]
+    for (matrix,), optimizer in runs:
+        matrix.grad = torch.zeros_like(matrix)
+        optimizer.prepare()
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    (captured,), first = runs[0]
+    before = {name: value.clone() for name, value in first.state[captured].items()}
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        first.clip("norm", 1.0)
+        first.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.no_grad():
+        captured.copy_(start[0])
+        for name, value in before.items():
+            first.state[captured][name].copy_(value)
+    with torch.cuda.graph(graph):
+        first.clip("norm", 1.0)
+        first.step()
+    (eager,), second = runs[1]
+    for _ in range(5):
+        gradient = torch.randn(64, 300, device="cuda")
+        captured.grad.copy_(gradient)  # type: ignore[union-attr]
+        eager.grad.copy_(gradient)  # type: ignore[union-attr]
+        graph.replay()
+        second.clip("norm", 1.0)
+        second.step()
+        assert torch.equal(captured, eager)
+    assert math.isfinite(float(captured.sum()))
