@@ -24,6 +24,7 @@ from econmt.recipe_data import Noise as Noise
 from econmt.recipe_data import Positions, check_mixing
 from econmt.recipe_data import SentencePieceSubwords as SentencePieceSubwords
 from econmt.recipe_data import WordSubwords as WordSubwords
+from econmt.recipe_factors import check_factors
 from econmt.recipe_model import AttentionSection as AttentionSection
 from econmt.recipe_model import Coverage as Coverage
 from econmt.recipe_model import DecoderSection as DecoderSection
@@ -342,6 +343,7 @@ class Recipe(Section):
         check_task(self)
         check_pipeline(self)
         check_mixing(self)
+        check_factors(self)
         check_stepped(self)
         return self
 

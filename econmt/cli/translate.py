@@ -15,6 +15,7 @@ import typer
 from econmt import limits
 from econmt.cli import controls, options
 from econmt.cli.computing import counting_lines, load_models
+from econmt.cli.factors import FactorFiles, FactorsOption
 from econmt.cli.options import AveragingMode, within
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
@@ -100,6 +101,7 @@ def translate(
         Path | None,
         typer.Option("--input", "-i", help="Text file, also .gz.", show_default="standard input"),
     ] = None,
+    input_factors: FactorsOption = None,
     json_input: controls.JsonInputOption = False,
     output: options.OutputOption = None,
     beam_size: controls.BeamOption = None,
@@ -151,7 +153,8 @@ def translate(
     """
     _check_options(context)
     lines_out = LineOutput(
-        output, [input_file, *(path for path in (avoid_list, glossary, restrict_lexicon) if path is not None)]
+        output,
+        [input_file, *(input_factors or ()), *filter(None, (avoid_list, glossary, restrict_lexicon))],
     )
     loaded = load_models(models, checkpoint, device, precision.value, threads)
     given = _search_options(locals())
@@ -167,6 +170,10 @@ def translate(
         restrict_lexicon_topk=restrict_lexicon_topk,
         warn=_warn,
     )
+    factors = None
+    if loaded.vocabularies.factors or input_factors:
+        factors = FactorFiles(input_factors or (), loaded.recipe.pairs.source_factors, json_input=json_input)
+        translator.factor_files = factors.names
     translates: Translator | ParagraphTranslator = translator
     if split_sentences:
         data = loaded.recipe.pairs
@@ -177,6 +184,7 @@ def translate(
         chunk_size,
         input_file,
         json_input,
+        factors,
         lines_out,
         output_type,
         attention_picture,
@@ -269,6 +277,7 @@ def _run(
     chunk_size: int,
     input_file: Path | None,
     json_input: bool,
+    factors: FactorFiles | None,
     output: LineOutput,
     output_type: OutputType,
     picture: Path | None,
@@ -279,6 +288,8 @@ def _run(
     with counting_lines("translating", input_file, "lines", output) as done, output as write:
         for chunk in _chunks(input_file, chunk_size):
             requests = _requests(chunk, lines + 1, where) if json_input else [Request(line) for line in chunk]
+            if factors is not None:
+                requests = factors.given_to(requests, where)
             translations = translator.translate_chunk(requests, lines + 1, where, done)
             if several and output_type not in (OutputType.json, OutputType.attention):
                 numbered = enumerate(translations, lines)
@@ -293,6 +304,8 @@ def _run(
                 picture = None
             lines += len(chunk)
             tokens += sum(len(translation.tokens) + 1 for translation in translations)
+        if factors is not None:
+            factors.finish(where)
     seconds = time.monotonic() - start
     notice(
         f"{lines} lines, {tokens} target tokens in {seconds:.1f} s ({tokens / max(seconds, 1e-9):.0f} tokens/s)"
