@@ -33,7 +33,7 @@ class FactorFiles:
     """Reads the source factors of lines, in step with these.
 
     Args:
-        files: one a stream. streams: the suffixes by which the model's recipe calls them.
+        files: one a stream; None: none are given. streams: the suffixes by which the model's recipe calls them.
         option: that names the files. json_input: whether the lines have factors themselves.
 
     Raises:
@@ -42,12 +42,13 @@ class FactorFiles:
 
     def __init__(
         self,
-        files: Sequence[Path],
+        files: Sequence[Path] | None,
         streams: Sequence[str],
         *,
         option: str = "--input-factors",
         json_input: bool = False,
     ) -> None:
+        files = files or ()
         if json_input and files:
             raise InputError(
                 f'{option}: lines of --json-input have their own "factors"; leave out one of them'

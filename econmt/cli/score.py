@@ -110,15 +110,8 @@ def score(
         reader = load_reader(models[0], (checkpoint or ["best"])[0], device, precision, threads)
         score_text(reader, target, LineOutput(output, [target]), score_type.value, total=total)
         return
-    if total:
-        raise InputError("--total: is for language models; leave it out")
-    if (source is None) != (target is None):
-        raise InputError(
-            "give both --source and --target, or neither and tab-separated pairs on standard input"
-        )
     _check_options(context, score_type)
-    read = [source, target] if source is not None else [None]
-    lines_out = LineOutput(output, [*read, *(source_factors or ())])
+    lines_out = LineOutput(output, [source, target, *(source_factors or ())])
     loaded = load_models(models, checkpoint, device, precision.value, threads)
     given = {"length_penalty_alpha": length_penalty_alpha, "length_penalty_beta": length_penalty_beta}
     search = loaded.search_options(given)
@@ -131,14 +124,10 @@ def score(
         mode=ensemble_mode.value,
     )
     most = max_input_length or loaded.recipe.decoding.max_input_length
-    where = STANDARD_INPUT if target is None else str(target)
+    places = tuple(STANDARD_INPUT if path is None else str(path) for path in (source, target))
     show = _formatter(score_type, search)
-    factors = None
-    if loaded.vocabularies.factors or source_factors:
-        names = loaded.recipe.pairs.source_factors
-        factors = FactorFiles(source_factors or (), names, option="--source-factors")
+    factors = FactorFiles(source_factors, loaded.recipe.pairs.source_factors, option="--source-factors")
     with counting_lines("scoring", target, "pairs", lines_out) as done, lines_out as write:
-        places = STANDARD_INPUT if source is None else str(source), where
         for chunk in _score(scorer, _pairs(source, target), places, most, target_tokens, factors, done):
             write(map(show, chunk))
 
@@ -146,10 +135,10 @@ def score(
 def _score(
     scorer: Scorer,
     chunks: Iterator[list[tuple[str, str]]],
-    places: tuple[str, str],
+    places: Sequence[str],
     most: int,
     target_tokens: bool,
-    factors: FactorFiles | None,
+    factors: FactorFiles,
     done: Callable[[int], None],
 ) -> Iterator[list[ScoredPair]]:
     """Scores chunks of pairs.
@@ -160,7 +149,7 @@ def _score(
         places: what its source and its target side are called.
         most: tokens that a side may have.
         target_tokens: the targets are tokens, not text.
-        factors: of the sources; None: there are none.
+        factors: of the sources.
         done: told how many more are scored.
 
     Raises:
@@ -186,16 +175,12 @@ def _score(
                     f"{where}:{number}: {longest:,} tokens on a side, more than a pair of {most:,} may have; "
                     "leave the pair out, or raise --max-input-length"
                 )
-        requests = [Request(text) for text, _ in chunk]
-        names = [from_source]
-        if factors is not None:
-            requests, names = factors.given_to(requests, from_source), [from_source, *factors.names]
+        requests = factors.given_to([Request(text) for text, _ in chunk], from_source)
         own = [each.factors for each in requests]
-        place = partial(_place, names, lines + 1)
+        place = partial(_place, [from_source, *factors.names], lines + 1)
         yield scorer.score_ids([each.text for each in requests], targets, done, factors=own, place=place)
         lines += len(chunk)
-    if factors is not None:
-        factors.finish(from_source)
+    factors.finish(from_source)
 
 
 def _place(names: Sequence[str], first: int, number: int, stream: int | None) -> str:
@@ -204,7 +189,14 @@ def _place(names: Sequence[str], first: int, number: int, stream: int | None) ->
 
 
 def _check_options(context: typer.Context, score_type: ScoreType) -> None:
-    """Refuse options that would change nothing."""
+    """Refuse options that would change nothing, and one side without the other."""
+    given = context.params
+    if given["total"]:
+        raise InputError("--total: is for language models; leave it out")
+    if (given["source"] is None) != (given["target"] is None):
+        raise InputError(
+            "give both --source and --target, or neither and tab-separated pairs on standard input"
+        )
     if score_type not in (ScoreType.normalized, ScoreType.json):
         why = f"does not change --score-type {score_type.value}; it is of normalized and json"
         options.refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")

@@ -152,14 +152,11 @@ def translate(
       econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
     """
     _check_options(context)
-    lines_out = LineOutput(
-        output,
-        [input_file, *(input_factors or ()), *filter(None, (avoid_list, glossary, restrict_lexicon))],
-    )
+    read = [input_file, *(input_factors or ()), *filter(None, (avoid_list, glossary, restrict_lexicon))]
+    lines_out = LineOutput(output, read)
     loaded = load_models(models, checkpoint, device, precision.value, threads)
-    given = _search_options(locals())
     translator = loaded.translator(
-        given,
+        _search_options(locals()),
         batch_size=batch_size,
         chunk_size=chunk_size,
         max_input_length=max_input_length,
@@ -170,13 +167,11 @@ def translate(
         restrict_lexicon_topk=restrict_lexicon_topk,
         warn=_warn,
     )
-    factors = None
-    if loaded.vocabularies.factors or input_factors:
-        factors = FactorFiles(input_factors or (), loaded.recipe.pairs.source_factors, json_input=json_input)
-        translator.factor_files = factors.names
+    data = loaded.recipe.pairs
+    factors = FactorFiles(input_factors, data.source_factors, json_input=json_input)
+    translator.factor_files = factors.names
     translates: Translator | ParagraphTranslator = translator
     if split_sentences:
-        data = loaded.recipe.pairs
         translates = ParagraphTranslator(translator, sentence_splitter(data.source), data.target)
     _run(
         translates,
@@ -277,7 +272,7 @@ def _run(
     chunk_size: int,
     input_file: Path | None,
     json_input: bool,
-    factors: FactorFiles | None,
+    factors: FactorFiles,
     output: LineOutput,
     output_type: OutputType,
     picture: Path | None,
@@ -288,8 +283,7 @@ def _run(
     with counting_lines("translating", input_file, "lines", output) as done, output as write:
         for chunk in _chunks(input_file, chunk_size):
             requests = _requests(chunk, lines + 1, where) if json_input else [Request(line) for line in chunk]
-            if factors is not None:
-                requests = factors.given_to(requests, where)
+            requests = factors.given_to(requests, where)
             translations = translator.translate_chunk(requests, lines + 1, where, done)
             if several and output_type not in (OutputType.json, OutputType.attention):
                 numbered = enumerate(translations, lines)
@@ -304,8 +298,7 @@ def _run(
                 picture = None
             lines += len(chunk)
             tokens += sum(len(translation.tokens) + 1 for translation in translations)
-        if factors is not None:
-            factors.finish(where)
+        factors.finish(where)
     seconds = time.monotonic() - start
     notice(
         f"{lines} lines, {tokens} target tokens in {seconds:.1f} s ({tokens / max(seconds, 1e-9):.0f} tokens/s)"

@@ -1,9 +1,6 @@
 """Source factors: a token more for each source word, as its part of speech or its case, in any number of streams.
 
-A word and its factors become one number, so that whatever holds, sorts, pads and counts ids has nothing to know of
-factors: word + V (factor 1 + F1 (factor 2 + ...)), where V is the size of the source vocabulary and Fn that of the n-th
-stream's. Padding is 0 that way, and the end of a sentence, which has no factors, is the id that it has without them.
-Subwords have the factors of their word.
+Subwords have the factors of their word. A word and its factors are one number: :mod:`econmt.factored_ids`.
 """
 
 from __future__ import annotations
@@ -11,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 from econmt.data.corpus import Corpus, read_lines
 from econmt.data.subwords import (
@@ -21,37 +17,8 @@ from econmt.data.subwords import (
     Vocabulary,
     split_words,
 )
-from econmt.data.token_store import IntArray
 from econmt.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Ids = TypeVar("Ids", int, "Tensor", "IntArray")
-
-
-def joined_ids(words: Ids, factors: Sequence[Ids], sizes: Sequence[int]) -> Ids:
-    """The numbers of words with their factors, from the ids of both, all of one shape.
-
-    Args:
-        words: ids of the source vocabulary. factors: of each stream.
-        sizes: of the source vocabulary and of each stream's.
-    """
-    scale = 1
-    for ids, size in zip(factors, sizes, strict=False):
-        scale *= size
-        words = words + ids * scale
-    return words
-
-
-def separate_ids(ids: Ids, sizes: Sequence[int]) -> list[Ids]:
-    """The opposite of :func:`joined_ids`: the ids of words, and those of each stream."""
-    parts: list[Ids] = []
-    for size in sizes[:-1]:
-        parts.append(ids % size)
-        ids = ids // size
-    parts.append(ids)
-    return parts
+from econmt.factored_ids import joined_ids
 
 
 def count_of_ids(vocabularies: Vocabularies) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt import recipe
-from econmt.data.source_factors import separate_ids
+from econmt.factored_ids import separate_ids
 from econmt.model.decoder import Memory
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
@@ -71,7 +71,7 @@ class TranslationModel(nn.Module):
         pad: the padding id; its embeddings get no gradient from positions that hold it, and no loss counts it.
         implementations: of the ops, where a call names no others.
         factor_sizes: vocabularies of the source factors; source ids are then those of
-            :func:`econmt.data.source_factors.joined_ids`.
+            :func:`econmt.factored_ids.joined_ids`.
     """
 
     def __init__(

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from econmt.data.batch import AnyBatch
 from econmt.data.batches import Batch, BatchIterator, training_batches, valid_batches
-from econmt.data.source_factors import joined_ids
 from econmt.data.store import PreparedData
 from econmt.data.subwords import Vocabularies
+from econmt.factored_ids import joined_ids
 from econmt.model import Implementations, TranslationModel, build_model
 from econmt.recipe import Recipe
 from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids

@@ -54,7 +54,7 @@ def factored_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(factored_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    more = ("training.max_updates=120", "training.checkpoint_interval=120", "training.decode_and_evaluate=0")
+    more = ("training.max_updates=100", "training.checkpoint_interval=100", "training.decode_and_evaluate=0")
     run = Run(factored_text, tmp_path_factory.mktemp("factored") / "run", (*TASK, *CONCAT, *more))
     run.train()
     return run.folder.path

@@ -17,8 +17,6 @@ from econmt.data.batches import training_batches, valid_batches
 from econmt.data.source_factors import (
     count_of_ids,
     encode_sources,
-    joined_ids,
-    separate_ids,
     with_factors_of,
     word_numbers,
 )
@@ -26,6 +24,7 @@ from econmt.data.store import PreparedData, open_prepared, prepare
 from econmt.data.subwords import EOS, PAD, UNK, SentencePieceVocabulary, Vocabularies, WordVocabulary
 from econmt.data.token_store import token_type
 from econmt.errors import InputError
+from econmt.factored_ids import joined_ids, separate_ids
 from econmt.recipe import Recipe, load_recipe
 
 WORDS = ("lower", "lowest", "newer", "newest", "wide", "wider", "slowly", "größer", "eins", "zwei")

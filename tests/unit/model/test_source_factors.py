@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt import recipe
-from econmt.data.source_factors import joined_ids
 from econmt.engine.fixed import fix_parameters
+from econmt.factored_ids import joined_ids
 from econmt.model import Implementations, TranslationModel, translation
 from econmt.model.inference.encoder import LaidOutEncoder
 from econmt.recipe import load_recipe
