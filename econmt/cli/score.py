@@ -156,7 +156,7 @@ def _score(
         InputError: a side is too long, a token is none, or source factors are not those of the source.
     """
     from_source, where = places
-    source_side, target_side, _ = scorer.vocabularies
+    source_side, target_side = scorer.vocabularies.sides
     encode = token_ids(target_side) if target_tokens else target_side.encode
     lines = 0
     for chunk in chunks:

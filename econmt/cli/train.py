@@ -243,9 +243,10 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
 
 def _describe_pairs(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
     """The vocabularies of a translation recipe, and its batches by shape."""
-    source, target, factors = prepared.vocabularies
+    source, target = prepared.vocabularies.sides
+    sizes = prepared.vocabularies.factor_sizes
     shared = " (one for both)" if source is target else ""
-    more = f", {' and '.join(f'{each.size:,}' for each in factors)} of source factors" if factors else ""
+    more = f", {' and '.join(f'{size:,}' for size in sizes)} of source factors" if sizes else ""
     print(f"vocabulary: {source.size:,} source, {target.size:,} target{shared}{more}")
     batches = training_batches(recipe, prepared)
     print(f"{len(prepared.train):,} pairs in {batches.batches_per_epoch:,} batches an epoch")

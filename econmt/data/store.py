@@ -149,6 +149,10 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
     meta = _read_meta(folder)
     if meta is None:
         raise InputError(f"{folder}: no prepared data here; run econmt prepare")
+    if fingerprint(folder) != meta["vocabulary"]:
+        raise InputError(
+            f"{folder}: the vocabulary files are not those of the token store; remove the folder"
+        )
     vocabularies = load_vocabularies(folder)
     streams = len(vocabularies.factors)
     lines = {
@@ -158,10 +162,6 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
     for split, sides in lines.items():
         if {len(side) for side in sides} != {len(stores[split])}:
             raise InputError(f"{folder}: the {split} text is not that of the token store; remove the folder")
-    if fingerprint(folder) != meta["vocabulary"]:
-        raise InputError(
-            f"{folder}: the vocabulary files are not those of the token store; remove the folder"
-        )
     for name, description in meta.get("store", {}).items():
         if not is_as_described(folder / name, description, verify=verify):
             raise InputError(f"{folder / name}: is not as it was written; remove {folder}")

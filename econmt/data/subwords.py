@@ -188,6 +188,11 @@ class Vocabularies(NamedTuple):
     """Of each stream of source factors."""
 
     @property
+    def sides(self) -> tuple[Vocabulary, Vocabulary]:
+        """Those of source and target, one after the other."""
+        return self.source, self.target
+
+    @property
     def factor_sizes(self) -> tuple[int, ...]:
         """Numbers of ids of the streams of source factors."""
         return tuple(vocabulary.size for vocabulary in self.factors)

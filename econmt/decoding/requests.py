@@ -55,7 +55,7 @@ class _Given(BaseModel):
     constraints: list[str] = Field([], max_length=limits.PHRASES)
     avoid: list[str] = Field([], max_length=limits.PHRASES)
     target_prefix: str = ""
-    factors: list[str] = Field([], max_length=limits.FACTORS)
+    factors: list[str] | None = Field(None, max_length=limits.FACTORS)
 
 
 _REFUSED = ("source_prefix", "restrict_lexicon", "target_prefix_factors")
@@ -89,7 +89,9 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
         near = difflib.get_close_matches(name, _Given.model_fields, n=1, cutoff=0.8)
         if near:
             raise InputError(f"{where}: {name}: there is no such field; did you mean {near[0]}?")
-    found = Request(given.text, given.constraints, given.avoid, given.target_prefix, passed, given.factors)
+    found = Request(
+        given.text, given.constraints, given.avoid, given.target_prefix, passed, given.factors or ()
+    )
     check_request(found, where)
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,21 +32,23 @@ class TranslationTask:
     recipe: Recipe
     source_size: int
     target_size: int
-    factor_sizes: tuple[int, ...] = ()
+    factor_sizes: tuple[int, ...] = field(default=(), kw_only=True)
     name = "translation"
     translates = True
 
     @classmethod
     def of(cls, recipe: Recipe, vocabularies: Vocabularies) -> TranslationTask:
         """The task of a recipe with its vocabularies."""
-        return cls(recipe, vocabularies.source.size, vocabularies.target.size, vocabularies.factor_sizes)
+        return cls.of_sizes(
+            recipe, vocabularies.source.size, vocabularies.target.size, *vocabularies.factor_sizes
+        )
 
     @classmethod
     def of_sizes(
         cls, recipe: Recipe, source_size: int, target_size: int, *factor_sizes: int
     ) -> TranslationTask:
         """The task of a recipe by the numbers of :attr:`sizes`."""
-        return cls(recipe, source_size, target_size, factor_sizes)
+        return cls(recipe, source_size, target_size, factor_sizes=factor_sizes)
 
     @property
     def sizes(self) -> tuple[int, ...]:

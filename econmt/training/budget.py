@@ -255,8 +255,8 @@ class Budget:
 
     @property
     def _words(self) -> tuple[int, int]:
-        vocabularies = self._prepared.vocabularies
-        return vocabularies.source.size, vocabularies.target.size
+        source, target = self._prepared.vocabularies.sides
+        return source.size, target.size
 
     def _planned(self, budget: int) -> Plan:
         recipe, training = self._recipe, self._recipe.training

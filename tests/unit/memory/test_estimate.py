@@ -33,7 +33,8 @@ def small(name: str, *overrides: str) -> Recipe:
 
 def task_of(recipe: Recipe) -> TranslationTask:
     """The task of a recipe, each of its source factors with a few values."""
-    return TranslationTask(recipe, VOCABULARY, VOCABULARY, (9,) * len(recipe.pairs.source_factors))
+    factors = (9,) * len(recipe.pairs.source_factors)
+    return TranslationTask(recipe, VOCABULARY, VOCABULARY, factor_sizes=factors)
 
 
 def measure(
