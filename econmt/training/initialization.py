@@ -145,7 +145,8 @@ def _matched(
         known = [numbers.get(token, -1) for token in _tokens(now)]
         rows[side] = torch.tensor(known)
         found = sum(place >= 0 for place in known)
-        name = side.replace("_embeddings.", " ").replace("_", " ")
+        number = side.removeprefix("source_factor_embeddings.")
+        name = f"source factor {int(number) + 1}" if number != side else side
         notes.append(
             f"{name} vocabulary: {found:,} of {len(known):,} tokens are known there, the rows of the others are drawn"
         )

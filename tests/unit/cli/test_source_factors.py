@@ -8,10 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import econmt
+from econmt.data.subwords import load_vocabularies
 from econmt.errors import InputError
 from econmt.evaluation.scoring import Scorer
+from econmt.model import TranslationModel
 from econmt.serving.models import Served
 from econmt.serving.settings import Settings
 from tests.unit.cli.conftest import Call
@@ -200,3 +203,23 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(
     (text / "train.case").write_text((text / "train.case").read_text().replace("u", "x", 1))
     with pytest.raises(InputError, match=r"vocab\.factor1\.txt: the run began with another vocabulary"):
         run("parts", 6).train()
+
+
+def test_tuning_with_other_factors_takes_over_the_rows_of_those_that_stay(
+    factored_text: Path, model: Path, tmp_path: Path
+) -> None:
+    text = Path(shutil.copytree(factored_text, tmp_path / "text"))
+    (text / "train.case").write_text((text / "train.case").read_text().replace("u", "a b c u", 1))
+    (text / "train.src").write_text("a b c " + (text / "train.src").read_text())
+    more = (f"training.initialize_from={model}", "training.update_vocab=true")
+    trainer = Run(text, tmp_path / "run", (*TASK, *CONCAT, *more)).trainer()
+    assert isinstance(trainer.model, TranslationModel)
+    before = econmt.load(model, device="cpu").models[0].source_factor_embeddings[0].weight
+    after = trainer.model.source_factor_embeddings[0].weight
+    theirs, ours = (
+        [*load_vocabularies(folder).factors[0].tokens(range(size))]
+        for folder, size in ((model, len(before)), (text / "prepared", len(after)))
+    )
+    assert len(after) == len(before) + 3
+    for token in ("u", "d"):
+        assert torch.equal(after[ours.index(token)], before[theirs.index(token)])
