@@ -325,8 +325,8 @@ class Model(Section):
             width = self.source_width if part == "encoder" else self.embedding
             if stack.residual and stack.first_residual_layer == 1 and width != stack.size:
                 raise ValueError(
-                    f"{part}.first_residual_layer 1 adds embeddings: their width {width} must be {part}.size "
-                    f"{stack.size}"
+                    f"{part}.first_residual_layer 1 adds embeddings: embedding {width}"
+                    f"{'' if width == self.embedding else ' with source factors'} must be {part}.size {stack.size}"
                 )
         if self.lhuc in ("state_init", "all") and self.decoder.state_init == "zero":
             raise ValueError(
