@@ -333,7 +333,7 @@ class TrainedModel:
             raise InputError(
                 f"{path}: this model was not loaded from a folder, so nobody knows whether it fits"
             )
-        source, target = self.vocabularies
+        source, target = self.vocabularies.sides
         table = read_lexicon(Path(path), self.vocabulary, self.vocabularies)
         return Shortlists(table, target.size, top or table.shape[1], source is target)
 

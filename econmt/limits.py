@@ -17,6 +17,8 @@ WIDTH = 65_536
 """Of embeddings, layers, attention and ranks."""
 SUBWORDS = 1_000_000
 WORDS = 10_000_000
+FACTORS = 20
+"""Streams of source factors."""
 POSITIONS = 10_000
 """Tokens on a side of a training pair, and of a bucket."""
 STEPS = 2**24

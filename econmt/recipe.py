@@ -24,6 +24,7 @@ from econmt.recipe_data import Noise as Noise
 from econmt.recipe_data import Positions, check_mixing
 from econmt.recipe_data import SentencePieceSubwords as SentencePieceSubwords
 from econmt.recipe_data import WordSubwords as WordSubwords
+from econmt.recipe_factors import check_factors
 from econmt.recipe_lengths import BrevityPenaltyType, check_lengths
 from econmt.recipe_model import AttentionSection as AttentionSection
 from econmt.recipe_model import Coverage as Coverage
@@ -355,6 +356,7 @@ class Recipe(Section):
         check_task(self)
         check_pipeline(self)
         check_mixing(self)
+        check_factors(self)
         check_stepped(self)
         check_lengths(self)
         return self

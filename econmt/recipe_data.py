@@ -219,6 +219,13 @@ class Data(Section):
         "PREFIX-*.parquet; looked up beside the recipe, in --data-dir / "
         "ECONMT_DATA, in the cache, then in the catalog of known data sets",
     )
+    source_factors: list[Language] = Field(
+        [],
+        max_length=limits.FACTORS,
+        description="suffixes of files with source factors, as [pos, case]: PREFIX.pos, also .gz, has one token for "
+        "each word (what stands between spaces) of the source, line by line, for data.train, data.valid and data.test "
+        "alike; each subword has the factors of its word",
+    )
     tags: list[Annotated[str, AfterValidator(_check_tag)]] = Field(
         [],
         description="a tag for each prefix of data.train, put before its sources as a token of its own, as ['', <BT>] "
@@ -242,6 +249,15 @@ class Data(Section):
     prepared: str | None = Field(
         None, description="folder of the prepared token store; null: prepared/ in the model folder"
     )
+
+    @model_validator(mode="after")
+    def _factors_are_their_own(self) -> Data:
+        for number, name in enumerate(self.source_factors):
+            if name in (self.source, self.target, *self.source_factors[:number]):
+                raise ValueError(
+                    f"source_factors: {name!r} is the suffix of other files too; give each its own"
+                )
+        return self
 
     @model_validator(mode="after")
     def _each_prefix_has_one(self) -> Data:

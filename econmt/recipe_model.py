@@ -278,6 +278,13 @@ class Model(Section):
     """The attention-LSTM translation model."""
 
     embedding: Width = Field(512, description="width of source and target embeddings")
+    source_factors_num_embed: list[Width] = Field(
+        [], max_length=limits.FACTORS, description="width of the embedding of each of data.source_factors"
+    )
+    source_factors_combine: Literal["concat", "sum"] = Field(
+        "concat",
+        description="whether a source word's embedding and those of its factors are put side by side or added up",
+    )
     encoder: EncoderSection = Field(EncoderSection(), description="the encoder")
     decoder: DecoderSection = Field(DecoderSection(), description="the decoder")
     attention: AttentionSection = Field(AttentionSection(), description="the attention")
@@ -333,10 +340,11 @@ class Model(Section):
     @model_validator(mode="after")
     def _bottom_adds_its_width(self) -> Model:
         for part, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-            if stack.residual and stack.first_residual_layer == 1 and self.embedding != stack.size:
+            width = self.source_width if part == "encoder" else self.embedding
+            if stack.residual and stack.first_residual_layer == 1 and width != stack.size:
                 raise ValueError(
-                    f"{part}.first_residual_layer 1 adds embeddings: embedding {self.embedding} must be {part}.size "
-                    f"{stack.size}"
+                    f"{part}.first_residual_layer 1 adds embeddings: embedding {width}"
+                    f"{'' if width == self.embedding else ' with source factors'} must be {part}.size {stack.size}"
                 )
         if self.lhuc in ("state_init", "all") and self.decoder.state_init == "zero":
             raise ValueError(
@@ -379,6 +387,12 @@ class Model(Section):
         return self
 
     @property
+    def source_width(self) -> int:
+        """The width of what the encoder reads: the source embeddings with their factors."""
+        beside = self.source_factors_num_embed if self.source_factors_combine == "concat" else []
+        return self.embedding + sum(beside)
+
+    @property
     def widest(self) -> int:
         """The width of its widest layer."""
         return max(self.encoder.size, self.decoder.size)
@@ -404,7 +418,7 @@ def layer_shapes(model: Model) -> tuple[list[LayerShape], list[LayerShape]]:
     encoder, decoder = model.encoder, model.decoder
     below, above = [], []
     for layer in range(encoder.layers):
-        inputs = model.embedding if layer == 0 else encoder.size
+        inputs = model.source_width if layer == 0 else encoder.size
         both = encoder.bidirectional == "all" or (encoder.bidirectional == "bottom" and layer == 0)
         below.append(
             LayerShape(inputs, encoder.size // 2, 2) if both else LayerShape(inputs, encoder.size, 1)

@@ -249,6 +249,9 @@ def _translation(paper: _Paper, model: Model, sizes: Sequence[int]) -> list[Laye
     below, above = layer_shapes(model)
     work = pair_flops(model, sizes[1])
     layers = [_embedding(paper, "source", sizes[0], model.embedding)]
+    factors = zip(sizes[2:], model.source_factors_num_embed, strict=True)
+    tables = float(sum(entries * width for entries, width in factors))
+    layers[0] = layers[0]._replace(parameters=layers[0].parameters + tables)
     for number, shape in enumerate(below):
         layers.append(paper.recurrent(f"encoder {number + 1}", "source", "encoder", shape))
     own = 0 if model.weight_tying in ("src_trg", "src_trg_softmax") else sizes[1]

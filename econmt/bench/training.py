@@ -27,12 +27,19 @@ LEAST = 3
 """Updates that are timed however long they take."""
 
 
+FACTOR_VALUES = 64
+
+
 def vocabulary_sizes(recipe: Recipe) -> tuple[int, ...]:
-    """Source and target entries that the recipe's vocabularies are meant to have; a language model has one."""
+    """Source and target entries that the recipe's vocabularies are meant to have; a language model has one.
+
+    After them those of source factors, about as many as there are parts of speech: the recipe does not say.
+    """
     words = recipe.data.subwords
     if isinstance(words, (TextWords, TextSubwords)):
         return (words.size,)
-    return (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
+    both = (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
+    return *both, *(FACTOR_VALUES for _ in recipe.pairs.source_factors)
 
 
 def row_of(

@@ -381,7 +381,7 @@ def _batches(
     """The shapes of updates: of a text with derived buckets and without, or of full rows."""
     if of_seed or texts:
         counts = counts_of_texts(texts, recipe) if texts else counts_of_figures(PENN_TREEBANK)
-        words = vocabulary_sizes(recipe)[-1]
+        words = vocabulary_sizes(recipe)[:2][-1]
         return {buckets: batches_of_text(recipe, counts, words, buckets) for buckets in get_args(Buckets)}
     rows, source, target = _full_rows(recipe, length)
     return {"full rows": [Batch(rows, source, target, rows * target)]}

@@ -110,8 +110,8 @@ JsonInputOption = Annotated[
     bool,
     typer.Option(
         "--json-input",
-        help='A line is a JSON object: {"text": ..., "constraints": [...], "avoid": [...], "target_prefix": ...}; '
-        "other keys are passed on to --output-type json.",
+        help='A line is a JSON object: {"text": ..., "constraints": [...], "avoid": [...], "target_prefix": ..., '
+        '"factors": [...]}; other keys are passed on to --output-type json.',
     ),
 ]
 AvoidListOption = Annotated[

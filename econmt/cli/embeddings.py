@@ -31,6 +31,10 @@ def embeddings(
     model: ModelOption,
     tokens: Annotated[list[str] | None, typer.Argument(help="Tokens; none: those of standard input.")] = None,
     side: Annotated[Side, typer.Option(help="Of a language model all are target embeddings.")] = Side.source,
+    factor: Annotated[
+        int | None,
+        typer.Option(min=1, max=limits.FACTORS, help="Of this stream of source factors instead, from 1."),
+    ] = None,
     count: Annotated[int, typer.Option("--neighbours", "-k", min=1, max=limits.WORDS, help="Of each.")] = 5,
     output: Annotated[
         Path | None,
@@ -50,7 +54,14 @@ def embeddings(
     """
     loaded = load_task(model)
     own, table = loaded.vocabularies.target, "embedding"
-    if isinstance(loaded.model, TranslationModel):
+    factors = loaded.vocabularies.factors
+    if factor is not None:
+        if factor > len(factors):
+            raise InputError(
+                f"--factor {factor}: {model} reads {len(factors) or 'no'} streams of source factors"
+            )
+        own, table = factors[factor - 1], f"source_factor_embeddings.{factor - 1}"
+    elif isinstance(loaded.model, TranslationModel):
         own, table = getattr(loaded.vocabularies, side.value), f"{side.value}_embedding"
     weight = loaded.model.get_submodule(table).get_parameter("weight").detach()
     known = own.tokens(range(own.size))

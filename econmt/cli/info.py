@@ -49,6 +49,7 @@ def describe(found: dict[str, Any]) -> list[str]:
         ("state", _state(found)),
         *(_translation_model(model) if "encoder" in model else _language_model(model)),
         ("embedding", f"{model['embedding']}, tied: {model['weight_tying']}"),
+        *_factors(model, vocabulary),
         (
             "vocabulary",
             (f"{vocabulary['source_size']} source, " if "source" in found else "")
@@ -93,6 +94,13 @@ def _translation_model(model: dict[str, Any]) -> list[tuple[str, str]]:
             else []
         ),
     ]
+
+
+def _factors(model: dict[str, Any], vocabulary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The source factors, where there are any."""
+    streams = zip(model.get("source_factors_num_embed", ()), vocabulary["factor_sizes"], strict=True)
+    parts = [f"{size:,} of width {width}" for width, size in streams]
+    return [("factors", f"{model['source_factors_combine']}: {', '.join(parts)}")] if parts else []
 
 
 def _language_model(model: dict[str, Any]) -> list[tuple[str, str]]:

@@ -78,6 +78,7 @@ def parameters_by_layer(path: Path, recipe: Recipe) -> dict[str, int]:
     description = model_description(read_metadata(path), path)
     sides = ("source", "target") if isinstance(recipe.model, Model) else ("vocabulary",)
     sizes = [description.pop(f"{side}_size", None) for side in sides]
+    sizes += description.pop("factor_sizes", [])
     description.pop("task", None)
     if not all(type(size) is int and 4 <= size <= limits.WORDS for size in sizes):
         raise InputError(f"{path}: does not describe its model; {FOREIGN}")
@@ -138,6 +139,7 @@ def inspect_folder(path: Path) -> dict[str, Any]:
             "files": [file.name for file in vocabulary_files(path)],
             "source_size": vocabularies.source.size,
             "target_size": vocabularies.target.size,
+            "factor_sizes": list(vocabularies.factor_sizes),
             "fingerprint": fingerprint(path),
         },
         "best": best_update,

@@ -126,13 +126,21 @@ def _header(facts: _Facts, licence: str) -> str:
     return f"---\n{dump_yaml(header)}---\n"
 
 
+def _translate_line(data: Data) -> str:
+    """How a model is tried, with a file for each stream of source factors that it reads."""
+    if not data.source_factors:
+        return 'echo "..." | econmt translate -m hf://OWNER/NAME\n'
+    files = "".join(f" --input-factors text.{name}" for name in data.source_factors)
+    return f"econmt translate -m hf://OWNER/NAME -i text.{data.source}{files}\n"
+
+
 def _introduction(facts: _Facts) -> str:
     data, name = facts.recipe.data, facts.recipe.name
     if isinstance(data, TextData):
-        what, verb = f"# {name}: a language model", "generate"
+        what = f"# {name}: a language model"
         kind = "A language model"
     else:
-        what, verb = f"# {name}: {data.source} to {data.target}", "translate"
+        what = f"# {name}: {data.source} to {data.target}"
         kind = "An attention-LSTM translation model"
     return (
         f"{what}\n\n{kind} of {facts.parameters:,} parameters, trained with econmt {econmt.__version__}; the whole "
@@ -140,8 +148,8 @@ def _introduction(facts: _Facts) -> str:
         "```bash\n"
         'pip install "econmt[hub]"\n'
         + (
-            'echo "..." | econmt translate -m hf://OWNER/NAME\n'
-            if verb == "translate"
+            _translate_line(data)
+            if isinstance(data, Data)
             else "hf download OWNER/NAME --local-dir model && econmt generate -m model\n"
         )
         + "```\n"

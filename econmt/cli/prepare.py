@@ -74,7 +74,13 @@ def report(recipe: Recipe, prepared: PreparedData) -> list[str]:
     lines = [
         f"store       {prepared.folder} ({format_bytes(size)}, made in {statistics['seconds']} s)",
         f"vocabulary  source {statistics['source_vocabulary']:,}, target {statistics['target_vocabulary']:,}"
-        + (" (joint)" if prepared.vocabularies.source is prepared.vocabularies.target else ""),
+        + (" (joint)" if prepared.vocabularies.source is prepared.vocabularies.target else "")
+        + "".join(
+            f", {name} {size:,}"
+            for name, size in zip(
+                recipe.pairs.source_factors, prepared.vocabularies.factor_sizes, strict=True
+            )
+        ),
         "",
         _row("", 8, ("", "source", "target", "", "too", ""), 12),
         _row("text", 8, ("pairs", "tokens", "tokens", "unknown", "long", "empty"), 12),

@@ -156,6 +156,8 @@ def _scorer(
     if holds_language_model(folders):
         raise InputError(f"{folders[0]}: a language model scores no pairs; give a translation model")
     loaded = load_models(folders, None, device, precision, threads)
+    if loaded.vocabularies.factors:
+        raise InputError(f"{folders[0]}: reads source factors, which lists have none of; give another model")
     return Scorer(
         loaded.models,
         loaded.vocabularies,

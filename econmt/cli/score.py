@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +14,11 @@ import typer
 
 from econmt.cli import options
 from econmt.cli.computing import counting_lines, load_models
+from econmt.cli.factors import FactorFiles, SourceFactorsOption
 from econmt.cli.options import AveragingMode, ProductPrecision
 from econmt.cli.text_models import holds_language_model, load_reader, score_text
 from econmt.data.corpus import Corpus, read_pairs, split_pair
+from econmt.decoding.requests import Request
 from econmt.decoding.search import SearchOptions, length_penalty
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE
@@ -46,6 +49,7 @@ def score(
         Path | None,
         typer.Option("--target", "-t", help="Its translation, line by line."),
     ] = None,
+    source_factors: SourceFactorsOption = None,
     output: options.OutputOption = None,
     score_type: Annotated[
         ScoreType,
@@ -93,6 +97,7 @@ def score(
     if holds_language_model(models := [local_model(model) for model in models]):
         unfit = {
             "--source": source,
+            "--source-factors": source_factors,
             "--target-tokens": target_tokens or None,
             "--score-type normalized": score_type == ScoreType.normalized or None,
             "--length-penalty-alpha": length_penalty_alpha,
@@ -105,14 +110,8 @@ def score(
         reader = load_reader(models[0], (checkpoint or ["best"])[0], device, precision, threads)
         score_text(reader, target, LineOutput(output, [target]), score_type.value, total=total)
         return
-    if total:
-        raise InputError("--total: is for language models; leave it out")
-    if (source is None) != (target is None):
-        raise InputError(
-            "give both --source and --target, or neither and tab-separated pairs on standard input"
-        )
     _check_options(context, score_type)
-    lines_out = LineOutput(output, [source, target] if source is not None else [None])
+    lines_out = LineOutput(output, [source, target, *(source_factors or ())])
     loaded = load_models(models, checkpoint, device, precision.value, threads)
     given = {"length_penalty_alpha": length_penalty_alpha, "length_penalty_beta": length_penalty_beta}
     search = loaded.search_options(given)
@@ -125,19 +124,21 @@ def score(
         mode=ensemble_mode.value,
     )
     most = max_input_length or loaded.recipe.decoding.max_input_length
-    where = STANDARD_INPUT if target is None else str(target)
+    places = tuple(STANDARD_INPUT if path is None else str(path) for path in (source, target))
     show = _formatter(score_type, search)
+    factors = FactorFiles(source_factors, loaded.recipe.pairs.source_factors, option="--source-factors")
     with counting_lines("scoring", target, "pairs", lines_out) as done, lines_out as write:
-        for chunk in _score(scorer, _pairs(source, target), where, most, target_tokens, done):
+        for chunk in _score(scorer, _pairs(source, target), places, most, target_tokens, factors, done):
             write(map(show, chunk))
 
 
 def _score(
     scorer: Scorer,
     chunks: Iterator[list[tuple[str, str]]],
-    where: str,
+    places: Sequence[str],
     most: int,
     target_tokens: bool,
+    factors: FactorFiles,
     done: Callable[[int], None],
 ) -> Iterator[list[ScoredPair]]:
     """Scores chunks of pairs.
@@ -145,15 +146,17 @@ def _score(
     Args:
         scorer: of the models.
         chunks: of the text.
-        where: what its target side is called.
+        places: what its source and its target side are called.
         most: tokens that a side may have.
         target_tokens: the targets are tokens, not text.
+        factors: of the sources.
         done: told how many more are scored.
 
     Raises:
-        InputError: a side is too long, or a token is none.
+        InputError: a side is too long, a token is none, or source factors are not those of the source.
     """
-    source_side, target_side = scorer.vocabularies
+    from_source, where = places
+    source_side, target_side = scorer.vocabularies.sides
     encode = token_ids(target_side) if target_tokens else target_side.encode
     lines = 0
     for chunk in chunks:
@@ -172,12 +175,28 @@ def _score(
                     f"{where}:{number}: {longest:,} tokens on a side, more than a pair of {most:,} may have; "
                     "leave the pair out, or raise --max-input-length"
                 )
-        yield scorer.score_ids([text for text, _ in chunk], targets, done)
+        requests = factors.given_to([Request(text) for text, _ in chunk], from_source)
+        own = [each.factors for each in requests]
+        place = partial(_place, [from_source, *factors.names], lines + 1)
+        yield scorer.score_ids([each.text for each in requests], targets, done, factors=own, place=place)
         lines += len(chunk)
+    factors.finish(from_source)
+
+
+def _place(names: Sequence[str], first: int, number: int, stream: int | None) -> str:
+    """What a line of the source is called, or one of a stream of its factors."""
+    return f"{names[0 if stream is None else stream + 1]}:{first + number}"
 
 
 def _check_options(context: typer.Context, score_type: ScoreType) -> None:
-    """Refuse options that would change nothing."""
+    """Refuse options that would change nothing, and one side without the other."""
+    given = context.params
+    if given["total"]:
+        raise InputError("--total: is for language models; leave it out")
+    if (given["source"] is None) != (given["target"] is None):
+        raise InputError(
+            "give both --source and --target, or neither and tab-separated pairs on standard input"
+        )
     if score_type not in (ScoreType.normalized, ScoreType.json):
         why = f"does not change --score-type {score_type.value}; it is of normalized and json"
         options.refuse_idle(context, why, "length_penalty_alpha", "length_penalty_beta")

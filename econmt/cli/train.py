@@ -243,9 +243,11 @@ def _describe(recipe: Recipe, prepared: PreparedData, console: Console, processe
 
 def _describe_pairs(recipe: Recipe, prepared: PreparedData, console: Console) -> None:
     """The vocabularies of a translation recipe, and its batches by shape."""
-    source, target = prepared.vocabularies
+    source, target = prepared.vocabularies.sides
+    sizes = prepared.vocabularies.factor_sizes
     shared = " (one for both)" if source is target else ""
-    print(f"vocabulary: {source.size:,} source, {target.size:,} target{shared}")
+    more = f", {' and '.join(f'{size:,}' for size in sizes)} of source factors" if sizes else ""
+    print(f"vocabulary: {source.size:,} source, {target.size:,} target{shared}{more}")
     batches = training_batches(recipe, prepared)
     print(f"{len(prepared.train):,} pairs in {batches.batches_per_epoch:,} batches an epoch")
     buckets = Table(title="buckets")

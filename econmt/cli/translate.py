@@ -15,6 +15,7 @@ import typer
 from econmt import limits
 from econmt.cli import controls, options
 from econmt.cli.computing import counting_lines, load_models
+from econmt.cli.factors import FactorFiles, FactorsOption
 from econmt.cli.options import AveragingMode, within
 from econmt.data.corpus import read_lines
 from econmt.data.files import notice
@@ -100,6 +101,7 @@ def translate(
         Path | None,
         typer.Option("--input", "-i", help="Text file, also .gz.", show_default="standard input"),
     ] = None,
+    input_factors: FactorsOption = None,
     json_input: controls.JsonInputOption = False,
     output: options.OutputOption = None,
     beam_size: controls.BeamOption = None,
@@ -151,13 +153,11 @@ def translate(
       econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
     """
     _check_options(context)
-    lines_out = LineOutput(
-        output, [input_file, *(path for path in (avoid_list, glossary, restrict_lexicon) if path is not None)]
-    )
+    read = [input_file, *(input_factors or ()), *filter(None, (avoid_list, glossary, restrict_lexicon))]
+    lines_out = LineOutput(output, read)
     loaded = load_models(models, checkpoint, device, precision.value, threads)
-    given = _search_options(locals())
     translator = loaded.translator(
-        given,
+        _search_options(locals()),
         batch_size=batch_size,
         chunk_size=chunk_size,
         max_input_length=max_input_length,
@@ -168,9 +168,11 @@ def translate(
         restrict_lexicon_topk=restrict_lexicon_topk,
         warn=_warn,
     )
+    data = loaded.recipe.pairs
+    factors = FactorFiles(input_factors, data.source_factors, json_input=json_input)
+    translator.factor_files = factors.names
     translates: Translator | ParagraphTranslator = translator
     if split_sentences:
-        data = loaded.recipe.pairs
         translates = ParagraphTranslator(translator, sentence_splitter(data.source), data.target)
     _run(
         translates,
@@ -178,6 +180,7 @@ def translate(
         chunk_size,
         input_file,
         json_input,
+        factors,
         lines_out,
         output_type,
         attention_picture,
@@ -279,6 +282,7 @@ def _run(
     chunk_size: int,
     input_file: Path | None,
     json_input: bool,
+    factors: FactorFiles,
     output: LineOutput,
     output_type: OutputType,
     picture: Path | None,
@@ -289,6 +293,7 @@ def _run(
     with counting_lines("translating", input_file, "lines", output) as done, output as write:
         for chunk in _chunks(input_file, chunk_size):
             requests = _requests(chunk, lines + 1, where) if json_input else [Request(line) for line in chunk]
+            requests = factors.given_to(requests, where)
             translations = translator.translate_chunk(requests, lines + 1, where, done)
             if several and output_type not in (OutputType.json, OutputType.attention):
                 numbered = enumerate(translations, lines)
@@ -303,6 +308,7 @@ def _run(
                 picture = None
             lines += len(chunk)
             tokens += sum(len(translation.tokens) + 1 for translation in translations)
+        factors.finish(where)
     seconds = time.monotonic() - start
     notice(
         f"{lines} lines, {tokens} target tokens in {seconds:.1f} s ({tokens / max(seconds, 1e-9):.0f} tokens/s)"

@@ -15,7 +15,7 @@ from econmt.data.batches import rows_of_batch, training_batches
 from econmt.data.corpus import search_path
 from econmt.data.store import PreparedData, holds_text_of, open_prepared, prepare, store_folder
 from econmt.errors import InputError
-from econmt.recipe import Recipe, TextData, WordSubwords, find_recipe
+from econmt.recipe import Recipe, TextData, find_recipe
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import make_task, task_of_sizes
 
@@ -107,7 +107,7 @@ def _prepared(name: str, recipe: Recipe, data_dir: Path | None) -> PreparedData 
 
 def _from_text(
     recipe: Recipe, prepared: PreparedData
-) -> tuple[tuple[int, int], Shape, list[tuple[int, int]], list[str]]:
+) -> tuple[tuple[int, ...], Shape, list[tuple[int, int]], list[str]]:
     batches = training_batches(recipe, prepared)
     worst = batches.worst_batch()
     rows, width = worst.source.shape
@@ -116,14 +116,13 @@ def _from_text(
     for bucket in batches.shapes():  # by rising target, then source positions
         widest[bucket.target] = bucket.source
     buckets = _thinned([(source, target) for target, source in widest.items()])
-    sizes = prepared.vocabularies.source.size, prepared.vocabularies.target.size
+    sizes = make_task(recipe, prepared).sizes
     note = f"Shape: the largest batch of the text in {prepared.folder}, every row full."
     return sizes, shape, buckets, [note]
 
 
-def _from_recipe(recipe: Recipe) -> tuple[tuple[int, int], Shape, list[tuple[int, int]], list[str]]:
-    words = recipe.data.subwords
-    sizes = (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
+def _from_recipe(recipe: Recipe) -> tuple[tuple[int, ...], Shape, list[tuple[int, int]], list[str]]:
+    sizes = vocabulary_sizes(recipe)
     longest, width = recipe.pairs.max_length, recipe.training.bucket_width
     step = width or -(-longest // recipe.training.max_buckets)
     most = -(-(longest + 1) // width) * width if width else longest + 1

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from econmt.data.source_factors import with_factors_of
 from econmt.data.subwords import UNK, WORD_START, SentencePieceVocabulary, Vocabularies, Vocabulary
 from econmt.data.token_store import IntArray, PairIds, rectangle
 
@@ -150,6 +151,7 @@ class BpeDropout:
         joint = vocabularies.source is vocabularies.target
         self._target = self._source if joint else BpeSampler(vocabularies.target, dropout)
         self._dropout = dropout
+        self._factored = vocabularies.source if vocabularies.factors else None
 
     def resample(
         self, indices: IntArray, pairs: PairIds, room: tuple[int, int], seed: tuple[int, int]
@@ -169,7 +171,12 @@ class BpeDropout:
             gaps = gaps_between_skips(draw, self._dropout)
             source = pairs.source[row, : pairs.source_lengths[row]].tolist()
             target = pairs.target[row, : pairs.target_lengths[row]].tolist()
-            sources.append(_fitting(self._source, source, gaps, room[0]))
+            if self._factored is None:
+                sources.append(_fitting(self._source, source, gaps, room[0]))
+            else:
+                words = [token % self._factored.size for token in source]
+                cut = _fitting(self._source, words, gaps, room[0])
+                sources.append(with_factors_of(source, cut, self._factored))
             targets.append(_fitting(self._target, target, gaps, room[1]))
         return PairIds(*rectangle(sources), *rectangle(targets))
 

@@ -29,11 +29,13 @@ class Corpus(NamedTuple):
     """Of both sides, by which a memory or a table names them."""
     more: tuple[Path, ...] = ()
     """Files that go on where ``source`` ends."""
+    factors: tuple[Path, ...] = ()
+    """Of the source, line by line, a file a stream."""
 
     @property
     def files(self) -> list[Path]:
         """All of them."""
-        return [self.source, *([] if self.target is None else [self.target]), *self.more]
+        return [self.source, *([] if self.target is None else [self.target]), *self.more, *self.factors]
 
     @property
     def parts(self) -> list[Corpus]:
@@ -100,6 +102,21 @@ def find_corpus(
             halves,
         )
     )
+
+
+def find_factors(corpus: Corpus, prefix: str, names: Sequence[str], search: Sequence[Path]) -> Corpus:
+    """A corpus with its files of source factors, PREFIX.NAME, each also .gz, looked up as its own files are.
+
+    Raises:
+        InputError: one of them is nowhere, or the corpus is of a kind whose pairs have no lines.
+    """
+    if names and corpus.target is None and not corpus.source.name.endswith((".tsv", ".tsv.gz")):
+        raise InputError(
+            f"{corpus.source}: data.source_factors are of lines, and such a file has none; write its pairs as "
+            f"{prefix}.tsv"
+        )
+    files = (find_text(f"{prefix}.{name}", search, progress=False, fetch=False) for name in names)
+    return corpus._replace(factors=tuple(files))
 
 
 def find_text(name: str, search: Sequence[Path], progress: bool, *, fetch: bool = True) -> Path:

@@ -5,32 +5,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from itertools import compress, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any
 
-from econmt.data.corpus import Corpus, find_corpus, find_text, read_lines, read_pairs
+from econmt.data.corpus import Corpus, find_corpus, find_factors, find_text
 from econmt.data.files import notice, refuse_pipe, whole_folder, writing
-from econmt.data.filters import KEPT, REASONS, Codes, LeftOut, Selection, no_pair_left
+from econmt.data.filters import Codes, Selection
 from econmt.data.filters import left_out as left_out
 from econmt.data.fingerprints import describe, is_as_described
-from econmt.data.progress_bars import counted, counting, told
+from econmt.data.progress_bars import counting, told
+from econmt.data.split_writer import SplitWriter, Training
 from econmt.data.store_schema import StoreDescription
 from econmt.data.subwords import (
-    EOS,
-    UNK,
     Vocabularies,
     fingerprint,
     load_vocabularies,
-    split_words,
+    train_factor_vocabularies,
     train_vocabularies,
     vocabulary_files,
 )
-from econmt.data.token_store import TokenStore, TokenStoreWriter
+from econmt.data.token_store import TokenStore
 from econmt.errors import InputError
 from econmt.recipe import Data, Recipe, SentencePieceSubwords, TextData, model_folder
 from econmt.typed_json import parse_json
@@ -39,10 +36,10 @@ from econmt.typed_yaml import check_section
 FORMAT = "econmt-data-1"
 META_FILE = "meta.json"
 _OWN = re.compile(
-    r"meta\.json|left-out\.txt|(train|valid|test)\.(tokens|index|lines|source\.txt|target\.txt)|(subwords|vocab)(\.source|\.target)?\.(model|txt)"
+    r"meta\.json|left-out\.txt|(train|valid|test)\.(tokens|index|lines|(source|target|factor[0-9]+)\.txt)"
+    r"|(subwords|vocab)(\.source|\.target|\.factor[0-9]+)?\.(model|txt)"
 )
 """Names of the files of a store; a folder that holds others is never written anew."""
-_CHUNK_PAIRS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +57,9 @@ class PreparedData:
     test: TokenStore | None
     test_source: list[str]
     test_target: list[str]
+    valid_factors: list[list[str]]
+    """Raw lines of each stream of source factors of the validation text."""
+    test_factors: list[list[str]]
     vocabulary_files: list[Path]
     subword_dropout: float
     """Probability of BPE-dropout; 0: none."""
@@ -149,28 +149,34 @@ def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
     meta = _read_meta(folder)
     if meta is None:
         raise InputError(f"{folder}: no prepared data here; run econmt prepare")
-    lines = {split: _read_raw(folder, split) for split in ("valid", "test") if split in meta["splits"]}
-    stores = {split: TokenStore(folder, split, description) for split, description in meta["splits"].items()}
-    for split, sides in lines.items():
-        if {len(side) for side in sides} != {len(stores[split])}:
-            raise InputError(f"{folder}: the {split} text is not that of the token store; remove the folder")
     if fingerprint(folder) != meta["vocabulary"]:
         raise InputError(
             f"{folder}: the vocabulary files are not those of the token store; remove the folder"
         )
+    vocabularies = load_vocabularies(folder)
+    streams = len(vocabularies.factors)
+    lines = {
+        split: _read_raw(folder, split, streams) for split in ("valid", "test") if split in meta["splits"]
+    }
+    stores = {split: TokenStore(folder, split, description) for split, description in meta["splits"].items()}
+    for split, sides in lines.items():
+        if {len(side) for side in sides} != {len(stores[split])}:
+            raise InputError(f"{folder}: the {split} text is not that of the token store; remove the folder")
     for name, description in meta.get("store", {}).items():
         if not is_as_described(folder / name, description, verify=verify):
             raise InputError(f"{folder / name}: is not as it was written; remove {folder}")
     return PreparedData(
         folder=folder,
-        vocabularies=load_vocabularies(folder),
+        vocabularies=vocabularies,
         train=stores["train"],
         valid=stores["valid"],
         valid_source=lines["valid"][0],
         valid_target=lines["valid"][1],
+        valid_factors=lines["valid"][2:],
         test=stores.get("test"),
         test_source=lines["test"][0] if "test" in lines else [],
         test_target=lines["test"][1] if "test" in lines else [],
+        test_factors=lines["test"][2:] if "test" in lines else [],
         vocabulary_files=vocabulary_files(folder),
         subword_dropout=float(meta["subword_dropout"]),
         statistics=meta["statistics"],
@@ -213,7 +219,11 @@ def _data_settings(data: Data | TextData) -> dict[str, Any]:
     settings["subwords"].pop("dropout", None)
     if isinstance(data, Data):
         # What asks for nothing is left out: a store of an earlier version does not know it.
-        idle = {"tags": not any(data.tags), "filters": data.filters.is_idle}
+        idle = {
+            "tags": not any(data.tags),
+            "filters": data.filters.is_idle,
+            "source_factors": not data.source_factors,
+        }
         for key in ("noise", "mixing", *(key for key, asks_nothing in idle.items() if asks_nothing)):
             del settings[key]
     return settings
@@ -233,10 +243,11 @@ def _find_inputs(
             (split, Corpus(find_text(f"{prefix}.{data.text}", search, progress, fetch=fetch), None))
             for split, prefix in wanted
         ]
-    return [
-        (split, find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch))
-        for split, prefix in wanted
-    ]
+    inputs = []
+    for split, prefix in wanted:
+        corpus = find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch)
+        inputs.append((split, find_factors(corpus, prefix, data.source_factors, search)))
+    return inputs
 
 
 def _describe_inputs(
@@ -297,38 +308,15 @@ def _build(
         )
 
 
-def _read(data: Data | TextData, corpus: Corpus, tag: str = "") -> Iterator[tuple[str, str]]:
-    """The pairs of a corpus, a tag before each source that is not blank; a language model's lines have no source."""
+def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) -> list[Training]:
     if isinstance(data, TextData):
-        return (("", line) for line in read_lines(corpus.source))
-    pairs = read_pairs(corpus)
-    if not tag:
-        return pairs
-    return ((f"{tag} {source}" if source.strip() else source, target) for source, target in pairs)
-
-
-class _Training(NamedTuple):
-    """A training corpus, its tag, and why pairs of it are left out, None where nothing looked at them."""
-
-    corpus: Corpus
-    tag: str = ""
-    codes: Codes | None = None
-
-    def kept(self, data: Data | TextData) -> Iterator[tuple[str, str]]:
-        """The pairs that a vocabulary is learnt from."""
-        pairs = _read(data, self.corpus, self.tag)
-        return pairs if self.codes is None else compress(pairs, self.codes == KEPT)
-
-
-def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) -> list[_Training]:
-    if isinstance(data, TextData):
-        return [_Training(corpus) for corpus in corpora]
+        return [Training(corpus) for corpus in corpora]
     codes: list[Codes] | list[None] = [None] * len(corpora)
     if not data.filters.is_idle:
         with counting("filtering the text", None, "pairs read", show=progress) as more:
             codes = Selection(data, corpora, more).codes
     return [
-        _Training(corpus, data.tag(number), own)
+        Training(corpus, data.tag(number), own)
         for number, (corpus, own) in enumerate(zip(corpora, codes, strict=True))
     ]
 
@@ -341,17 +329,22 @@ def _write_store(
     with counting("learning the vocabulary", None, "pairs read", show=progress) as more:
 
         def train_pairs() -> Iterator[tuple[str, str]]:
-            return told((pair for each in train for pair in each.kept(data)), more)
+            return told(((row[0], row[1]) for each in train for row in each.kept(data)), more)
 
+        if isinstance(data, Data) and data.source_factors:
+            rows = (row[2:] for each in train for row in each.kept(data))
+            train_factor_vocabularies(rows, len(data.source_factors), folder)
         vocabularies = train_vocabularies(data, train_pairs, folder)
     splits: dict[str, Any] = {}
     statistics: dict[str, Any] = {
         "source_vocabulary": vocabularies.source.size,
         "target_vocabulary": vocabularies.target.size,
     }
+    if vocabularies.factors:
+        statistics["factor_vocabularies"] = vocabularies.factor_sizes
     for split in dict.fromkeys(split for split, _ in inputs):
-        with contextlib.closing(_SplitWriter(data, vocabularies, folder, split)) as writer:
-            others = [_Training(corpus) for name, corpus in inputs if name == split]
+        with contextlib.closing(SplitWriter(data, vocabularies, folder, split)) as writer:
+            others = [Training(corpus) for name, corpus in inputs if name == split]
             for each in train if split == "train" else others:
                 writer.write(each, progress)
             splits[split], statistics[split] = writer.finish()
@@ -365,126 +358,13 @@ def _write_store(
     }
 
 
-class _SplitWriter:
-    """Encodes and writes one split: training pairs are filtered, valid and test keep all, and their raw lines.
-
-    Of a language model's text all lines are kept, and each one's end is a token of it.
-    """
-
-    COUNTS = (
-        "lines",
-        *REASONS,
-        "source_tokens",
-        "target_tokens",
-        "source_unknown",
-        "target_unknown",
-        "words",
-    )
-
-    def __init__(self, data: Data | TextData, vocabularies: Vocabularies, folder: Path, split: str) -> None:
-        self._data, self._vocabularies, self._split = data, vocabularies, split
-        self._folder, self._dropped = folder, LeftOut()
-        size = max(vocabularies.source.size, vocabularies.target.size)
-        self._opened = contextlib.ExitStack()
-        self._store = self._opened.enter_context(contextlib.closing(TokenStoreWriter(folder, split, size)))
-        sides = () if split == "train" else ("source", "target")
-        self._raw: list[IO[bytes]] = [
-            self._opened.enter_context((folder / f"{split}.{side}.txt").open("wb")) for side in sides
-        ]
-        self._files: list[str] = []
-        self._counts = dict.fromkeys(self.COUNTS, 0)
-
-    def close(self) -> None:
-        """Close the files, finished or not."""
-        self._opened.close()
-
-    def write(self, given: _Training, progress: bool) -> None:
-        """Append all pairs of a corpus."""
-        self._store.begin_corpus()
-        done = 0
-        for part in given.corpus.parts:
-            self._store.begin_file(part.source, part.target)
-            self._files.append(str(part.source))
-            pairs = counted(f"writing {self._split}", _read(self._data, part, given.tag), show=progress)
-            first_line = 1
-            while chunk := list(islice(pairs, _CHUNK_PAIRS)):
-                codes = [KEPT] * len(chunk)
-                if given.codes is not None:
-                    codes = given.codes[done : done + len(chunk)].tolist()
-                self._write_chunk(part, chunk, first_line, codes)
-                first_line += len(chunk)
-                done += len(chunk)
-
-    def _write_chunk(
-        self, corpus: Corpus, chunk: Sequence[tuple[str, str]], first_line: int, codes: Sequence[int]
-    ) -> None:
-        sources = self._vocabularies.source.encode_many([source for source, _ in chunk])
-        targets = self._vocabularies.target.encode_many([target for _, target in chunk])
-        lines = list(range(first_line, first_line + len(chunk)))
-        if isinstance(self._data, TextData):
-            targets = [[*ids, EOS] for ids in targets]
-            self._counts["words"] += sum(len(split_words(line)) + 1 for _, line in chunk)
-        self._counts["lines"] += len(chunk)
-        for column, stream in enumerate(self._raw):
-            stream.write("".join(pair[column] + "\n" for pair in chunk).encode())
-        if self._split == "train" and isinstance(self._data, Data):
-            keep = []
-            for source, target, line, code, pair in zip(sources, targets, lines, codes, chunk, strict=True):
-                reason = (
-                    self._reason(self._data, corpus, source, target, line)
-                    if code == KEPT
-                    else REASONS[code - 1]
-                )
-                keep.append(reason is None)
-                if reason is not None:
-                    self._dropped.add(reason, f"{corpus.source}:{line}", pair)
-            sources, targets = list(compress(sources, keep)), list(compress(targets, keep))
-            lines = list(compress(lines, keep))
-        for side, sentences in (("source", sources), ("target", targets)):
-            self._counts[f"{side}_tokens"] += sum(map(len, sentences))
-            self._counts[f"{side}_unknown"] += sum(ids.count(UNK) for ids in sentences)
-        self._store.add(sources, targets, lines)
-
-    def _reason(
-        self, data: Data, corpus: Corpus, source: Sequence[int], target: Sequence[int], line: int
-    ) -> str | None:
-        """Why a pair that no filter took is left out all the same."""
-        if not source or not target:
-            if data.empty_lines == "error":
-                side = "target" if source else "source"
-                path = corpus.files[-1] if source else corpus.source
-                raise InputError(
-                    f"{path}:{line}: the {side} side of this training pair is empty; mend the text, or leave such "
-                    "pairs out with data.empty_lines: skip"
-                )
-            return "empty"
-        return "too_long" if max(len(source), len(target)) > data.max_length else None
-
-    def finish(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Sync the files; returns the store's description and the split's statistics.
-
-        Raises:
-            InputError: no training pair is left.
-        """
-        for stream in self._raw:
-            stream.flush()
-            os.fsync(stream.fileno())
-        description = self._store.finish()
-        counts = self._counts
-        if self._split == "train" and isinstance(self._data, Data):
-            counts |= self._dropped.counts
-            if not description["pairs"]:  # a language model's text without lines is refused when it is read
-                raise no_pair_left(self._files, counts, self._data)
-            self._dropped.write(self._folder, self._data, counts["lines"])
-        return description, {"pairs": description["pairs"], **counts}
-
-
-def _read_raw(folder: Path, split: str) -> tuple[list[str], list[str]]:
+def _read_raw(folder: Path, split: str, streams: int) -> list[list[str]]:
+    """The raw lines of a split: sources, targets, and of each stream of source factors."""
     sides = []
-    for side in ("source", "target"):
+    for side in ("source", "target", *(f"factor{number}" for number in range(1, streams + 1))):
         path = folder / f"{split}.{side}.txt"
         try:
             sides.append(path.read_bytes().decode("utf-8").split("\n")[:-1])
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: the prepared data is damaged ({error}); remove {folder}") from error
-    return sides[0], sides[1]
+    return sides

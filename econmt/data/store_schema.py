@@ -46,7 +46,7 @@ class SplitDescription(Record):
 
     pairs: Count
     tokens: Count
-    type: Literal["<u2", "<u4"]
+    type: Literal["<u2", "<u4", "<u8"]
     files: list[Annotated[list[Any], AfterValidator(_check_file)]] = Field(min_length=1)
     corpora: list[Count] = Field(default_factory=list)
 
@@ -56,6 +56,7 @@ class StoreStatistics(Record):
 
     source_vocabulary: Count
     target_vocabulary: Count
+    factor_vocabularies: list[Count] = Field(default_factory=list)
     seconds: float
     train: SplitCounts
     valid: SplitCounts

@@ -17,11 +17,13 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import sentencepiece
 
+from econmt import limits
 from econmt.data.files import notice, write_atomically
 from econmt.errors import InputError
 from econmt.recipe import Data, SentencePieceSubwords, TextData, TextSubwords, TextWords, WordSubwords
@@ -33,6 +35,8 @@ JOINT_FILE = "subwords.model"
 SUBWORD_FILES = ("subwords.source.model", "subwords.target.model")
 WORD_FILES = ("vocab.source.txt", "vocab.target.txt")
 TEXT_WORD_FILES = ("vocab.txt",)
+FACTOR_FILE = "vocab.factor{}.txt"
+"""Of the tokens of a stream of source factors, by its number from 1."""
 
 SAMPLE_PAIRS = 1_000_000
 """Subwords are learnt from at most this many pairs, drawn evenly from the whole text."""
@@ -180,6 +184,18 @@ class Vocabularies(NamedTuple):
 
     source: Vocabulary
     target: Vocabulary
+    factors: tuple[Vocabulary, ...] = ()
+    """Of each stream of source factors."""
+
+    @property
+    def sides(self) -> tuple[Vocabulary, Vocabulary]:
+        """Those of source and target, one after the other."""
+        return self.source, self.target
+
+    @property
+    def factor_sizes(self) -> tuple[int, ...]:
+        """Numbers of ids of the streams of source factors."""
+        return tuple(vocabulary.size for vocabulary in self.factors)
 
 
 def normalized(text: str) -> str:
@@ -232,11 +248,7 @@ def _train_words(
         sides = list(zip(WORD_FILES, counts, (settings.source, settings.target), strict=True))
     for name, counter, limit in sides:
         fixed = [*SPECIAL_TOKENS, *(tags if name == WORD_FILES[0] else ())]
-        for word in fixed:
-            del counter[word]
-        ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
-        words = [*fixed, *(word for word, _ in ranked[: max(0, limit - len(fixed))])]
-        write_atomically(folder / name, "".join(word + "\n" for word in words).encode())
+        _write_words(folder / name, counter, fixed, limit)
 
 
 def _train_subwords(
@@ -321,13 +333,41 @@ def _train_model(
     return model.getvalue()
 
 
+def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folder: Path) -> None:
+    """Write the vocabulary of each stream of source factors: all of its tokens, the most frequent first.
+
+    Args:
+        rows: the factors of each line, a text a stream. streams: how many there are. folder: where the files go.
+    """
+    counts = [Counter[str]() for _ in range(streams)]
+    for row in rows:
+        for counter, text in zip(counts, row, strict=True):
+            counter.update(split_words(text))
+    for number, counter in enumerate(counts, 1):
+        _write_words(folder / FACTOR_FILE.format(number), counter, SPECIAL_TOKENS, limits.WORDS)
+
+
+def _write_words(path: Path, counter: Counter[str], fixed: Sequence[str], limit: int) -> None:
+    """Write the ``fixed`` tokens and then the most frequent ones, ``limit`` in all."""
+    for word in fixed:
+        del counter[word]
+    ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+    words = [*fixed, *(word for word, _ in ranked[: max(0, limit - len(fixed))])]
+    write_atomically(path, "".join(word + "\n" for word in words).encode())
+
+
 def vocabulary_files(folder: Path) -> list[Path]:
-    """The vocabulary files in ``folder``: one, two, or none."""
+    """The vocabulary files in ``folder``: one, two, or none, and after them one for each stream of source factors."""
     for names in ((JOINT_FILE,), SUBWORD_FILES, WORD_FILES, TEXT_WORD_FILES):
         paths = [folder / name for name in names]
         if all(path.is_file() for path in paths):
-            return paths
+            return [*paths, *_factor_files(folder)]
     return []
+
+
+def _factor_files(folder: Path) -> list[Path]:
+    numbered = (folder / FACTOR_FILE.format(number) for number in range(1, limits.FACTORS + 1))
+    return list(takewhile(Path.is_file, numbered))
 
 
 def load_vocabularies(folder: Path) -> Vocabularies:
@@ -342,8 +382,10 @@ def load_vocabularies(folder: Path) -> Vocabularies:
             f"{folder}: no vocabulary ({JOINT_FILE}, {' and '.join(SUBWORD_FILES)}, {' and '.join(WORD_FILES)}, "
             f"or {TEXT_WORD_FILES[0]})"
         )
+    factors = _factor_files(folder)
     loaded = [_load(path) for path in files]
-    return Vocabularies(loaded[0], loaded[-1])
+    words = loaded[: len(files) - len(factors)]
+    return Vocabularies(words[0], words[-1], tuple(loaded[len(words) :]))
 
 
 def _load(path: Path) -> Vocabulary:

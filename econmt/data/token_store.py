@@ -5,7 +5,7 @@ tokens and are checked on opening. A pair's target ids directly follow its sourc
 
 | file | type | values |
 |---|---|---|
-| NAME.tokens | uint16, or uint32 if an id needs it | source ids, target ids of pair 0, of pair 1, ... |
+| NAME.tokens | uint16, or uint32 or uint64 if an id needs it | source ids, target ids of pair 0, of pair 1, ... |
 | NAME.index | int64, int32, int32 | where each pair starts in NAME.tokens, its source length, its target length |
 | NAME.lines | uint32 | line of the pair in its file, from 1 |
 
@@ -66,8 +66,9 @@ def rectangle(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt
 
 
 def token_type(vocabulary_size: int) -> np.dtype[Any]:
-    """Smallest type that holds every id of a vocabulary."""
-    return np.dtype("<u2") if vocabulary_size <= 1 << 16 else np.dtype("<u4")
+    """Smallest type that holds every id of a vocabulary, or of a vocabulary together with its factors."""
+    sizes = {1 << 16: "<u2", 1 << 32: "<u4"}
+    return np.dtype(next((name for most, name in sizes.items() if vocabulary_size <= most), "<u8"))
 
 
 def length_quantiles(lengths: IntArray) -> list[int]:

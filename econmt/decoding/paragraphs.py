@@ -75,10 +75,10 @@ class ParagraphTranslator:
             InputError: something is wished of a line.
         """
         for number, request in enumerate(lines, first):
-            if not request.is_plain:
+            if request.factors or not request.is_plain:
                 raise InputError(
-                    f"{where}:{number}: wishes are of a sentence, and a line has several with --split-sentences; give "
-                    "a sentence a line"
+                    f"{where}:{number}: wishes and source factors are of a sentence, and a line has several with "
+                    "--split-sentences; give a sentence a line"
                 )
         parts = [self._split(request.text) for request in lines]
         numbers = [number for number, sentences in enumerate(parts, first) for _ in sentences]

@@ -27,6 +27,7 @@ class Request(NamedTuple):
         avoid: phrases that it must not hold.
         target_prefix: how it must begin.
         passed: what else a JSON object held, for the JSON that comes out.
+        factors: its source factors, a text a stream with one token a word, for a model that reads such.
     """
 
     text: str
@@ -34,6 +35,7 @@ class Request(NamedTuple):
     avoid: Sequence[str] = ()
     target_prefix: str = ""
     passed: Mapping[str, Any] = {}
+    factors: Sequence[str] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -53,14 +55,15 @@ class _Given(BaseModel):
     constraints: list[str] = Field([], max_length=limits.PHRASES)
     avoid: list[str] = Field([], max_length=limits.PHRASES)
     target_prefix: str = ""
+    factors: list[str] | None = Field(None, max_length=limits.FACTORS)
 
 
-_REFUSED = ("factors", "source_prefix", "restrict_lexicon", "target_prefix_factors")
+_REFUSED = ("source_prefix", "restrict_lexicon", "target_prefix_factors")
 """Sockeye's other fields: what they ask for, no model of econmt can do."""
 
 
 def read_request(line: str, where: str) -> Request:
-    """The request in a line of JSON, with Sockeye's fields: text, constraints, avoid and target_prefix.
+    """The request in a line of JSON, with Sockeye's fields: text, constraints, avoid, target_prefix and factors.
 
     Raises:
         InputError: one line that names ``where``: no JSON object, a field of a wrong type, one that is misspelt, or
@@ -73,10 +76,7 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
     """The request in a JSON object that is read already; raises as :func:`read_request`."""
     for name in _REFUSED:
         if tree.get(name) not in (None, [], ""):
-            what = (
-                "the model has no source factors" if name == "factors" else "econmt has nothing of the kind"
-            )
-            raise InputError(f"{where}: {name}: {what}; leave it out")
+            raise InputError(f"{where}: {name}: econmt has nothing of the kind; leave it out")
     try:
         given = _Given.model_validate(tree)
         passed = dict(given.model_extra or {})
@@ -89,7 +89,9 @@ def request_of(tree: Mapping[str, Any], where: str) -> Request:
         near = difflib.get_close_matches(name, _Given.model_fields, n=1, cutoff=0.8)
         if near:
             raise InputError(f"{where}: {name}: there is no such field; did you mean {near[0]}?")
-    found = Request(given.text, given.constraints, given.avoid, given.target_prefix, passed)
+    found = Request(
+        given.text, given.constraints, given.avoid, given.target_prefix, passed, given.factors or ()
+    )
     check_request(found, where)
     return found
 
@@ -108,6 +110,10 @@ def check_request(request: Request, where: str) -> None:
             _check_text(phrase, f"{where}: {name}[{number}]")
             if not normalized(phrase):
                 raise InputError(f"{where}: {name}[{number}] is blank; give a phrase, or leave it out")
+    if isinstance(request.factors, str) or not all(isinstance(line, str) for line in request.factors):
+        raise InputError(f"{where}: factors: expected a list of texts, one a stream of source factors")
+    for number, line in enumerate(request.factors):
+        _check_text(line, f"{where}: factors[{number}]")
     _check_text(request.text, f"{where}: text")
     _check_text(request.target_prefix, f"{where}: target_prefix")
 

@@ -41,7 +41,7 @@ class Shortlists:
         Args:
             source: (B, S) ids, padded. more: ids that a sentence has in addition, for what is wished of it.
         """
-        source = source.cpu()
+        source = source.cpu() % len(self._table)  # beyond the words are their source factors
         found = torch.zeros(len(source), self._size, dtype=torch.bool)
         found.scatter_(1, self._table[source].flatten(1), True)
         found[:, self._table[NOTHING]] = True

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from econmt import recipe
+from econmt.data.source_factors import encode_sources
 from econmt.data.subwords import EOS, PAD, UNK, Vocabularies
 from econmt.decoding.alignment import copied, hard_alignment, joined
 from econmt.decoding.continuous import ContinuousSearch, Sentence
@@ -192,6 +193,9 @@ class Translator:
         avoid: phrases that no translation may hold.
         glossary: where a term occurs in a source, its translation is a constraint.
         shortlists: the target words that each sentence may have; None: all.
+
+    Attributes:
+        factor_files: what messages call the files that the source factors of requests are from, line by line.
     """
 
     def __init__(
@@ -226,6 +230,7 @@ class Translator:
         self.max_input_length = max_input_length or recipe.Decoding().max_input_length
         self.long_lines = long_lines
         self.warn = warn
+        self.factor_files: Sequence[str] = ()
         self.watch = watch
         longest = max_length or recipe.Data.model_fields["max_length"].default
         self._tokens = self.batch_size * longest
@@ -235,6 +240,10 @@ class Translator:
         self._wishes: Wishes | None = None
         if avoid or glossary is not None:
             self._wishes = Wishes(vocabularies.target, avoid, glossary)
+        if self.options.markup and vocabularies.factors:
+            raise InputError(
+                "the model reads source factors, of which nobody knows what belongs to markup: translate without"
+            )
         if self._wishes is not None and self.options.sample is not None:
             raise InputError(
                 "translations are drawn, not searched for: give no avoided phrases and no glossary"
@@ -306,7 +315,7 @@ class Translator:
             without_capitals(request.text) if capital else request.text
             for request, capital in zip(requests, in_capitals, strict=True)
         ]
-        sources = self._encode(texts, lengths, numbered, where)
+        sources = self._encode(texts, [request.factors for request in requests], lengths, numbered, where)
         answers: dict[int, list[Hypothesis]] = {}
         # A line of nothing but blanks has no tokens either way, but word vocabularies need not agree on what is blank.
         filled = [i for i, request in enumerate(requests) if request.text.strip() and sources[i]]
@@ -334,7 +343,12 @@ class Translator:
         return [with_marks(*each) for each in zip(results, marked, strict=True)] if marked else results
 
     def _encode(
-        self, lines: Sequence[str], characters_of: Sequence[int], numbers: Sequence[int], where: str
+        self,
+        lines: Sequence[str],
+        factors: Sequence[Sequence[str]],
+        characters_of: Sequence[int],
+        numbers: Sequence[int],
+        where: str,
     ) -> list[list[int]]:
         """The ids of lines, cut or left out past ``max_input_length``; lines beyond what is usual are warned of.
 
@@ -342,7 +356,14 @@ class Translator:
         """
         most, tell = self.max_input_length, self.warn or (lambda _: None)
         characters = most * _CHARACTERS_A_TOKEN
-        sources = self.vocabularies.source.encode_many([line[:characters] for line in lines])
+
+        def name_of(index: int, stream: int | None) -> str:
+            names = [where, *self.factor_files]
+            if stream is not None and not self.factor_files:
+                return f"{where}:{numbers[index]}: factors[{stream}]"
+            return f"{names[0 if stream is None else stream + 1]}:{numbers[index]}"
+
+        sources = encode_sources(self.vocabularies, lines, factors, name_of, characters)
         for index, ids in enumerate(sources):
             length, written, place = len(ids), characters_of[index], f"{where}:{numbers[index]}"
             if length > most or written > characters:
@@ -442,7 +463,8 @@ class Translator:
         self, text: str, source: Sequence[int], hypotheses: Sequence[Hypothesis], written: Iterator[str]
     ) -> Translation:
         """Of a line's ``text`` and ids; ``written`` gives what the hypotheses read, in turn."""
-        source_tokens = self.vocabularies.source.tokens(source)
+        vocabulary = self.vocabularies.source
+        source_tokens = vocabulary.tokens([token % vocabulary.size for token in source])
         entries = [self._entry(text, source_tokens, each, next(written)) for each in hypotheses]
         best = entries[0]
         return Translation(

@@ -78,14 +78,16 @@ class _Layers:
         return side == "encoder" and number < self._count[side] // 2
 
 
+_OF_SOURCE = ("source_embedding.", "source_factor_embeddings.")
+_EMBEDDINGS = (*_OF_SOURCE, "target_embedding.")
 _STRATEGIES: dict[str, Callable[[str, _Layers], bool]] = {
     "all_except_decoder": lambda name, _: not name.startswith("decoder."),
     "all_except_outer_layers": lambda name, layers: not layers.is_outer(name),
-    "all_except_embeddings": lambda name, _: not name.startswith(("source_embedding.", "target_embedding.")),
+    "all_except_embeddings": lambda name, _: not name.startswith(_EMBEDDINGS),
     "all_except_output_proj": lambda name, _: not name.startswith(("output.", "readout.", "copying.")),
-    "encoder_and_source_embeddings": lambda name, _: name.startswith(("source_embedding.", "encoder.")),
+    "encoder_and_source_embeddings": lambda name, _: name.startswith((*_OF_SOURCE, "encoder.")),
     "encoder_half_and_source_embeddings": lambda name, layers: (
-        name.startswith("source_embedding.") or layers.is_lower_half(name)
+        name.startswith(_OF_SOURCE) or layers.is_lower_half(name)
     ),
 }
 """By Sockeye's names: whether a parameter is fixed."""

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from econmt.data.source_factors import encode_sources
 from econmt.data.subwords import BOS, EOS, PAD, Vocabularies, Vocabulary
 from econmt.decoding.ensemble import EnsembleMode, average_log_probs
 from econmt.decoding.translator import CHUNK_SIZE, autocast, batches_by_length, evaluation_mode, pad_sources
@@ -66,6 +67,10 @@ def token_ids(vocabulary: Vocabulary) -> Callable[[str], list[int]]:
     return lambda text: [ids[token] for token in text.split(" ") if token]
 
 
+def _place(number: int, stream: int | None) -> str:
+    return f"pair {number + 1}" + ("" if stream is None else f": factors[{stream}]")
+
+
 class Scorer:
     """Scores sentence pairs with one model or an ensemble, as the search of :mod:`econmt.decoding` scores them.
 
@@ -109,12 +114,23 @@ class Scorer:
         sources: Sequence[str],
         targets: Sequence[Sequence[int]],
         done: Callable[[int], object] = lambda _: None,
+        *,
+        factors: Sequence[Sequence[str]] = (),
+        place: Callable[[int, int | None], str] = _place,
     ) -> list[ScoredPair]:
-        """Score target ids, without BOS and EOS, given raw source lines; ``done`` is told how many more pairs are done.
+        """Score target ids, without BOS and EOS, given raw source lines.
 
         A blank source line has one translation, the empty one, with probability 1, as in translating.
+
+        Args:
+            sources: the source lines. targets: the ids.
+            done: told how many more pairs are done.
+            factors, place: see :func:`econmt.data.source_factors.encode_sources`; no factors: the model reads none.
+
+        Raises:
+            InputError: source factors are missing, or are not one a word.
         """
-        source_ids = self.vocabularies.source.encode_many(list(sources))
+        source_ids = encode_sources(self.vocabularies, sources, factors or [()] * len(sources), place)
         results: list[ScoredPair] = []
         for target in targets:
             tokens = self.vocabularies.target.tokens(target)

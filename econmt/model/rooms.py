@@ -14,8 +14,8 @@ def make_encoder(config: recipe.Model, dropout: recipe.Dropout) -> Encoder:
     """The encoder."""
     if encoder_steps(config):
         lhuc = config.lhuc in ("encoder", "all")
-        return SteppedEncoder(config.encoder, config.embedding, dropout, lhuc=lhuc)
-    return Encoder(config.encoder, config.embedding, dropout)
+        return SteppedEncoder(config.encoder, config.source_width, dropout, lhuc=lhuc)
+    return Encoder(config.encoder, config.source_width, dropout)
 
 
 def make_decoder(config: recipe.Model, dropout: recipe.Dropout) -> Decoder:

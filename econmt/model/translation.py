@@ -5,6 +5,8 @@ Shapes: B batch, S source positions, T target positions, V target vocabulary, D 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt import recipe
+from econmt.factored_ids import separate_ids
 from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_places, mixture_loss
 from econmt.model.decoder import Memory
 from econmt.model.implementations import Implementations
@@ -72,6 +75,8 @@ class TranslationModel(nn.Module):
         target_size: target vocabulary V.
         pad: the padding id; its embeddings get no gradient from positions that hold it, and no loss counts it.
         implementations: of the ops, where a call names no others.
+        factor_sizes: vocabularies of the source factors; source ids are then those of
+            :func:`econmt.factored_ids.joined_ids`.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class TranslationModel(nn.Module):
         target_size: int,
         pad: int = 0,
         implementations: Implementations | None = None,
+        factor_sizes: Sequence[int] = (),
     ) -> None:
         super().__init__()
         dropout = config.dropouts
@@ -93,7 +99,12 @@ class TranslationModel(nn.Module):
         self.source_size = source_size
         self.target_size = target_size
         self.pad = pad
+        self.source_sizes = source_size, *factor_sizes
         self.source_embedding = Embedding(source_size, config.embedding, padding_idx=pad)
+        self.source_factor_embeddings = nn.ModuleList(
+            Embedding(size, width, padding_idx=pad)
+            for size, width in zip(factor_sizes, config.source_factors_num_embed, strict=True)
+        )
         self.target_embedding = Embedding(target_size, config.embedding, padding_idx=pad)
         if tying in ("src_trg", "src_trg_softmax"):
             self.target_embedding.weight = self.source_embedding.weight
@@ -139,6 +150,9 @@ class TranslationModel(nn.Module):
         initialize_embedding(self.source_embedding.weight, init)
         if self.target_embedding.weight is not self.source_embedding.weight:
             initialize_embedding(self.target_embedding.weight, init)
+        for table in self.source_factor_embeddings:
+            assert isinstance(table, Embedding)
+            initialize_embedding(table.weight, init)
         if self.readout is not None:
             initialize_linear(self.readout, init)
         if self.copying is not None:
@@ -147,6 +161,23 @@ class TranslationModel(nn.Module):
         self.decoder.initialize(init)
         if self.length_ratio is not None:
             self.length_ratio.initialize(init)
+
+    def words_of(self, ids: Tensor) -> Tensor:
+        """The ids of words (...) alone, of source ids (...), int64."""
+        return separate_ids(ids, self.source_sizes)[0]
+
+    def embed_source(self, ids: Tensor) -> Tensor:
+        """Embeddings (..., I) of source ids (...), int64: of words and, put side by side or added up, their factors."""
+        words, *factors = separate_ids(ids, self.source_sizes)
+        parts: list[Tensor] = [self.source_embedding(words)]
+        parts += [table(part) for table, part in zip(self.source_factor_embeddings, factors, strict=True)]
+        if len(parts) == 1:
+            return parts[0]
+        return (
+            torch.cat(parts, -1)
+            if self.config.source_factors_combine == "concat"
+            else reduce(torch.add, parts)
+        )
 
     def encode(
         self, source: Tensor, lengths: Tensor, implementations: Implementations | None = None
@@ -159,7 +190,7 @@ class TranslationModel(nn.Module):
         """
         how = self.implementations if implementations is None else implementations
         with layer("embedding"):
-            embedded = self._look_up(self.source_embedding, source, how.looks_rows_up("encoder"))
+            embedded = self._look_up(self.embed_source, source, how.looks_rows_up("encoder"))
         with layer("encoder"):
             values, last = self.encoder(embedded, lengths, how)
         return self.encoded(values, last, lengths)
@@ -211,9 +242,9 @@ class TranslationModel(nn.Module):
         copied: Copied | None = None
         if self.copying is not None:
             gates = self.copying(decoded, decoded.hidden.reshape(-1, decoded.hidden.shape[2]))
-            owners = positions.nonzero()[:, 0]
+            owners, words = positions.nonzero()[:, 0], self.words_of(source)
             copied = Copied(
-                gates[positions], decoded.attention[positions], source[owners], first_places(source)[owners]
+                gates[positions], decoded.attention[positions], words[owners], first_places(words)[owners]
             )
         return Predictions(hidden, self.output_weight, self.output_bias, copied)
 
@@ -275,7 +306,8 @@ class TranslationModel(nn.Module):
             if self.copying is not None and decoded is not None:
                 gates = self.copying(decoded, rows)
                 losses = loss.view_as(target_output)
-                loss = mixture_loss(losses, gates, decoded.attention, source, target_output, self.pad)
+                words = self.words_of(source)
+                loss = mixture_loss(losses, gates, decoded.attention, words, target_output, self.pad)
         if length_task_weight > 0.0:
             loss = loss + length_task_weight * self.length_loss(encoded, target_output)
         return loss.to(torch.float32)
@@ -293,7 +325,7 @@ class TranslationModel(nn.Module):
             lengths = (target_output != self.pad).sum(dim=1)
             return length_loss(task, ratios, encoded.memory.lengths, lengths).to(torch.float32)
 
-    def _look_up(self, embedding: nn.Embedding, ids: Tensor, once: bool) -> Inputs:
+    def _look_up(self, embedding: Callable[[Tensor], Tensor], ids: Tensor, once: bool) -> Inputs:
         """Embeddings of ids (B, T), after dropout: written out or, to be multiplied once each, of the distinct words.
 
         Dropout makes every position another input, and a GPU would have to be waited for.
@@ -317,6 +349,7 @@ class TranslationModel(nn.Module):
         """The ledger's layer (embedding, encoder, attention, decoder, output) of every parameter name."""
         rooms = {
             "source_embedding": "embedding",
+            "source_factor_embeddings": "embedding",
             "target_embedding": "embedding",
             "encoder": "encoder",
             "decoder.attention": "attention",
@@ -329,14 +362,21 @@ class TranslationModel(nn.Module):
         }
 
 
-def build_model(config: recipe.Recipe, source_size: int, target_size: int) -> TranslationModel:
+def build_model(
+    config: recipe.Recipe, source_size: int, target_size: int, factor_sizes: Sequence[int] = ()
+) -> TranslationModel:
     """The model of a recipe, with the implementations it asks for and first parameters.
 
     Args:
         config: the recipe.
         source_size: source vocabulary, special symbols counted.
         target_size: target vocabulary.
+        factor_sizes: vocabularies of the source factors.
     """
     return TranslationModel(
-        config.translation_model, source_size, target_size, implementations=Implementations.of(config.ops)
+        config.translation_model,
+        source_size,
+        target_size,
+        implementations=Implementations.of(config.ops),
+        factor_sizes=factor_sizes,
     )

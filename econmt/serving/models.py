@@ -196,6 +196,11 @@ class Served:
 
     def _fresh(self) -> _Loaded:
         model = self._load(self.folders)
+        if model.vocabularies.factors:
+            raise InputError(
+                f"{self.folders[0]}: reads source factors, which no request to a server has; translate with econmt "
+                "translate --input-factors"
+            )
         size = sum(parameter_file(ModelFolder(folder), "best").stat().st_size for folder in self.folders)
         return _Loaded(model, self._settings, size)
 

@@ -18,7 +18,7 @@ TASKS: dict[str, Callable[[Recipe, Vocabularies], Task]] = {
 """How each is made from a recipe and its vocabularies."""
 
 _OF_SIZES: dict[str, Callable[..., Task]] = {
-    "translation": TranslationTask,
+    "translation": TranslationTask.of_sizes,
     "language_model": LanguageModelTask,
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from econmt.data.batch import AnyBatch
 from econmt.data.batches import Batch, BatchIterator, training_batches, valid_batches
 from econmt.data.store import PreparedData
 from econmt.data.subwords import Vocabularies
+from econmt.factored_ids import joined_ids
 from econmt.model import Implementations, TranslationModel, build_model
 from econmt.recipe import Recipe
 from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids
@@ -25,28 +26,38 @@ class TranslationTask:
         recipe: the run.
         source_size: source vocabulary, special symbols counted.
         target_size: target vocabulary.
+        factor_sizes: vocabularies of the source factors.
     """
 
     recipe: Recipe
     source_size: int
     target_size: int
+    factor_sizes: tuple[int, ...] = field(default=(), kw_only=True)
     name = "translation"
     translates = True
 
     @classmethod
     def of(cls, recipe: Recipe, vocabularies: Vocabularies) -> TranslationTask:
         """The task of a recipe with its vocabularies."""
-        source, target = vocabularies
-        return cls(recipe, source.size, target.size)
+        return cls.of_sizes(
+            recipe, vocabularies.source.size, vocabularies.target.size, *vocabularies.factor_sizes
+        )
+
+    @classmethod
+    def of_sizes(
+        cls, recipe: Recipe, source_size: int, target_size: int, *factor_sizes: int
+    ) -> TranslationTask:
+        """The task of a recipe by the numbers of :attr:`sizes`."""
+        return cls(recipe, source_size, target_size, factor_sizes=factor_sizes)
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        """Entries of the source and of the target vocabulary."""
-        return self.source_size, self.target_size
+    def sizes(self) -> tuple[int, ...]:
+        """Entries of the source and of the target vocabulary, and of each stream of source factors."""
+        return self.source_size, self.target_size, *self.factor_sizes
 
     def build_model(self) -> TranslationModel:
         """See :meth:`econmt.tasks.protocol.Task.build_model`."""
-        return build_model(self.recipe, self.source_size, self.target_size)
+        return build_model(self.recipe, self.source_size, self.target_size, self.factor_sizes)
 
     def batches(self, prepared: PreparedData) -> BatchIterator:
         """See :meth:`econmt.tasks.protocol.Task.batches`."""
@@ -68,8 +79,11 @@ class TranslationTask:
     def example(self, shape: Shape) -> Batch:
         """See :meth:`econmt.tasks.protocol.Task.example`."""
         rows, source, target = shape
+        words = random_ids(self.source_size, rows, source)
+        # A word with the same factors wherever it is: no more different numbers than there are words.
+        factors = [words % size for size in self.factor_sizes]
         return Batch(
-            source=random_ids(self.source_size, rows, source),
+            source=joined_ids(words, factors, (self.source_size, *self.factor_sizes)),
             source_lengths=torch.full((rows,), source),
             target_input=random_ids(self.target_size, rows, target),
             target_output=random_ids(self.target_size, rows, target),
@@ -108,7 +122,8 @@ class TranslationTask:
     def description(self) -> dict[str, Any]:
         """See :meth:`econmt.tasks.protocol.Task.description`."""
         sizes = {"source_size": self.source_size, "target_size": self.target_size}
-        return {**self.recipe.model.model_dump(mode="json"), **sizes}
+        factors = {"factor_sizes": list(self.factor_sizes)} if self.factor_sizes else {}
+        return {**self.recipe.model.model_dump(mode="json"), **sizes, **factors}
 
     def layers(self, model: nn.Module) -> dict[str, str]:
         """See :meth:`econmt.tasks.protocol.Task.layers`."""

@@ -258,7 +258,7 @@ class Budget:
 
     @property
     def _words(self) -> tuple[int, int]:
-        source, target = self._prepared.vocabularies
+        source, target = self._prepared.vocabularies.sides
         return source.size, target.size
 
     def _planned(self, budget: int) -> Plan:
@@ -289,7 +289,8 @@ class Budget:
 
         def needed(sentences: int) -> int:
             shape = sentences, source, target
-            found = estimate_search(recipe, *self._words, shape, self._device.type, torch.float32)
+            factors = self._prepared.vocabularies.factor_sizes
+            found = estimate_search(recipe, *self._words, shape, self._device.type, torch.float32, factors)
             return self._state + found
 
         rows = search_rows(needed, usable(budget), decoding.batch_size)

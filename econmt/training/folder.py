@@ -22,7 +22,7 @@ _HYPOTHESES = re.compile(r"hypotheses\.([0-9]{1,15})")
 _COMMITTED = re.compile(r"([0-9]{1,15})(\.interrupted)?")
 _OWN_NAME = (
     r"(params\.([0-9]{1,15}|best)\.safetensors(\.new)?|hypotheses\.([0-9]{1,15}(\.new)?|test)|recipe\.yaml|metrics\.tsv|results\.json"
-    r"|(subwords|vocab)(\.source|\.target)?\.(model|txt))"
+    r"|(subwords|vocab)(\.source|\.target|\.factor[0-9]+)?\.(model|txt))"
 )
 _UNFINISHED = re.compile(
     rf"\.{_OWN_NAME}\.\d+\.partial|params\.best\.safetensors\.tmp|\.ranks\.[0-9a-f]+\.tmp"

@@ -115,6 +115,15 @@ def _tokens(vocabulary: Vocabulary) -> list[str]:
     return vocabulary.tokens(range(vocabulary.size))
 
 
+_SIDES = {
+    "embedding": "target",
+    "source_embedding": "source",
+    "target_embedding": "target",
+    "output": "target",
+}
+"""By what has a row for each token: whose tokens these are."""
+
+
 def _matched(
     model: nn.Module,
     tensors: Mapping[str, Tensor],
@@ -128,20 +137,28 @@ def _matched(
     """
     rows = {}
     notes = []
-    for side in ("source", "target") if isinstance(model, TranslationModel) else ("target",):
-        numbers = {token: number for number, token in enumerate(_tokens(getattr(theirs, side)))}
-        known = [numbers.get(token, -1) for token in _tokens(getattr(ours, side))]
+    sides = {"target": (theirs.target, ours.target)}
+    if isinstance(model, TranslationModel):
+        sides = {"source": (theirs.source, ours.source), **sides}
+        factors = zip(theirs.factors, ours.factors, strict=True)
+        sides |= {f"source_factor_embeddings.{number}": both for number, both in enumerate(factors)}
+    for side, (before, now) in sides.items():
+        numbers = {token: number for number, token in enumerate(_tokens(before))}
+        known = [numbers.get(token, -1) for token in _tokens(now)]
         rows[side] = torch.tensor(known)
         found = sum(place >= 0 for place in known)
+        number = side.removeprefix("source_factor_embeddings.")
+        name = f"source factor {int(number) + 1}" if number != side else side
         notes.append(
-            f"{side} vocabulary: {found:,} of {len(known):,} tokens are known there, the rows of the others are drawn"
+            f"{name} vocabulary: {found:,} of {len(known):,} tokens are known there, the rows of the others are drawn"
         )
     made = dict(tensors)
     for name, parameter in named_parameters(model).items():
-        if name.partition(".")[0] not in ("embedding", "source_embedding", "target_embedding", "output"):
+        table = name.rpartition(".")[0]
+        side = table if table in sides else _SIDES.get(table, "")
+        if not side:
             continue
-        side = "source" if name.startswith("source") else "target"
-        places, size = rows[side], getattr(theirs, side).size
+        places, size = rows[side], sides[side][0].size
         tensor = tensors.get(name)
         if (
             tensor is None

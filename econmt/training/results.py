@@ -17,6 +17,7 @@ from econmt.data.files import notice
 from econmt.data.progress_bars import counted
 from econmt.data.store import PreparedData
 from econmt.decoding.attention_picture import draw_attention, missing_note
+from econmt.decoding.requests import Request
 from econmt.decoding.translator import Translation, Translator
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
@@ -42,7 +43,7 @@ from econmt.training.pictures import draw_learning_curve
 from econmt.training.state import TrainingState
 from econmt.training.state_schema import Update
 from econmt.training.tensor_files import write_text
-from econmt.training.validation import make_translator, perplexity
+from econmt.training.validation import make_translator, perplexity, requests_of
 from econmt.typed_json import Record, read_json
 
 SAMPLES = 3
@@ -200,7 +201,8 @@ def _translate(
     if prepared.test is not None:
         corpus: Literal["test", "validation"] = "test"
         sources, references = prepared.test_source, prepared.test_target
-        translations = list(translator.translate(sources))
+        requests = requests_of(sources, prepared.test_factors)
+        translations = list(translator.translate(requests))
         hypotheses = [translation.text for translation in translations]
         write_text(folder.test_hypotheses, "".join(line + "\n" for line in hypotheses))
         measured = bleu(hypotheses, references, recipe_tokenizer(recipe, state.signature).name)
@@ -208,7 +210,8 @@ def _translate(
     else:
         corpus = "validation"
         sources, references = prepared.valid_source[:100], prepared.valid_target[:100]
-        translations = list(translator.translate(sources))
+        requests = requests_of(sources, prepared.valid_factors)
+        translations = list(translator.translate(requests))
         row = next(row for row in state.metrics if row["update"] == state.best_update)
         score, signature = row["bleu"], state.signature
     samples = [
@@ -220,7 +223,7 @@ def _translate(
         bleu=score,
         signature=signature,
         samples=samples[:SAMPLES],
-        pictures=_draw(folder, state.metrics, state.best_update, translations, sources, translator),
+        pictures=_draw(folder, state.metrics, state.best_update, translations, requests, translator),
         ledger=ledger,
         perplexities={},
     )
@@ -231,7 +234,7 @@ def _draw(
     metrics: list[dict[str, float]],
     best_update: int,
     translations: list[Translation],
-    sources: list[str],
+    requests: list[Request],
     translator: Translator,
 ) -> list[Path]:
     curve = folder.pictures / "learning_curve.png"
@@ -249,7 +252,7 @@ def _draw(
         translator.device,
         max_length=translator.max_length,
     )
-    (translation,) = watching.translate([sources[chosen]])
+    (translation,) = watching.translate([requests[chosen]])
     assert translation.attention is not None
     picture = folder.pictures / "attention.png"
     missing = draw_attention(translation.attention, translation.source_tokens, translation.tokens, picture)

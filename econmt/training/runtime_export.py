@@ -125,6 +125,8 @@ def _check(recipe: Recipe, folder: Path) -> None:
     ):
         if cell not in known:
             raise InputError(f"{folder}: the runtime has {part}s of {', '.join(known)}, not of {cell}")
+    if model.source_factors_num_embed:
+        raise InputError(f"{folder}: reads source factors, which the runtime does not know")
     if stepped := encoder_steps(model) or decoder_steps(model):
         raise InputError(f"{folder}: the runtime does not know its {stepped}")
     if model.decoder.copy_attention:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from econmt.data.batch import AnyBatch
 from econmt.data.batches import Batch, longer_than
 from econmt.data.store import PreparedData
 from econmt.data.subwords import Vocabularies
+from econmt.decoding.requests import Request
 from econmt.decoding.search import SearchOptions
 from econmt.decoding.search_model import SearchModel
 from econmt.decoding.translator import Translator
@@ -99,7 +100,8 @@ def validate(
         translator = make_translator(
             IncrementalModel(there), prepared.vocabularies, recipe, device, plan, stop
         )
-        hypotheses = _translated(step.world, translator, prepared.valid_source[:count])
+        requests = requests_of(prepared.valid_source[:count], prepared.valid_factors)
+        hypotheses = _translated(step.world, translator, requests)
         references = prepared.valid_target[:count]
         score = bleu(hypotheses, references, recipe_tokenizer(recipe, signature).name)
         metric, judged = recipe.training.early_stopping.metric, None
@@ -116,7 +118,13 @@ def _numbered(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if unnamed else device
 
 
-def _translated(world: World, translator: Translator, sources: Sequence[str]) -> list[str]:
+def requests_of(sources: Sequence[str], factors: Sequence[Sequence[str]]) -> list[Request]:
+    """What is asked of a translator: the first lines of a text, with those of each stream of source factors."""
+    rows = zip(*factors, strict=True) if factors else repeat(())
+    return [Request(text, factors=row) for text, row in zip(sources, rows, strict=False)]
+
+
+def _translated(world: World, translator: Translator, sources: Sequence[Request]) -> list[str]:
     """Translations of all sources, of which each rank makes each so many-th."""
     own: list[str] = []
     given_up = False

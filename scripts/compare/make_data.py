@@ -139,12 +139,12 @@ def make_data(folder: Path, data_dir: Path | None, test_source: Path | None = No
     sides = (SOURCE, TARGET)
     counts = {}
     for split, store, limit in (("train", prepared.train, None), ("valid", prepared.valid, VALID_SENTENCES)):
-        pairs = sentences(store, prepared.vocabularies, limit)
+        pairs = sentences(store, prepared.vocabularies.sides, limit)
         for side, lines in zip(sides, zip(*pairs, strict=True), strict=True):
             write_lines(folder / f"{split}.{side}", lines)
         counts[f"{split}_pairs"] = len(pairs)
         counts[f"{split}_target_tokens"] = sum(len(target.split()) + 1 for _, target in pairs)
-    for side, vocabulary in zip(sides, prepared.vocabularies, strict=True):
+    for side, vocabulary in zip(sides, prepared.vocabularies.sides, strict=True):
         words = (folder / f"train.{side}").read_text(encoding="utf-8").split()
         pieces = vocabulary.tokens(range(4, vocabulary.size))
         for name, content in vocabulary_files(pieces, Counter(words)).items():
@@ -153,7 +153,7 @@ def make_data(folder: Path, data_dir: Path | None, test_source: Path | None = No
         test = list(zip(prepared.test_source, prepared.test_target, strict=True))[:TEST_SENTENCES]
     else:
         test = [(line, line) for line in read_lines(test_source) if line.strip()]
-    counts["test_pairs"], counts["test_target_tokens"] = write_test(folder, prepared.vocabularies, test)
+    counts["test_pairs"], counts["test_target_tokens"] = write_test(folder, prepared.vocabularies.sides, test)
     done.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
     return counts
 

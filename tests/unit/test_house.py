@@ -52,9 +52,11 @@ ROOMS = {
 BASE = {
     "econmt",
     "econmt.errors",
+    "econmt.factored_ids",
     "econmt.limits",
     "econmt.recipe",
     "econmt.recipe_data",
+    "econmt.recipe_factors",
     "econmt.recipe_lengths",
     "econmt.recipe_model",
     "econmt.recipe_older",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,6 +22,7 @@ def estimate_search(
     shape: tuple[int, int, int],
     device: str,
     precision: torch.dtype,
+    factor_sizes: Sequence[int] = (),
 ) -> int:
     """Bytes at the peak of a search, weights included, optimizer state and gradients not.
 
@@ -36,12 +37,13 @@ def estimate_search(
         shape: sentences, source positions, and positions of the longest translation.
         device: "cpu" or "cuda".
         precision: of products.
+        factor_sizes: vocabularies of the source factors.
     """
     sentences, source_length, target_length = shape
     beam = recipe.decoding.beam_size
     cuda = device == "cuda"
     with standing_in(device), torch.no_grad():
-        model = build_model(recipe, source_size, target_size).eval()
+        model = build_model(recipe, source_size, target_size, factor_sizes).eval()
         source = torch.ones(sentences, source_length, dtype=torch.int64)
         lengths = torch.ones(sentences, dtype=torch.int64)
         rows = torch.zeros(sentences * beam, dtype=torch.int64)

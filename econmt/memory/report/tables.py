@@ -455,7 +455,9 @@ def report_data(report: Report) -> dict[str, Any]:
         "shape": report.shape._asdict(),
         "vocabulary": dict(
             zip(
-                ("source", "target") if len(report.vocabulary) > 1 else ("text",),
+                ("source", "target", *(f"factor{number}" for number in range(1, len(report.vocabulary) - 1)))
+                if len(report.vocabulary) > 1
+                else ("text",),
                 report.vocabulary,
                 strict=True,
             )

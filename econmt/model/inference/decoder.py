@@ -145,7 +145,9 @@ class IncrementalModel:
             keys, values, lengths = encoded.memory
             padding = padding_mask(lengths, keys.shape[1], keys.device)
             keys, factors = self._decoder.attention.prepare(keys, factors)
-            words = None if self._copying is None else self._copying.prepare(source, values)
+            words = (
+                None if self._copying is None else self._copying.prepare(self.model.words_of(source), values)
+            )
             summands = self._decoder.summands(values)
             sources = Sources(keys, factors, summands, padding, lengths, words=words)
         hidden, memory = self._decoder.states(first.layers)

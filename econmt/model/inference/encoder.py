@@ -62,7 +62,7 @@ class LaidOutEncoder:
 
     def __init__(self, model: TranslationModel, dtype: torch.dtype) -> None:
         self.dtype = value_type(dtype)
-        self._embedding = model.source_embedding.weight.detach()
+        self._embed = model.embed_source
         self._layers = _layers(model.encoder, dtype)
         self._residual = model.encoder.config.residual
         self._averages = model.config.decoder.state_init == "avg"
@@ -75,7 +75,7 @@ class LaidOutEncoder:
         words, places = torch.unique(source.t(), return_inverse=True)
         padding = padding_mask(lengths, source.shape[1], source.device).t()
         places = places.masked_fill(padding, len(words))
-        embedded = self._embedding.index_select(0, words).to(self.dtype)
+        embedded = self._embed(words).to(self.dtype)
         bottom, *upper = self._layers
         shares = [direction.share_of_words(embedded, places) for direction in bottom]
         outputs, last = self._run(bottom, shares, lengths, len(places))

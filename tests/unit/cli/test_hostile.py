@@ -126,7 +126,7 @@ def damaged(model: Path, folder: Path) -> Path:
 
 BROKEN: list[tuple[str, Callable[[Path], object], str]] = [
     ("recipe.yaml", lambda path: path.write_bytes(b"name: \xff\n"), "not valid UTF-8"),
-    ("recipe.yaml", lambda path: path.write_bytes(path.read_bytes()[:200]), "recipe.yaml"),
+    ("recipe.yaml", lambda path: path.write_bytes(path.read_bytes().partition(b"oise")[0]), "recipe.yaml"),
     ("results.json", lambda path: path.write_text("[]"), "no JSON object"),
     ("results.json", lambda path: path.write_text('{"update": "8"}'), "update: expected a whole number"),
     ("results.json", lambda path: path.write_bytes(b"\xff"), "not valid UTF-8"),

@@ -74,7 +74,7 @@ def random_model(like: Path, folder: Path, variant: str, **decoding: object) -> 
     changed = recipe.decoding.model_copy(update=decoding)
     recipe = recipe.model_copy(update={"model": model, "decoding": changed})
     (folder / "recipe.yaml").write_text(recipe_text(recipe))
-    task = TranslationTask(recipe, *(each.size for each in load_vocabularies(folder)))
+    task = TranslationTask(recipe, *(each.size for each in load_vocabularies(folder).sides))
     torch.manual_seed(3)
     made = task.build_model()
     with torch.no_grad():

@@ -174,7 +174,7 @@ class TestBatch:
         self, vocabularies: Vocabularies, count: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         sides = []
-        for column, vocabulary in enumerate(vocabularies):
+        for column, vocabulary in enumerate(vocabularies.sides):
             rows = [vocabulary.encode(pair[column]) for pair in text(count)]
             lengths = np.array([len(row) for row in rows])
             ids = np.zeros((count, lengths.max()), dtype=np.int64)
@@ -235,7 +235,7 @@ class TestBatch:
         )
         pairs = [(source, target.replace("l", "k")) for source, target in text(60)]
         separate = train_vocabularies(data, lambda: iter(pairs), tmp_path)
-        ids = [vocabulary.encode(side) for vocabulary, side in zip(separate, pairs[0], strict=True)]
+        ids = [vocabulary.encode(side) for vocabulary, side in zip(separate.sides, pairs[0], strict=True)]
         arrays = list(itertools.chain.from_iterable((np.array([row]), np.array([len(row)])) for row in ids))
         source, _, target, _ = BpeDropout(separate, 0.3).resample(
             np.array([0]), PairIds(*arrays), (99, 99), (1, 1)

@@ -77,7 +77,7 @@ def take(stream: BatchIterator, count: int) -> list[Batch]:
 
 
 def texts(batch: Batch, prepared: PreparedData) -> list[tuple[str, str]]:
-    source, target = prepared.vocabularies
+    source, target = prepared.vocabularies.sides
     return [
         (source.decode(own.tolist()), target.decode(other.tolist()))
         for own, other in zip(batch.source, batch.target_output, strict=True)

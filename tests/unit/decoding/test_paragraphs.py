@@ -44,7 +44,7 @@ def test_lines_keep_their_sentences() -> None:
 
 
 def test_what_cannot_be_split_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"text:4: wishes are of a sentence"):
+    with pytest.raises(InputError, match=r"text:4: wishes and source factors are of a sentence"):
         made()[0].translate_chunk([Request("A"), Request("A", avoid=["dog."])], 3, "text")
     with pytest.raises(InputError, match="no rules for the source language 'vi'"):
         sentence_splitter("vi")

@@ -37,6 +37,9 @@ def test_every_field_is_read_and_others_are_passed_on() -> None:
     line = '{"text": "a b", "constraints": ["c d"], "avoid": ["e"], "target_prefix": "f", "id": [1, {"x": null}]}'
     assert read_request(line, "x:1") == Request("a b", ["c d"], ["e"], "f", {"id": [1, {"x": None}]})
     assert read_request('{"text": "", "factors": null}', "x:1").is_plain
+    assert read_request('{"text": "a b", "factors": ["x y"]}', "x:1") == Request(
+        "a b", [], [], factors=["x y"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,8 @@ def test_every_field_is_read_and_others_are_passed_on() -> None:
         ('{"text": "a", "constraints": ["b", 1]}', "constraints[1]: expected"),
         ('{"text": "a", "avoid": [" "]}', "avoid[0] is blank"),
         ('{"text": "a", "constraint": ["b"]}', "did you mean constraints?"),
-        ('{"text": "a", "factors": ["x"]}', "factors: the model has no source factors"),
+        ('{"text": "a", "factors": "x"}', "factors: expected a list"),
+        ('{"text": "a", "factors": ["\\u0000"]}', "factors[0]: the character U+0000 is in no text"),
         ('{"text": "a", "restrict_lexicon": "x"}', "restrict_lexicon: econmt has nothing of the kind"),
         ('{"text": "a\\u0000"}', "text: the character U+0000"),
         ('{"text": "a", "target_prefix": "\\ud800"}', "target_prefix: the character U+D800"),

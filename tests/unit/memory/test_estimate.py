@@ -22,6 +22,7 @@ VOCABULARY = 97
 SMALL = ("model.embedding=16", "model.encoder.size=32", "model.decoder.size=32", "model.attention.size=48")
 RECOMPUTE = tuple(f"ops.{key}=recompute" for key in recipe.OPS)
 UNFED = ("model.decoder.input_feeding=false", "model.decoder.cell=ssru")
+SUMMED = ("model.source_factors_num_embed=[16]", "model.source_factors_combine=sum")
 REFERENCE = tuple(f"ops.{key}=reference" for key in recipe.OPS)
 
 
@@ -30,12 +31,18 @@ def small(name: str, *overrides: str) -> Recipe:
     return load_recipe(name, [*SMALL, *overrides])
 
 
+def task_of(recipe: Recipe) -> TranslationTask:
+    """The task of a recipe, each of its source factors with a few values."""
+    factors = (9,) * len(recipe.pairs.source_factors)
+    return TranslationTask(recipe, VOCABULARY, VOCABULARY, factor_sizes=factors)
+
+
 def measure(
     recipe: Recipe, shape: tuple[int, int, int], ragged: bool = False, words: int | None = None
 ) -> Ledger:
     """The ledger of a real step on full rows, or on rows of all lengths, of so many different words on each side."""
     torch.manual_seed(1)
-    task = TranslationTask(recipe, VOCABULARY, VOCABULARY)
+    task = task_of(recipe)
     batch = task.example(Shape(*shape))
     rows, source, target = shape
     if words is not None:
@@ -97,6 +104,12 @@ CASES = [
         ("model.length_task=ratio", "model.length_task_layers=3", "training.optimizer.name=adamw8bit"),
         (48, 9, 7),
     ),
+    Case(
+        "quickstart",
+        ("data.source_factors=[pos, case]", "model.source_factors_num_embed=[24, 8]"),
+        (64, 9, 4),
+    ),
+    Case("iwslt", (*RECOMPUTE, "data.source_factors=[pos]", *SUMMED), (48, 7, 4)),
     Case("quickstart", ("model.attention.layer_norm=true", "training.update_interval=4"), (1, 1, 1)),
 ]
 
@@ -113,7 +126,7 @@ def no_word_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_agrees_with_the_measured_peak(case: Case) -> None:
     recipe = small(case.name, *case.overrides)
     measured = measure(recipe, case.shape)
-    estimated = estimate_step(TranslationTask(recipe, VOCABULARY, VOCABULARY), case.shape)
+    estimated = estimate_step(task_of(recipe), case.shape)
     assert estimated.peak == pytest.approx(measured.peak, rel=0.02)
     assert estimated.stashed == pytest.approx(measured.stashed, rel=0.02)
     assert estimated.peak == estimated.total

@@ -1,0 +1,225 @@
+"""A task that source factors alone make learnable, from its files to translations, scores and refusals."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import econmt
+from econmt.data.subwords import load_vocabularies
+from econmt.errors import InputError
+from econmt.evaluation.scoring import Scorer
+from econmt.model import TranslationModel
+from econmt.serving.models import Served
+from econmt.serving.settings import Settings
+from tests.unit.cli.conftest import Call
+from tests.unit.training.tiny import Run, snapshot
+
+pytestmark = pytest.mark.slow
+
+TASK = (
+    "data.source_factors=[case]",
+    "data.subwords={type: words, source: 50, target: 50}",
+    "model.embedding=8",
+    "model.encoder.size=16",
+    "model.decoder.size=16",
+    "model.attention={type: dot}",
+    "model.dropout=0",
+    "training.batch.size=16",
+)
+CONCAT = ("model.source_factors_num_embed=[4]",)
+SUM = ("model.source_factors_num_embed=[8]", "model.source_factors_combine=sum")
+
+
+@pytest.fixture(scope="module")
+def factored_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Letters, of which the factor alone says whether their translation is a capital or has a 2 behind it."""
+    folder, draw = tmp_path_factory.mktemp("factors"), random.Random(3)
+    for name, count in (("train", 200), ("valid", 20)):
+        rows = [
+            [(draw.choice("abcdef"), draw.choice("ud")) for _ in range(draw.randint(1, 3))]
+            for _ in range(count)
+        ]
+        columns = {
+            "src": [" ".join(letter for letter, _ in row) for row in rows],
+            "case": [" ".join(factor for _, factor in row) for row in rows],
+            "trg": [" ".join(a.upper() if b == "u" else f"{a}2" for a, b in row) for row in rows],
+        }
+        for suffix, lines in columns.items():
+            (folder / f"{name}.{suffix}").write_text("".join(line + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(factored_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    more = ("training.max_updates=100", "training.checkpoint_interval=100", "training.decode_and_evaluate=0")
+    run = Run(factored_text, tmp_path_factory.mktemp("factored") / "run", (*TASK, *CONCAT, *more))
+    run.train()
+    return run.folder.path
+
+
+@pytest.fixture
+def files(factored_text: Path) -> list[object]:
+    """Options that name the validation text and its factors."""
+    return ["-i", factored_text / "valid.src", "--input-factors", factored_text / "valid.case"]
+
+
+def test_it_learns_what_the_factors_say(
+    call: Call, model: Path, factored_text: Path, files: list[object]
+) -> None:
+    """Without them half of the words would be wrong."""
+    found = call("translate", "-m", model, *files)
+    assert found.code == 0, found.err
+    expected = (factored_text / "valid.trg").read_text().split("\n")[:-1]
+    pairs = [
+        (one, other)
+        for line, reference in zip(found.lines, expected, strict=True)
+        for one, other in zip(line.split(), reference.split(), strict=False)
+    ]
+    assert sum(one == other for one, other in pairs) / len(pairs) > 0.9
+
+
+def test_a_translation_has_the_score_that_scoring_gives(
+    call: Call, model: Path, factored_text: Path, files: list[object], tmp_path: Path
+) -> None:
+    shown = call("translate", "-m", model, *files, "--output-type", "json", "--precision", "float32")
+    answers = [json.loads(line) for line in shown.lines]
+    (tmp_path / "out").write_text("".join(" ".join(answer["tokens"]) + "\n" for answer in answers))
+    given = ["-s", factored_text / "valid.src", "-t", tmp_path / "out", "--target-tokens"]
+    factors = ["--source-factors", factored_text / "valid.case", "--precision", "float32"]
+    scored = [float(line) for line in call("score", "-m", model, *given, *factors).lines]
+    assert scored == pytest.approx([answer["log_probability"] for answer in answers], abs=1e-4)
+    rows = zip(
+        *((factored_text / f"valid.{name}").read_text().split("\n") for name in ("src", "case")), strict=True
+    )
+    lines = "".join(
+        json.dumps({"text": text, "factors": [case]}) + "\n" if text else "\n" for text, case in rows
+    )
+    inside = call("translate", "-m", model, "--json-input", "--precision", "float32", text=lines)
+    assert [line for line in inside.lines if line] == [answer["translation"] for answer in answers]
+
+
+def test_from_python(model: Path) -> None:
+    loaded = econmt.load(model, device="cpu", precision="float32")
+    upper, down = loaded.translate([econmt.Request("a", factors=["u"]), econmt.Request("a", factors=["d"])])
+    assert (upper.text, down.text) == ("A", "a2")
+    assert upper.source_tokens == down.source_tokens == ["a"]
+    scorer = Scorer(loaded.models, loaded.vocabularies)
+    (scored,) = scorer.score_ids(["a"], [upper.hypotheses[0].ids], factors=[["u"]])
+    assert scored.log_probability == pytest.approx(upper.log_probability, abs=1e-4)
+    with pytest.raises(InputError, match="pair 1: 0 streams of source factors, and the model has 1"):
+        scorer.score_ids(["a"], [[5]])
+    with pytest.raises(
+        InputError, match="reads source factors, of which nobody knows what belongs to markup"
+    ):
+        loaded.translate(["a"], markup=True, attention=True)
+
+
+def test_factors_that_do_not_fit(
+    call: Call, model: Path, word_model: Path, factored_text: Path, files: list[object], tmp_path: Path
+) -> None:
+    def refused(*arguments: object, text: str = "") -> str:
+        ended = call(*arguments, text=text)
+        assert ended.code != 0
+        return ended.err.splitlines()[-1]
+
+    source = factored_text / "valid.src"
+    lines = (factored_text / "valid.case").read_text().splitlines()
+    words = source.read_text().splitlines()[3].split()
+    wrong, short, long = (tmp_path / name for name in ("wrong", "short", "long"))
+    wrong.write_text("\n".join([*lines[:3], "u " * 5, *lines[4:]]) + "\n")
+    short.write_text("\n".join(lines[:4]) + "\n")
+    long.write_text("\n".join([*lines, "u"]) + "\n")
+    count = f"5 source factors for {len(words)} word{'s' if len(words) != 1 else ''} of {source}:4; give one for each"
+    assert f"{wrong}:4: {count}" in refused("translate", "-m", model, "-i", source, "--input-factors", wrong)
+    score = ("score", "-m", model, "-s", source, "-t", factored_text / "valid.trg", "--source-factors")
+    assert f"{wrong}:4: {count}" in refused(*score, wrong)
+    for command in (("translate", "-m", model, "-i", source, "--input-factors"), score):
+        assert f"{short} has 4 lines, and {source} has more" in refused(*command, short)
+        assert f"{long} has more than the 20 lines of {source}" in refused(*command, long)
+    missing = refused("translate", "-m", model, text="a\n")
+    assert (
+        "the model reads source factors (case), and no files of them are given; give --input-factors"
+        in missing
+    )
+    assert "give --source-factors FILE" in refused(*score[:-1])
+    assert "the model reads no source factors" in refused("translate", "-m", word_model, *files)
+    given = json.dumps({"text": "a b", "factors": ["u"]})
+    assert "standard input:1: factors[0]: 1 source factor for 2 words of standard input:1" in refused(
+        "translate", "-m", model, "--json-input", text=given
+    )
+    assert "0 streams of source factors, and the model has 1" in refused(
+        "translate", "-m", model, "--json-input", text='{"text": "a"}'
+    )
+    assert "the model has none" in refused("translate", "-m", word_model, "--json-input", text=given)
+    assert "have their own" in refused("translate", "-m", model, "--json-input", *files[2:])
+
+
+def test_what_else_a_model_with_factors_can(call: Call, model: Path, tmp_path: Path) -> None:
+    assert "factors      concat: 6 of width 4" in call("info", model).lines
+    near = call("embeddings", "-m", model, "--factor", "1", "-k", "1", "u").lines
+    assert near[0].startswith("u\t")
+    assert "reads 1 streams" in call("embeddings", "-m", model, "--factor", "2", "u").err
+    assert (
+        "reads source factors, which the runtime does not know"
+        in call("export", model, tmp_path / "runtime", "--runtime").err
+    )
+    with pytest.raises(InputError, match="reads source factors, which no request to a server has"):
+        Served([model], Settings())
+    for command in (
+        ("export", model, tmp_path / "lean"),
+        ("quantize", "-m", model, "-o", tmp_path / "small"),
+    ):
+        assert call(*command).code == 0
+        folder = command[-1]
+        assert (Path(str(folder)) / "vocab.factor1.txt").is_file()
+        line = '{"text": "a c", "factors": ["u d"]}'
+        assert call("translate", "-m", folder, "--json-input", text=line).lines == ["A c2"]
+    (tmp_path / "lean" / "vocab.factor1.txt").unlink()
+    assert "vocabulary" in call("translate", "-m", tmp_path / "lean", text="a").err
+
+
+@pytest.mark.parametrize(
+    "combine", [CONCAT, pytest.param(SUM, marks=pytest.mark.thorough)], ids=["concat", "sum"]
+)
+def test_a_run_goes_on_as_if_it_had_not_stopped(
+    factored_text: Path, tmp_path: Path, combine: tuple[str, ...]
+) -> None:
+    text = Path(shutil.copytree(factored_text, tmp_path / "text"))
+
+    def run(name: str, updates: int) -> Run:
+        more = ("model.dropout=0.2", f"training.max_updates={updates}", "training.checkpoint_interval=2")
+        return Run(text, tmp_path / name, (*TASK, *combine, *more))
+
+    run("whole", 4).train()
+    run("parts", 2).train()
+    run("parts", 4).train()
+    assert snapshot(run("whole", 4).folder) == snapshot(run("parts", 4).folder)
+    (text / "train.case").write_text((text / "train.case").read_text().replace("u", "x", 1))
+    with pytest.raises(InputError, match=r"vocab\.factor1\.txt: the run began with another vocabulary"):
+        run("parts", 6).train()
+
+
+def test_tuning_with_other_factors_takes_over_the_rows_of_those_that_stay(
+    factored_text: Path, model: Path, tmp_path: Path
+) -> None:
+    text = Path(shutil.copytree(factored_text, tmp_path / "text"))
+    (text / "train.case").write_text((text / "train.case").read_text().replace("u", "a b c u", 1))
+    (text / "train.src").write_text("a b c " + (text / "train.src").read_text())
+    more = (f"training.initialize_from={model}", "training.update_vocab=true")
+    trainer = Run(text, tmp_path / "run", (*TASK, *CONCAT, *more)).trainer()
+    assert isinstance(trainer.model, TranslationModel)
+    before = econmt.load(model, device="cpu").models[0].source_factor_embeddings[0].weight
+    after = trainer.model.source_factor_embeddings[0].weight
+    theirs, ours = (
+        [*load_vocabularies(folder).factors[0].tokens(range(size))]
+        for folder, size in ((model, len(before)), (text / "prepared", len(after)))
+    )
+    assert len(after) == len(before) + 3
+    for token in ("u", "d"):
+        assert torch.equal(after[ours.index(token)], before[theirs.index(token)])

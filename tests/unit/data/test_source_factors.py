@@ -1,0 +1,324 @@
+"""Source factors from files to batches: with their words, in every epoch, or refused in one line."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import random
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from econmt.data.batches import training_batches, valid_batches
+from econmt.data.source_factors import (
+    count_of_ids,
+    encode_sources,
+    with_factors_of,
+    word_numbers,
+)
+from econmt.data.store import PreparedData, open_prepared, prepare
+from econmt.data.subwords import EOS, PAD, UNK, SentencePieceVocabulary, Vocabularies, WordVocabulary
+from econmt.data.token_store import token_type
+from econmt.errors import InputError
+from econmt.factored_ids import joined_ids, separate_ids
+from econmt.recipe import Recipe, load_recipe
+
+WORDS = ("lower", "lowest", "newer", "newest", "wide", "wider", "slowly", "größer", "eins", "zwei")
+TAGS = {word: ("long" if len(word) > 4 else "short", word[0]) for word in WORDS}
+"""Two factors, which tell words apart that look alike in part, so that a wrong place shows."""
+
+SUBWORDS = "data.subwords={type: bpe, size: 60}"
+WHOLE = "data.subwords={type: words, source: 50, target: 50}"
+
+
+def sentences(count: int, seed: int) -> list[list[str]]:
+    draw = random.Random(seed)
+    return [draw.choices(WORDS, k=draw.randint(1, 6)) for _ in range(count)]
+
+
+def put(folder: Path, split: str, rows: Sequence[Sequence[str]]) -> None:
+    text = [" ".join(row) for row in rows]
+    columns = {"src": text, "trg": [line.upper() for line in text]}
+    for number, name in enumerate(("len", "first")):
+        columns[name] = [" ".join(TAGS[word][number] for word in row) for row in rows]
+    for name, lines in columns.items():
+        (folder / f"{split}.{name}").write_text("".join(line + "\n" for line in lines))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    for split, count, seed in (("train", 60, 1), ("more", 40, 2), ("valid", 9, 3), ("test", 5, 4)):
+        put(tmp_path, split, sentences(count, seed))
+    return tmp_path
+
+
+MakeRecipe = Callable[..., Recipe]
+
+
+@pytest.fixture
+def make_recipe(text: Path) -> MakeRecipe:
+    def make(*overrides: str) -> Recipe:
+        given = (
+            "data.source=src",
+            "data.target=trg",
+            f"data.train=[{text}/train, {text}/more]",
+            f"data.valid={text}/valid",
+            f"data.test={text}/test",
+            f"data.prepared={text}/prepared",
+            "data.source_factors=[len, first]",
+            "model.source_factors_num_embed=[2, 3]",
+            "training.batch={type: sentence, size: 8}",
+        )
+        return load_recipe("quickstart", [*given, *overrides])
+
+    return make
+
+
+def prepared_of(recipe: Recipe) -> PreparedData:
+    assert recipe.data.prepared is not None
+    return prepare(recipe, Path(recipe.data.prepared), [], show_progress=False)
+
+
+def check(vocabularies: Vocabularies, ids: Sequence[int], sentence: Sequence[str] | None = None) -> None:
+    """Every token has the factors of the word that it is of."""
+    sizes = vocabularies.source.size, *vocabularies.factor_sizes
+    words, *factors = separate_ids(np.asarray(ids), sizes)
+    said = vocabularies.source.decode(words.tolist()).split(" ")
+    assert sentence is None or said == list(sentence)
+    numbers = word_numbers(vocabularies.source.tokens(words.tolist()), vocabularies.source)
+    assert numbers[-1] + 1 == len(said)
+    for stream, (vocabulary, own) in enumerate(zip(vocabularies.factors, factors, strict=True)):
+        assert vocabulary.tokens(own.tolist()) == [TAGS[said[number]][stream] for number in numbers]
+
+
+def test_numbers_there_and_back() -> None:
+    sizes = (11, 5, 7)
+    parts = [torch.randint(0, size, (3, 4)) for size in sizes]
+    whole = joined_ids(parts[0], parts[1:], sizes)
+    assert all(
+        torch.equal(found, part) for found, part in zip(separate_ids(whole, sizes), parts, strict=True)
+    )
+    assert int(whole.max()) < 11 * 5 * 7
+    assert joined_ids(10, [4, 6], sizes) == 11 * 5 * 7 - 1
+    assert separate_ids(9, (11,)) == [9]
+    assert joined_ids(EOS, [PAD, PAD], sizes) == EOS
+
+
+def test_types_of_the_store() -> None:
+    assert [token_type(size).str for size in (1 << 16, (1 << 16) + 1, 1 << 32, (1 << 32) + 1)] == [
+        "<u2",
+        "<u4",
+        "<u4",
+        "<u8",
+    ]
+    large = WordVocabulary([str(number) for number in range(3000)])
+    with pytest.raises(InputError, match=r"data\.source_factors: vocabularies of .* are too large together"):
+        count_of_ids(Vocabularies(large, large, (large,) * 5))
+
+
+@pytest.mark.parametrize("subwords", [SUBWORDS, WHOLE], ids=["bpe", "words"])
+def test_every_token_has_the_factors_of_its_word(make_recipe: MakeRecipe, text: Path, subwords: str) -> None:
+    prepared = prepared_of(make_recipe(subwords))
+    rows = [*sentences(60, 1), *sentences(40, 2)]
+    for index in (0, 59, 60, 99):
+        check(prepared.vocabularies, prepared.train.pair(index)[0].tolist(), rows[index])
+    assert prepared.statistics["train"]["source_unknown"] == 0
+    assert prepared.valid_factors == [
+        (text / f"valid.{name}").read_text().split("\n")[:-1] for name in ("len", "first")
+    ]
+    assert len(prepared.test_factors) == 2
+    (batch,) = valid_batches(prepared.valid, 16)
+    for row, length in zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True):
+        check(prepared.vocabularies, row[: length - 1])
+        assert row[length - 1] == EOS
+        assert not any(row[length:])
+
+
+def test_batches_of_ranks_have_their_rows(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe(WHOLE)
+    prepared = prepared_of(recipe)
+    batch = next(training_batches(recipe, prepared))
+    own = [batch.share(rank, 2) for rank in range(2)]
+    assert torch.equal(torch.cat([part.source for part in own])[: len(batch.indices)], batch.source)
+    for part in own:
+        for row, length in zip(part.source.tolist(), part.source_lengths.tolist(), strict=True):
+            check(prepared.vocabularies, row[: length - 1])
+
+
+def test_bpe_dropout_cuts_anew_and_keeps_factors(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("data.subwords={type: bpe, size: 60, dropout: 0.3}")
+    prepared = prepared_of(recipe)
+    batches = training_batches(recipe, prepared)
+    lengths = set()
+    for batch in itertools.islice(batches, 2 * batches.batches_per_epoch):
+        for index, row, length in zip(
+            batch.indices.tolist(), batch.source.tolist(), batch.source_lengths.tolist(), strict=True
+        ):
+            check(prepared.vocabularies, row[: length - 1])
+            lengths.add((index, length))
+    assert len(lengths) > len(prepared.train), "cuts change"
+
+
+def test_mixtures_and_filters_keep_factors(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe(
+        WHOLE,
+        "data.mixing={weights: [[1, 3]], epoch_pairs: 40}",
+        "data.filters={min_words: 2, duplicates: pairs}",
+    )
+    prepared = prepared_of(recipe)
+    assert prepared.statistics["train"]["few_words"] > 0
+    batches = training_batches(recipe, prepared)
+    for batch in itertools.islice(batches, batches.batches_per_epoch):
+        for row, length in zip(batch.source.tolist(), batch.source_lengths.tolist(), strict=True):
+            check(prepared.vocabularies, row[: length - 1])
+
+
+def test_the_store_is_made_again_when_factors_change(make_recipe: MakeRecipe, text: Path) -> None:
+    before = prepared_of(make_recipe(WHOLE))
+    assert prepared_of(make_recipe(WHOLE)).checksums == before.checksums
+    plain = prepared_of(make_recipe(WHOLE, "data.source_factors=[]", "model.source_factors_num_embed=[]"))
+    assert plain.vocabularies.factors == ()
+    assert plain.valid_factors == []
+    put(text, "valid", [["eins"] * 2] * 9)
+    lines = (text / "valid.len").read_text().replace("short", "long")
+    (text / "valid.len").unlink()
+    (text / "valid.len.gz").write_bytes(gzip.compress(lines.encode()))
+    again = prepared_of(make_recipe(WHOLE))
+    assert again.valid_factors[0] == ["long long"] * 9
+    assert open_prepared(again.folder).vocabularies.factor_sizes == again.vocabularies.factor_sizes == (6, 11)
+
+
+@pytest.mark.parametrize(
+    ("split", "name", "change", "message"),
+    [
+        (
+            "more",
+            "first",
+            lambda lines: [*lines[:3], "l n", *lines[4:]],
+            "{0}/more.first:4: 2 source factors for {1}",
+        ),
+        (
+            "valid",
+            "len",
+            lambda lines: lines[:-1],
+            "{0}/valid.len has 8 lines but {0}/valid.src has 9; line n",
+        ),
+        (
+            "train",
+            "len",
+            lambda lines: [*lines, "long"],
+            "{0}/train.len has 61 lines but {0}/train.src has 60; line n",
+        ),
+        ("test", "len", lambda lines: [""] * len(lines), "{0}/test.len:1: 0 source factors for {1}"),
+    ],
+)
+def test_a_file_that_does_not_fit(
+    make_recipe: MakeRecipe,
+    text: Path,
+    split: str,
+    name: str,
+    change: Callable[[list[str]], list[str]],
+    message: str,
+) -> None:
+    file = text / f"{split}.{name}"
+    lines = change(file.read_text().split("\n")[:-1])
+    file.write_text("".join(line + "\n" for line in lines))
+    row = (sentences(40, 2)[3] if split == "more" else sentences(5, 4)[0]) if split != "train" else []
+    number = 4 if split == "more" else 1
+    counted = (
+        f"{len(row)} word{'s' if len(row) != 1 else ''} of {text}/{split}.src:{number}; give one for each"
+    )
+    with pytest.raises(InputError, match=re.escape(message.format(text, counted))):
+        prepared_of(make_recipe(WHOLE))
+
+
+def test_files_that_are_nowhere_and_text_without_lines(make_recipe: MakeRecipe, text: Path) -> None:
+    (text / "more.len").unlink()
+    with pytest.raises(InputError, match=r"more\.len not found"):
+        prepared_of(make_recipe(WHOLE))
+    (text / "train.src").unlink()
+    (text / "train.tmx").write_text("<tmx/>")
+    with pytest.raises(InputError, match=r"train\.tmx: data\.source_factors are of lines"):
+        prepared_of(make_recipe(WHOLE))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "model.source_factors_num_embed=[2]",
+            "data.source_factors has 2 entries and model.source_factors_num_embed 1",
+        ),
+        (
+            "model.source_factors_combine=sum",
+            "source_factors_combine sum adds vectors, so each must be as wide as",
+        ),
+        ("data.source_factors=[len, src]", "source_factors: 'src' is the suffix of other files too"),
+        ("data.noise={upper: 0.1}", "data.noise changes words"),
+        ("data.tags=['', <BT>]", "data.tags puts a word before sources"),
+        ("parallel.pipeline=2", "data.source_factors cannot be divided over ranks"),
+    ],
+)
+def test_what_does_not_go_together(make_recipe: MakeRecipe, override: str, message: str) -> None:
+    more = ("model.encoder.layers=2", "model.decoder.layers=2") if "pipeline" in override else ()
+    with pytest.raises(InputError) as error:
+        make_recipe(override, *more)
+    assert message in str(error.value)
+
+
+class TestEncoding:
+    """Of texts with their factors."""
+
+    def place(self, number: int, stream: int | None) -> str:
+        return f"t:{number + 1}" if stream is None else f"f{stream}:{number + 1}"
+
+    def test_blank_texts_and_unknown_factors(self, make_recipe: MakeRecipe) -> None:
+        vocabularies = prepared_of(make_recipe(WHOLE)).vocabularies
+        found = encode_sources(vocabularies, ["", " ", "wide"], [(), ("", ""), ("new", "w")], self.place)
+        assert found[:2] == [[], []]
+        sizes = vocabularies.source.size, *vocabularies.factor_sizes
+        assert separate_ids(found[2][0], sizes)[1] == UNK
+        with pytest.raises(
+            InputError, match=r"t:1: 0 streams of source factors, and the model has 2; give each"
+        ):
+            encode_sources(vocabularies, ["wide"], [()], self.place)
+        plain = vocabularies._replace(factors=())
+        with pytest.raises(InputError, match=r"t:1: 1 stream of source factors, and the model has none"):
+            encode_sources(plain, ["wide"], [("long",)], self.place)
+
+    def test_subwords_of_any_text(self, make_recipe: MakeRecipe) -> None:
+        """Blanks of all kinds, letters that are unknown, and SentencePiece's own sign for a blank."""
+        vocabularies = prepared_of(make_recipe(SUBWORDS)).vocabularies
+        source = vocabularies.source
+        assert isinstance(source, SentencePieceVocabulary)
+        text = "  wide   漢字 \u00a0lower\u2581newest "
+        # "\u00a0" within the line is no space between words, and U+2581 is one.
+        lines = ("long long long long", "w ? l n")
+        (ids,) = encode_sources(vocabularies, [text], [lines], self.place)
+        sizes = source.size, *vocabularies.factor_sizes
+        words, _, firsts = zip(*(separate_ids(token, sizes) for token in ids), strict=True)
+        numbers = word_numbers(source.tokens(words), source)
+        assert [vocabularies.factors[1].tokens([first])[0] for first in firsts] == [
+            ["w", "<unk>", "l", "n"][number] for number in numbers
+        ]
+        with pytest.raises(InputError, match="take out the character U\\+2581"):
+            encode_sources(vocabularies, ["wide \u2581 wide"], [("long long", "w w")], self.place)
+
+    def test_a_text_that_is_cut(self, make_recipe: MakeRecipe) -> None:
+        vocabularies = prepared_of(make_recipe(WHOLE)).vocabularies
+        lines = ("long short long", "l w n")
+        (whole,) = encode_sources(vocabularies, ["lower wide newest"], [lines], self.place)
+        (cut,) = encode_sources(vocabularies, ["lower wide newest"], [lines], self.place, 10)
+        assert cut == whole[:2]
+
+    def test_another_cut(self, make_recipe: MakeRecipe) -> None:
+        vocabularies = prepared_of(make_recipe(SUBWORDS)).vocabularies
+        source = vocabularies.source
+        assert isinstance(source, SentencePieceVocabulary)
+        (ids,) = encode_sources(vocabularies, ["eins wide"], [("short short", "e w")], self.place)
+        letters = [source.processor.PieceToId(piece) for piece in "\u2581eins\u2581wide"]
+        check(vocabularies, with_factors_of(ids, letters, source), ["eins", "wide"])
