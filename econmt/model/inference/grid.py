@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt.model.inference.decoder import IncrementalModel, IncrementalState, Sources
+from econmt.model.inference.decoder import IncrementalModel
+from econmt.model.inference.state import IncrementalState, Sources
 from econmt_ops.core.lengths import padding_mask
 
 
