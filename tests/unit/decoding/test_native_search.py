@@ -120,7 +120,7 @@ def test_words_that_have_no_table_are_read_each_time(monkeypatch: pytest.MonkeyP
 
 
 def test_what_watches_ends_it() -> None:
-    looks = []
+    looks: list[None] = []
 
     def watch() -> None:
         looks.append(None)
