@@ -39,7 +39,8 @@
 #define ROW_BYTES(wide) ((wide) % 128 ? (wide) : (wide) + 64) /* rows an even number of lines apart fill few sets of a cache */
 #define FILLED 64       /* a row's bytes in such a product are filled up to a multiple of this */
 /* Bytes of a row, or of an output's weights, by the kind of weight; and floats of scratch of a product with so many rows. */
-#define WIDE(kind, inputs) ((kind) == FLOATS ? 0 : (((kind) == BYTES ? 1 : 2) * (inputs) + FILLED - 1) / FILLED * FILLED)
+#define WIDE(kind, inputs) \
+  (((((kind) == FLOATS ? 4 : (kind) == BFLOATS ? 2 : 1) * (inputs)) + FILLED - 1) / FILLED * FILLED)
 #define PRODUCT_SCRATCH(rows, wide) ((rows) + ((rows) + ROWS_AT_ONCE) * ROW_BYTES(wide) / 4 + 16)
 
 typedef float sixteen __attribute__((vector_size(64)));

@@ -673,8 +673,8 @@ static INLINE void NAME(finish)(const struct weight *w, int64_t at, int64_t coun
  * rows, and of a row some groups are written at a time. What a row gives does not depend on the others. */
 static void NAME(multiply)(const struct weight *w, const float *left, int64_t left_stride, int64_t rows, const float *start,
                            int64_t start_stride, float *output, int64_t output_stride, float *scratch) {
-  int64_t bytes = WIDE(w->kind, w->inputs), stride = ROW_BYTES(bytes), group = w->kind == FLOATS ? 1 : w->kind == BFLOATS ? 2 : 4;
-  int64_t wide = w->kind == FLOATS ? w->inputs : bytes * group / 4; /* inputs with those that fill up */
+  int64_t bytes = WIDE(w->kind, w->inputs), stride = ROW_BYTES(bytes);
+  int64_t wide = w->kind == FLOATS ? w->inputs : w->kind == BFLOATS ? bytes / 2 : bytes; /* with those that fill up */
   float *restrict steps = scratch;
   uint8_t *restrict rounded = (uint8_t *)(((uintptr_t)(scratch + rows) + 63) / 64 * 64); /* rows in whole lines of the cache */
   union {
@@ -682,9 +682,11 @@ static void NAME(multiply)(const struct weight *w, const float *left, int64_t le
     float floats[GROUPS_AT_ONCE][ROWS_AT_ONCE][16];
   } sums;
   if (w->kind != FLOATS) BEGIN_SUMS;
-  for (int64_t row = 0; row < rows && w->kind != FLOATS; row++) {
+  for (int64_t row = 0; row < rows; row++) {
     uint8_t *to = rounded + row * stride;
-    if (w->kind == BYTES) {
+    if (w->kind == FLOATS) {
+      memcpy(to, left + row * left_stride, (size_t)w->inputs * sizeof *left);
+    } else if (w->kind == BYTES) {
       steps[row] = NAME(round_row)(left + row * left_stride, w->inputs, to, wide);
     } else {
       NAME(store)(to, 0, left + row * left_stride, w->inputs, 1);
@@ -703,7 +705,7 @@ static void NAME(multiply)(const struct weight *w, const float *left, int64_t le
           NARROW_SUMS_OF_16(NAME(sums_of_16_narrow))
           (own, stride, wide, (const uint16_t *)w->values + (at + n) * wide, some, sums.floats[n / 16]);
         else
-          NAME(sums_of_16_floats)(left + first * left_stride, left_stride, wide, (const float *)w->values + (at + n) * wide, some,
+          NAME(sums_of_16_floats)((const float *)own, stride / 4, wide, (const float *)w->values + (at + n) * wide, some,
                                   sums.floats[n / 16]);
       }
       for (int64_t row = 0; row < some; row++) {
