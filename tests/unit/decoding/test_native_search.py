@@ -59,7 +59,7 @@ def agree(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]], toleran
 def test_it_finds_what_the_search_of_tensors_finds(variant: str, given: dict[str, Any]) -> None:
     model, options = IncrementalModel(make_model(variant)), SearchOptions(**given)
     assert has_native_search(model, options)
-    agree(native_search(model, *BATCH, options), beam_search(model, *BATCH, options), 1e-5)
+    agree(native_search(model, *BATCH, options), beam_search(model, *BATCH, options), 1e-4)
 
 
 @pytest.mark.usefixtures("_level")
@@ -67,7 +67,7 @@ def test_it_finds_what_the_search_of_tensors_finds(variant: str, given: dict[str
 def test_every_instruction_set_and_precision_finds_it(precision: torch.dtype) -> None:
     """In few bits hypotheses near each other may change places; the best ones here are not near."""
     model, options = IncrementalModel(make_model("additive"), precision), SearchOptions(beam_size=3)
-    tolerance = 1e-5 if precision == torch.float32 else 0.05
+    tolerance = 1e-4 if precision == torch.float32 else 0.05
     agree(native_search(model, *BATCH, options), beam_search(model, *BATCH, options), tolerance)
 
 
@@ -77,7 +77,7 @@ def test_a_sentence_does_not_depend_on_its_batch(precision: torch.dtype) -> None
     together = native_search(model, *BATCH, options)
     for number, source in enumerate(SOURCES):
         alone = *pad_sources([source], torch.device("cpu")), LIMITS[number : number + 1]
-        tolerance = 1e-5 if precision == torch.float32 else 0.01
+        tolerance = 1e-4 if precision == torch.float32 else 0.01
         agree(native_search(model, *alone, options), [together[number]], tolerance)
 
 
@@ -94,7 +94,7 @@ def test_shortlists_are_those_of_the_search_of_tensors(precision: torch.dtype) -
         for best in beam_search(restricted, *BATCH, options)
     ]
     found = native_search(model, *BATCH, options, allowed=allowed)
-    agree(found, wanted, 1e-5 if precision == torch.float32 else 0.05)
+    agree(found, wanted, 1e-4 if precision == torch.float32 else 0.05)
     for row, best in enumerate(found):
         assert all(bool(allowed[row, each.ids].all()) for each in best)
 
