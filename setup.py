@@ -13,7 +13,10 @@ _FOLDER = "ops/econmt_ops/backends/c"
 KERNELS = Extension(
     "econmt_ops.backends.c._kernels",
     [f"{_FOLDER}/kernels.c"],
-    depends=[f"{_FOLDER}/{name}.h" for name in ("kernels", "variant", "vnni", "scan_cells")],
+    depends=[
+        f"{_FOLDER}/{name}.h"
+        for name in ("kernels", "variant", "vnni", "scan_cells", "search", "search_room")
+    ],
     libraries=["m"],
     # They come after the flags with which Python itself was built, and the last ones count.
     extra_compile_args=[

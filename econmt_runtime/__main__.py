@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from econmt_runtime.errors import RuntimeInputError
 
 if TYPE_CHECKING:
-    from econmt_runtime.translator import Translator
+    from econmt_runtime.translator import Translation, Translator
 
 _READ = 1 << 17
 """Bytes that are read at a time."""
@@ -33,8 +33,13 @@ def main(folder: str | None = None) -> int:
         help="translations of a word from the lexicon; 0: none (default: all that it has)",
     )
     parser.add_argument("--threads", type=int, default=1, help="batches at the same time (default: 1)")
+    parser.add_argument(
+        "--nbest-size", type=int, default=1, help="translations of a line, as Moses lists them (default: 1)"
+    )
     parser.add_argument("--score", action="store_true", help="print score, tab, translation")
     given = parser.parse_args()
+    if given.score and given.nbest_size > 1:
+        parser.error("--score is for one translation; lists of several have the scores")
     from econmt_runtime.translator import load
 
     try:
@@ -43,12 +48,15 @@ def main(folder: str | None = None) -> int:
             beam_size=given.beam_size,
             shortlist=given.shortlist,
             threads=given.threads,
+            nbest_size=given.nbest_size,
+            warn=lambda line: print(f"econmt_runtime: warning: {line}", file=sys.stderr),
         )
+        show = _listed if given.nbest_size > 1 else _scored if given.score else _plain
         if given.input:
             with Path(given.input).open("rb") as stream:
-                _translate(translator, stream.fileno(), given.score)
+                _translate(translator, stream.fileno(), show)
         else:
-            _translate(translator, sys.stdin.fileno(), given.score)
+            _translate(translator, sys.stdin.fileno(), show)
     except BrokenPipeError:
         sys.stderr.close()
         return 0
@@ -69,7 +77,24 @@ def _chunks(descriptor: int) -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def _translate(translator: Translator, descriptor: int, score: bool) -> None:
+def _plain(found: Translation, _: int) -> str:
+    return found.text
+
+
+def _scored(found: Translation, _: int) -> str:
+    return f"{found.score:.6f}\t{found.text}"
+
+
+def _listed(found: Translation, number: int) -> str:
+    """As econmt translate lists the n best: ``number ||| text ||| logprob= log-probability ||| score``, a line each."""
+    return "\n".join(
+        f"{number} ||| {each.text.replace('|||', '&#124;' * 3)} ||| logprob= {each.log_probability:.6f} ||| "
+        f"{each.score:.6f}"
+        for each in found.nbest or [found]
+    )
+
+
+def _translate(translator: Translator, descriptor: int, show: Callable[[Translation, int], str]) -> None:
     number = 0
     for chunk in _chunks(descriptor):
         lines = []
@@ -79,8 +104,9 @@ def _translate(translator: Translator, descriptor: int, score: bool) -> None:
                 lines.append(raw.decode("utf-8").rstrip("\r"))
             except UnicodeDecodeError:
                 raise RuntimeInputError(f"line {number}: not valid UTF-8; convert the text") from None
-        for found in translator.translate(lines, number - len(lines) + 1):
-            print(f"{found.score:.6f}\t{found.text}" if score else found.text)
+        first = number - len(lines)
+        for index, found in enumerate(translator.translate(lines, first + 1), first):
+            print(show(found, index))
         sys.stdout.flush()
 
 

@@ -28,8 +28,10 @@ LANES, GROUP, FILLED = 16, 4, 64
 """Outputs and inputs of a group as the C library reads it, and of what multiple of inputs it has zeros."""
 
 
-def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+def read_arrays(path: Path, wanted: str | None = None) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a file, mapped into memory, after its checksum was compared. Nothing is executed.
+
+    ``wanted`` is the checksum that it must have; None: its own.
 
     Raises:
         RuntimeInputError: it is absent, or no such file, or cut off, or damaged.
@@ -40,7 +42,7 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         if length > min(_HEADER, len(content) - 8):
             raise ValueError("truncated")
         header = json.loads(content[8 : 8 + length].tobytes())
-        _check_sum(path, length, header)
+        _check_sum(path, length, header, wanted)
         data, found = content[8 + length :], {}
         for name, entry in header.items():
             if name == "__metadata__":
@@ -57,17 +59,17 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
     return found
 
 
-def _check_sum(path: Path, length: int, header: dict[str, Any]) -> None:
-    """Raises ValueError if the header and what follows it have another SHA-256 than ``__metadata__`` says."""
+def _check_sum(path: Path, length: int, header: dict[str, Any], wanted: str | None) -> None:
+    """Raises ValueError if the header and what follows it have another SHA-256 than ``__metadata__`` or ``wanted``."""
     metadata = dict(header["__metadata__"])
-    wanted = metadata.pop("checksum")
+    own = metadata.pop("checksum")
     rest = json.dumps({**header, "__metadata__": metadata}, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(rest.encode("utf-8"))
     with path.open("rb") as file:  # not by the map: what is only read once need not stay in memory
         file.seek(8 + length)
         while block := file.read(_BLOCK):
             digest.update(block)
-    if digest.hexdigest() != wanted:
+    if digest.hexdigest() != own or wanted not in (None, own):
         raise ValueError("its checksum is another one")
 
 

@@ -16,6 +16,9 @@ from econmt_runtime.model import Model
 from econmt_runtime.text import BOS, EOS, PAD
 
 _Totals = npt.NDArray[np.float64]
+_Ended = tuple[float, float, int, int]
+"""Score, log-probability, position and row of what has ended."""
+
 _EXTRA = 10
 """Tokens that a translation may have beyond what its source's length allows."""
 
@@ -27,6 +30,7 @@ class Options(NamedTuple):
     length_penalty_alpha: float
     length_penalty_beta: float
     max_output_factor: float
+    nbest_size: int = 1
 
     def penalty(self, length: float | Ids) -> _Totals:
         """((beta + length) / (beta + 1)) ** alpha."""
@@ -55,8 +59,8 @@ def beam_search(
     limits: Ids,
     options: Options,
     allowed: npt.NDArray[np.bool_] | None,
-) -> list[Hypothesis | None]:
-    """The best translation of each sentence; None where the model gives no finite probability to any.
+) -> list[list[Hypothesis]]:
+    """The n best translations of each sentence, best first; none where the model gives no finite probability to any.
 
     Args:
         source: (B, S) ids with EOS. padding: (B, S). limits: (B,). allowed: (B, V) words of each, or None: all.
@@ -68,9 +72,9 @@ def beam_search(
     skipped = np.array([PAD, BOS])
     tokens, owners, totals = np.full(count, BOS), np.arange(count), np.zeros(count)
     places = np.zeros(count, np.int64)
-    free, best = np.full(count, beam), np.full(count, -np.inf)
+    free, best = np.full(count, beam), np.full((count, options.nbest_size), -np.inf)
     most = options.penalty(limits + 1)
-    found: list[tuple[float, float, int, int] | None] = [None] * count
+    found: list[list[_Ended]] = [[] for _ in range(count)]
     trace: list[tuple[Ids, Ids]] = []
     position = 0
     while len(owners):
@@ -96,28 +100,29 @@ def beam_search(
         grows = kept & ~ends
         penalty = float(options.penalty(position))
         for sentence, column in zip(*(part.tolist() for part in ends.nonzero()), strict=True):
-            score = float(now[sentence, column]) / penalty
-            if found[sentence] is None or score > best[sentence]:
-                best[sentence] = score
-                row = int(parents[sentence, column])
-                found[sentence] = (score, float(now[sentence, column]), position, row)
+            total = float(now[sentence, column])
+            found[sentence].append((total / penalty, total, position, int(parents[sentence, column])))
+            scores = sorted([*best[sentence].tolist(), total / penalty], reverse=True)
+            best[sentence] = scores[: options.nbest_size]
         free = free - ends.sum(1)
         reach = np.where(grows, now, -np.inf).max(1) / most
-        growing = grows & (best < reach)[:, None]
+        growing = grows & (best[:, -1] < reach)[:, None]
         owners, columns = (np.ascontiguousarray(part) for part in growing.nonzero())  # columns of one array
         tokens, parents, totals = (part[owners, columns] for part in (chosen, parents, now))
         places = (growing.cumsum(1) - 1)[owners, columns]
         trace.append((tokens, parents))
         state = state.select(parents, owners)
-    return [_read(entry, trace, output.words) for entry in found]
+    return [
+        [
+            _read(entry, trace, output.words)
+            for entry in sorted(entries, key=lambda entry: -entry[0])[: options.nbest_size]
+        ]
+        for entries in found
+    ]
 
 
-def _read(
-    entry: tuple[float, float, int, int] | None, trace: list[tuple[Ids, Ids]], words: Ids | None
-) -> Hypothesis | None:
+def _read(entry: _Ended, trace: list[tuple[Ids, Ids]], words: Ids | None) -> Hypothesis:
     """The translation that ended at a position, from the row of its last step."""
-    if entry is None:
-        return None
     score, log_probability, position, row = entry
     ids = []
     for tokens, parents in reversed(trace[: position - 1]):

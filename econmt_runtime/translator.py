@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from econmt_runtime import library
 from econmt_runtime.arrays import read_arrays
+from econmt_runtime.checks import check_files, read_config
 from econmt_runtime.errors import RuntimeInputError
 from econmt_runtime.library import Ids
 from econmt_runtime.model import Model
@@ -19,19 +19,31 @@ from econmt_runtime.search import Hypothesis, Options, beam_search, output_limit
 from econmt_runtime.shapes import ShapeError, check_shapes
 from econmt_runtime.text import BOS, EOS, PAD, load_vocabularies, one_line
 
-FORMAT = "econmt-runtime-1"
 MODEL_FILE, ARRAYS_FILE = "model.json", "arrays.safetensors"
 
 BATCH_SIZE = 24
 """Sentences translated together: few enough for their work to stay in caches."""
 
 
-class Translation(NamedTuple):
-    """What became of a line: its text, its score, and the log-probability that it comes from."""
+_CHARACTERS_A_TOKEN = 50
+"""Lines with more than a source of the most tokens can have are cut before they are made tokens of."""
+
+
+class Entry(NamedTuple):
+    """One translation: its text, its score, and the log-probability that it comes from."""
 
     text: str
     score: float
     log_probability: float
+
+
+class Translation(NamedTuple):
+    """What became of a line: the best translation as :class:`Entry` has it, and the n best, best first."""
+
+    text: str
+    score: float
+    log_probability: float
+    nbest: tuple[Entry, ...] = ()
 
 
 class Translator:
@@ -43,6 +55,8 @@ class Translator:
         shortlist: how many translations of each source word the lexicon of the folder gives, if it has one; None: all,
             0: the lexicon is left aside.
         threads: batches that are translated at the same time.
+        nbest_size: translations of a line, at most the beam size.
+        warn: takes one line about a source that is too long.
 
     Raises:
         RuntimeInputError: naming the file or the argument.
@@ -55,23 +69,29 @@ class Translator:
         beam_size: int | None = None,
         shortlist: int | None = None,
         threads: int = 1,
+        nbest_size: int = 1,
+        warn: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.folder = Path(folder)
-        self.config = _read_config(self.folder / MODEL_FILE)
-        decoding = self.config["decoding"]
-        self.options = Options(
-            decoding["beam_size"] if beam_size is None else beam_size,
-            *(decoding[name] for name in Options._fields[1:]),
-        )
+        self.config = read_config(self.folder / MODEL_FILE)
+        check_files(self.folder, self.config["files"])
+        decoding = {**self.config["decoding"], "nbest_size": nbest_size}
+        if beam_size is not None:
+            decoding["beam_size"] = beam_size
+        self.options = Options(*(decoding[name] for name in Options._fields))
         if not 1 <= self.options.beam_size <= library.MOST_WORDS:
             raise RuntimeInputError(f"beam size {self.options.beam_size}: give 1 to {library.MOST_WORDS}")
+        if not 1 <= nbest_size <= self.options.beam_size:
+            raise RuntimeInputError(
+                f"n-best size {nbest_size}: give 1 to the beam size, {self.options.beam_size}"
+            )
         if shortlist is not None and shortlist < 0:
             raise RuntimeInputError(f"shortlist {shortlist}: give 0, for none, or more")
         if threads < 1:
             raise RuntimeInputError(f"threads {threads}: give 1 or more")
         library.start()
         self._source, self._target = load_vocabularies(self.folder, self.config["vocabulary_files"])
-        arrays = read_arrays(self.folder / ARRAYS_FILE)
+        arrays = read_arrays(self.folder / ARRAYS_FILE, self.config["arrays"])
         try:
             check_shapes(arrays, self.config)
             self._model = Model(arrays, self.config)
@@ -91,7 +111,7 @@ class Translator:
             raise RuntimeInputError(
                 f"{self.folder}: holds no lexicon; export it with one, or ask for no shortlist"
             )
-        self._threads = threads
+        self._threads, self._warn = threads, warn
 
     def translate(self, lines: Sequence[str], first: int = 1) -> list[Translation]:
         """Translate lines of raw text, one sentence a line; a blank one gives an empty one.
@@ -102,8 +122,7 @@ class Translator:
         Raises:
             RuntimeInputError: the model gives no finite probability to any translation of a line.
         """
-        most = self.config["max_input_length"]
-        sources = [self._source.encode(line)[:most] if line.strip() else [] for line in lines]
+        sources = [self._encode(line, number) for number, line in enumerate(lines, first)]
         order = sorted((i for i, ids in enumerate(sources) if ids), key=lambda i: -len(sources[i]))
         batches = [order[at : at + BATCH_SIZE] for at in range(0, len(order), BATCH_SIZE)]
         results = [Translation("", 0.0, 0.0)] * len(lines)
@@ -115,16 +134,35 @@ class Translator:
         else:
             done = [self._search([sources[i] for i in batch]) for batch in batches]
         for batch, found in zip(batches, done, strict=True):
-            for index, best in zip(batch, found, strict=True):
-                if best is None:
+            for index, hypotheses in zip(batch, found, strict=True):
+                if not hypotheses:
                     raise RuntimeInputError(
                         f"line {first + index}: the model gives no finite probability to any translation"
                     )
-                text = one_line(self._target.decode(best.ids))
-                results[index] = Translation(text, best.score, best.log_probability)
+                entries = [
+                    Entry(one_line(self._target.decode(each.ids)), each.score, each.log_probability)
+                    for each in hypotheses
+                ]
+                results[index] = Translation(*entries[0], tuple(entries))
         return results
 
-    def _search(self, sources: Sequence[Sequence[int]]) -> list[Hypothesis | None]:
+    def _encode(self, line: str, number: int) -> list[int]:
+        """The ids of a line, cut where it is too long, which is warned of."""
+        most, usual = self.config["max_input_length"], self.config["max_length"]
+        characters = most * _CHARACTERS_A_TOKEN
+        ids = self._source.encode(line[:characters]) if line.strip() else []
+        if len(ids) > most or len(line) > characters:
+            self._warn(
+                f"line {number}: more than the {most:,} tokens that a source may have; only the beginning is translated"
+            )
+        elif len(ids) > usual:
+            self._warn(
+                f"line {number}: {len(ids)} source tokens, more than the {usual} that the model was trained on; the "
+                "translation may be poor or incomplete"
+            )
+        return ids[:most]
+
+    def _search(self, sources: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
         lengths = np.array([len(ids) for ids in sources])
         source = np.full((len(sources), int(lengths.max()) + 1), PAD)
         for row, ids in enumerate(sources):
@@ -144,16 +182,6 @@ class Translator:
             np.put_along_axis(found, source, True, 1)
         found[:, :4] = True
         return found
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RuntimeInputError(f"{path}: not what econmt export --runtime writes ({error})") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise RuntimeInputError(f"{path}: not of format {FORMAT}; export the model again with this version")
-    return found
 
 
 def load(folder: Path | str, **options: Any) -> Translator:

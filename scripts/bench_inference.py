@@ -1,6 +1,10 @@
 """Words a second, BLEU, start and memory of one model on a CPU: float32, bfloat16, 8 bits, shortlists, the runtime.
 
     scripts/bench_inference.py runs/multi30k multi30k.lexicon test.en test.de --rounds 5
+    scripts/bench_inference.py runs/multi30k multi30k.lexicon test.en test.de --threads 1 2 --ctranslate2 transformer
+
+The second also times what CTranslate2's converters made of a model with the same vocabulary files as runs/multi30k; it
+needs the package ctranslate2, which may lie anywhere on PYTHONPATH.
 
 Every way translates the text in a process of its own, one after the other, round after round; the best of the rounds
 counts, of seconds on the clock and of processor seconds, the loading of the model left out. Where other programs take
@@ -10,6 +14,7 @@ the cores, processor seconds say more.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import resource
 import subprocess
@@ -24,8 +29,32 @@ ROOT = Path(__file__).resolve().parent.parent
 WARM_UP = 64
 
 
-def ways(folder: Path, model: Path, lexicon: Path, top: int) -> dict[str, dict[str, Any]]:
-    """What each way loads, the first of them today's."""
+BEAM = 5
+BATCH = 64
+LONGEST = 200
+PRECISIONS = ("float32", "int8")
+
+
+def ways(
+    folder: Path, model: Path, lexicon: Path, top: int, other: Path | None, threads: Sequence[int]
+) -> dict[str, dict[str, Any]]:
+    """What each way loads, with each number of threads, the first of them today's."""
+    found = own_ways(folder, model, lexicon, top)
+    if other is not None:
+        for precision in PRECISIONS:
+            given = {"ctranslate2": str(other), "precision": precision, "model": str(model)}
+            found[f"CTranslate2, {precision}"] = given
+    if len(threads) == 1:
+        return {way: {**given, "threads": threads[0]} for way, given in found.items()}
+    return {
+        f"{way}, {number} thread{'s' * (number > 1)}": {**given, "threads": number}
+        for number in threads
+        for way, given in found.items()
+    }
+
+
+def own_ways(folder: Path, model: Path, lexicon: Path, top: int) -> dict[str, dict[str, Any]]:
+    """What each of our ways loads."""
     listed = {"restrict_lexicon": str(lexicon), "restrict_lexicon_topk": top}
     return {
         "bfloat16": {"model": str(model), "precision": "bfloat16"},
@@ -52,11 +81,39 @@ def prepare(folder: Path, model: Path, lexicon: Path, top: int) -> None:
         )
 
 
-def translate(given: dict[str, Any], source: Path, output: Path, threads: int) -> None:
+def by_ctranslate2(given: dict[str, Any]) -> Callable[[Sequence[str]], list[str]]:
+    """What translates with a folder of CTranslate2, with text cut by the vocabulary files of ours."""
+    import sentencepiece
+
+    from econmt.data.subwords import normalized, vocabulary_files
+
+    files = vocabulary_files(Path(given["model"]))
+    source, target = (
+        sentencepiece.SentencePieceProcessor(model_file=str(file)) for file in (files[0], files[-1])
+    )
+    # It is no package that econmt asks for.
+    translator = importlib.import_module("ctranslate2").Translator(
+        given["ctranslate2"], compute_type=given["precision"], inter_threads=given["threads"], intra_threads=1
+    )
+
+    def run(texts: Sequence[str]) -> list[str]:
+        cut = [source.encode(normalized(text), out_type=str) for text in texts]
+        found = translator.translate_batch(
+            cut, beam_size=BEAM, max_batch_size=BATCH, max_decoding_length=LONGEST
+        )
+        return [target.decode(each.hypotheses[0]) for each in found]
+
+    return run
+
+
+def translate(given: dict[str, Any], source: Path, output: Path) -> None:
     """Translates in this process; prints the two kinds of seconds."""
     lines = source.read_text(encoding="utf-8").splitlines()
+    threads = given["threads"]
     run: Callable[[Sequence[str]], list[Any]]
-    if "runtime" in given:
+    if "ctranslate2" in given:
+        run = by_ctranslate2(given)
+    elif "runtime" in given:
         import econmt_runtime
 
         translator = econmt_runtime.load(given["runtime"], threads=threads, shortlist=given.get("shortlist"))
@@ -76,7 +133,8 @@ def translate(given: dict[str, Any], source: Path, output: Path, threads: int) -
     clock, processor = time.perf_counter(), time.process_time()
     found = run(lines)
     print(time.perf_counter() - clock, time.process_time() - processor)
-    output.write_text("".join(f"{each.text}\n" for each in found), encoding="utf-8")
+    texts = [each if isinstance(each, str) else each.text for each in found]
+    output.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
 
 
 def start(folder: Path, line: str) -> tuple[float, float, float]:
@@ -108,22 +166,26 @@ def main() -> None:
         parser.add_argument(name, type=Path)
     parser.add_argument("--top", type=int, default=30, help="of the lexicon, a word")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument(
+        "--ctranslate2", type=Path, help="a converted model with the vocabulary files of the first"
+    )
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.way:
-        own = ways(given.folder, given.model, given.lexicon, given.top)[given.way]
-        translate(own, given.source, given.folder / "output", given.threads)
+        asked = given.model, given.lexicon, given.top, given.ctranslate2, given.threads
+        translate(ways(given.folder, *asked)[given.way], given.source, given.folder / "output")
         return
-    os.environ.update(OPENBLAS_NUM_THREADS="1", PYTHONPATH=f"{ROOT}:{ROOT / 'ops'}")
+    places = [str(ROOT), str(ROOT / "ops"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ.update(OPENBLAS_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(places))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, given.model, given.lexicon, given.top)
         seconds: dict[str, list[tuple[float, float]]] = {}
         quality: dict[str, tuple[float, int]] = {}
         for _ in range(given.rounds):
-            for way in ways(folder, given.model, given.lexicon, given.top):
+            for way in ways(folder, given.model, given.lexicon, given.top, given.ctranslate2, given.threads):
                 command = [sys.executable, __file__, *sys.argv[1:], "--way", way, "--folder", str(folder)]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 clock, processor = map(float, done.stdout.split())

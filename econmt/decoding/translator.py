@@ -24,6 +24,7 @@ from econmt.decoding.diversity import Diversity
 from econmt.decoding.ensemble import as_one
 from econmt.decoding.glossary import Glossary
 from econmt.decoding.markup import Marked, put_back, take_out
+from econmt.decoding.native_search import has_native_search, native_search
 from econmt.decoding.requests import Request
 from econmt.decoding.sampling import sample
 from econmt.decoding.search import Hypothesis, SearchOptions, Steering, beam_search, output_limits
@@ -439,9 +440,12 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Those of a batch; of all of its sentences or of none something is wished."""
         batch = *pad_sources(sources, self.device), self._limits([len(ids) for ids in sources])
-        model, restricted = self.model, None
+        model, restricted, allowed = self.model, None, None
         if self._shortlists is not None:
             allowed = self._shortlists.allowed(batch[0], [wish.ids for wish in wishes])
+        if not wishes and isinstance(model, IncrementalModel) and has_native_search(model, self.options):
+            return native_search(model, *batch, self.options, self.watch, allowed)
+        if allowed is not None:
             # What is wished names words by their ids, and draws do not depend on which words others may have.
             whole = bool(wishes) or self.options.sample is not None
             model = restricted = Restricted(self.model, allowed, self.device, whole=whole)

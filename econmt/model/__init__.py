@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from econmt.model.implementations import Implementations
-from econmt.model.inference.decoder import IncrementalModel, IncrementalState
+from econmt.model.inference.decoder import IncrementalModel
+from econmt.model.inference.state import IncrementalState
 from econmt.model.translation import EncoderOutput, TranslationModel, build_model
 
 __all__ = [

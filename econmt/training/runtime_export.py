@@ -1,12 +1,13 @@
 """Folders for ``econmt_runtime``, which translates without PyTorch.
 
-``model.json`` has the shape of the model and how to search, ``arrays.safetensors`` its weights as a search multiplies
-with them, under the names of the parts of :class:`econmt_runtime.model.Model`; beside them lie the vocabulary, the
-runtime's modules and the C library, so that ``python FOLDER`` translates.
+``model.json`` has the shape of the model, how to search and the checksums of all files, ``arrays.safetensors`` its
+weights as a search multiplies with them, under the names of the parts of :class:`econmt_runtime.model.Model`; beside
+them lie the vocabulary, the runtime's modules and the C library, so that ``python FOLDER`` translates.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.machinery
 import json
 import shutil
@@ -29,12 +30,12 @@ from econmt.training.checkpoints import load_model
 from econmt.training.export import check_new
 from econmt.training.lexicons import read_lexicon
 from econmt.training.quantized import STEPS
-from econmt.training.tensor_files import FORMAT, write_tensors, write_text
+from econmt.training.tensor_files import CHECKSUM, FORMAT, read_metadata, write_tensors, write_text
 from econmt_ops.backends import c as native
 from econmt_ops.core.int8 import in_groups, rounded
 from econmt_ops.core.weights import LowRank
 
-RUNTIME_FORMAT = "econmt-runtime-1"
+RUNTIME_FORMAT = "econmt-runtime-2"
 _ENCODERS, _DECODERS = ("lstm", "gru", "ssru"), ("lstm", "ssru")
 _BEAM = 64
 """That of econmt_runtime.library.MOST_WORDS."""
@@ -87,7 +88,6 @@ def export_runtime(
     with writing(destination), whole_folder(destination) as place:
         for path in files:
             shutil.copyfile(path, place / path.name)
-        write_text(place / "model.json", json.dumps(config, indent=1) + "\n")
         write_tensors(place / "arrays.safetensors", tensors, {"format": FORMAT})
         package = place / "econmt_runtime"
         package.mkdir()
@@ -95,7 +95,20 @@ def export_runtime(
             shutil.copyfile(module, package / module.name)
         shutil.copyfile(library, package / library.name)
         write_text(place / "__main__.py", _MAIN.format(about=about))
+        arrays = place / "arrays.safetensors"
+        config["arrays"] = read_metadata(arrays)[CHECKSUM]
+        rest = sorted(path for path in place.rglob("*") if path.is_file() and path != arrays)
+        config["files"] = {
+            path.relative_to(place).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in rest
+        }
+        write_text(place / "model.json", json.dumps(_signed(config), indent=1) + "\n")
     return destination
+
+
+def _signed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """With the checksum that econmt_runtime.checks compares."""
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    return {**config, CHECKSUM: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def _runtime() -> Path:

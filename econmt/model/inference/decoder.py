@@ -10,25 +10,28 @@ size, E encoder size, V target vocabulary.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from econmt.model.attention import Attention
-from econmt.model.decoder import Decoder
+from econmt.model.decoder import Decoder, Recurrent
 from econmt.model.inference.cells import layer_step
 from econmt.model.inference.copying import CopyStep
 from econmt.model.inference.encoder import LaidOutEncoder
 from econmt.model.inference.layout import Gates, is_watched, laid_out, value_type
+from econmt.model.inference.native import NativeDecoder, NativeSources
 from econmt.model.inference.sources import Sources
+from econmt.model.inference.state import IncrementalState
 from econmt.model.inference.stepped import PlainStepDecoder
 from econmt.model.inference.words import Shortlist, Words
 from econmt.model.layers import weights_of
-from econmt.model.translation import TranslationModel
+from econmt.model.translation import EncoderOutput, TranslationModel
 from econmt_ops.backends import steps_for, triton
 from econmt_ops.backends.eager import advance_cell
 from econmt_ops.cells.attention import LAYER_NORM_EPSILON
@@ -42,57 +45,10 @@ from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import State
 
 
-class IncrementalState(NamedTuple):
-    """Where R rows of a search stand.
-
-    Attributes:
-        sources: of B sentences, which the rows share.
-        cells: (R,) int64 the place of each row in a grid (B, width): the sentence times the width, plus the row's
-            number among those of its sentence; or None: the rows are the grid.
-        width: columns of that grid.
-        hidden, memory: of every layer h, in the type of products, and c (R, H); of other cells than the LSTM memory
-            has all of their states, layer by layer, and hidden nothing. output: o (R, H).
-        shortlist: the output layer where sentences may have a few words alone.
-        length_ratios: (B,) of the first state of a model with a length task, else None.
-    """
-
-    sources: Sources
-    cells: Tensor | None
-    width: int
-    hidden: tuple[Tensor, ...]
-    memory: tuple[Tensor, ...]
-    output: Tensor
-    shortlist: Shortlist | None = None
-    length_ratios: Tensor | None = None
-
-    def select(self, rows: Tensor, cells: Tensor, width: int) -> IncrementalState:
-        """See :meth:`econmt.decoding.search_model.SearchState.select`."""
-        hidden, memory = (
-            tuple(part.index_select(0, rows) for part in parts) for parts in (self.hidden, self.memory)
-        )
-        output = self.output.index_select(0, rows)
-        return IncrementalState(self.sources, cells, width, hidden, memory, output, self.shortlist)
-
-    def keep(self, sentences: Tensor) -> IncrementalState:
-        """See :meth:`econmt.decoding.search_model.SearchState.keep`."""
-        owners = self.owners
-        assert self.cells is not None
-        moved = (torch.searchsorted(sentences, owners) - owners) * self.width
-        shortlist = None if self.shortlist is None else self.shortlist.keep(sentences)
-        sources = self.sources.keep(sentences)
-        return self._replace(sources=sources, cells=self.cells + moved, shortlist=shortlist)
-
-    @property
-    def owners(self) -> Tensor:
-        """(R,) int64 the sentence of each row; rows are in cells."""
-        assert self.cells is not None
-        return torch.div(self.cells, self.width, rounding_mode="floor")
-
-
 class IncrementalModel:
     """The model as a search wants it (:class:`econmt.decoding.search_model.SearchModel`).
 
-    Weights are copied: after they have changed, make a new one.
+    Weights are copied, most when a step first needs them so: after they have changed, make a new one.
 
     Args:
         model: in evaluation mode.
@@ -110,38 +66,69 @@ class IncrementalModel:
             on_cpu = model.output_weight.device.type == "cpu"
             laid_out_encoder = on_cpu and model.encoder.laid_out and not self.plain
             self._encoder = LaidOutEncoder(model, dtype) if laid_out_encoder else None
-            kind: Any = _StepDecoder if model.decoder.cell.laid_out else _CellStepDecoder
-            kind = PlainStepDecoder if self.plain else kind
-            self._decoder = kind(
-                model.decoder, model.target_embedding.weight.detach(), self._dtype if self.plain else dtype
-            )
             embedding, copying = model.target_embedding.weight.detach(), model.copying
             self._copying = None if copying is None else CopyStep(copying, embedding, self._dtype)
             self._logits = torch.empty(
                 0, model.target_size, dtype=accumulate_dtype(self._dtype), device=model.output_weight.device
             )
-            self._readout = (
-                None if model.readout is None else laid_out(model.readout.weight, model.readout.bias, dtype)
-            )
-            self._output = laid_out(model.output_weight, model.output_bias, dtype)
+
+    @functools.cached_property
+    @torch.no_grad()
+    def _decoder(self) -> Any:
+        decoder = self.model.decoder
+        kind: Any = _StepDecoder if decoder.cell.laid_out else _CellStepDecoder
+        kind = PlainStepDecoder if self.plain else kind
+        dtype = self._dtype if self.plain else self._products
+        return kind(decoder, self.model.target_embedding.weight.detach(), dtype)
+
+    @functools.cached_property
+    @torch.no_grad()
+    def _readout(self) -> Product | Int8Product | None:
+        readout = self.model.readout
+        return None if readout is None else laid_out(readout.weight, readout.bias, self._products)
+
+    @functools.cached_property
+    @torch.no_grad()
+    def _output(self) -> Product | Int8Product:
+        return laid_out(self.model.output_weight, self.model.output_bias, self._products)
+
+    @functools.cached_property
+    @torch.no_grad()
+    def _native(self) -> NativeDecoder:
+        return NativeDecoder(self.model, self._products)
+
+    @property
+    def native(self) -> NativeDecoder | None:
+        """The decoder as the C library's search reads it; None: the library is not there, or does not know it."""
+        return self._native if NativeDecoder.knows(self.model) else None
+
+    def encode_for_native(self, source: Tensor, lengths: Tensor) -> NativeSources:
+        """As :meth:`encode`, for :attr:`native`."""
+        with torch.no_grad():
+            encoded, first = self._encoded(source, lengths)
+            return self._native.begin(encoded.memory, first)
+
+    def _encoded(self, source: Tensor, lengths: Tensor) -> tuple[EncoderOutput, Recurrent]:
+        """What the encoder makes of the source, and the decoder's first state."""
+        assert not self.model.training, "a search needs a model in evaluation mode"
+        lower = torch.autocast(
+            source.device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16
+        )
+        if self._encoder is None or is_watched():  # estimates know the model's own encoder
+            with lower:
+                encoded = self.model.encode(source, lengths)
+        else:
+            encoded = self._encoder(source, lengths)
+        with lower:
+            return encoded, self.model.decoder.initial_state(encoded.summary)
 
     def encode(self, source: Tensor, lengths: Tensor, *, factors: bool = True) -> IncrementalState:
         """Encode ``source`` (B, S) int64, EOS included, padded; ``lengths`` (B,) int64 count EOS.
 
         ``factors``: whether keys may be made factors, see :meth:`_StepAttention.prepare`.
         """
-        assert not self.model.training, "a search needs a model in evaluation mode"
-        lower = torch.autocast(
-            source.device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16
-        )
         with torch.no_grad():
-            if self._encoder is None or is_watched():  # estimates know the model's own encoder
-                with lower:
-                    encoded = self.model.encode(source, lengths)
-            else:
-                encoded = self._encoder(source, lengths)
-            with lower:
-                first = self.model.decoder.initial_state(encoded.summary)
+            encoded, first = self._encoded(source, lengths)
             keys, values, lengths = encoded.memory
             padding = padding_mask(lengths, keys.shape[1], keys.device)
             keys, factors = self._decoder.attention.prepare(keys, factors)

@@ -7,7 +7,8 @@ direction, E encoder size, N distinct words.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,14 +18,24 @@ from econmt.model.encoder import Encoder
 from econmt.model.inference.layout import Gates, laid_out, value_type
 from econmt.model.layers import mean_of_valid, weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
+from econmt_ops.backends import c as native
+from econmt_ops.backends.c.search import SearchWeight, lstm_sequence
 from econmt_ops.backends.eager import advance_cell
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.precision import accumulate_dtype
-from econmt_ops.core.weights import AnyLSTMWeights
+from econmt_ops.core.weights import AnyLSTMWeights, LowRank
 from econmt_ops.lstm.reference import closed_gates
 
-_Share = Callable[[int], Tensor]
-"""What a direction's inputs add to its gates (B, 4H) in its n-th step; padded positions have their gates closed."""
+
+class _Share(NamedTuple):
+    """What a direction's inputs add to its gates, padded positions having theirs closed.
+
+    Attributes:
+        table: (M, 4H). places: (S, B) the row of each position.
+    """
+
+    table: Tensor
+    places: Tensor
 
 
 class _Direction:
@@ -32,22 +43,28 @@ class _Direction:
 
     def __init__(self, weights: AnyLSTMWeights, dtype: torch.dtype, reverse: bool) -> None:
         self.read = Gates([weights.input], weights.bias, dtype)
-        self.recur = Gates([weights.hidden], None, dtype)
+        self._hidden, self._dtype = weights.hidden, dtype
         # There c is carried through, and h is 0.
         self.closed = closed_gates(weights).detach().to(value_type(dtype))
         self.size = weights.hidden.shape[1]
         self.reverse = reverse
+        self.native: SearchWeight | None = None
+        if not isinstance(weights.hidden, LowRank) and native.serves(weights.hidden):
+            self.native = SearchWeight(weights.hidden, None, dtype)
+
+    @functools.cached_property
+    def recur(self) -> Gates:
+        """The product with h of a step."""
+        return Gates([self._hidden], None, self._dtype)
 
     def share_of_words(self, embedded: Tensor, places: Tensor) -> _Share:
         """Of the distinct words' embeddings (N, I); places (S, B) of what stands where, N at padded positions."""
-        table = torch.cat([self.read(embedded), self.closed.unsqueeze(0)])
-        order = places.flip(0) if self.reverse else places
-        return lambda step: table.index_select(0, order[step])
+        return _Share(torch.cat([self.read(embedded), self.closed.unsqueeze(0)]), places)
 
     def share(self, below: Tensor, padding: Tensor) -> _Share:
         """Of what the layer below has given (S, B, E); padding (S, B)."""
-        table = torch.where(padding.unsqueeze(2), self.closed, self.read(below))
-        return lambda step: table[len(table) - 1 - step if self.reverse else step]
+        table = torch.where(padding.unsqueeze(2), self.closed, self.read(below)).flatten(0, 1)
+        return _Share(table, torch.arange(len(table)).view(padding.shape))
 
 
 class LaidOutEncoder:
@@ -78,11 +95,11 @@ class LaidOutEncoder:
         embedded = self._embed(words).to(self.dtype)
         bottom, *upper = self._layers
         shares = [direction.share_of_words(embedded, places) for direction in bottom]
-        outputs, last = self._run(bottom, shares, lengths, len(places))
+        outputs, last = self._run(bottom, shares, lengths)
         for layer in upper:
             below = outputs
             outputs, last = self._run(
-                layer, [direction.share(below, padding) for direction in layer], lengths, len(places)
+                layer, [direction.share(below, padding) for direction in layer], lengths
             )
             if self._residual:
                 outputs = outputs + below
@@ -95,15 +112,24 @@ class LaidOutEncoder:
             ratios = self._ratio(mean)
         return EncoderOutput(Memory(keys, values, lengths), mean if self._averages else last, ratios)
 
-    def _run(
-        self, layer: list[_Direction], shares: list[_Share], lengths: Tensor, steps: int
-    ) -> tuple[Tensor, Tensor]:
+    def _run(self, layer: list[_Direction], shares: list[_Share], lengths: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs (S, B, E) of a layer, zero at padded positions, and its last hidden state (B, E)."""
+        if all(direction.native is not None for direction in layer) and native.serves(
+            lengths.new_zeros(0).float()
+        ):
+            return self._run_natively(layer, shares, lengths)
+        steps = len(shares[0].places)
         batch, size = len(lengths), layer[0].size
         made = torch.empty(steps, len(layer), batch, size, dtype=self.dtype)
         c = torch.zeros(len(layer) * batch, size, dtype=accumulate_dtype(self.dtype))
+        orders = [
+            share.places.flip(0) if direction.reverse else share.places
+            for direction, share in zip(layer, shares, strict=True)
+        ]
         for step, h in enumerate(made):
-            gates = [share(step) for share in shares]
+            gates = [
+                share.table.index_select(0, order[step]) for share, order in zip(shares, orders, strict=True)
+            ]
             if step > 0:
                 before = made[step - 1]
                 gates = [
@@ -122,6 +148,27 @@ class LaidOutEncoder:
             for part, direction in zip(parts, layer, strict=True)
         ]
         return torch.cat(parts, 2), torch.cat(last, 1)
+
+    def _run_natively(
+        self, layer: list[_Direction], shares: list[_Share], lengths: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See :meth:`_run`; by the C library, a direction a call."""
+        size, width = layer[0].size, len(layer) * layer[0].size
+        outputs = torch.zeros(*shares[0].places.shape, width)
+        last = torch.empty(len(lengths), width)
+        for number, (direction, share) in enumerate(zip(layer, shares, strict=True)):
+            own = slice(number * size, (number + 1) * size)
+            assert direction.native is not None
+            lstm_sequence(
+                direction.native,
+                share.table.float(),
+                share.places,
+                lengths,
+                outputs[:, :, own],
+                last[:, own],
+                backwards=direction.reverse,
+            )
+        return outputs.to(self.dtype), last.to(self.dtype)
 
 
 def _layers(encoder: Encoder, dtype: torch.dtype) -> list[list[_Direction]]:

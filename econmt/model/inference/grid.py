@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from econmt.model.inference.decoder import IncrementalModel, IncrementalState
+from econmt.model.inference.decoder import IncrementalModel
 from econmt.model.inference.sources import Sources
+from econmt.model.inference.state import IncrementalState
 from econmt_ops.core.lengths import padding_mask
 
 

@@ -14,7 +14,7 @@ from econmt_ops.backends import c as native
 _LARGEST = 127
 
 _LANES, _GROUP, _FILLED = 16, 4, 64
-"""Outputs and inputs of a group as the C library reads it, and of what multiple of inputs it has zeros."""
+"""Outputs and inputs of a group as the C library reads it, and of what multiple of inputs it has zeros; bytes all."""
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,10 +34,15 @@ def in_groups(values: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (N / 16, K / 4, 16, 4), filled up with zeros, and the sum of each output's weights, int32.
     """
-    outputs, inputs = values.shape
-    filled = torch.nn.functional.pad(values, (0, -inputs % _FILLED, 0, -outputs % _LANES))
-    groups = filled.view(-1, _LANES, filled.shape[1] // _GROUP, _GROUP).transpose(1, 2).contiguous()
-    return groups, filled.sum(1, dtype=torch.int32)
+    filled = torch.nn.functional.pad(values, (0, -values.shape[1] % _FILLED, 0, -len(values) % _LANES))
+    return grouped(filled), filled.sum(1, dtype=torch.int32)
+
+
+def grouped(values: Tensor) -> Tensor:
+    """A matrix (N, K), filled up, with outputs in groups of 16, inputs in those of 4 bytes: (N / 16, K / n, 16, n)."""
+    count = _GROUP // values.itemsize
+    words = values.contiguous().view(torch.int32).view(-1, _LANES, values.shape[1] // count)
+    return words.transpose(1, 2).contiguous().view(values.dtype).view(len(words), -1, _LANES, count)
 
 
 class Int8Product:

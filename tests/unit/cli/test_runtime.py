@@ -20,13 +20,14 @@ from safetensors.torch import load_file
 import econmt_runtime
 from econmt import api
 from econmt.data.subwords import fingerprint, load_vocabularies
+from econmt.decoding.formats import format_nbest
 from econmt.recipe import Model, read_recipe, recipe_text
 from econmt.tasks.translation import TranslationTask
 from econmt.training import runtime_export
 from econmt.training.checkpoints import named_parameters, parameters_metadata
 from econmt.training.lexicons import write_lexicon
-from econmt.training.runtime_export import export_runtime
-from econmt.training.tensor_files import FORMAT, write_tensors
+from econmt.training.runtime_export import _signed, export_runtime
+from econmt.training.tensor_files import FORMAT, read_metadata, write_tensors
 from econmt_ops.backends.c import library as structures
 from econmt_runtime import library
 from econmt_runtime.__main__ import main
@@ -176,7 +177,10 @@ def whole(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_runtime(random_model(word_model, place / "model", "additive"), place / "runtime")
 
 
-@pytest.mark.parametrize("file", ["model.json", "arrays.safetensors", "vocab.source.txt"])
+FILES = ["model.json", "arrays.safetensors", "vocab.source.txt", "econmt_runtime/search.py"]
+
+
+@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("fault", ["absent", "cut", "garbage"])
 def test_broken_folders_are_refused_in_a_line(whole: Path, tmp_path: Path, file: str, fault: str) -> None:
     made = tmp_path / "runtime"
@@ -186,18 +190,20 @@ def test_broken_folders_are_refused_in_a_line(whole: Path, tmp_path: Path, file:
     path.unlink()
     if fault != "absent":
         path.write_bytes(content[: len(content) // 2] if fault == "cut" else b"\xff\xfe" * 40)
-    if (file, fault) == ("vocab.source.txt", "cut"):
-        return  # a shorter list of words is a list of words
     with pytest.raises(econmt_runtime.RuntimeInputError, match=re.escape(str(path))):
         econmt_runtime.load(made)
 
 
 def rewritten(whole: Path, made: Path, **changed: torch.Tensor | None) -> Path:
-    """A copy of a folder with other arrays, or without some, and a checksum that fits them."""
+    """A copy of a folder with other arrays, or without some, and checksums that fit them."""
     shutil.copytree(whole, made)
     tensors = {**load_file(made / "arrays.safetensors"), **changed}
     found = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     write_tensors(made / "arrays.safetensors", found, {"format": FORMAT})
+    config = json.loads((made / "model.json").read_text())
+    del config["checksum"]
+    config["arrays"] = read_metadata(made / "arrays.safetensors")["checksum"]
+    (made / "model.json").write_text(json.dumps(_signed(config)))
     return made
 
 
@@ -239,6 +245,15 @@ def test_damage_shows_on_loading(whole: Path, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(econmt_runtime.RuntimeInputError, match="its checksum is another one"):
         econmt_runtime.load(flipped)
+    other, text = tmp_path / "other", (whole / "model.json").read_text()
+    shutil.copytree(whole, other)
+    (other / "model.json").write_text(text.replace('"max_length": ', '"max_length": 1'))
+    with pytest.raises(econmt_runtime.RuntimeInputError, match=r"model.json: changed since it was exported"):
+        econmt_runtime.load(other)
+    strange = rewritten(whole, tmp_path / "strange", **{"output.bias": torch.zeros(3)})
+    shutil.copyfile(whole / "model.json", strange / "model.json")
+    with pytest.raises(econmt_runtime.RuntimeInputError, match="its checksum is another one"):
+        econmt_runtime.load(strange)
     short = rewritten(whole, tmp_path / "short", **{"own.bias": torch.zeros(3)})
     with pytest.raises(econmt_runtime.RuntimeInputError, match=r"'own.bias' is float32 \(3,\), not float32"):
         econmt_runtime.load(short)
@@ -251,6 +266,8 @@ def test_damage_shows_on_loading(whole: Path, tmp_path: Path) -> None:
         ("--shortlist", -5, "shortlist -5: give 0"),
         ("--threads", 0, "threads 0: give 1 or more"),
         ("--threads", -3, "threads -3: give 1 or more"),
+        ("--nbest-size", 0, "n-best size 0: give 1 to the beam size, 2"),
+        ("--nbest-size", 6, "n-best size 6: give 1 to the beam size, 2"),
     ],
 )
 def test_options_out_of_range_are_refused(
@@ -264,6 +281,45 @@ def test_options_out_of_range_are_refused(
     monkeypatch.setattr(sys, "argv", ["runtime", option, str(value)])
     assert main(str(whole)) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variant", ["additive", pytest.param("ssru", marks=pytest.mark.slow)])
+def test_lists_of_the_best_are_those_of_econmt(
+    word_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variant: str,
+) -> None:
+    folder = random_model(word_model, tmp_path / "model", variant)
+    made, text = export_runtime(folder, tmp_path / "runtime"), tmp_path / "text"
+    text.write_text("\n".join(LINES) + "\n")
+    expected = api.load(folder, device="cpu", precision="float32").translate(LINES, nbest_size=2)
+    monkeypatch.setattr(sys, "argv", ["runtime", "-i", str(text), "--nbest-size", "2"])
+    assert main(str(made)) == 0
+    wanted = [row for number, each in enumerate(expected) for row in format_nbest(each, number)]
+    found = capsys.readouterr().out.splitlines()
+    assert len(found) == len(wanted) > len(LINES) + 3
+    for one, other in zip(found, wanted, strict=True):
+        *same, log_probability, score = re.split(r" \|\|\| (?:logprob= )?", one)
+        *text_of, likely, best = re.split(r" \|\|\| (?:logprob= )?", other)
+        assert same == text_of
+        assert [float(log_probability), float(score)] == pytest.approx([float(likely), float(best)], abs=1e-4)
+    monkeypatch.setattr(sys, "argv", ["runtime", "--score", "--nbest-size", "2"])
+    with pytest.raises(SystemExit):
+        main(str(made))
+
+
+def test_long_lines_are_warned_of(whole: Path) -> None:
+    said: list[str] = []
+    translator = econmt_runtime.load(whole, beam_size=1, warn=said.append)
+    most, usual = translator.config["max_input_length"], translator.config["max_length"]
+    translator.config["max_input_length"] = usual + 5
+    translator.translate(["a " * usual, "a " * (usual + 1), "", "a " * (usual + 6)], 7)
+    assert [line.split(":")[0] for line in said] == ["line 8", "line 10"]
+    assert "trained on" in said[0]
+    assert "only the beginning is translated" in said[1]
+    assert most > usual
 
 
 def test_errors_count_all_lines_of_the_input(

@@ -10,6 +10,7 @@ import torch
 from econmt.engine import precision
 from econmt.engine.precision import Precision, ProductTimes, precision_of, precision_of_run, time_products
 from econmt.recipe import load_recipe
+from econmt_ops.backends import c as native
 
 CPU = torch.device("cpu")
 FAST, SLOW = ProductTimes(2e-3, 1e-3), ProductTimes(1.2e-3, 1e-3)
@@ -40,6 +41,20 @@ def test_products_are_timed_once_a_day(asked: Asked, monkeypatch: pytest.MonkeyP
     pretend(monkeypatch, asked, {torch.float32: 2.0, torch.bfloat16: 1.0})
     assert time_products() == time_products() == ProductTimes(512.0, 256.0)
     assert [sizes for sizes, _ in asked] == [precision._PROBE] * 2 + [precision._SIZES] * 2
+
+
+def test_8_bits_must_win_among_few_rows(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"float32": 4.0, "bfloat16": 1.31, "int8": 1.0}
+    monkeypatch.setattr(precision, "remembered", lambda what, measure: times)
+    assert precision.int8_pays()
+    times["bfloat16"] = 1.29
+    assert not precision.int8_pays()
+    with native.without():
+        monkeypatch.setattr(native, "is_built", lambda: False)
+        assert not precision.int8_pays()
+    found = precision._timed_few()
+    assert found.keys() == times.keys()
+    assert min(found.values()) > 0
 
 
 def test_an_imitated_bfloat16_is_not_timed_further(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,19 @@
 #define ROWS_AT_ONCE 64 /* of a product in 8 bits: their sums stay in the first-level cache */
 #define GROUPS_AT_ONCE 4
 #define ROW_BYTES(wide) ((wide) % 128 ? (wide) : (wide) + 64) /* rows an even number of lines apart fill few sets of a cache */
-#define FILLED 64       /* inputs of a product in 8 bits are filled up to a multiple of this */
+#define FILLED 64       /* a row's bytes in such a product are filled up to a multiple of this */
+/* Bytes of a row, or of an output's weights, by the kind of weight; and floats of scratch of a product with so many rows. */
+#define WIDE(kind, inputs) \
+  (((((kind) == FLOATS ? 4 : (kind) == BFLOATS ? 2 : 1) * (inputs)) + FILLED - 1) / FILLED * FILLED)
+#define PRODUCT_SCRATCH(rows, wide) ((rows) + ((rows) + ROWS_AT_ONCE) * ROW_BYTES(wide) / 4 + 16)
 
+typedef float sixteen __attribute__((vector_size(64)));
 typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratch);
 
+#include "search_room.h"
+
 #define SUMS_OF_16(x) x
+#define NARROW_SUMS_OF_16(x) x
 #define BEGIN_SUMS
 #define END_SUMS
 #define NAME(x) x##_plain
@@ -64,8 +72,10 @@ typedef void kernel(const void *given, int64_t begin, int64_t end, float *scratc
 
 #include "vnni.h"
 #undef SUMS_OF_16
+#undef NARROW_SUMS_OF_16
 #undef BEGIN_SUMS
 #undef END_SUMS
+#define NARROW_SUMS_OF_16(x) (has_amx_narrow ? narrow_sums_of_16_amx : has_narrow ? narrow_sums_of_16_dot : x)
 #define SUMS_OF_16(x) (has_amx ? sums_of_16_amx : has_vnni ? sums_of_16_vnni : x)
 #define BEGIN_SUMS if (has_amx) begin_tiles()
 #define END_SUMS if (has_amx) end_tiles()
@@ -105,7 +115,9 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
     level = 2;
   if (level > most) level = most;
   has_vnni = level == 2 && __builtin_cpu_supports("avx512vnni");
+  has_narrow = has_vnni && __builtin_cpu_supports("avx512bf16");
   has_amx = has_vnni && ask_for_amx();
+  has_amx_narrow = has_amx && has_narrow && amx_is_narrow();
 #endif
   return level;
 }
@@ -126,6 +138,9 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(weight_gradient);
   SIZE(product_int8);
   SIZE(best_words);
+  SIZE(weight);
+  SIZE(lstm_sequence);
+  SIZE(beam_search);
   SIZE(losses);
   SIZE(add_rows);
   SIZE(recurrence_forward);
@@ -198,13 +213,30 @@ EXPORT int econmt_combine_forward(const struct combine_forward *a, int64_t threa
 }
 
 EXPORT int econmt_product_int8(const struct product_int8 *a, int64_t threads) {
-  int64_t rows = (threads > 1 ? a->rows / threads + 1 : a->rows) + ROWS_AT_ONCE;
-  int64_t wide = (a->inputs + FILLED - 1) / FILLED * FILLED;
-  return spread(PICK(product_int8), a, a->rows, threads, 0, rows * (1 + ROW_BYTES(wide) / 4) + 16, NULL);
+  int64_t rows = threads > 1 ? a->rows / threads + 1 : a->rows, wide = WIDE(BYTES, a->inputs);
+  return spread(PICK(product_int8), a, a->rows, threads, 0, PRODUCT_SCRATCH(rows, wide), NULL);
 }
 
 EXPORT int econmt_best_words(const struct best_words *a, int64_t threads) {
   return spread(PICK(best_words), a, a->rows, threads, 0, a->vocabulary, NULL);
+}
+
+/* Every thread has some rows. */
+EXPORT int econmt_lstm_sequence(const struct lstm_sequence *a, int64_t threads) {
+  if (!parallel || threads < 1) threads = 1;
+  if (threads > a->rows) threads = a->rows;
+  int64_t rows = a->rows / threads + 1, wide = WIDE(a->recurrent->kind, a->recurrent->inputs);
+  int64_t floats = rows * (6 * a->hidden + 2) + PRODUCT_SCRATCH(rows, wide) + 2048; /* so that it is not on the stack */
+  return spread(PICK(lstm_sequence), a, a->rows, threads, 0, floats, NULL);
+}
+
+/* Every thread searches for the translations of some sentences. */
+EXPORT int econmt_beam_search(const struct beam_search *a, int64_t threads) {
+  if (!parallel || threads < 1) threads = 1;
+  if (threads > a->sentences) threads = a->sentences;
+  struct search_room room;
+  int64_t bytes = make_search_room(a, &room, a->sentences / threads + 1, NULL);
+  return spread(PICK(beam_search), a, a->sentences, threads, 0, bytes / 4 + 16, NULL);
 }
 
 EXPORT int econmt_attention_backward(const struct attention_backward *a, int64_t threads) {

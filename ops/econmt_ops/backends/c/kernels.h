@@ -131,6 +131,67 @@ struct best_words {
   float *end;     /* (B) the log-probability of word 3, is written */
 };
 
+/* A weight (N, K) as products of few rows read it: outputs in groups of 16, inputs in groups of as many as fill 4 bytes; both are
+ * filled up with zeros, inputs to a multiple of 64 bytes where they are not floats. */
+struct weight {
+  int64_t kind; /* of those below */
+  int64_t inputs, outputs;
+  const void *values;   /* (N / 16, K / n, 16, n), n being 1, 2 or 4 */
+  const int32_t *sums;  /* of bytes those of each output, filled up; or NULL */
+  const float *scales;  /* (N) of bytes; or NULL */
+  const float *bias;    /* (N); or NULL */
+};
+
+enum { FLOATS, BFLOATS, BYTES };
+
+/* All steps of an LSTM layer in one direction, over B rows of T steps at most. */
+struct lstm_sequence {
+  int64_t rows, positions, hidden, backwards; /* 1: from a row's last position to its first */
+  const struct weight *recurrent; /* (4H, H), without bias */
+  const float *table;             /* (M, 4H) what inputs add to the gates */
+  const int64_t *places;          /* (T, B) which of them a position has */
+  const int64_t *lengths;         /* (B), at least 1 */
+  float *outputs;                 /* (T, B, H), is written at a row's own positions */
+  int64_t outputs_stride;         /* from a row to the next; positions are B rows */
+  float *last;                    /* (B, H), gets h after the last step */
+  int64_t last_stride;
+};
+
+/* Beam search of B sentences by a decoder of LSTM layers: every step of it, until no hypothesis can become better than what has
+ * ended. K places of a sentence, T steps at most, N words of the output layer, of V in the vocabulary; a word is a number below N.
+ */
+struct beam_search {
+  int64_t sentences, positions, beam, steps, nbest;
+  int64_t layers, size, compared, summed; /* H and A; values that the attention sums of a position: H, or H + E */
+  int64_t fed, residual;      /* 1: the lowest layer reads o; a layer above adds what it reads */
+  int64_t contexts;           /* 1: layers above read what the attention sums for the lowest */
+  int64_t asked;              /* queries that come before the state's share of o in one product; 0: they do not */
+  int64_t embedded, watched;  /* the width of a word's vector; steps between two calls of watch */
+  const struct weight *weights; /* in the order below */
+  const float *embedding;       /* (V, I); or NULL */
+  const int8_t *bytes;          /* (V, I) in its place */
+  const float *scales;          /* (V) of those */
+  float *shares;                /* (V, 4H), gets what a word adds to the lowest layer's gates when it comes first; or NULL */
+  uint8_t *known;               /* (V), which of them are there */
+  const int64_t *ids;           /* (N) the words' numbers in the vocabulary; or NULL: they are theirs */
+  const float *barred;          /* (B, N), added to logits; or NULL */
+  const float *keys;            /* (B, S, A) */
+  const float *score;           /* (A); or NULL: scores are products */
+  const float *values;          /* (B, S, summed): their share of o, and after it the context where it is read */
+  const uint8_t *padding;       /* (B, S) */
+  const float *first;           /* (layers, 2, B, H) h and c before the first step */
+  const int64_t *limits;        /* (B) most words before the end */
+  const double *penalties;      /* (T + 1) what a translation's log-probability is divided by, by its length with the end */
+  int64_t (*watch)(void);       /* 0: go on; or NULL */
+  int64_t *stopped;             /* gets 1 if watch said so */
+  double *ended;  /* (B, K, 2) what has ended, in that order: log-probability, and its length times K plus the place extended */
+  int64_t *count; /* (B) how many */
+  int64_t *grown; /* (B, T, K) each step's word of a place times K, plus the place that it extends */
+  float *seen;    /* (B, T, K, S) the attention of each step's rows; or NULL */
+};
+
+enum { WORDS, LOWEST, OWN, QUERY, READOUT, OUTPUT, UPPER }; /* after which one comes for each layer above the lowest */
+
 /* Cross entropies of logits with smoothed labels. */
 struct losses {
   int64_t rows, vocabulary, narrow;

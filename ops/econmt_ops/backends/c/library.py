@@ -47,6 +47,17 @@ BestWords = _structure(
     "best_words",
     "rows vocabulary count *logits logits_stride *barred *owners *skipped *values *words *end",
 )
+Weight = _structure("weight", "kind inputs outputs *values *sums *scales *bias")
+LSTMSequence = _structure(
+    "lstm_sequence",
+    "rows positions hidden backwards *recurrent *table *places *lengths *outputs outputs_stride *last last_stride",
+)
+BeamSearch = _structure(
+    "beam_search",
+    "sentences positions beam steps nbest layers size compared summed fed residual contexts asked embedded watched "
+    "*weights *embedding *bytes *scales *shares *known *ids *barred *keys *score *values *padding *first *limits "
+    "*penalties *watch *stopped *ended *count *grown *seen",
+)
 AttentionBackward = _structure(
     "attention_backward",
     "rows positions size narrow *query query_stride *keys *score *padding *weights *dweights *dkeys *dscore *dquery "
@@ -116,6 +127,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "weight_gradient": WeightGradient,
     "product_int8": ProductInt8,
     "best_words": BestWords,
+    "lstm_sequence": LSTMSequence,
+    "beam_search": BeamSearch,
     "losses": Losses,
     "add_rows": AddRows,
     "recurrence_forward": RecurrenceForward,
@@ -124,6 +137,9 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "scan_cell_forward": ScanCellForward,
     "scan_cell_backward": ScanCellBackward,
 }
+
+PARTS = {"weight": Weight}
+"""Structures that others point to."""
 
 
 class Library:
@@ -158,7 +174,7 @@ def _fits(library: Any) -> bool:
         return False
     size.argtypes, size.restype = [ctypes.c_char_p], _SIZE
     return version() == _VERSION and all(
-        size(name.encode()) == ctypes.sizeof(structure) for name, structure in STRUCTURES.items()
+        size(name.encode()) == ctypes.sizeof(structure) for name, structure in {**STRUCTURES, **PARTS}.items()
     )
 
 

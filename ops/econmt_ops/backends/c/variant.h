@@ -601,57 +601,131 @@ static void NAME(sums_of_16)(const uint8_t *restrict left, int64_t stride, int64
   }
 }
 
-/* scratch: all rows in 8 bits, each of ROW_BYTES, and their steps. Weights are read once for all rows, and of a row some groups
- * are written at a time. */
-static void NAME(product_int8)(const void *given, int64_t begin, int64_t end, float *scratch) {
-  const struct product_int8 *a = given;
-  int64_t wide = (a->inputs + FILLED - 1) / FILLED * FILLED, stride = ROW_BYTES(wide);
-  float *restrict steps = scratch;
-  uintptr_t after = (uintptr_t)(scratch + (end - begin));
-  uint8_t *restrict rounded = (uint8_t *)((after + 63) / 64 * 64); /* rows in whole lines of the cache */
-  int32_t sums[GROUPS_AT_ONCE][ROWS_AT_ONCE][16];
-  BEGIN_SUMS;
-  for (int64_t row = begin; row < end; row++) {
-    uint8_t *to = rounded + (row - begin) * stride;
-    steps[row - begin] = NAME(round_row)(a->left + row * a->left_stride, a->inputs, to, wide);
+/* The sums of 16 outputs of bfloat16, as those above. */
+static void NAME(sums_of_16_narrow)(const uint8_t *left, int64_t stride, int64_t wide, const uint16_t *weight, int64_t rows,
+                                    float (*sums)[16]) {
+  for (int64_t row = 0; row < rows; row++) {
+    float sum[16] = {0};
+    const uint16_t *values = (const uint16_t *)(left + row * stride);
+    for (int64_t k = 0; k < wide; k += 2) {
+      const uint16_t *restrict w = weight + k * 16;
+      float one = NAME(widen)(values[k]), two = NAME(widen)(values[k + 1]);
+      SIMD for (int64_t n = 0; n < 16; n++) sum[n] += one * NAME(widen)(w[2 * n]) + two * NAME(widen)(w[2 * n + 1]);
+    }
+    memcpy(sums[row], sum, sizeof sum);
   }
-  for (int64_t at = 0; at < a->outputs; at += 16 * GROUPS_AT_ONCE) {
-    int64_t all = a->outputs - at < 16 * GROUPS_AT_ONCE ? a->outputs - at : 16 * GROUPS_AT_ONCE;
-    for (int64_t first = begin; first < end; first += ROWS_AT_ONCE) {
-      int64_t rows = end - first < ROWS_AT_ONCE ? end - first : ROWS_AT_ONCE;
+}
+
+/* Of a few rows of floats, whose sums stay in registers. */
+static INLINE void NAME(tile)(const float *left, int64_t stride, int64_t inputs, const float *weight, const int rows,
+                              float (*sums)[16]) {
+  sixteen sum[12];
+  for (int row = 0; row < rows; row++) sum[row] = (sixteen){0};
+  for (int64_t k = 0; k < inputs; k++) {
+    sixteen w;
+    memcpy(&w, weight + k * 16, sizeof w);
+    for (int row = 0; row < rows; row++) sum[row] += w * left[row * stride + k];
+  }
+  for (int row = 0; row < rows; row++) memcpy(sums[row], &sum[row], sizeof sum[row]);
+}
+
+static void NAME(sums_of_16_floats)(const float *left, int64_t stride, int64_t inputs, const float *weight, int64_t rows,
+                                    float (*sums)[16]) {
+  int64_t row = 0;
+#if LANES == 16
+  for (; row + 12 <= rows; row += 12) NAME(tile)(left + row * stride, stride, inputs, weight, 12, sums + row);
+#endif
+  for (; row + 5 <= rows; row += 5) NAME(tile)(left + row * stride, stride, inputs, weight, 5, sums + row);
+  for (; row + 2 <= rows; row += 2) NAME(tile)(left + row * stride, stride, inputs, weight, 2, sums + row);
+  for (; row < rows; row++) NAME(tile)(left + row * stride, stride, inputs, weight, 1, sums + row);
+}
+
+/* What 16 outputs or fewer of a row become of their sums. */
+static INLINE void NAME(finish)(const struct weight *w, int64_t at, int64_t count, const void *sums, float step,
+                                const float *start, float *output) {
+  float values[16];
+  if (w->kind == BYTES) {
+    const int32_t *restrict sum = sums, *restrict shift = w->sums + at;
+    const float *restrict scales = w->scales + at;
+    if (count == 16) {
+      SIMD for (int64_t k = 0; k < 16; k++) values[k] = (float)(sum[k] - 128 * shift[k]) * (step * scales[k]);
+    } else {
+      for (int64_t k = 0; k < count; k++) values[k] = (float)(sum[k] - 128 * shift[k]) * (step * scales[k]);
+    }
+  } else {
+    memcpy(values, sums, sizeof values);
+  }
+  if (w->bias) {
+    const float *restrict bias = w->bias + at;
+    for (int64_t k = 0; k < count; k++) values[k] += bias[k];
+  }
+  if (start)
+    for (int64_t k = 0; k < count; k++) values[k] += start[k];
+  if (count == 16)
+    memcpy(output, values, sizeof values);
+  else
+    memcpy(output, values, (size_t)count * sizeof *values);
+}
+
+/* left weight^T + bias + start, which may be NULL or the output.
+ *
+ * scratch: as PRODUCT_SCRATCH has it, the rows as the weight's kind wants them and their steps. Weights are read once for all
+ * rows, and of a row some groups are written at a time. What a row gives does not depend on the others. */
+static void NAME(multiply)(const struct weight *w, const float *left, int64_t left_stride, int64_t rows, const float *start,
+                           int64_t start_stride, float *output, int64_t output_stride, float *scratch) {
+  int64_t bytes = WIDE(w->kind, w->inputs), stride = ROW_BYTES(bytes);
+  int64_t wide = w->kind == FLOATS ? w->inputs : w->kind == BFLOATS ? bytes / 2 : bytes; /* with those that fill up */
+  float *restrict steps = scratch;
+  uint8_t *restrict rounded = (uint8_t *)(((uintptr_t)(scratch + rows) + 63) / 64 * 64); /* rows in whole lines of the cache */
+  union {
+    int32_t whole[GROUPS_AT_ONCE][ROWS_AT_ONCE][16];
+    float floats[GROUPS_AT_ONCE][ROWS_AT_ONCE][16];
+  } sums;
+  if (w->kind != FLOATS) BEGIN_SUMS;
+  for (int64_t row = 0; row < rows; row++) {
+    uint8_t *to = rounded + row * stride;
+    if (w->kind == FLOATS) {
+      memcpy(to, left + row * left_stride, (size_t)w->inputs * sizeof *left);
+    } else if (w->kind == BYTES) {
+      steps[row] = NAME(round_row)(left + row * left_stride, w->inputs, to, wide);
+    } else {
+      NAME(store)(to, 0, left + row * left_stride, w->inputs, 1);
+      memset((uint16_t *)to + w->inputs, 0, (size_t)(wide - w->inputs) * sizeof(uint16_t));
+    }
+  }
+  for (int64_t at = 0; at < w->outputs; at += 16 * GROUPS_AT_ONCE) {
+    int64_t all = w->outputs - at < 16 * GROUPS_AT_ONCE ? w->outputs - at : 16 * GROUPS_AT_ONCE;
+    for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
+      int64_t some = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE;
+      const uint8_t *own = rounded + first * stride;
       for (int64_t n = 0; n < all; n += 16) {
-        const int8_t *weight = a->weight + (at + n) * wide;
-        SUMS_OF_16(NAME(sums_of_16))(rounded + (first - begin) * stride, stride, wide, weight, rows, sums[n / 16]);
+        if (w->kind == BYTES)
+          SUMS_OF_16(NAME(sums_of_16))(own, stride, wide, (const int8_t *)w->values + (at + n) * wide, some, sums.whole[n / 16]);
+        else if (w->kind == BFLOATS)
+          NARROW_SUMS_OF_16(NAME(sums_of_16_narrow))
+          (own, stride, wide, (const uint16_t *)w->values + (at + n) * wide, some, sums.floats[n / 16]);
+        else
+          NAME(sums_of_16_floats)((const float *)own, stride / 4, wide, (const float *)w->values + (at + n) * wide, some,
+                                  sums.floats[n / 16]);
       }
-      for (int64_t row = 0; row < rows; row++) {
-        float values[16], step = steps[first - begin + row];
+      for (int64_t row = 0; row < some; row++) {
         for (int64_t n = 0; n < all; n += 16) {
-          int64_t count = all - n < 16 ? all - n : 16;
-          const int32_t *restrict sum = sums[n / 16][row], *restrict shift = a->sums + at + n;
-          const float *restrict scales = a->scales + at + n;
-          float *output = a->output + (first + row) * a->output_stride + at + n;
-          if (count == 16) {
-            SIMD for (int64_t k = 0; k < 16; k++) values[k] = (float)(sum[k] - 128 * shift[k]) * (step * scales[k]);
-          } else {
-            for (int64_t k = 0; k < count; k++) values[k] = (float)(sum[k] - 128 * shift[k]) * (step * scales[k]);
-          }
-          if (a->bias) {
-            const float *restrict bias = a->bias + at + n;
-            for (int64_t k = 0; k < count; k++) values[k] += bias[k];
-          }
-          if (a->start) {
-            const float *start = a->start + (first + row) * a->start_stride + at + n;
-            for (int64_t k = 0; k < count; k++) values[k] += start[k];
-          }
-          if (count == 16)
-            memcpy(output, values, sizeof values);
-          else
-            memcpy(output, values, (size_t)count * sizeof *values);
+          const float *from = start ? start + (first + row) * start_stride + at + n : NULL;
+          NAME(finish)(w, at + n, all - n < 16 ? all - n : 16, sums.whole[n / 16][row], w->kind == BYTES ? steps[first + row] : 1.0f,
+                       from, output + (first + row) * output_stride + at + n);
         }
       }
     }
   }
-  END_SUMS;
+  if (w->kind != FLOATS) END_SUMS;
+}
+
+static void NAME(product_int8)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct product_int8 *a = given;
+  struct weight w = {BYTES, a->inputs, a->outputs, a->weight, a->sums, a->scales, a->bias};
+  const float *start = a->start ? a->start + begin * a->start_stride : NULL;
+  NAME(multiply)(&w, a->left + begin * a->left_stride, a->left_stride, end - begin, start, a->start_stride,
+                 a->output + begin * a->output_stride, a->output_stride, scratch);
 }
 
 /* scratch: V floats. */
@@ -695,3 +769,5 @@ static void NAME(best_words)(const void *given, int64_t begin, int64_t end, floa
     for (int64_t k = 0; k < held; k++) values[k] -= total;
   }
 }
+
+#include "search.h"

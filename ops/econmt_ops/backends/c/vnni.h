@@ -1,7 +1,7 @@
 /* Sums of products in 8 bits by AVX-512's VNNI, where four products of a lane and their sum are one instruction, and by AMX,
  * where those of 16 rows with 16 outputs are. */
 
-static int has_vnni, has_amx;
+static int has_vnni, has_narrow, has_amx, has_amx_narrow;
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vnni")
@@ -32,6 +32,35 @@ static void sums_of_16_vnni(const uint8_t *restrict left, int64_t stride, int64_
 
 #pragma GCC pop_options
 
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512bf16")
+
+/* The same of bfloat16, two products of a lane and their sum at a time. */
+static INLINE void tile_narrow(const uint8_t *left, int64_t stride, int64_t wide, const uint16_t *weight, const int rows,
+                               float (*sums)[16]) {
+  __m512 sum[12];
+  for (int row = 0; row < rows; row++) sum[row] = _mm512_setzero_ps();
+  for (int64_t k = 0; k < wide; k += 2) {
+    __m512bh w = (__m512bh)_mm512_loadu_si512(weight + k * 16);
+    for (int row = 0; row < rows; row++) {
+      int32_t two;
+      memcpy(&two, left + row * stride + 2 * k, sizeof two);
+      sum[row] = _mm512_dpbf16_ps(sum[row], (__m512bh)_mm512_set1_epi32(two), w);
+    }
+  }
+  for (int row = 0; row < rows; row++) _mm512_storeu_ps(sums[row], sum[row]);
+}
+
+static void narrow_sums_of_16_dot(const uint8_t *left, int64_t stride, int64_t wide, const uint16_t *weight, int64_t rows,
+                                  float (*sums)[16]) {
+  int64_t row = 0;
+  for (; row + 12 <= rows; row += 12) tile_narrow(left + row * stride, stride, wide, weight, 12, sums + row);
+  for (; row + 4 <= rows; row += 4) tile_narrow(left + row * stride, stride, wide, weight, 4, sums + row);
+  for (; row < rows; row++) tile_narrow(left + row * stride, stride, wide, weight, 1, sums + row);
+}
+
+#pragma GCC pop_options
+
 #if defined(__linux__) && __GNUC__ >= 11
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -46,8 +75,13 @@ static int ask_for_amx(void) {
   return syscall(SYS_arch_prctl, permission, tile_data) == 0;
 }
 
+static int amx_is_narrow(void) {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & (1u << 22));
+}
+
 #pragma GCC push_options
-#pragma GCC target("amx-tile,amx-int8")
+#pragma GCC target("amx-tile,amx-int8,amx-bf16")
 
 /* Palette 1; at 16 the bytes of each tile's rows in 16 bits, at 48 its rows. It is no local variable, of which the compiler would
  * keep the first bytes alone. */
@@ -60,36 +94,46 @@ static void begin_tiles(void) { _tile_loadconfig(TILES); }
 
 static void end_tiles(void) { _tile_release(); }
 
-/* As the others, for a multiple of 16 rows; what is in the last ones does not matter. */
+/* As the others, for a multiple of 16 rows; what is in the last ones does not matter. ``wide`` is in bytes. */
+#define SUMS_BY_TILES(dot)                                                          \
+  int64_t tiles = (rows + 15) / 16;                                                 \
+  const uint8_t *second = left + 16 * stride, *third = left + 32 * stride, *fourth = left + 48 * stride; \
+  _tile_zero(0);                                                                    \
+  _tile_zero(1);                                                                    \
+  _tile_zero(2);                                                                    \
+  _tile_zero(3);                                                                    \
+  for (int64_t k = 0; k < wide; k += 64) {                                          \
+    _tile_loadd(7, weight + k * 16, 64);                                            \
+    _tile_loadd(4, left + k, stride);                                               \
+    dot(0, 4, 7);                                                                   \
+    if (tiles > 1) {                                                                \
+      _tile_loadd(5, second + k, stride);                                           \
+      dot(1, 5, 7);                                                                 \
+    }                                                                               \
+    if (tiles > 2) {                                                                \
+      _tile_loadd(6, third + k, stride);                                            \
+      dot(2, 6, 7);                                                                 \
+    }                                                                               \
+    if (tiles > 3) {                                                                \
+      _tile_loadd(4, fourth + k, stride);                                           \
+      dot(3, 4, 7);                                                                 \
+    }                                                                               \
+  }                                                                                 \
+  _tile_stored(0, sums, 64);                                                        \
+  if (tiles > 1) _tile_stored(1, sums + 16, 64);                                    \
+  if (tiles > 2) _tile_stored(2, sums + 32, 64);                                    \
+  if (tiles > 3) _tile_stored(3, sums + 48, 64);
+
 static void sums_of_16_amx(const uint8_t *left, int64_t stride, int64_t wide, const int8_t *weight, int64_t rows,
                            int32_t (*sums)[16]) {
-  int64_t tiles = (rows + 15) / 16;
-  const uint8_t *second = left + 16 * stride, *third = left + 32 * stride, *fourth = left + 48 * stride;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t k = 0; k < wide; k += 64) {
-    _tile_loadd(7, weight + k * 16, 64);
-    _tile_loadd(4, left + k, stride);
-    _tile_dpbusd(0, 4, 7);
-    if (tiles > 1) {
-      _tile_loadd(5, second + k, stride);
-      _tile_dpbusd(1, 5, 7);
-    }
-    if (tiles > 2) {
-      _tile_loadd(6, third + k, stride);
-      _tile_dpbusd(2, 6, 7);
-    }
-    if (tiles > 3) {
-      _tile_loadd(4, fourth + k, stride);
-      _tile_dpbusd(3, 4, 7);
-    }
-  }
-  _tile_stored(0, sums, 64);
-  if (tiles > 1) _tile_stored(1, sums + 16, 64);
-  if (tiles > 2) _tile_stored(2, sums + 32, 64);
-  if (tiles > 3) _tile_stored(3, sums + 48, 64);
+  SUMS_BY_TILES(_tile_dpbusd)
+}
+
+static void narrow_sums_of_16_amx(const uint8_t *left, int64_t stride, int64_t inputs, const uint16_t *values, int64_t rows,
+                                  float (*sums)[16]) {
+  const uint8_t *weight = (const uint8_t *)values;
+  int64_t wide = 2 * inputs;
+  SUMS_BY_TILES(_tile_dpbf16ps)
 }
 
 #pragma GCC pop_options
@@ -97,5 +141,7 @@ static void sums_of_16_amx(const uint8_t *left, int64_t stride, int64_t wide, co
 static int ask_for_amx(void) { return 0; }
 static void begin_tiles(void) {}
 static void end_tiles(void) {}
+static int amx_is_narrow(void) { return 0; }
 #define sums_of_16_amx sums_of_16_vnni
+#define narrow_sums_of_16_amx narrow_sums_of_16_dot
 #endif

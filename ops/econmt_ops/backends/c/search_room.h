@@ -1,0 +1,72 @@
+/* The memory of a search's steps. R rows: the hypotheses of some sentences that still grow, those of a sentence together. */
+
+#define LOGITS_AT_ONCE 32 /* rows whose logits stay in the second-level cache */
+#define MOST_PLACES 64    /* of a sentence */
+
+/* Which sentence and place a row has, its newest word and its log-probability: (R) each. */
+struct hypotheses {
+  int64_t *owners, *places, *tokens;
+  double *totals;
+};
+
+struct search_room {
+  struct hypotheses now, next;
+  int64_t *parents, *words;                            /* (R) of the next; (R, K) the best words of each row */
+  int64_t *free;                                       /* (B) places that have not ended */
+  double *best;                                        /* (B, nbest) scores of what has ended, falling */
+  float *h, *c, *output;                               /* (layers, R, H) and (R, H) */
+  float *next_h, *next_c, *next_output;
+  float *gates, *joined, *top, *own, *query, *sums, *weights, *read, *logits, *found, *end, *product;
+};
+
+/* Lays the arrays for ``sentences`` out behind ``base``, which may be NULL; returns the bytes that they take. */
+static int64_t make_search_room(const struct beam_search *a, struct search_room *m, int64_t sentences, char *base) {
+  int64_t rows = sentences * a->beam, at = 0, words = a->weights[OUTPUT].outputs;
+  int64_t upper = a->contexts ? a->summed : a->size; /* what a layer above reads, at most, beside h */
+  int64_t wide = 64, joined = (a->fed ? 2 : 1) * a->size;
+  if (joined < a->size + upper) joined = a->size + upper;
+  if (joined < a->embedded) joined = a->embedded;
+  for (int64_t k = 0; k < UPPER + a->layers - 1; k++) {
+    int64_t own = WIDE(a->weights[k].kind, a->weights[k].inputs);
+    wide = own > wide ? own : wide;
+  }
+#define ROOM(field, count)                                                   \
+  m->field = base ? (void *)(base + at) : NULL;                              \
+  at += ((int64_t)sizeof *m->field * (count) + 63) / 64 * 64
+  ROOM(now.owners, rows);
+  ROOM(now.places, rows);
+  ROOM(now.tokens, rows);
+  ROOM(now.totals, rows);
+  ROOM(next.owners, rows);
+  ROOM(next.places, rows);
+  ROOM(next.tokens, rows);
+  ROOM(next.totals, rows);
+  ROOM(parents, rows);
+  ROOM(words, rows * a->beam);
+  ROOM(free, sentences);
+  ROOM(best, sentences * a->nbest);
+  ROOM(h, a->layers * rows * a->size);
+  ROOM(c, a->layers * rows * a->size);
+  ROOM(output, rows * a->size);
+  ROOM(next_h, a->layers * rows * a->size);
+  ROOM(next_c, a->layers * rows * a->size);
+  ROOM(next_output, rows * a->size);
+  ROOM(gates, rows * 4 * a->size);
+  ROOM(joined, rows * joined);
+  ROOM(top, rows * a->size);
+  ROOM(own, rows * a->weights[OWN].outputs);
+  ROOM(query, rows * a->compared);
+  ROOM(sums, rows * a->summed);
+  ROOM(weights, rows * a->positions);
+  ROOM(read, rows * a->weights[READOUT].outputs);
+  ROOM(logits, LOGITS_AT_ONCE * words);
+  ROOM(found, rows * a->beam);
+  ROOM(end, rows);
+  int64_t scratch = PRODUCT_SCRATCH(rows, wide);
+  if (scratch < words) scratch = words;
+  if (scratch < 2 * a->compared) scratch = 2 * a->compared;
+  if (scratch < a->summed) scratch = a->summed;
+  ROOM(product, scratch);
+#undef ROOM
+  return at + 4096; /* which also keeps it out of the space for a few floats */
+}

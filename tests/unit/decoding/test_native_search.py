@@ -1,0 +1,165 @@
+"""Beam search in one call of the C library against that of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from econmt.data.subwords import Vocabularies
+from econmt.decoding.native_search import has_native_search, native_search
+from econmt.decoding.requests import Request
+from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
+from econmt.decoding.shortlist import Restricted
+from econmt.decoding.translator import Translator, pad_sources
+from econmt.model import IncrementalModel
+from econmt_ops.backends import c as native
+from econmt_ops.backends.c.library import Library
+from tests.unit.decoding.test_real_model import SIZE, SOURCES, VARIANTS, make_model
+from tests.unit.decoding.test_translator import Letters
+
+KNOWN = sorted({*VARIANTS} - {"layer-norm"})
+LIMITS = torch.tensor([4, 9, 12, 2])
+OPTIONS = [
+    {"beam_size": 4, "nbest_size": 4},
+    {"beam_size": 1},
+    {"beam_size": 5, "nbest_size": 2, "length_penalty_alpha": 0.0},
+    {"beam_size": 30, "nbest_size": 3, "attention": False},
+]
+BATCH = *pad_sources(SOURCES, torch.device("cpu")), LIMITS
+
+
+@pytest.fixture(params=[0, 1, 2])
+def _level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Takes the library with these instructions at most."""
+    assert native._PATH is not None
+    library = Library(native._PATH, request.param)
+    monkeypatch.setattr(native, "_library", lambda: library)
+    yield
+    Library(native._PATH)  # what it may use is a state of the library
+
+
+def agree(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]], tolerance: float) -> None:
+    """Raises AssertionError if hypotheses differ by more than rounding."""
+    for one, other in zip(found, wanted, strict=True):
+        assert [each.ids for each in one] == [each.ids for each in other]
+        for left, right in zip(one, other, strict=True):
+            assert left.score == pytest.approx(right.score, abs=tolerance)
+            assert left.log_probability == pytest.approx(right.log_probability, abs=10 * tolerance)
+            assert left.cut == right.cut
+            assert (left.attention is None) == (right.attention is None)
+            if left.attention is not None and right.attention is not None:
+                torch.testing.assert_close(left.attention, right.attention, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("given", OPTIONS, ids=str)
+@pytest.mark.parametrize("variant", KNOWN)
+def test_it_finds_what_the_search_of_tensors_finds(variant: str, given: dict[str, Any]) -> None:
+    model, options = IncrementalModel(make_model(variant)), SearchOptions(**given)
+    assert has_native_search(model, options)
+    agree(native_search(model, *BATCH, options), beam_search(model, *BATCH, options), 1e-4)
+
+
+@pytest.mark.usefixtures("_level")
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.int8])
+def test_every_instruction_set_and_precision_finds_it(precision: torch.dtype) -> None:
+    """In few bits hypotheses near each other may change places; the best ones here are not near."""
+    model, options = IncrementalModel(make_model("additive"), precision), SearchOptions(beam_size=3)
+    tolerance = 1e-4 if precision == torch.float32 else 0.05
+    agree(native_search(model, *BATCH, options), beam_search(model, *BATCH, options), tolerance)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.int8])
+def test_a_sentence_does_not_depend_on_its_batch(precision: torch.dtype) -> None:
+    model, options = IncrementalModel(make_model("deep"), precision), SearchOptions(beam_size=4, nbest_size=2)
+    together = native_search(model, *BATCH, options)
+    for number, source in enumerate(SOURCES):
+        alone = *pad_sources([source], torch.device("cpu")), LIMITS[number : number + 1]
+        tolerance = 1e-4 if precision == torch.float32 else 0.01
+        agree(native_search(model, *alone, options), [together[number]], tolerance)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.int8])
+def test_shortlists_are_those_of_the_search_of_tensors(precision: torch.dtype) -> None:
+    torch.manual_seed(4)
+    model = IncrementalModel(make_model("tied"), precision)
+    options = SearchOptions(beam_size=5, nbest_size=3)
+    allowed = torch.rand(len(SOURCES), SIZE) < 0.4
+    allowed[:, :4] = True
+    restricted = Restricted(model, allowed, torch.device("cpu"), whole=False)
+    wanted = [
+        [each._replace(ids=restricted.ids(each.ids)) for each in best]
+        for best in beam_search(restricted, *BATCH, options)
+    ]
+    found = native_search(model, *BATCH, options, allowed=allowed)
+    agree(found, wanted, 1e-4 if precision == torch.float32 else 0.05)
+    for row, best in enumerate(found):
+        assert all(bool(allowed[row, each.ids].all()) for each in best)
+
+
+def test_threads_share_the_sentences() -> None:
+    model, options = IncrementalModel(make_model("additive")), SearchOptions(beam_size=3)
+    before = torch.get_num_threads()
+    alone = native_search(model, *BATCH, options)
+    torch.set_num_threads(3)
+    try:
+        model = IncrementalModel(make_model("additive"))
+        shared = native_search(model, *BATCH, options)
+    finally:
+        torch.set_num_threads(before)
+    agree(shared, alone, 0.0)
+
+
+def test_words_that_have_no_table_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SearchOptions(beam_size=3)
+    wanted = native_search(IncrementalModel(make_model("additive")), *BATCH, options)
+    monkeypatch.setattr("econmt.model.inference.native._TABLE_BYTES", 0)
+    agree(native_search(IncrementalModel(make_model("additive")), *BATCH, options), wanted, 0.0)
+
+
+def test_what_watches_ends_it() -> None:
+    looks: list[None] = []
+
+    def watch() -> None:
+        looks.append(None)
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    model = IncrementalModel(make_model("additive"))
+    with pytest.raises(KeyboardInterrupt):
+        native_search(model, *BATCH, SearchOptions(beam_size=4), watch)
+    assert len(looks) == 2
+
+
+def test_numbers_that_are_not_finite_give_no_translation() -> None:
+    model = make_model("additive")
+    with torch.no_grad():
+        model.output_bias[9] = torch.nan
+    assert native_search(IncrementalModel(model), *BATCH, SearchOptions()) == [[]] * len(SOURCES)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"beam_prune": 1.0}, {"beam_search_stop": "first"}, {"block_ngram_repeat": 2}, {"sample": 0}],
+    ids=str,
+)
+def test_other_searches_are_not_its(given: dict[str, Any]) -> None:
+    model = IncrementalModel(make_model("additive"))
+    assert not has_native_search(model, SearchOptions(**given))
+    assert not has_native_search(IncrementalModel(make_model("layer-norm")), SearchOptions())
+    assert not has_native_search(IncrementalModel(make_model("additive").double()), SearchOptions())
+    with native.without():
+        assert not has_native_search(model, SearchOptions())
+
+
+def test_wishes_go_another_way() -> None:
+    class Few(Letters):
+        size = SIZE
+
+    model = IncrementalModel(make_model("additive"))
+    translator = Translator([model], Vocabularies(Few(), Few()), SearchOptions(beam_size=4))
+    plain, wished = translator.translate(["abc", Request("abc", constraints=("h",))])
+    assert "h" in wished.text
+    assert plain.text == next(iter(translator.translate(["abc"]))).text
