@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 python scripts/measure_chunks.py --size 1024
     python scripts/measure_chunks.py --size 1024 --device cuda --dtype bfloat16 --how triton recompute
 
-One line a number of chunks: milliseconds of a forward and a backward pass over all steps, the least of some in turns. On
-a CPU they are those of the processor, so that what else it does matters less; on a GPU passes are CUDA graphs.
+One line a number of chunks: milliseconds of a forward and a backward pass over all steps with the stash "gates", the
+least of some in turns. On a CPU they are those of the processor, so that what else it does matters less; on a GPU
+passes are CUDA graphs.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bo
     for weight in weights:
         weight.grad = None
     rows, hidden = len(inputs), len(weights.bias) // 4
-    layer, found = ChunkedLSTM(weights), []
+    layer, found, stash = ChunkedLSTM(weights), [], "auto" if how == "reference" else "gates"
     state = inputs.new_zeros(rows, hidden), inputs.new_zeros(rows, hidden, dtype=torch.float32)
     for part in torch.split(inputs, length, 1):
         read = part.detach().requires_grad_()
         first = state[0].detach().requires_grad_(), state[1].detach().requires_grad_()
         if once:
-            outputs, state = layer(read, first, implementation=how)
+            outputs, state = layer(read, first, stash=stash, implementation=how)
         else:
-            outputs, (state,) = lstm(read, (weights,), state=(first,), implementation=how)
+            outputs, (state,) = lstm(read, (weights,), state=(first,), stash=stash, implementation=how)
         found.append((first, [outputs, *state]))
     gradients: list[Tensor | None] = [None, None]
     for first, made in reversed(found):
