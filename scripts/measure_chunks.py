@@ -1,0 +1,105 @@
+"""What chunks of time cost an LSTM layer: its weights' gradients made in each chunk, or once after the last.
+
+    OMP_NUM_THREADS=1 python scripts/measure_chunks.py --size 1024
+    python scripts/measure_chunks.py --size 1024 --device cuda --dtype bfloat16 --how triton recompute
+
+One line a number of chunks: milliseconds of a forward and a backward pass over all steps with the stash "gates", the
+least of some in turns. On a CPU they are those of the processor, so that what else it does matters less; on a GPU
+passes are CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from econmt_ops import LSTMWeights, lstm
+from econmt_ops.dispatch.capture import Capturer
+from econmt_ops.dispatch.timing import synchronizer
+from econmt_ops.lstm.chunked import ChunkedLSTM
+
+
+def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bool) -> None:
+    """Both passes of all chunks, as the ranks of a pipeline walk them; the weights get new gradients."""
+    for weight in weights:
+        weight.grad = None
+    rows, hidden = len(inputs), len(weights.bias) // 4
+    layer, found, stash = ChunkedLSTM(weights), [], "auto" if how == "reference" else "gates"
+    state = inputs.new_zeros(rows, hidden), inputs.new_zeros(rows, hidden, dtype=torch.float32)
+    for part in torch.split(inputs, length, 1):
+        read = part.detach().requires_grad_()
+        first = state[0].detach().requires_grad_(), state[1].detach().requires_grad_()
+        if once:
+            outputs, state = layer(read, first, stash=stash, implementation=how)
+        else:
+            outputs, (state,) = lstm(read, (weights,), state=(first,), stash=stash, implementation=how)
+        found.append((first, [outputs, *state]))
+    gradients: list[Tensor | None] = [None, None]
+    for first, made in reversed(found):
+        given = [
+            torch.ones_like(each) if gradient is None else gradient
+            for each, gradient in zip(made, [None, *gradients], strict=True)
+        ]
+        torch.autograd.backward(made, given)
+        gradients = [part.grad for part in first]
+    layer.backward()
+
+
+def timed(run: Callable[[], None], device: torch.device) -> Callable[[], float]:
+    """Seconds of a call: of the processor, or of a graph's replay."""
+    if device.type == "cpu":
+        clock, synchronize = time.process_time, synchronizer(device)
+    else:
+        capturer = Capturer(device)
+        with capturer.warming_up():
+            run()
+        graph, _ = capturer.capture(run)
+        run, clock, synchronize = graph.replay, time.perf_counter, synchronizer(device)
+
+    def seconds() -> float:
+        synchronize()
+        began = clock()
+        run()
+        synchronize()
+        return clock() - began
+
+    return seconds
+
+
+def main() -> None:
+    """Times all ways."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("size", 512), ("rows", 32), ("steps", 35), ("turns", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--how", nargs="+", default=["reference", "recompute"], help="implementations")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    device, size = torch.device(given.device), given.size
+    shapes = ((4 * size, size), (4 * size, size), (4 * size,))
+    weights = LSTMWeights(
+        *(torch.randn(*shape, device=device).mul_(0.03).requires_grad_() for shape in shapes)
+    )
+    inputs = torch.randn(given.rows, given.steps, size, device=device, dtype=getattr(torch, given.dtype))
+    ways = [(how, once) for how in given.how for once in (False, True) if not (once and how == "reference")]
+    print("chunks", *(f"{how} {'once' if once else 'each'}" for how, once in ways), sep="\t")
+    for chunks in (1, 2, 4, 7, 12, 18):
+        length = -(-given.steps // chunks)
+
+        def run(how: str, once: bool, length: int = length) -> None:
+            passes(weights, inputs, length, how, once)
+
+        runs = [timed(lambda how=how, once=once, run=run: run(how, once), device) for how, once in ways]  # type: ignore[misc]
+        best = [
+            min(times) for times in zip(*([each() for each in runs] for _ in range(given.turns)), strict=True)
+        ]
+        print(-(-given.steps // length), *(f"{1e3 * each:.3f}" for each in best), sep="\t", flush=True)
+
+
+if __name__ == "__main__":
+    main()
