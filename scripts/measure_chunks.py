@@ -20,7 +20,7 @@ from torch import Tensor
 from econmt_ops import LSTMWeights, lstm
 from econmt_ops.dispatch.capture import Capturer
 from econmt_ops.dispatch.timing import synchronizer
-from econmt_ops.lstm.chunked import ChunkedLSTM
+from econmt_ops.lstm.chunked import ChunkedLSTM, leaves_gradients
 
 
 def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bool) -> None:
@@ -28,7 +28,7 @@ def passes(weights: LSTMWeights, inputs: Tensor, length: int, how: str, once: bo
     for weight in weights:
         weight.grad = None
     rows, hidden = len(inputs), len(weights.bias) // 4
-    layer, found, stash = ChunkedLSTM(weights), [], "auto" if how == "reference" else "gates"
+    layer, found, stash = ChunkedLSTM(weights), [], "gates" if leaves_gradients(how) else "auto"
     state = inputs.new_zeros(rows, hidden), inputs.new_zeros(rows, hidden, dtype=torch.float32)
     for part in torch.split(inputs, length, 1):
         read = part.detach().requires_grad_()
@@ -86,7 +86,7 @@ def main() -> None:
         *(torch.randn(*shape, device=device).mul_(0.03).requires_grad_() for shape in shapes)
     )
     inputs = torch.randn(given.rows, given.steps, size, device=device, dtype=getattr(torch, given.dtype))
-    ways = [(how, once) for how in given.how for once in (False, True) if not (once and how == "reference")]
+    ways = [(how, once) for how in given.how for once in (False, True) if leaves_gradients(how) or not once]
     print("chunks", *(f"{how} {'once' if once else 'each'}" for how, once in ways), sep="\t")
     for chunks in (1, 2, 4, 7, 12, 18):
         length = -(-given.steps // chunks)

@@ -25,6 +25,7 @@ from econmt.training.choice import choose_implementations, measure
 from econmt_ops.dispatch.measurements import Measurement
 from econmt_ops.dispatch.rule import captured
 from econmt_ops.dispatch.timing import quantile, synchronizer
+from econmt_ops.lstm.chunked import leaves_gradients
 
 LEAST = 3
 """Updates that are timed however long they take."""
@@ -259,7 +260,7 @@ def _parted(timed: Layer, paper: Layer, alone: Alone) -> Layer:
     """A layer of which what waits until all chunks are through is apart, as it is on paper."""
     how, lone = alone.step.implementations, isinstance(alone.recipe.model, LanguageModelSection)
     named = how.encoder if lone or paper.side == "source" else how.decoder
-    if timed.unit != "steps" or named == "reference":  # torch's LSTM makes these gradients in each chunk
+    if timed.unit != "steps" or not leaves_gradients(named):
         return timed
     backward, gather = [], []
     for rows, seconds in timed.backward:

@@ -171,11 +171,9 @@ def translate(
     data = loaded.recipe.pairs
     factors = FactorFiles(input_factors, data.source_factors, json_input=json_input)
     translator.factor_files = factors.names
-    translates: Translator | ParagraphTranslator = translator
-    if split_sentences:
-        translates = ParagraphTranslator(translator, sentence_splitter(data.source), data.target)
+    splitter = sentence_splitter(data.source) if split_sentences else None
     _run(
-        translates,
+        translator if splitter is None else ParagraphTranslator(translator, splitter, data.target),
         translator.options,
         chunk_size,
         input_file,

@@ -142,7 +142,10 @@ def texts_of(body: TranslateBody, most_characters: int) -> list[Text]:
 def _entry(given: str | dict[str, Any], number: int, listed: bool) -> Request:
     where = f"q[{number}]" if listed else "q"
     if not isinstance(given, str):
-        return request_of(given, where)
+        request = request_of(given, where)
+        if request.factors:  # none that reads such is served
+            raise Refused(400, f"{where}: factors: the model has no source factors")
+        return request
     check_request(request := Request(given), where)
     return request
 

@@ -28,6 +28,11 @@ from econmt_ops.lstm import lstm
 from econmt_ops.lstm.reference import is_light
 
 
+def leaves_gradients(implementation: str) -> bool:
+    """Whether a layer by an implementation of `econmt_ops.lstm` tells dz_t: torch's own LSTM does not."""
+    return implementation != "reference"
+
+
 class _Chunk(NamedTuple):
     """What the gradients of the weights need of a chunk; time comes first.
 
@@ -119,7 +124,7 @@ class ChunkedLSTM:
         if isinstance(self._own, LowRankLSTMWeights) or not torch.is_grad_enabled():
             return False
         if implementation != "auto":
-            return implementation != "reference"
+            return leaves_gradients(implementation)
         if stash != "auto" or MODE.rules_only:
             return True
         rows, steps = inputs.shape[:2]

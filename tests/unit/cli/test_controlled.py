@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,13 +32,22 @@ def test_lines_of_json_go_in_and_come_out(call: Call, word_model: Path) -> None:
     first, second, blank, last = (json.loads(line) for line in ended.lines)
     plain = call("translate", "-m", word_model, "--output-type", "json", text=TEXT).lines
     assert first.pop("id") == 7
-    assert first == json.loads(plain[0])
+    assert rounded(first) == rounded(json.loads(plain[0]))  # a search with wishes adds up otherwise
     assert {"A B", "H"} <= {*second["translation"].split(), *pairs(second["translation"])}
     assert blank["translation"] == ""
     assert last["translation"].startswith("C C")
     assert "A" not in last["translation"].split()
     texts = call("translate", "-m", word_model, "--json-input", text=given).lines
     assert texts == [first["translation"], second["translation"], "", last["translation"]]
+
+
+def rounded(tree: Any) -> Any:
+    """A tree of JSON whose numbers with a point have four digits behind it."""
+    if isinstance(tree, dict):
+        return {name: rounded(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [rounded(value) for value in tree]
+    return round(tree, 4) if isinstance(tree, float) else tree
 
 
 def pairs(text: str) -> list[str]:

@@ -44,7 +44,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def dense(model: TranslationModel, smoothing: float, how: Implementations) -> Tensor:
     """The loss with the mixture of all words written out, its context and gate, too."""
     source, lengths, target_input, target_output = batch()
-    hidden, words, values, attention = model._decode(source, lengths, target_input, how)
+    hidden, words, values, attention = model._decode(model.encode(source, lengths, how), target_input, how)
     assert model.copying is not None
     if not isinstance(words, Tensor):
         words = words.expanded()
@@ -157,9 +157,9 @@ def test_hypotheses_copy_from_their_own_sentence() -> None:
         assert attention.shape == (3, 4)
         for row, (sentence, before) in enumerate([(2, [5, 8]), (2, [7, 9]), (1, [6, 4])]):
             size = int(lengths[sentence])
-            hidden, embedded, values, weights = model._decode(
-                source[None, sentence, :size], lengths[None, sentence], torch.tensor([[2, *before]]), None
-            )
+            how = Implementations()
+            encoded = model.encode(source[None, sentence, :size], lengths[None, sentence], how)
+            hidden, embedded, values, weights = model._decode(encoded, torch.tensor([[2, *before]]), how)
             assert model.copying is not None
             assert isinstance(embedded, Tensor)
             joined = torch.cat([weights @ values, hidden, embedded], dim=2)[0, -1]
