@@ -128,6 +128,16 @@ def tensors_for(shape: ScanShape, dtype: torch.dtype, device: torch.device) -> t
     )
 
 
+def _as_wanted(name: str, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors in the memory layout that a scan reads: accelerated-scan takes no other than (B, H, T)."""
+    if not name.startswith("accelerated-scan"):
+        return given
+    decay, inputs, outputs = (
+        each.detach().mT.contiguous().mT.requires_grad_(each.requires_grad) for each in given
+    )
+    return decay, inputs, outputs
+
+
 def passes(scan: Scan, decay: Tensor, inputs: Tensor, given: Tensor) -> dict[str, Callable[[], Any]]:
     """The forward pass alone, keeping nothing, and the backward pass alone."""
 
@@ -152,7 +162,7 @@ def check(name: str, scan: Scan, shape: ScanShape, dtype: torch.dtype, device: t
         EconmtError: further than rounding explains.
     """
     small = ScanShape(min(2, shape.batch), min(_CHECKED_STEPS, shape.steps), min(32, shape.hidden))
-    decay, inputs, given = tensors_for(small, dtype, device)
+    decay, inputs, given = _as_wanted(name, tensors_for(small, dtype, device))
     exact = [tensor.detach().double().requires_grad_() for tensor in (decay, inputs)]
     wanted = passes(
         functools.partial(econmt_ops.linear_recurrence, implementation="chunk"),
@@ -260,9 +270,7 @@ def _timed(
     for label, scan in found.items():
         is_loop = label in loops
         steps = min(shape.steps, LOOP_STEPS) if is_loop else shape.steps
-        given = [*tensors_for(shape._replace(steps=steps), dtype, device)]
-        if label.startswith("accelerated-scan"):
-            given = [each.detach().mT.contiguous().mT.requires_grad_(each.requires_grad) for each in given]
+        given = _as_wanted(label, tensors_for(shape._replace(steps=steps), dtype, device))
         run = passes(scan, given[0], given[1], given[2])[what]
         if label == GIVEN_MEMORY:
             run = into_given_memory(what, given[0], given[1], given[2])

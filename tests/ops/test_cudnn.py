@@ -130,3 +130,30 @@ def test_on_a_gpu_it_equals_the_cpu_and_warns_of_nothing(directions: int, scatte
         found, their = values_and_gradients(function, scatter_strides(there) if scattered else there)
     assert_close([value.cpu() for value in found], values, 1e-12)
     assert_close([gradient.cpu() for gradient in their], gradients, 1e-12)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+@pytest.mark.parametrize("most", [1, 3, 4, 9])
+def test_more_steps_than_a_call_takes_go_in_parts(directions: int, most: int) -> None:
+    arguments = layer_arguments(directions)
+
+    def run(inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        assert inputs.shape[1] <= most
+        return expected(inputs, h.contiguous(), c.contiguous(), weights)
+
+    values, gradients = values_and_gradients(expected, arguments)
+    found, their = values_and_gradients(lambda **given: cudnn.in_parts(run, **given, most=most), arguments)
+    assert_close([*found, *their], [*values, *gradients], 1e-12)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("steps", [cudnn.MOST_STEPS, cudnn.MOST_STEPS + 5])
+def test_a_long_sequence_on_a_gpu(steps: int) -> None:
+    module = torch.nn.LSTM(2, 3, batch_first=True).cuda()
+    weights = [module.weight_ih_l0, module.weight_hh_l0, module.bias_ih_l0 + module.bias_hh_l0]
+    inputs, state = torch.randn(2, steps, 2, device="cuda"), torch.zeros(1, 2, 3, device="cuda")
+    outputs, h, _ = torch_lstm(inputs, weights, state, state)
+    half, middle = module(inputs[:, : steps // 2])
+    rest, (last, _) = module(inputs[:, steps // 2 :], middle)
+    torch.testing.assert_close(outputs, torch.cat([half, rest], 1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(h, last, rtol=1e-4, atol=1e-5)

@@ -18,7 +18,7 @@ from econmt_ops.core.lengths import padding_mask, zero_padding
 from econmt_ops.core.weights import GRUWeights, State
 from econmt_ops.layers import stepped
 from econmt_ops.layers.stack import last_of, run_stack
-from econmt_ops.lstm.cudnn import cudnn_gru
+from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_gru
 from econmt_ops.lstm.reference import STEPWISE
 
 TRAITS = stepped.REFERENCE
@@ -35,7 +35,11 @@ def _layer(
     inputs, training = zero_padding(inputs, padding), torch.is_grad_enabled()
     h = state[0].unsqueeze(0).contiguous()
     if by_cudnn and torch.cudnn_is_acceptable(inputs):
-        outputs = cudnn_gru(inputs, h, list(weights), training)
+        parts = []
+        for part in torch.split(inputs, MOST_STEPS, 1):
+            parts.append(cudnn_gru(part, h, list(weights), training))
+            h = parts[-1][:, -1].unsqueeze(0)
+        outputs = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
     else:
         outputs, _ = torch.gru(inputs, h, list(weights), True, 1, 0.0, training, False, True)
     outputs = zero_padding(outputs, padding)

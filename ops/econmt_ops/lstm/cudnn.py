@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,39 @@ _LSTM, _GRU = 2, 3
 
 _PARTS = 4
 """Weights of one direction: input (G H, I), hidden (G H, H), and two biases (G H,), with G gates."""
+
+
+MOST_STEPS = 1 << 15
+"""Of a call: 16,384 steps are served, 65,536 are CUDNN_STATUS_NOT_SUPPORTED."""
+
+Layer = Callable[[Tensor, Tensor, Tensor, list[Tensor]], tuple[Tensor, Tensor, Tensor]]
+"""One direction: inputs (B, T, I), h and c (1, B, H) and weights give outputs (B, T, H) and the last h and c."""
+
+
+def in_parts(
+    run: Layer, inputs: Tensor, h: Tensor, c: Tensor, weights: list[Tensor], most: int = MOST_STEPS
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `cudnn_lstm` gives, of any number of steps: each direction by itself, at most so many steps at once.
+
+    Args:
+        run: of at most ``most`` steps.
+        inputs: (B, T, I). h, c: (D, B, H).
+        weights: as in `flatten`.
+        most: see above.
+    """
+    outputs, hidden, cells = [], [], []
+    for direction in range(len(h)):
+        own = weights[_PARTS * direction : _PARTS * (direction + 1)]
+        last_h, last_c = h[direction : direction + 1], c[direction : direction + 1]
+        made = []
+        for part in torch.split(inputs.flip(1) if direction else inputs, most, 1):
+            output, last_h, last_c = run(part, last_h, last_c, own)
+            made.append(output)
+        whole = torch.cat(made, 1)
+        outputs.append(whole.flip(1) if direction else whole)
+        hidden.append(last_h)
+        cells.append(last_c)
+    return torch.cat(outputs, 2), torch.cat(hidden), torch.cat(cells)
 
 
 def flatten(weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

@@ -11,6 +11,8 @@ does not know.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -23,7 +25,7 @@ from econmt_ops.core.low_rank import linear, linear_add
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import AnyLSTMWeights, LowRankLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.traits import Traits
-from econmt_ops.lstm.cudnn import cudnn_lstm
+from econmt_ops.lstm.cudnn import MOST_STEPS, cudnn_lstm, in_parts
 
 TRAITS = Traits()
 """Plain PyTorch under autograd."""
@@ -133,6 +135,9 @@ def torch_lstm(
         if isinstance(inputs, FakeTensor):
             return _by_steps(inputs, flat, h, c)
         if torch.cudnn_is_acceptable(inputs):
+            if inputs.shape[1] > MOST_STEPS:
+                one = functools.partial(cudnn_lstm, training=training, bidirectional=False, batch_first=True)
+                return in_parts(one, inputs, h, c, flat)
             return cudnn_lstm(inputs, h, c, flat, training, bidirectional, True)
     state = (h.contiguous(), c.contiguous())  # as cuDNN wants it, in a compiled graph too
     outputs, last_h, last_c = torch.lstm(inputs, state, flat, True, 1, 0.0, training, bidirectional, True)
