@@ -352,6 +352,7 @@ class TrainedModel:
             raise InputError(*complaints(failure)) from None
         except TypeError as error:
             raise InputError(str(error).removeprefix("SearchOptions.__init__() ")) from None
+        _refuse_idle_penalties(changes, made)
         for each in self.loaded if made.brevity_penalty_type == "learned" else ():
             if each.recipe.translation_model.length_task == "none":
                 raise InputError(
@@ -359,3 +360,20 @@ class TrainedModel:
                     "model.length_task is none); give constant or none"
                 )
         return made
+
+
+def _refuse_idle_penalties(given: Mapping[str, Any], made: SearchOptions) -> None:
+    """Refuses penalties that a caller gave and the search has no use for.
+
+    Raises:
+        InputError: naming the option and what it would need.
+    """
+    kind, weight = made.brevity_penalty_type, "brevity_penalty_weight"
+    if given.get(weight) and kind == "none":
+        raise InputError(f"{weight}: brevity_penalty_type is none; give constant or learned, too")
+    ratio = "brevity_penalty_constant_length_ratio"
+    if ratio in given and kind != "constant":
+        raise InputError(f"{ratio}: brevity_penalty_type is {kind}; give constant, too, or leave it out")
+    for name in (weight, ratio, "brevity_penalty_type", "coverage_penalty_weight"):
+        if given.get(name) and made.sample is not None:
+            raise InputError(f"{name}: a penalty of searching; leave it or sample out")

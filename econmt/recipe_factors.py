@@ -24,6 +24,8 @@ def check_factors(recipe: Any) -> None:
             "width for each factor"
         )
     if not names:
+        if model.source_factors_combine != "concat":
+            raise ValueError("model.source_factors_combine needs data.source_factors")
         return
     if model.source_factors_combine == "sum" and set(widths) != {model.embedding}:
         raise ValueError(

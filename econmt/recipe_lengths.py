@@ -14,12 +14,27 @@ def check_lengths(recipe: Any) -> None:
     Raises:
         ValueError: naming both keys that do not go together.
     """
+    judged = recipe.training.early_stopping.metric == "length_loss"
     if recipe.task != "translation":
+        if judged:
+            raise ValueError("training.early_stopping.metric length_loss needs model.length_task")
         return
     task, decoding = recipe.model.length_task, recipe.decoding
+    if task == "none":
+        idle = {
+            "training.early_stopping.metric length_loss": judged,
+            "training.length_task_weight": recipe.training.length_task_weight != 1.0,
+            "model.length_task_layers": recipe.model.length_task_layers != 1,
+        }
+        for key in (key for key, given in idle.items() if given):
+            raise ValueError(f"{key} needs model.length_task: ratio or length")
     if task != "none" and recipe.parallel.pipeline > 1:
         raise ValueError(
             f"model.length_task {task} cannot be divided over ranks: give parallel.pipeline: 1, or length_task none"
+        )
+    if decoding.brevity_penalty_type == "none" and decoding.brevity_penalty_weight > 0.0:
+        raise ValueError(
+            "decoding.brevity_penalty_weight needs decoding.brevity_penalty_type: constant or learned"
         )
     if decoding.brevity_penalty_type == "learned" and task == "none":
         raise ValueError("decoding.brevity_penalty_type learned needs model.length_task: ratio or length")

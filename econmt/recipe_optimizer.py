@@ -34,6 +34,7 @@ METRICS = {
     "bleu": StopMetric("BLEU", "bleu", higher=True),
     "chrf": StopMetric("chrF", "chrf", higher=True),
     "ter": StopMetric("TER", "ter", higher=False),
+    "length_loss": StopMetric("length loss", "valid_length_loss", higher=False, of_translations=False),
 }
 
 
@@ -54,10 +55,10 @@ class BatchSize(Section):
 class EarlyStopping(Section):
     """When training has learnt enough."""
 
-    metric: Literal["perplexity", "bleu", "chrf", "ter"] = Field(
+    metric: Literal["perplexity", "bleu", "chrf", "ter", "length_loss"] = Field(
         "perplexity",
         description="what decides which checkpoint is best; chrf and ter are sacreBLEU's and stand in metrics.tsv if "
-        "they decide",
+        "they decide; length_loss is that of model.length_task",
     )
     max_num_checkpoint_not_improved: Checkpoints | None = Field(
         8, description="stop after this many checkpoints without improvement; null: never"

@@ -60,6 +60,11 @@ def main(folder: str | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
+    except KeyboardInterrupt:
+        return 130
+    except MemoryError:
+        print("econmt_runtime: error: not enough memory; give a smaller --batch-size", file=sys.stderr)
+        return 2
     except (RuntimeInputError, OSError) as error:
         print(f"econmt_runtime: error: {error}", file=sys.stderr)
         return 2

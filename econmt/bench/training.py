@@ -27,7 +27,8 @@ LEAST = 3
 """Updates that are timed however long they take."""
 
 
-FACTOR_VALUES = 64
+FACTOR_VALUES, _BITS = 64, 40
+"""Of a source factor; of several no more than leave room for the word in one number of 63 bits."""
 
 
 def vocabulary_sizes(recipe: Recipe) -> tuple[int, ...]:
@@ -39,7 +40,8 @@ def vocabulary_sizes(recipe: Recipe) -> tuple[int, ...]:
     if isinstance(words, (TextWords, TextSubwords)):
         return (words.size,)
     both = (words.source, words.target) if isinstance(words, WordSubwords) else (words.size, words.size)
-    return *both, *(FACTOR_VALUES for _ in recipe.pairs.source_factors)
+    streams = recipe.pairs.source_factors
+    return *both, *(min(FACTOR_VALUES, max(4, 1 << _BITS // len(streams))) for _ in streams)
 
 
 def row_of(

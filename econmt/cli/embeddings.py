@@ -60,6 +60,8 @@ def embeddings(
             raise InputError(
                 f"--factor {factor}: {model} reads {len(factors) or 'no'} streams of source factors"
             )
+        if side is Side.target:
+            raise InputError("--side target: --factor is of the source; leave out one of them")
         own, table = factors[factor - 1], f"source_factor_embeddings.{factor - 1}"
     elif isinstance(loaded.model, TranslationModel):
         own, table = getattr(loaded.vocabularies, side.value), f"{side.value}_embedding"

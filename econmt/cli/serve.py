@@ -99,8 +99,12 @@ def serve(
     from econmt.serving.server import Server, bind, url_of
     from econmt.serving.settings import Settings
 
+    # Once: a server that reloads a model must not change its mind.
+    whole = precision.value == "auto" and resolve_device(device).type == "cpu" and int8_pays()
+
     def loaded(folders: Sequence[Path]) -> TrainedModel:
-        return load_models(folders, None, device, _precision(precision.value, folders, device), threads)
+        chosen = "int8" if whole and not _is_tiny(folders) else precision.value
+        return load_models(folders, None, device, chosen, threads)
 
     settings = Settings(
         beam_size, batch_size, wait_ms / 1000.0, max_characters, max_waiting, requests_per_minute
@@ -111,6 +115,8 @@ def serve(
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback and not keys.wanted:
             notice(f"warning: whoever reaches {host} may ask; --api-keys FILE lets only those with a key")
         server = Server(Service(by_pair(models, settings, loaded), settings, keys))
+        if whole:
+            notice("precision: int8 (auto: few rows are multiplied fastest so here)")
         notice(f"listening on {url_of(bound)} (Ctrl-C ends)")
         interrupts = Interrupts()
         with interrupts:
@@ -120,11 +126,9 @@ def serve(
     notice("stopped; all that was asked is answered")
 
 
-def _precision(wanted: str, folders: Sequence[Path], device: str) -> str:
-    """What auto is for a server: on a CPU a lone sentence takes as long as the weights take to be read."""
-    if wanted != "auto" or resolve_device(device).type != "cpu" or not int8_pays():
-        return wanted
+def _is_tiny(folders: Sequence[Path]) -> bool:
+    """Whether products are too small for 8 bits to gain: a lone sentence takes as long as reading the weights."""
     files = [ModelFolder(folder).recipe for folder in folders]
     # Loading says what is wrong with a file.
     sizes = [read_recipe(file).model.widest for file in files if file.is_file()]
-    return "int8" if max(sizes, default=0) >= LEAST_SIZE else wanted
+    return max(sizes, default=0) < LEAST_SIZE

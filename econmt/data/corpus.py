@@ -105,7 +105,7 @@ def find_corpus(
 
 
 def find_factors(corpus: Corpus, prefix: str, names: Sequence[str], search: Sequence[Path]) -> Corpus:
-    """A corpus with its files of source factors, PREFIX.NAME, each also .gz, looked up as its own files are.
+    """A corpus with its files of source factors, PREFIX.NAME, each also .gz: beside its own, else as these are found.
 
     Raises:
         InputError: one of them is nowhere, or the corpus is of a kind whose pairs have no lines.
@@ -115,7 +115,11 @@ def find_factors(corpus: Corpus, prefix: str, names: Sequence[str], search: Sequ
             f"{corpus.source}: data.source_factors are of lines, and such a file has none; write its pairs as "
             f"{prefix}.tsv"
         )
-    files = (find_text(f"{prefix}.{name}", search, progress=False, fetch=False) for name in names)
+    beside = corpus.source.parent / Path(prefix).name
+    files = (
+        _existing(beside, name) or find_text(f"{prefix}.{name}", search, progress=False, fetch=False)
+        for name in names
+    )
     return corpus._replace(factors=tuple(files))
 
 

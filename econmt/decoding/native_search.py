@@ -45,6 +45,8 @@ def native_search(
         watch: called before every few steps; what it raises ends the search.
         allowed: (B, V) bool the words that each sentence may have; None: all.
     """
+    if not len(source):
+        return []
     decoder, sources = model.native, model.encode_for_native(source, lengths)
     assert decoder is not None
     (count, positions), beam = source.shape, options.beam_size

@@ -241,10 +241,11 @@ class Translator:
         self._wishes: Wishes | None = None
         if avoid or glossary is not None:
             self._wishes = Wishes(vocabularies.target, avoid, glossary)
-        if self.options.markup and vocabularies.factors:
-            raise InputError(
-                "the model reads source factors, of which nobody knows what belongs to markup: translate without"
-            )
+        for name in ("markup", "restore_case") if vocabularies.factors else ():
+            if getattr(self.options, name):
+                raise InputError(
+                    f"the model reads source factors, of which {name} knows not what becomes: translate without it"
+                )
         if self._wishes is not None and self.options.sample is not None:
             raise InputError(
                 "translations are drawn, not searched for: give no avoided phrases and no glossary"

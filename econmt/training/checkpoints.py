@@ -94,6 +94,10 @@ class Saved(NamedTuple):
     optimizer_name: str
     carried: Mapping[str, Tensor] = MappingProxyType({})
 
+    def given_to(self, name: str, current: Mapping[str, Tensor]) -> Saved:
+        """The same for an optimizer of this name, with its ``current`` tensors if the saved ones are another's."""
+        return self if self.optimizer_name == name else self._replace(optimizer=current, optimizer_name=name)
+
 
 def parameters_metadata(model: Mapping[str, Any], update: int, vocabulary: str) -> dict[str, str]:
     """What a parameter file says about itself: format, update, fingerprint of the vocabulary, the model's sizes."""

@@ -24,6 +24,7 @@ from econmt.training.quantized import restored
 from econmt.training.tensor_files import read_metadata, read_tensors
 from econmt.training.vector_files import read_vectors
 
+_LENGTHS = "length_ratio."
 _ADVICE = "give the recipe the model section of that model, or leave training.initialize_from out"
 
 
@@ -89,11 +90,13 @@ def initialize(
         else:
             check_vocabulary(metadata, vocabulary, path)
             notes.append(begin)
-        drawn = {
-            name: part.detach()
-            for name, part in named_parameters(model).items()
-            if name.endswith("lhuc") or name.startswith("length_ratio.")
-        }
+        own = {name: part.detach() for name, part in named_parameters(model).items()}
+        drawn = {name: part for name, part in own.items() if name.endswith("lhuc")}
+        lengths = {name for name in (*own, *tensors) if name.startswith(_LENGTHS)}
+        if any(name not in own or name not in tensors for name in lengths):  # another length task, or none
+            tensors = {name: part for name, part in tensors.items() if name not in lengths}
+            drawn |= {name: own[name] for name in lengths & own.keys()}
+            notes.append(f"model.length_task is another than in {path}: what it learns begins anew")
         load_parameters(model, {**drawn, **tensors}, path)
     for side, vectors in _vector_files(recipe).items():
         assert isinstance(model, TranslationModel)

@@ -371,7 +371,7 @@ class Trainer:
         commit = Commit(self.state.best_update, True)
         if self.folder.state(commit).is_dir():
             try:
-                return load_saved(self.folder, commit)
+                return load_saved(self.folder, commit).given_to(self.recipe.training.optimizer.name, current)
             except InputError as error:
                 progress.note(f"the best checkpoint's optimizer state cannot be used: {error}")
         parameters, _ = read_tensors(self.folder.parameters(self.state.best_update))

@@ -141,6 +141,10 @@ class ChunkedLSTM:
             self._layouts = Layouts([made.input, made.hidden])
         return self._cast[dtype]
 
+    def forget(self) -> None:
+        """Forgets the chunks, whose gradients of the weights nobody wants."""
+        self._chunks.clear()
+
     @torch.no_grad()
     def backward(self) -> None:
         """Adds the gradients of the weights over all chunks to those that they have; the chunks are forgotten."""
@@ -178,7 +182,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _add(weight: Tensor, left: Tensor, right: Tensor) -> None:
-    """Adds left^T right to a weight's gradient, not rounded on the way where that is wider."""
+    """Adds left^T right to a weight's gradient; on a GPU it is not rounded on the way where that is wider."""
     fresh = weight.grad is None
     if weight.grad is None:
         weight.grad = torch.empty_like(weight)

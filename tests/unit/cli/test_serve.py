@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from econmt.cli.serve import _precision
+from econmt.cli.serve import _is_tiny
 from econmt.recipe import load_recipe, recipe_text
 from tests.conftest import econmt_environment
 from tests.unit.cli.conftest import Call
@@ -43,9 +43,7 @@ def test_what_cannot_be_served_is_told_in_a_line(
     assert lacking.err == "econmt: error: econmt serve needs the package uvicorn; install econmt[serve]\n"
 
 
-def test_auto_is_8_bits_where_these_pay_and_the_model_is_not_tiny(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_8_bits_where_the_model_is_not_tiny(tmp_path: Path) -> None:
     folders = {
         "large": load_recipe("multi30k"),
         "small": load_recipe("quickstart", ["model.encoder.size=64", "model.decoder.size=64"]),
@@ -53,15 +51,8 @@ def test_auto_is_8_bits_where_these_pay_and_the_model_is_not_tiny(
     for name, recipe in folders.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "recipe.yaml").write_text(recipe_text(recipe))
-    found = {}
-    for pays in (True, False):
-        monkeypatch.setattr("econmt.cli.serve.int8_pays", lambda pays=pays: pays)
-        for name in folders:
-            found[pays, name] = _precision("auto", [tmp_path / name], "cpu")
-    assert found.pop((True, "large")) == "int8"
-    assert set(found.values()) == {"auto"}
-    monkeypatch.setattr("econmt.cli.serve.int8_pays", lambda: True)
-    assert _precision("float32", [tmp_path / "large"], "cpu") == "float32"
+    assert [_is_tiny([tmp_path / name]) for name in folders] == [False, True]
+    assert not _is_tiny([tmp_path / name for name in folders])
 
 
 @pytest.mark.parametrize(("address", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])

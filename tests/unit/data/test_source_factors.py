@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import json
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from econmt.bench.training import vocabulary_sizes
 from econmt.data.batches import training_batches, valid_batches
+from econmt.data.corpus import Corpus, find_factors
 from econmt.data.source_factors import (
     count_of_ids,
     encode_sources,
@@ -26,6 +29,8 @@ from econmt.data.token_store import token_type
 from econmt.errors import InputError
 from econmt.factored_ids import joined_ids, separate_ids
 from econmt.recipe import Recipe, load_recipe
+from econmt.tasks.protocol import Shape
+from econmt.tasks.translation import TranslationTask
 
 WORDS = ("lower", "lowest", "newer", "newest", "wide", "wider", "slowly", "größer", "eins", "zwei")
 TAGS = {word: ("long" if len(word) > 4 else "short", word[0]) for word in WORDS}
@@ -322,3 +327,29 @@ class TestEncoding:
         (ids,) = encode_sources(vocabularies, ["eins wide"], [("short short", "e w")], self.place)
         letters = [source.processor.PieceToId(piece) for piece in "\u2581eins\u2581wide"]
         check(vocabularies, with_factors_of(ids, letters, source), ["eins", "wide"])
+
+
+def test_files_beside_the_source_come_first(make_recipe: MakeRecipe, text: Path, tmp_path: Path) -> None:
+    """Another folder of the search may have those of another version of the text."""
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "train.len").write_text("wrong\n")
+    corpus = find_factors(Corpus(text / "train.src", text / "train.trg"), "train", ["len"], [older, text])
+    assert corpus.factors == (text / "train.len",)
+    apart = find_factors(Corpus(older / "train.src", older / "train.trg"), "train", ["first"], [older, text])
+    assert apart.factors == (text / "train.first",)
+
+
+def test_examples_of_many_factors_fit_into_one_number(make_recipe: MakeRecipe) -> None:
+    names = [f"f{number}" for number in range(20)]
+    recipe = load_recipe(
+        "multi30k",
+        [f"data.source_factors={json.dumps(names)}", f"model.source_factors_num_embed={[4] * 20}"],
+    )
+    source, target, *factors = vocabulary_sizes(recipe)
+    batch = TranslationTask(recipe, source, target, factor_sizes=tuple(factors)).example(Shape(3, 4, 5))
+    assert int(batch.source.min()) >= 0
+    assert all(
+        int(part.min()) >= 0 and int(part.max()) < size
+        for part, size in zip(separate_ids(batch.source, (source, *factors)), (source, *factors), strict=True)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -131,6 +132,36 @@ def test_what_watches_ends_it() -> None:
     with pytest.raises(KeyboardInterrupt):
         native_search(model, *BATCH, SearchOptions(beam_size=4), watch)
     assert len(looks) == 2
+
+
+def test_a_signal_while_it_computes_is_handled_where_it_may_raise() -> None:
+    """Delivered as a callback begins, and between the last of them and the end."""
+    model, looks = IncrementalModel(make_model("additive")), list[None]()
+
+    def interrupted() -> None:
+        looks.append(None)
+        signal.raise_signal(signal.SIGINT)  # Python runs the handler at the next callback, or after the call
+
+    with pytest.raises(KeyboardInterrupt):
+        native_search(model, *BATCH, SearchOptions(beam_size=4), interrupted)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(looks) <= 2
+    handled: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: handled.append(number))
+    try:
+        found = native_search(
+            model, *BATCH, SearchOptions(beam_size=4), lambda: signal.raise_signal(signal.SIGTERM)
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert handled
+    agree(found, native_search(model, *BATCH, SearchOptions(beam_size=4)), 0.0)
+
+
+def test_no_sentence_is_no_search() -> None:
+    model = IncrementalModel(make_model("additive"))
+    source, lengths, limits = BATCH
+    assert native_search(model, source[:0], lengths[:0], limits[:0], SearchOptions()) == []
 
 
 def test_numbers_that_are_not_finite_give_no_translation() -> None:

@@ -75,7 +75,7 @@ def test_lengths_are_learnt_and_wanted(unequal: Path, tmp_path: Path, task: str)
     missing = error()
     assert missing > 10
     assert error(brevity_penalty_type="learned", brevity_penalty_weight=50.0) < 0.5 * missing
-    assert error(brevity_penalty_type="none", brevity_penalty_weight=50.0) == missing
+    assert error(brevity_penalty_type="none") == missing
 
 
 @pytest.mark.slow
@@ -155,6 +155,35 @@ def test_a_model_without_lengths_learns_them_later(make_run: MakeRun) -> None:
     assert load_model(run.folder.path).recipe.translation_model.length_task == "ratio"
     with pytest.raises(InputError, match="weight above 0, as 1; type none leaves it out"):
         trained.translate(["a b"], brevity_penalty_type="learned")
+    for given, message in (
+        ({"brevity_penalty_type": "none", "brevity_penalty_weight": 1.0}, "brevity_penalty_type is none"),
+        ({**learned, "brevity_penalty_constant_length_ratio": 1.3}, "brevity_penalty_type is learned"),
+        ({**learned, "sample": 0}, "a penalty of searching; leave it or sample out"),
+        ({"coverage_penalty_weight": 1.0, "sample": 0}, "a penalty of searching; leave it or sample out"),
+    ):
+        with pytest.raises(InputError, match=message):
+            trained.translate(["a b"], **given)
+
+
+def test_lengths_alone_are_learnt_until_they_stall_and_begin_anew_in_another_network(
+    make_run: MakeRun,
+) -> None:
+    """Perplexity, which does not move, would take the first checkpoint for the best."""
+    short = ("training.decode_and_evaluate=0", "training.checkpoint_interval=2")
+    first = make_run(*TASK, *short, "training.max_updates=2", name="first")
+    first.train()
+    alone = r"training.fixed_param_names=['(?!length_ratio).*']"
+    start = f"training.initialize_from={first.folder.path}"
+    metric = "training.early_stopping.metric=length_loss"
+    run = make_run(*TASK, *short, start, alone, metric, "training.max_updates=8", name="tuned")
+    result = run.train()
+    rows = {int(row["update"]): row for row in metrics(run.folder)}
+    assert len({row["valid_perplexity"] for row in rows.values()}) == 1
+    assert result.best_update == min(rows, key=lambda update: rows[update]["valid_length_loss"]) > 2
+    for keys in ((), ("model.length_task=ratio", "model.length_task_layers=1")):
+        other = make_run(*keys, *short, start, "training.max_updates=2", name=f"other{len(keys)}")
+        other.train()
+        assert any("length_ratio." in name for name in read_tensors(other.folder.best)[0]) == bool(keys)
 
 
 def test_what_does_not_go_together_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
@@ -167,6 +196,14 @@ def test_what_does_not_go_together_is_refused(make_run: MakeRun, tmp_path: Path)
             "model.encoder.layers=2",
         ): "model.length_task ratio cannot be divided over ranks: give parallel.pipeline: 1",
         ("training.length_task_weight=0.0",): "training.length_task_weight",
+        ("training.length_task_weight=2.0",): "training.length_task_weight needs model.length_task",
+        ("model.length_task_layers=2",): "model.length_task_layers needs model.length_task",
+        ("training.early_stopping.metric=length_loss",): "metric length_loss needs model.length_task",
+        (
+            *TASK,
+            "decoding.brevity_penalty_type=none",
+            "decoding.brevity_penalty_weight=1.0",
+        ): "needs decoding.brevity_penalty_type: constant or learned",
     }.items():
         with pytest.raises(InputError, match=re.escape(message)):
             make_run(*keys)

@@ -115,7 +115,9 @@ EXPORT int econmt_start(void *start, void *number, void *count, int most) {
     level = 2;
   if (level > most) level = most;
   has_vnni = level == 2 && __builtin_cpu_supports("avx512vnni");
+#if __GNUC__ >= 10
   has_narrow = has_vnni && __builtin_cpu_supports("avx512bf16");
+#endif
   has_amx = has_vnni && ask_for_amx();
   has_amx_narrow = has_amx && has_narrow && amx_is_narrow();
 #endif
@@ -223,6 +225,7 @@ EXPORT int econmt_best_words(const struct best_words *a, int64_t threads) {
 
 /* Every thread has some rows. */
 EXPORT int econmt_lstm_sequence(const struct lstm_sequence *a, int64_t threads) {
+  if (a->rows < 1) return 0;
   if (!parallel || threads < 1) threads = 1;
   if (threads > a->rows) threads = a->rows;
   int64_t rows = a->rows / threads + 1, wide = WIDE(a->recurrent->kind, a->recurrent->inputs);
@@ -232,6 +235,7 @@ EXPORT int econmt_lstm_sequence(const struct lstm_sequence *a, int64_t threads) 
 
 /* Every thread searches for the translations of some sentences. */
 EXPORT int econmt_beam_search(const struct beam_search *a, int64_t threads) {
+  if (a->sentences < 1) return 0;
   if (!parallel || threads < 1) threads = 1;
   if (threads > a->sentences) threads = a->sentences;
   struct search_room room;

@@ -1,7 +1,8 @@
 /* All steps of a layer, and of a beam search, of which variant.h includes this file: what econmt.decoding.search does with a model's steps, in one call,
  * and econmt.model.inference.encoder.
  *
- * Every row has values of its own that depend on no other row, so that no translation depends on what else is in its batch.
+ * Every row has values of its own that depend on no other row, so that no translation depends on what else is in its batch; with
+ * shortlists up to rounding, since the sum over the words of all of the batch's lists adds zeros in between.
  */
 
 /* A product of all rows, whose output rows follow one another. */

@@ -6,7 +6,10 @@ B sentences, S source positions, K places of a sentence, T steps, N outputs and 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -121,6 +124,33 @@ class _Kept:
         return True
 
 
+@contextmanager
+def _signals_wait() -> Iterator[Callable[[], None]]:
+    """Within it handlers of Ctrl-C and SIGTERM run when what is given is called, and those left when it ends.
+
+    Python would run them as a callback begins, where what they raise goes nowhere.
+    """
+    came: list[tuple[int, Any]] = []
+    handlers: dict[int, Any] = {}
+
+    def handle() -> None:
+        while came:
+            number, frame = came.pop(0)
+            handlers[number](number, frame)
+
+    if threading.current_thread() is threading.main_thread():
+        for awaited in (signal.SIGINT, signal.SIGTERM):
+            if callable(handler := signal.getsignal(awaited)):
+                handlers[awaited] = handler
+                signal.signal(awaited, lambda *given: came.append(given))
+    try:
+        yield handle
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        handle()
+
+
 def beam_search(
     weights: Sequence[SearchWeight | None],
     sizes: Mapping[str, int],
@@ -138,6 +168,7 @@ def beam_search(
 
     def watched() -> int:
         with kept:
+            handle()
             watch()
         return int(kept.error is not None)
 
@@ -145,16 +176,17 @@ def beam_search(
     array = (Weight * len(weights))(*(Weight() if each is None else each.structure() for each in weights))
     function = _Watch(watched)
     assert all(part is None or part.is_contiguous() for part in tensors.values())
-    native.call(
-        "beam_search",
-        1 << 30,
-        (),
-        **sizes,
-        **tensors,
-        watched=_WATCHED,
-        weights=ctypes.addressof(array),
-        watch=ctypes.cast(function, ctypes.c_void_p).value,
-        stopped=stopped,
-    )
+    with _signals_wait() as handle:
+        native.call(
+            "beam_search",
+            1 << 30,
+            (),
+            **sizes,
+            **tensors,
+            watched=_WATCHED,
+            weights=ctypes.addressof(array),
+            watch=ctypes.cast(function, ctypes.c_void_p).value,
+            stopped=stopped,
+        )
     if kept.error is not None:
         raise kept.error

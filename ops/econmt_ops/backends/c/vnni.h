@@ -32,6 +32,7 @@ static void sums_of_16_vnni(const uint8_t *restrict left, int64_t stride, int64_
 
 #pragma GCC pop_options
 
+#if __GNUC__ >= 10 /* older ones do not know these instructions, and has_narrow is never true there */
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512bf16")
 
@@ -60,6 +61,12 @@ static void narrow_sums_of_16_dot(const uint8_t *left, int64_t stride, int64_t w
 }
 
 #pragma GCC pop_options
+#else
+static void narrow_sums_of_16_dot(const uint8_t *left, int64_t stride, int64_t wide, const uint16_t *weight, int64_t rows,
+                                  float (*sums)[16]) {
+  (void)left, (void)stride, (void)wide, (void)weight, (void)rows, (void)sums;
+}
+#endif
 
 #if defined(__linux__) && __GNUC__ >= 11
 #include <cpuid.h>
