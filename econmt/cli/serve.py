@@ -115,8 +115,6 @@ def serve(
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback and not keys.wanted:
             notice(f"warning: whoever reaches {host} may ask; --api-keys FILE lets only those with a key")
         server = Server(Service(by_pair(models, settings, loaded), settings, keys))
-        if whole:
-            notice("precision: int8 (auto: few rows are multiplied fastest so here)")
         notice(f"listening on {url_of(bound)} (Ctrl-C ends)")
         interrupts = Interrupts()
         with interrupts:

@@ -94,6 +94,8 @@ def test_a_signal_ends_it_when_all_is_answered(folder: Path, number: signal.Sign
         assert process.stderr is not None
         line = process.stderr.readline()
         found = re.fullmatch(r"econmt: listening on http://127\.0\.0\.1:(\d+)/ \(Ctrl-C ends\)\n", line)
+        if found is None:
+            process.kill()  # or leaving this block would wait for it
         assert found is not None, line
         answers: list[tuple[int, str]] = []
 

@@ -114,10 +114,10 @@ def test_from_python(model: Path) -> None:
     assert scored.log_probability == pytest.approx(upper.log_probability, abs=1e-4)
     with pytest.raises(InputError, match="pair 1: 0 streams of source factors, and the model has 1"):
         scorer.score_ids(["a"], [[5]])
-    with pytest.raises(
-        InputError, match="reads source factors, of which nobody knows what belongs to markup"
-    ):
+    with pytest.raises(InputError, match="reads source factors, of which markup knows not what becomes"):
         loaded.translate(["a"], markup=True, attention=True)
+    with pytest.raises(InputError, match="restore_case knows not what becomes"):
+        loaded.translate(["A"], restore_case=True)
 
 
 def test_factors_that_do_not_fit(
