@@ -226,14 +226,6 @@ def _check_options(context: typer.Context) -> None:
     else:
         why = "is for --sample; give that too, or leave it out"
         options.refuse_idle(context, why, "top_k", "temperature", "seed")
-    kind = given["brevity_penalty_type"]
-    if kind not in (None, controls.BrevityType.constant):
-        why = f"is not of --brevity-penalty-type {kind.value}; leave out one of them"
-        options.refuse_idle(context, why, "brevity_penalty_constant_length_ratio")
-    if kind == controls.BrevityType.none:
-        options.refuse_idle(
-            context, "is of a brevity penalty; give another --brevity-penalty-type", "brevity_penalty_weight"
-        )
     if given["beam_groups"] == 1:
         options.refuse_idle(
             context, "is of --beam-groups; give that too, or leave it out", "diversity_strength"

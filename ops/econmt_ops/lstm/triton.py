@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt_ops.backends.triton import interpreted, serves, with_kernels
+from econmt_ops.backends.triton import MOST_UNITS, interpreted, serves, with_kernels
 from econmt_ops.core.alignment import widened
 from econmt_ops.core.chunks import reaches
 from econmt_ops.core.dropout import Seed
@@ -30,11 +30,8 @@ from econmt_ops.lstm import recompute
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
 
-_MOST_UNITS = 1600
-"""More take too much of the chip; they are left to implementations that are made for them."""
-
 TRAITS = with_kernels(
-    recompute.TRAITS, fastest_stash="attention", serves=lambda sizes, _: sizes["H"] <= _MOST_UNITS
+    recompute.TRAITS, fastest_stash="attention", serves=lambda sizes, _: sizes["H"] <= MOST_UNITS
 )
 
 

@@ -131,11 +131,12 @@ def test_penalties_reach_the_search(call: Call, word_model: Path) -> None:
     )
     failure(call(*kind, "learned", text="a\n"), "needs brevity_penalty_weight above 0")
     failure(
-        call(*kind, "none", "--brevity-penalty-weight", 1, text="a\n"), "--brevity-penalty-weight is of a"
+        call(*kind, "none", "--brevity-penalty-weight", 1, text="a\n"),
+        "brevity_penalty_weight: brevity_penalty_type is none",
     )
     failure(
-        call(*kind, "learned", "--brevity-penalty-constant-length-ratio", 1, text="a\n"),
-        "--brevity-penalty-constant-length-ratio is not of --brevity-penalty-type learned",
+        call(*kind, "none", "--brevity-penalty-constant-length-ratio", 1, text="a\n"),
+        "brevity_penalty_constant_length_ratio: brevity_penalty_type is none",
     )
 
 

@@ -24,6 +24,9 @@ _CAPABILITY = (8, 0)
 _TYPES = frozenset({torch.bfloat16, torch.float16, torch.float32})
 """In which they compute."""
 
+MOST_UNITS = 1600
+"""Of an LSTM layer in one launch: weights of more do not fit the shared memory of any device."""
+
 
 def interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, on the CPU: TRITON_INTERPRET=1, set before triton is imported."""

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from econmt_ops.backends.triton import interpreted
+from econmt_ops.backends.triton import MOST_UNITS, interpreted
 from econmt_ops.backends.triton.exchange import COUNTER_STRIDE
 from econmt_ops.backends.triton.persistent_kernels import lstm_backward, lstm_cells, lstm_forward
 
@@ -34,7 +34,6 @@ class Limits(NamedTuple):
 
 
 _H200 = Limits(132, 232_448, True)
-_MOST_UNITS = 1600
 _REGISTERS = 512
 """Bytes a thread may have for what is on its way to it."""
 
@@ -134,7 +133,7 @@ def plan(
 
 def candidates(hidden: int, products: torch.dtype, limits: Limits, *, back: bool) -> Iterator[Partition]:
     """All partitions that fit a device."""
-    if hidden > _MOST_UNITS:
+    if hidden > MOST_UNITS:
         return
     rows_of_programs = (8, 16, 32, 64) if back else (16, 32, 64)
     teams = (1, 2, 4) if back else (1,)
