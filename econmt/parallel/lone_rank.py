@@ -18,12 +18,12 @@ from econmt.model import Implementations
 from econmt.parallel.groups import Members
 from econmt.parallel.pipeline import PipelinedStep
 from econmt.parallel.pipeline_costs import Plan, divided, plan_by_weights
-from econmt.parallel.pipeline_output import Gathered
 from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.parallel.sharding import OptimizerShares, largest_share
 from econmt.parallel.stages import Stages
 from econmt.recipe import ParallelSection
 from econmt.tasks.protocol import Shape, Task
+from econmt_ops.core.gathering import Gathered
 
 
 class Rank(NamedTuple):

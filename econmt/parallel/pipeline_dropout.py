@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from econmt_ops.core.dropout import Seed, apply_dropout, keep_mask
+from econmt_ops.core.dropout import Seed, apply_dropout, dropout, keep_mask
 
 
 class ChunkedDropout:
@@ -31,6 +31,10 @@ class ChunkedDropout:
         """
         if seed is None:
             return values
+        if (
+            self._variational and values.device.type != "cpu"
+        ):  # a kernel makes the mask as it reads the values
+            return dropout(values, self._probability, seed, variational=True, index=index)
         if layer not in self._masks:
             shape = (len(values), 1 if self._variational else self._steps, values.shape[2])
             self._masks[layer] = keep_mask(shape, self._probability, seed, values.device, index)

@@ -5,36 +5,27 @@ ranks exchange these numbers, one a row of the batch, and with lse = log sum_r e
 gradient: p_j = softmax_r(l)_j exp(lse_r - lse). That is the vocabulary-parallel loss of Shoeybi et al. (2019),
 "Megatron-LM", section 3, in chunks of rows as `econmt_ops.linear_cross_entropy` works. What it takes is N x D values of
 hidden vectors to every rank and as many of their gradient back; to divide rows instead would take V x D of the gradient
-of the matrix, and every rank would update the whole of it.
+of the matrix, and every rank would update the whole of it. On a GPU our kernels do what is between the products.
 
 Shapes: N rows, D width of the output layer, V vocabulary, v of it on this rank, C rows of a chunk, R ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+import importlib
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from econmt_ops.backends import triton
 from econmt_ops.core.chunks import add_outer
+from econmt_ops.core.gathering import Gather, Gathered
 from econmt_ops.core.precision import accumulate_dtype
 
 CHUNK_BYTES = 32 << 20
-"""The workspace for the logits of one chunk, of which there are two at a time."""
-
-
-class Gathered(Protocol):
-    """The same tensor of every rank, on its way."""
-
-    def wait(self) -> Tensor:
-        """All of them (R, ...), in order of the ranks."""
-
-
-Gather = Callable[[Tensor], Gathered]
-"""Begins to exchange a tensor, of the same shape on all ranks."""
+"""The workspace for the logits of one chunk, of which there are two at a time; without kernels."""
 
 
 class Slice(NamedTuple):
@@ -104,11 +95,13 @@ def split_cross_entropy(
         hidden: (N, D), the same on all ranks, in the type of the products.
         targets: (N,) int64, the same on all ranks.
         layer: this rank's slice.
-        gather: exchanges numbers between ranks.
+        gather: exchanges numbers between ranks, which all call it equally often.
         scale: what the gradients are multiplied with, a scalar on the device.
         label_smoothing: probability mass spread evenly over all V tokens.
         ignore_index: rows with this target have no loss and give no gradient.
     """
+    if len(hidden) and triton.serves(hidden):
+        return _by_kernels(hidden, targets, layer, gather, scale, label_smoothing, ignore_index)
     exact = accumulate_dtype(hidden.dtype)
     shares = Shares(
         torch.zeros((), dtype=exact, device=hidden.device),
@@ -133,6 +126,25 @@ def split_cross_entropy(
     if before is not None:
         _end(before, weight, layer.vocabulary, shares, scale, label_smoothing)
     return shares
+
+
+def _by_kernels(
+    hidden: Tensor,
+    targets: Tensor,
+    layer: Slice,
+    gather: Gather,
+    scale: Tensor,
+    label_smoothing: float,
+    ignore_index: int,
+) -> Shares:
+    """The same by `econmt_ops.backends.triton.sliced_cross_entropy`."""
+    kernels = importlib.import_module("econmt_ops.backends.triton.sliced_cross_entropy")
+    labels = kernels.Labels(targets, layer.first, layer.vocabulary, layer.most, label_smoothing, ignore_index)
+    weight = torch.empty_like(layer.weight, dtype=torch.float32)
+    bias = torch.empty_like(layer.bias, dtype=torch.float32)
+    gradients = torch.empty_like(hidden), weight, bias
+    losses = kernels.walk_slice(hidden, layer.weight, layer.bias, labels, gather, scale, gradients)
+    return Shares(losses.sum(), *gradients)
 
 
 def _begin(

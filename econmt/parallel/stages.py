@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed
 
 from econmt.parallel.groups import Group, Members, Pending
-from econmt.parallel.pipeline_output import Gathered
+from econmt_ops.core.gathering import Gathered
 
 
 class Stages:

@@ -447,7 +447,7 @@ def lstm(
         outputs, last_h, last_c = _run_layer(
             read, [layer], first, lengths, [reverse], stash, products, probe=probe
         )
-        last.append((last_h[0], last_c[0]))
+        last.append((last_h.squeeze(0), last_c.squeeze(0)))  # whose way back is no kernel
         if residual and number > 0:
             assert isinstance(read, Tensor)
             outputs = outputs + read

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from econmt_ops.backends.triton import cross_entropy, embedding, random, reversal
+from econmt_ops.backends.triton import cross_entropy, embedding, random, reversal, sliced_cross_entropy
 from tests.ops.triton.compiling import compile_only, resources
 
 
@@ -23,6 +23,25 @@ def losses(dtype: torch.dtype, vocabulary: int) -> None:
     cross_entropy._make_losses(logits, vocabulary, targets, values, None, 0.1, -100, True)
 
 
+class _Told:
+    """Numbers of two ranks."""
+
+    def wait(self) -> torch.Tensor:
+        """See `econmt_ops.core.gathering.Gathered`."""
+        return torch.zeros(2, 3, 2)
+
+
+def slices(end: bool) -> None:
+    """The first of its kernels, or the second."""
+    logits, targets = torch.zeros(2, 16_640, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.int64)
+    labels = sliced_cross_entropy.Labels(targets, 0, 33_278, 16_639, 0.1, -100)
+    if not end:
+        sliced_cross_entropy._numbers(logits, 16_639, targets, labels)
+        return
+    chunk = sliced_cross_entropy._Chunk(slice(0, 2), logits, _Told())
+    sliced_cross_entropy._end(chunk, 16_639, targets, labels, torch.ones(()), torch.zeros(2))
+
+
 def calls() -> dict[str, Callable[[], object]]:
     """Launches by name."""
     rows, lengths = torch.zeros(2, 16, 512, dtype=torch.bfloat16), torch.ones(2, dtype=torch.int64)
@@ -31,6 +50,8 @@ def calls() -> dict[str, Callable[[], object]]:
         "losses bfloat16": lambda: losses(torch.bfloat16, 32_000),
         "losses float32": lambda: losses(torch.float32, 32_000),
         "losses of an odd vocabulary": lambda: losses(torch.bfloat16, 7709),
+        "numbers of a slice": lambda: slices(False),
+        "gradient of a slice": lambda: slices(True),
         "bias": lambda: cross_entropy._add_rows(torch.zeros(32_000), rows.view(1, -1)[:, :16_384], False),
         "mask": lambda: random.keep_mask(1 << 20, seed, 1, 50_000),
         "dropout bfloat16": lambda: random.dropout(rows, seed, 1, 50_000, 1.25, False),

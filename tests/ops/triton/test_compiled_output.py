@@ -8,6 +8,8 @@ MOST = {
     "losses bfloat16": (144, 64),
     "losses float32": (144, 64),
     "losses of an odd vocabulary": (192, 64),
+    "numbers of a slice": (144, 64),
+    "gradient of a slice": (144, 64),
     "bias": (72, 2048),
     "mask": (48, 4096),
     "dropout bfloat16": (144, 4096),

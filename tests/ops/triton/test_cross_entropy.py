@@ -118,18 +118,17 @@ def test_many_chunks_of_rows(
     assert found[1][0].ne(0).any()
 
 
-def test_sizes_of_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "CHUNK_BYTES", 32 << 20)
-    assert kernels._chunk_rows(1, 64_000, torch.bfloat16) == 64
-    assert kernels._chunk_rows(6400, 64_000, torch.bfloat16) == 512
-    assert kernels._chunk_rows(12_800, 15_488, torch.bfloat16) == 1856
-    assert kernels._chunk_rows(6400, 128_000, torch.float32) == 128
-    assert kernels._chunk_rows(100, 1 << 24, torch.bfloat16) == 2
-    assert kernels._chunk_rows(100, 1 << 26, torch.bfloat16) == 1
+def test_sizes_of_chunks() -> None:
+    most = 32 << 20
+    assert kernels._chunk_rows(1, 64_000, most) == 64
+    assert kernels._chunk_rows(6400, 64_000, most) == 512
+    assert kernels._chunk_rows(12_800, 15_488, most) == 1856
+    assert kernels._chunk_rows(6400, 128_000, most // 2) == 128
+    assert kernels._chunk_rows(100, 1 << 24, most) == 2
+    assert kernels._chunk_rows(100, 1 << 26, most) == 1
     for rows in (1, 63, 64, 65, 700, 12_800):
         for row_bytes in (256, 3000, 64_000, 1 << 20):
-            size = kernels._chunk_rows(rows, row_bytes, torch.bfloat16)
-            assert 1 <= size <= max(1, kernels.CHUNK_BYTES // row_bytes)
+            assert 1 <= kernels._chunk_rows(rows, row_bytes, most) <= max(1, most // row_bytes)
 
 
 @SMOOTHING

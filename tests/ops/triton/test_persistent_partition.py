@@ -47,7 +47,9 @@ def test_partitions_are_resident_at_once_and_serve_every_row(device: str, back: 
                     new = {(first_direction + direction, first_group + group) for group in range(groups)}
                     assert not new & served
                     served |= new
-            assert len(served) == directions * triton.cdiv(batch, found.rows)
+            assert len(served) == directions * found.groups(batch)
+            assert found.groups(batch) == triton.cdiv(batch, found.span(batch))
+            assert found.span(batch) <= found.rows
 
 
 def test_the_sizes_that_were_measured_get_the_best_partitions() -> None:
@@ -61,6 +63,17 @@ def test_the_sizes_that_were_measured_get_the_best_partitions() -> None:
             found = plan(batch, hidden, torch.bfloat16, H200, back=backward)
             assert found is not None
             assert found[:3] == wanted
+
+
+def test_groups_share_the_rows_evenly() -> None:
+    partition = Partition(16, 64, 8, 512, 132)
+    assert [(batch, partition.groups(batch), partition.span(batch)) for batch in (1, 64, 65, 80, 129)] == [
+        (1, 1, 1),
+        (64, 1, 64),
+        (65, 2, 33),
+        (80, 2, 40),
+        (129, 3, 43),
+    ]
 
 
 def test_what_fits_no_device_is_not_served() -> None:

@@ -9,6 +9,8 @@ Shapes: N rows, C rows of a chunk, H hidden size, V vocabulary, W >= V columns o
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -59,6 +61,81 @@ def _join(lanes, value, valid, PRECISE: tl.constexpr, SMOOTH: tl.constexpr, MASK
     return larger, total, plain
 
 
+@triton.jit
+def sums_of_row(
+    logits,
+    stride,
+    counts,
+    vocabulary,
+    SMOOTH: tl.constexpr,
+    PRECISE: tl.constexpr,
+    PARTS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """The maximum of a row of logits, the sum of exponentials of what lies below it and, with SMOOTH, the plain sum.
+
+    A running maximum and sum a lane; a value's lane is its column modulo LANES, so that lanes meet only at the end. The
+    last values of a row are read as if it were as long as the stride, since whole rows are read faster. Of a row that
+    does not count most is not read; all that would be made of it is replaced by zeros.
+    """
+    place = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    whole = vocabulary // (PARTS * LANES) * (PARTS * LANES)
+    rest = whole + place
+    lanes = (
+        tl.full((LANES,), float("-inf"), tl.float32),
+        tl.zeros((LANES,), tl.float32),
+        tl.zeros((LANES,), tl.float32),
+    )
+    for begin in range(0, tl.where(counts, whole, 0), PARTS * LANES):
+        value = tl.load(logits + begin + place).to(tl.float32)
+        lanes = _join(lanes, value, True, PRECISE, SMOOTH, False)
+    last = tl.load(logits + rest, mask=(rest < stride) & counts, other=0.0).to(tl.float32)
+    largest, total, plain = _join(lanes, last, rest < vocabulary, PRECISE, SMOOTH, True)
+    maximum = tl.max(largest, 0)
+    return maximum, tl.sum(total * tl.exp(largest - maximum), 0), tl.sum(plain, 0)
+
+
+@triton.jit
+def put_gradient(
+    logits,
+    stride,
+    target,
+    wanted,
+    counts,
+    shift,
+    scale,
+    share,
+    at_target,
+    vocabulary,
+    PRECISE: tl.constexpr,
+    PARTS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Puts exp(logit - shift) scale - share in the place of a row of logits, zeros where it does not count.
+
+    ``target``: the column, with the logit ``wanted``, of which ``at_target`` is taken away too; negative: none.
+    """
+    place = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    whole = vocabulary // (PARTS * LANES) * (PARTS * LANES)
+    rest = whole + place
+    for begin in range(0, tl.where(counts, whole, 0), PARTS * LANES):
+        value = tl.load(logits + begin + place).to(tl.float32)
+        gradient = _exponential(value, shift, PRECISE) * scale - share
+        tl.store(logits + begin + place, gradient.to(logits.dtype.element_ty))
+    value = tl.load(logits + rest, mask=(rest < stride) & counts, other=0.0).to(tl.float32)
+    gradient = _exponential(value, shift, PRECISE) * scale - share
+    gradient = tl.where((rest < vocabulary) & counts, gradient, 0.0)
+    tl.store(logits + rest, gradient.to(logits.dtype.element_ty), mask=rest < stride)
+    if counts:
+        if target >= 0:
+            own = _exponential(wanted, shift, PRECISE) * scale - share - at_target
+            tl.debug_barrier()  # another thread has written there
+            tl.store(logits + target, own.to(logits.dtype.element_ty))
+    else:
+        for begin in range(0, whole, PARTS * LANES):
+            tl.store(logits + begin + place, tl.zeros((PARTS, LANES), logits.dtype.element_ty))
+
+
 @triton.jit(do_not_specialize=["ignore_index"])
 def loss_rows(
     logits,
@@ -76,61 +153,31 @@ def loss_rows(
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """A program a row: its loss from one reading of its logits, their gradient in their place from another.
-
-    A running maximum and sum a lane; a value's lane is its column modulo LANES, so that lanes meet only at the end. The
-    last values of a row are read as if it were as long as the stride, since whole rows are read faster.
-    """
+    """A program a row: its loss from one reading of its logits, their gradient in their place from another."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)
     counts = target != ignore_index
     target = tl.where(counts, target, 0)
     wanted = tl.load(logits + target).to(tl.float32)
-    place = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    whole = vocabulary // (PARTS * LANES) * (PARTS * LANES)
-    # Of a row that does not count most is not read; all that would be made of it is replaced by zeros.
-    read = tl.where(counts, whole, 0)
-    rest = whole + place
-    lanes = (
-        tl.full((LANES,), float("-inf"), tl.float32),
-        tl.zeros((LANES,), tl.float32),
-        tl.zeros((LANES,), tl.float32),
+    maximum, normalizer, plain = sums_of_row(
+        logits, stride, counts, vocabulary, SMOOTH, PRECISE, PARTS, LANES
     )
-    for begin in range(0, read, PARTS * LANES):
-        value = tl.load(logits + begin + place).to(tl.float32)
-        lanes = _join(lanes, value, True, PRECISE, SMOOTH, False)
-    last = tl.load(logits + rest, mask=(rest < stride) & counts, other=0.0).to(tl.float32)
-    largest, total, plain = _join(lanes, last, rest < vocabulary, PRECISE, SMOOTH, True)
-    maximum = tl.max(largest, 0)
-    normalizer = tl.sum(total * tl.exp(largest - maximum), 0)
     log_normalizer = tl.log(normalizer)
     loss = maximum - wanted + log_normalizer
     if SMOOTH:
-        mean = maximum - tl.sum(plain, 0) / vocabulary + log_normalizer
+        mean = maximum - plain / vocabulary + log_normalizer
         loss = (1.0 - smoothing) * loss + smoothing * mean
     tl.store(losses + row, tl.where(counts, loss, 0.0))
     if GRADIENT:
         factor = tl.where(counts, 1.0, 0.0)
         if HAS_FACTORS:
             factor *= tl.load(factors + row).to(tl.float32)
-        scale = factor / normalizer
-        share = factor * smoothing / vocabulary
-        for begin in range(0, read, PARTS * LANES):
-            value = tl.load(logits + begin + place).to(tl.float32)
-            gradient = _exponential(value, maximum, PRECISE) * scale - share
-            tl.store(logits + begin + place, gradient.to(logits.dtype.element_ty))
-        value = tl.load(logits + rest, mask=(rest < stride) & counts, other=0.0).to(tl.float32)
-        gradient = _exponential(value, maximum, PRECISE) * scale - share
-        gradient = tl.where((rest < vocabulary) & counts, gradient, 0.0)
-        tl.store(logits + rest, gradient.to(logits.dtype.element_ty), mask=rest < stride)
-        if counts:
-            own = _exponential(wanted, maximum, PRECISE) * scale - share - (1.0 - smoothing) * factor
-            tl.debug_barrier()  # another thread has written there
-            tl.store(logits + target, own.to(logits.dtype.element_ty))
-        else:
-            for begin in range(0, whole, PARTS * LANES):
-                tl.store(logits + begin + place, tl.zeros((PARTS, LANES), logits.dtype.element_ty))
+        share, at_target = factor * smoothing / vocabulary, (1.0 - smoothing) * factor
+        put_gradient(
+            logits, stride, target, wanted, counts, maximum, factor / normalizer, share, at_target, vocabulary, PRECISE,
+            PARTS, LANES,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -152,6 +199,18 @@ _BIAS_PARTS = 16
 """Into which the rows of a chunk are divided for the gradient of the bias."""
 
 
+def row_constants(logits: Tensor, vocabulary: int) -> dict[str, Any]:
+    """How a program takes a row of logits."""
+    lanes = min(16 // logits.element_size() * 32 * _WARPS, triton.next_power_of_2(vocabulary))
+    parts = max(1, min(_VALUES // lanes, triton.next_power_of_2(triton.cdiv(vocabulary, lanes))))
+    return {
+        "PRECISE": logits.dtype == torch.float32,
+        "PARTS": parts,
+        "LANES": lanes,
+        "num_warps": _WARPS,
+    }
+
+
 def _make_losses(
     logits: Tensor,
     vocabulary: int,
@@ -163,8 +222,6 @@ def _make_losses(
     gradient: bool,
 ) -> None:
     """The losses (C,) of logits (C, W), whose first V columns hold some; ``gradient`` puts theirs in their place."""
-    lanes = min(16 // logits.element_size() * 32 * _WARPS, triton.next_power_of_2(vocabulary))
-    parts = max(1, min(_VALUES // lanes, triton.next_power_of_2(triton.cdiv(vocabulary, lanes))))
     loss_rows[(len(logits),)](
         logits,
         logits.stride(0),
@@ -177,10 +234,7 @@ def _make_losses(
         GRADIENT=gradient,
         HAS_FACTORS=factors is not None,
         SMOOTH=smoothing != 0.0,
-        PRECISE=logits.dtype == torch.float32,
-        PARTS=parts,
-        LANES=lanes,
-        num_warps=_WARPS,
+        **row_constants(logits, vocabulary),
     )
 
 
@@ -215,12 +269,82 @@ def _cast(values: Tensor, dtype: torch.dtype, rows: int, columns: int) -> Tensor
     return padded
 
 
-def _chunk_rows(rows: int, row_bytes: int, dtype: torch.dtype) -> int:
-    """Rows of a chunk: as few chunks as the buffer allows, of about the same size."""
-    most = max(1, CHUNK_BYTES // (2 if dtype == torch.float32 else 1) // row_bytes)
+def _chunk_rows(rows: int, row_bytes: int, most_bytes: int) -> int:
+    """Rows of a chunk: as few chunks as a buffer of so many bytes allows, of about the same size."""
+    most = max(1, most_bytes // row_bytes)
     most = max(most // _ROUND_ROWS * _ROUND_ROWS, min(most, _ROUND_ROWS))
     even = triton.cdiv(rows, triton.cdiv(rows, most))
     return min(most, triton.cdiv(even, _ROUND_ROWS) * _ROUND_ROWS)
+
+
+Gradients = tuple[Tensor, Tensor, Tensor | None]
+"""Of hidden (N, H) in the compute type, and in float32 of weight (V, H) and of bias (V,), or None without one."""
+
+
+class Products:
+    """The products of an output layer, chunk by chunk.
+
+    A weight that is copied anyway is padded, or its products would be those of an odd number of columns, and those of
+    rows that begin at odd addresses.
+
+    Args:
+        hidden: (N, H) in the compute type: float32, bfloat16 or float16. N > 0.
+        weight: (V, H). bias: (V,) or None. Both are cast to the compute type.
+        most_bytes: of a chunk's logits.
+        widest: the most rows that the weight of any rank has, so that all cut into the same chunks; None: there is one.
+
+    Attributes:
+        chunks: which of the N rows each has.
+    """
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        most_bytes: int,
+        widest: int | None = None,
+    ) -> None:
+        rows, self._inner = hidden.shape
+        unit = _ROUND_BYTES // hidden.element_size()
+        self._stride = triton.cdiv(widest or len(weight), unit) * unit
+        copied = weight.dtype != hidden.dtype
+        self._columns = self._stride if copied else len(weight)
+        units = even(self._inner, hidden.dtype) if copied else self._inner
+        self._weight = _cast(weight, hidden.dtype, self._columns, units)
+        self._hidden = _cast(hidden, hidden.dtype, rows, units)
+        self._bias = None
+        if bias is not None:
+            self._bias = _cast(bias.unsqueeze(1), hidden.dtype, self._columns, 1).squeeze(1)
+        self._size = _chunk_rows(rows, self._stride * hidden.element_size(), most_bytes)
+        self.chunks = [slice(begin, begin + self._size) for begin in range(0, rows, self._size)]
+
+    def buffer(self) -> Tensor:
+        """Room for a chunk's logits (C, W), W >= V."""
+        return self._hidden.new_empty(min(self._size, len(self._hidden)), self._stride)
+
+    def logits(self, part: slice, buffer: Tensor) -> Tensor:
+        """Those of a chunk (C, W), in a buffer."""
+        chunk = self._hidden[part]
+        whole = buffer[: len(chunk)]
+        logits = whole[:, : self._columns]
+        if self._bias is None:
+            torch.mm(chunk, self._weight.t(), out=logits)
+        else:
+            torch.addmm(self._bias, chunk, self._weight.t(), out=logits)
+        return whole
+
+    def add(self, part: slice, whole: Tensor, gradients: Gradients) -> None:
+        """Adds what the gradient of a chunk's logits (C, W) leaves; all is written, whatever it holds at the first."""
+        dhidden, dweight, dbias = gradients
+        gradient = whole[:, : self._columns]
+        if self._weight.shape[1] == self._inner:
+            torch.mm(gradient, self._weight, out=dhidden[part])
+        else:
+            dhidden[part] = torch.mm(gradient, self._weight)[:, : self._inner]
+        add_outer(dweight, gradient.unsqueeze(0), self._hidden[part].unsqueeze(0), part.start == 0)
+        if dbias is not None:
+            _add_rows(dbias, whole, part.start == 0)
 
 
 def walk(
@@ -231,68 +355,38 @@ def walk(
     smoothing: float,
     ignore_index: int,
     factors: Tensor | None,
-    gradients: tuple[Tensor, Tensor, Tensor | None] | None,
+    gradients: Gradients | None,
 ) -> Tensor:
     """The losses (N,) in float32, and the gradients of their sum.
 
     Args:
-        hidden: (N, H) in the compute type: float32, bfloat16 or float16.
-        weight: (V, H). bias: (V,) or None. Both are cast to the compute type.
+        hidden, weight, bias: see `Products`.
         targets: (N,) int64; rows with ``ignore_index`` have loss and gradients 0.
         smoothing, ignore_index: as in `econmt_ops.linear_cross_entropy`.
         factors: (N,), by which the gradients of each row are multiplied; or None.
-        gradients: those of hidden (N, H) in the compute type, and in float32 of weight (V, H) and of bias (V,), or None
-            without one; all are written, whatever they hold. None: no gradient is wanted.
+        gradients: all are written, whatever they hold. None: no gradient is wanted.
     """
-    rows, vocabulary = len(hidden), len(weight)
-    losses = hidden.new_empty(rows, dtype=torch.float32)
-    if rows == 0:
+    losses = hidden.new_empty(len(hidden), dtype=torch.float32)
+    if not len(hidden):
         for gradient in gradients or ():
             if gradient is not None:
                 gradient.zero_()
         return losses
     targets = targets.contiguous()
-    unit = _ROUND_BYTES // hidden.element_size()
-    stride = triton.cdiv(vocabulary, unit) * unit
-    # A weight that is copied anyway is padded, or its products would be those of an odd number of columns, and those of
-    # rows that begin at odd addresses.
-    copied = weight.dtype != hidden.dtype
-    columns = stride if copied else vocabulary
-    inner = hidden.shape[1]
-    units = even(inner, hidden.dtype) if copied else inner
-    weight = _cast(weight, hidden.dtype, columns, units)
-    hidden = _cast(hidden, hidden.dtype, rows, units)
-    bias = None if bias is None else _cast(bias.unsqueeze(1), hidden.dtype, columns, 1).squeeze(1)
-    size = _chunk_rows(rows, stride * hidden.element_size(), hidden.dtype)
-    buffer = hidden.new_empty(min(size, rows), stride)
-    for begin in range(0, rows, size):
-        part = slice(begin, begin + size)
-        chunk = hidden[part]
-        whole = buffer[: len(chunk)]
-        logits = whole[:, :columns]
-        if bias is None:
-            torch.mm(chunk, weight.t(), out=logits)
-        else:
-            torch.addmm(bias, chunk, weight.t(), out=logits)
-        of_rows = None if factors is None else factors[part]
+    products = Products(hidden, weight, bias, CHUNK_BYTES // (2 if hidden.dtype == torch.float32 else 1))
+    buffer = products.buffer()
+    for part in products.chunks:
+        logits = products.logits(part, buffer)
         _make_losses(
-            whole,
-            vocabulary,
+            logits,
+            len(weight),
             targets[part],
             losses[part],
-            of_rows,
+            None if factors is None else factors[part],
             smoothing,
             ignore_index,
             gradients is not None,
         )
-        if gradients is None:
-            continue
-        dhidden, dweight, dbias = gradients
-        if units == inner:
-            torch.mm(logits, weight, out=dhidden[part])
-        else:
-            dhidden[part] = torch.mm(logits, weight)[:, :inner]
-        add_outer(dweight, logits.unsqueeze(0), chunk.unsqueeze(0), begin == 0)
-        if dbias is not None:
-            _add_rows(dbias, whole, begin == 0)
+        if gradients is not None:
+            products.add(part, logits, gradients)
     return losses

@@ -56,7 +56,7 @@ class Partition(NamedTuple):
     """How a walk is parted.
 
     Attributes:
-        units, rows: what a program owns.
+        units, rows: what a program owns, at most.
         warps: of a program.
         chunk: of the sum over units (backward: over gates), how many terms of a part are multiplied at once.
         programs: of a launch, at most. More rows or directions than they can serve take launches one after the other.
@@ -75,6 +75,14 @@ class Partition(NamedTuple):
     rows_first: bool = False
     ahead: int = 1
     team: int = 1
+
+    def groups(self, batch: int) -> int:
+        """Into how many groups the rows of a batch are parted."""
+        return triton.cdiv(batch, self.rows)
+
+    def span(self, batch: int) -> int:
+        """Rows of a group: as few as may be, since what a program takes in at a step is a share of each row."""
+        return triton.cdiv(batch, self.groups(batch))
 
     def parts(self, hidden: int) -> int:
         """Among how many programs the units of a group of rows are parted."""
@@ -119,12 +127,12 @@ def plan(
     """
     best: tuple[float, Partition] | None = None
     for candidate in candidates(hidden, products, limits, back=back):
-        whole = candidate.parts(hidden) * triton.cdiv(batch, candidate.rows) * directions
+        whole = candidate.parts(hidden) * candidate.groups(batch) * directions
         if together and directions > 1 and whole > limits.processors:
             continue
         if together is False:
             candidate = candidate._replace(programs=min(limits.processors, whole // directions))
-        step = _step_cost(candidate, hidden, products.itemsize, back)
+        step = _step_cost(candidate, batch, hidden, products.itemsize, back)
         cost = candidate.launches(directions, batch, hidden) * step
         if best is None or cost < best[0]:
             best = cost, candidate
@@ -181,9 +189,9 @@ def _with_chunk(
     return None
 
 
-def _step_cost(partition: Partition, hidden: int, itemsize: int, back: bool) -> float:
+def _step_cost(partition: Partition, batch: int, hidden: int, itemsize: int, back: bool) -> float:
     """Microseconds of a step, fitted to an H200: by the KiB a program takes in at a step, and those that it keeps."""
-    taken = partition.rows * hidden * (4 if back else 1) // partition.team * itemsize / 1024
+    taken = partition.span(batch) * hidden * (4 if back else 1) // partition.team * itemsize / 1024
     kept = 4 * partition.units * hidden * itemsize / 1024
     cost = 1.45 + (0.0225 if back else 0.03) * taken + 0.008 * kept
     if partition.team > 1:
@@ -196,7 +204,7 @@ def _launches(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Which part of a walk each launch serves: programs, first direction, first group of rows, groups."""
     parts = partition.parts(hidden)
-    groups = triton.cdiv(batch, partition.rows)
+    groups = partition.groups(batch)
     if parts * groups * directions <= partition.programs:
         yield parts * groups * directions, 0, 0, groups
         return
@@ -225,7 +233,7 @@ def _halves(partition: Partition) -> list[tuple[bool, bool]]:
 
 
 def _constants(
-    partition: Partition, terms: int, hidden: int, like: Tensor, backwards: tuple[bool, ...]
+    partition: Partition, batch: int, terms: int, hidden: int, like: Tensor, backwards: tuple[bool, ...]
 ) -> dict[str, object]:
     """What both kernels are compiled for, and how they are launched."""
     waits = not interpreted()
@@ -237,6 +245,7 @@ def _constants(
         "CHUNKS": partition.chunks(terms),
         "SPLIT": partition.split,
         "AHEAD": min(partition.ahead, partition.chunks(terms)),
+        "EVEN": batch % partition.rows == 0,
         "ROWS_FIRST": partition.rows_first,
         "BACKWARDS": _mask(backwards),
         "PRECISION": "tf32" if like.dtype == torch.float32 and waits else "ieee",
@@ -252,7 +261,7 @@ def _counters(
     partition: Partition, directions: int, batch: int, hidden: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """A counter for each direction and group of rows, and one for each team of those."""
-    groups = directions * triton.cdiv(batch, partition.rows)
+    groups = directions * partition.groups(batch)
     teams = groups * (partition.parts(hidden) // partition.team if partition.team > 1 else 0)
     counters = torch.zeros((groups + teams) * COUNTER_STRIDE.value, dtype=torch.int32, device=device)
     return counters, counters[groups * COUNTER_STRIDE.value :]
@@ -288,12 +297,13 @@ def walk_forward(
     ring = recurrent.dtype != outputs.dtype
     exchange = recurrent.new_empty(directions, 2, batch, width // 4) if ring else outputs
     counters, _ = _counters(partition, directions, batch, width // 4, sums.device)
+    span = partition.span(batch)
     for programs, begin, end, *part in _walk(partition, directions, batch, width // 4, steps, back=False):
         lstm_forward[(programs,)](
             sums, recurrent, exchange, outputs, sums if cells is None else cells, state_h, state_c,
-            counters if lengths is None else lengths, counters, steps, batch, begin, end, *part,
+            counters if lengths is None else lengths, counters, steps, batch, begin, end, *part, span,
             D=directions, HAS_LENGTHS=lengths is not None, RING=ring, KEEP_CELLS=cells is not None, KEEP_SUMS=keep_sums,
-            **_constants(partition, width // 4, width // 4, recurrent, backwards),
+            **_constants(partition, batch, width // 4, width // 4, recurrent, backwards),
         )  # fmt: skip
 
 
@@ -330,15 +340,17 @@ def walk_backward(
     counters, team_counters = _counters(partition, directions, batch, width // 4, sums.device)
     partials = scale
     if partition.team > 1:
-        programs = partition.parts(width // 4) * directions * triton.cdiv(batch, partition.rows)
+        programs = partition.parts(width // 4) * directions * partition.groups(batch)
         partials = state_dc.new_empty(programs, partition.rows, partition.team * partition.units)
+    span = partition.span(batch)
     for programs, begin, end, *part in _walk(partition, directions, batch, width // 4, steps, back=True):
         for multiplies, ends in _halves(partition):
             lstm_backward[(programs,)](
                 sums, recurrent, exchange, partials, scale, cells, doutputs, dsums, last_dh, state_dc,
                 counters if lengths is None else lengths, counters, team_counters, steps, batch, begin, end, *part,
-                doutputs.stride(0), doutputs.stride(1), HAS_LENGTHS=lengths is not None, RING=ring, TEAM=partition.team,
-                MULTIPLIES=multiplies, ENDS=ends, **_constants(partition, width, width // 4, recurrent, backwards),
+                span, doutputs.stride(0), doutputs.stride(1), HAS_LENGTHS=lengths is not None, RING=ring,
+                TEAM=partition.team, MULTIPLIES=multiplies, ENDS=ends,
+                **_constants(partition, batch, width, width // 4, recurrent, backwards),
             )  # fmt: skip
 
 

@@ -26,12 +26,20 @@ def _tanh(x):
 
 
 @triton.jit
-def _row_lengths(lengths, rows, B, T, HAS_LENGTHS: tl.constexpr):
-    """The length of each row; 0 of those past the batch."""
+def _rows(group, span, B, ROWS: tl.constexpr, SPLIT: tl.constexpr):
+    """Which row of the batch each of the SPLIT ROWS rows of a tile is, and whether it is one of the group's."""
+    offset = tl.arange(0, SPLIT * ROWS) % ROWS
+    row = group * span + offset
+    return row, (offset < span) & (row < B)
+
+
+@triton.jit
+def _row_lengths(lengths, rows, there, T, HAS_LENGTHS: tl.constexpr):
+    """The length of each row; 0 of those that are not there."""
     if HAS_LENGTHS:
-        return tl.load(lengths + rows, mask=rows < B, other=0).to(tl.int32)
+        return tl.load(lengths + rows, mask=there, other=0).to(tl.int32)
     else:
-        return tl.where(rows < B, T, 0)
+        return tl.where(there, T, 0)
 
 
 @triton.jit
@@ -47,12 +55,6 @@ def _slots(step, length, row, backwards, B, direction, RING: tl.constexpr):
         return ((direction * 2 + step % 2) * B + row).to(tl.int64)
     else:
         return _positions(step, length, backwards).to(tl.int64) * B + row
-
-
-@triton.jit
-def _tile_rows(group, B, ROWS: tl.constexpr, SPLIT: tl.constexpr):
-    """Which row of the batch each of the SPLIT ROWS rows of an exchanged tile belongs to; one that there is."""
-    return tl.minimum(group * ROWS + tl.arange(0, SPLIT * ROWS) % ROWS, B - 1)
 
 
 @triton.jit
@@ -97,13 +99,13 @@ def _poison(spins):
     return tl.where(spins == 0, float("nan"), 0.0)
 
 
-@triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups"])
+@triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span"])
 def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, lengths, counters,
-                 T, B, begin, end, first_direction, first_group, groups,
+                 T, B, begin, end, first_direction, first_group, groups, span,
                  D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
-                 CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, ROWS_FIRST: tl.constexpr,
-                 PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr, BACKWARDS: tl.constexpr,
-                 HAS_LENGTHS: tl.constexpr, RING: tl.constexpr, KEEP_CELLS: tl.constexpr,
+                 CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, EVEN: tl.constexpr,
+                 ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr,
+                 BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr, RING: tl.constexpr, KEEP_CELLS: tl.constexpr,
                  KEEP_SUMS: tl.constexpr):  # fmt: skip
     """Steps begin to end of the walk.
 
@@ -117,7 +119,8 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         state_h, state_c: (D, B, H), the state before step ``begin``; become that after the last.
         lengths: (B,), read with HAS_LENGTHS.
         counters: one a direction and group of rows, zero.
-        first_direction, first_group, groups: the launch serves these directions, and so many groups of ROWS rows.
+        first_direction, first_group, groups: the launch serves these directions, and so many groups of rows.
+        span: rows of a group, at most ROWS; the last group may have fewer. EVEN: all have ROWS.
         SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST: see `persistent_product`.
         BACKWARDS: bit d says that direction d walks backwards.
         UP: products in float32, for the interpreter, which multiplies bfloat16 wrongly.
@@ -126,19 +129,19 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
     PARTS: tl.constexpr = (H + UNITS - 1) // UNITS
     part, group, direction = _place(first_direction, first_group, groups, PARTS)
     backwards = (BACKWARDS >> direction) & 1
-    counter = counters + (direction * tl.cdiv(B, ROWS) + group) * COUNTER_STRIDE
+    counter = counters + (direction * tl.cdiv(B, span) + group) * COUNTER_STRIDE
 
     owner, half = weight_rows(4 * UNITS, SPLIT)  # the four gates of a unit lie side by side
     matrix_row = (direction * 4 + owner % 4) * H + part * UNITS + owner // 4
     live = part * UNITS + owner // 4 < H
     weights = load_weights(recurrent, matrix_row * H, 1, half, live, H, SPLIT, CHUNK, CHUNKS, UP)
 
-    row = group * ROWS + tl.arange(0, ROWS)
+    row, there = _rows(group, span, B, ROWS, 1)
     unit = part * UNITS + tl.arange(0, UNITS)
-    length = _row_lengths(lengths, row, B, T, HAS_LENGTHS)
-    owned = (row < B)[:, None] & (unit < H)[None, :]
-    tile_row = _tile_rows(group, B, ROWS, SPLIT)
-    tile_length = _row_lengths(lengths, tile_row, B, T, HAS_LENGTHS)
+    length = _row_lengths(lengths, row, there, T, HAS_LENGTHS)
+    owned = there[:, None] & (unit < H)[None, :]
+    tile_row, tile_there = _rows(group, span, B, ROWS, SPLIT)
+    tile_length = _row_lengths(lengths, tile_row, tile_there, T, HAS_LENGTHS)
     width: tl.constexpr = H if RING else D * H
     tile_begin = 0 if RING else direction * H
     state = (direction * B + row)[:, None] * H + unit[None, :]
@@ -157,8 +160,8 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
             spins = wait(counter, number * PARTS, spins)
         last = tl.maximum(step - 1, 0)
         slot = _slots(last, tile_length, tile_row, backwards, B, direction, RING) * width + tile_begin
-        shares = product(exchange, slot, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST,
-                         PRECISION, UP)  # fmt: skip
+        shares = product(exchange, slot, tile_there, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, EVEN,
+                         ROWS_FIRST, PRECISION, UP)  # fmt: skip
         i, f, g, o = _add_shares(i, f, g, o, tl.where(step > 0, shares, 0.0), ROWS, UNITS)
         before = c
         after = tl.sigmoid(f) * c + tl.sigmoid(i) * _tanh(g)
@@ -217,14 +220,14 @@ def _cell_back(i, f, g, o, before, squashed, dh, dc, active):
     return d_i, d_f, d_g, d_o, tl.where(active, total * f, dc)
 
 
-@triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups"])
+@triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span"])
 def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, dsums, last_dh, state_dc, lengths,
-                  counters, team_counters, T, B, begin, end, first_direction, first_group, groups, doutputs_step,
+                  counters, team_counters, T, B, begin, end, first_direction, first_group, groups, span, doutputs_step,
                   doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, TEAM: tl.constexpr,
                   SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr,
-                  ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr,
-                  MULTIPLIES: tl.constexpr, ENDS: tl.constexpr, BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr,
-                  RING: tl.constexpr):  # fmt: skip
+                  EVEN: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr,
+                  WAIT: tl.constexpr, MULTIPLIES: tl.constexpr, ENDS: tl.constexpr, BACKWARDS: tl.constexpr,
+                  HAS_LENGTHS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
     """Steps end - 1 down to begin of the walk.
 
     Args:
@@ -250,7 +253,7 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
     part, group, direction = _place(first_direction, first_group, groups, PARTS)
     team, member = part // TEAM, part % TEAM
     backwards = (BACKWARDS >> direction) & 1
-    group_number = direction * tl.cdiv(B, ROWS) + group
+    group_number = direction * tl.cdiv(B, span) + group
     counter = counters + group_number * COUNTER_STRIDE
     team_number = group_number * (PARTS // TEAM) + team
     team_counter = team_counters + team_number * COUNTER_STRIDE
@@ -260,12 +263,12 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
     matrix = recurrent + (direction * 4 * H + member * TERMS) * H
     weights = load_weights(matrix, weight_unit, H, half, weight_unit < H, TERMS, SPLIT, CHUNK, CHUNKS, UP)
 
-    row = group * ROWS + tl.arange(0, ROWS)
+    row, there = _rows(group, span, B, ROWS, 1)
     unit = part * UNITS + tl.arange(0, UNITS)
-    length = _row_lengths(lengths, row, B, T, HAS_LENGTHS)
-    owned = (row < B)[:, None] & (unit < H)[None, :]
-    tile_row = _tile_rows(group, B, ROWS, SPLIT)
-    tile_length = _row_lengths(lengths, tile_row, B, T, HAS_LENGTHS)
+    length = _row_lengths(lengths, row, there, T, HAS_LENGTHS)
+    owned = there[:, None] & (unit < H)[None, :]
+    tile_row, tile_there = _rows(group, span, B, ROWS, SPLIT)
+    tile_length = _row_lengths(lengths, tile_row, tile_there, T, HAS_LENGTHS)
     tile_begin = (0 if RING else direction.to(tl.int64) * T * B * (4 * H)) + member * TERMS
     state = (direction * B + row)[:, None] * H + unit[None, :]
     dh_last = tl.load(last_dh + state, mask=owned, other=0.0).to(tl.float32)
@@ -289,8 +292,8 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
         after = tl.minimum(step + 1, T - 1)
         slot = _slots(after, tile_length, tile_row, backwards, B, direction, RING) * (4 * H) + tile_begin
         if MULTIPLIES:
-            from_next = product(exchange, slot, weights, TERMS, TEAM * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD,
-                                ROWS_FIRST, PRECISION, UP)  # fmt: skip
+            from_next = product(exchange, slot, tile_there, weights, TERMS, TEAM * UNITS, ROWS, SPLIT, CHUNK, CHUNKS,
+                                AHEAD, EVEN, ROWS_FIRST, PRECISION, UP)  # fmt: skip
         if TEAM > 1:
             if MULTIPLIES:
                 tile = tl.arange(0, ROWS)[:, None] * (TEAM * UNITS) + tl.arange(0, TEAM * UNITS)[None, :]

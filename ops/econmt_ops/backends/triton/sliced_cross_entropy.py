@@ -1,0 +1,208 @@
+"""The output layer and its loss where each of several ranks has some rows of the matrix, a slice of the vocabulary.
+
+Of a chunk's logits a first kernel makes what the ranks tell each other, three numbers a row, and a second one, when
+those of all are there, the losses and the gradient of the logits in their place. While numbers travel, the next chunk's
+logits are made in another buffer. The products are those of `cross_entropy`.
+
+Shapes: N rows, C rows of a chunk, H hidden size, V vocabulary, v of it here, W >= v columns of a buffer, R ranks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from econmt_ops.backends.triton.cross_entropy import (
+    Gradients,
+    Products,
+    put_gradient,
+    row_constants,
+    sums_of_row,
+)
+from econmt_ops.core.gathering import Gather, Gathered
+
+CHUNK_BYTES = 32 << 20
+"""Each of the two buffers for the logits of a chunk, in the compute type."""
+
+
+class Labels(NamedTuple):
+    """What the rows of all logits shall be.
+
+    Attributes:
+        targets: (N,) int64; rows with ``ignore_index`` have loss and gradients 0.
+        first: the token of this slice's first row. vocabulary: V. widest: rows of the largest slice of any rank.
+        smoothing, ignore_index: as in `econmt_ops.linear_cross_entropy`.
+    """
+
+    targets: Tensor
+    first: int
+    vocabulary: int
+    widest: int
+    smoothing: float
+    ignore_index: int
+
+
+@triton.jit(do_not_specialize=["ignore_index", "first"])
+def slice_numbers(
+    logits,
+    stride,
+    targets,
+    numbers,
+    rows,
+    first,
+    own,
+    ignore_index,
+    SMOOTH: tl.constexpr,
+    PRECISE: tl.constexpr,
+    PARTS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """A program a row: numbers (3, C), the logarithm of its sum of exponentials, its target's logit, its sum.
+
+    The target's is 0 where another rank has it, and all are where the row does not count.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    target = tl.load(targets + row)
+    counts = target != ignore_index
+    place = target - first
+    here = counts & (place >= 0) & (place < own)
+    wanted = tl.load(logits + place, mask=here, other=0.0).to(tl.float32)
+    maximum, normalizer, plain = sums_of_row(logits, stride, counts, own, SMOOTH, PRECISE, PARTS, LANES)
+    tl.store(numbers + row, tl.where(counts, maximum + tl.log(normalizer), 0.0))
+    tl.store(numbers + rows + row, wanted)
+    tl.store(numbers + 2 * rows + row, tl.where(counts, plain, 0.0))
+
+
+@triton.jit(do_not_specialize=["ignore_index", "first"])
+def slice_gradient(
+    logits,
+    stride,
+    targets,
+    numbers,
+    ranks,
+    rows,
+    scale,
+    losses,
+    first,
+    own,
+    vocabulary,
+    smoothing,
+    ignore_index,
+    RANKS: tl.constexpr,
+    PRECISE: tl.constexpr,
+    PARTS: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """A program a row: its loss (C,), from the numbers (R, 3, C) of all, and the gradient of ``scale`` times that."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    target = tl.load(targets + row)
+    counts = target != ignore_index
+    place = target - first
+    here = counts & (place >= 0) & (place < own)
+    rank = tl.arange(0, RANKS)
+    told = numbers + rank * 3 * rows + row
+    there = rank < ranks
+    of_slices = tl.load(told, mask=there, other=float("-inf"))
+    wanted = tl.sum(tl.load(told + rows, mask=there, other=0.0), 0)
+    plain = tl.sum(tl.load(told + 2 * rows, mask=there, other=0.0), 0)
+    largest = tl.max(of_slices, 0)
+    normalizer = largest + tl.log(tl.sum(tl.exp(of_slices - largest), 0))
+    loss = normalizer - (1.0 - smoothing) * wanted - smoothing / vocabulary * plain
+    tl.store(losses + row, tl.where(counts, loss, 0.0))
+    factor = tl.where(counts, tl.load(scale).to(tl.float32), 0.0)
+    share, at_target = factor * smoothing / vocabulary, (1.0 - smoothing) * factor
+    put_gradient(
+        logits, stride, tl.where(here, place, -1), wanted, counts, normalizer, factor, share, at_target, own, PRECISE,
+        PARTS, LANES,
+    )  # fmt: skip
+
+
+class _Chunk(NamedTuple):
+    """Logits (C, W) of some rows, whose numbers are on their way."""
+
+    part: slice
+    logits: Tensor
+    numbers: Gathered
+
+
+def walk_slice(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Labels,
+    gather: Gather,
+    scale: Tensor,
+    gradients: Gradients,
+) -> Tensor:
+    """The losses (N,) in float32, and this rank's share of the gradients of ``scale`` times their sum.
+
+    Args:
+        hidden: (N, H), N > 0; weight: (v, H); bias: (v,) or None; see `cross_entropy.Products`.
+        labels: of the rows. gather: exchanges numbers between ranks, which all call it equally often.
+        scale: a scalar on the device.
+        gradients: of hidden (N, H), to be added up over ranks, and of weight (v, H) and bias (v,); all are written,
+            whatever they hold.
+    """
+    losses = hidden.new_empty(len(hidden), dtype=torch.float32)
+    targets = labels.targets.contiguous()
+    products = Products(hidden, weight, bias, CHUNK_BYTES, labels.widest)
+    buffers = [products.buffer() for _ in products.chunks[:2]]
+    before: _Chunk | None = None
+    for number, part in enumerate(products.chunks):
+        logits = products.logits(part, buffers[number % 2])
+        began = _Chunk(part, logits, gather(_numbers(logits, len(weight), targets[part], labels)))
+        if before is not None:
+            _end(before, len(weight), targets[before.part], labels, scale, losses[before.part])
+            products.add(before.part, before.logits, gradients)
+        before = began
+    assert before is not None
+    _end(before, len(weight), targets[before.part], labels, scale, losses[before.part])
+    products.add(before.part, before.logits, gradients)
+    return losses
+
+
+def _numbers(logits: Tensor, own: int, targets: Tensor, labels: Labels) -> Tensor:
+    """What is told to the other ranks, (3, C)."""
+    rows = len(logits)
+    numbers = logits.new_empty(3, rows, dtype=torch.float32)
+    slice_numbers[(rows,)](
+        logits,
+        logits.stride(0),
+        targets,
+        numbers,
+        rows,
+        labels.first,
+        own,
+        labels.ignore_index,
+        SMOOTH=labels.smoothing != 0.0,
+        **row_constants(logits, own),
+    )
+    return numbers
+
+
+def _end(chunk: _Chunk, own: int, targets: Tensor, labels: Labels, scale: Tensor, losses: Tensor) -> None:
+    """The losses of a chunk, and the gradient of its logits in their place."""
+    numbers = chunk.numbers.wait()
+    slice_gradient[(len(losses),)](
+        chunk.logits,
+        chunk.logits.stride(0),
+        targets,
+        numbers,
+        len(numbers),
+        len(losses),
+        scale,
+        losses,
+        labels.first,
+        own,
+        labels.vocabulary,
+        labels.smoothing,
+        labels.ignore_index,
+        RANKS=triton.next_power_of_2(len(numbers)),
+        **row_constants(chunk.logits, own),
+    )
