@@ -285,6 +285,12 @@ def layer_keep_masks(
     return [None] + [keep_mask(shape, p, seed, device, layer) for layer in range(1, layers)]
 
 
+def _dropout_kernels(values: Tensor, device_seed: Tensor | None) -> ModuleType | None:
+    """Our kernel of dropout, if it serves these values."""
+    counted = _is_counted(values.device, device_seed) and values.dtype != torch.float64
+    return _kernels(values.device) if counted else None
+
+
 @custom_op("econmt_ops::dropout")
 def _dropout(
     values: Tensor,
@@ -295,8 +301,8 @@ def _dropout(
     device_seed: Tensor | None = None,
     first_row: int = 0,
 ) -> Tensor:
-    kernels = _kernels(values.device) if _is_counted(values.device, device_seed) else None
-    if kernels is not None and values.dtype != torch.float64:
+    kernels = _dropout_kernels(values, device_seed)
+    if kernels is not None:
         place = seed_tensor(seed if device_seed is None else device_seed, values.device)
         scale = 1.0 / (1.0 - p)
         dropped: Tensor = kernels.dropout(
@@ -315,9 +321,11 @@ def _(
     _seed: int,
     _index: int,
     _variational: bool,
-    _device_seed: Tensor | None = None,
+    device_seed: Tensor | None = None,
     _first_row: int = 0,
 ) -> Tensor:
+    if _dropout_kernels(values, device_seed) is not None:
+        return torch.empty_like(values)
     return torch.empty_like(values, memory_format=torch.contiguous_format)
 
 

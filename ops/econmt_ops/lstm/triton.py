@@ -11,6 +11,7 @@ Shapes: D directions, B batch, T steps, I input size, H hidden. Inside, time com
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -111,12 +112,41 @@ def _partition(layer: _Layer, back: bool) -> Partition:
     return found
 
 
-def _recurrents(layer: _Layer) -> Tensor:
-    """(D, 4H, H) in the type of the products."""
-    dtype = getattr(torch, layer.products)
-    if len(layer.recurrents) == 1:  # what is of that type already is not copied
-        return layer.recurrents[0].to(dtype).contiguous().unsqueeze(0)
-    return torch.stack([recurrent.to(dtype) for recurrent in layer.recurrents])
+class _Cast:
+    """The matrices of a layer in the types of its products, each made when it is first asked for, and only once.
+
+    Attributes:
+        layer: whose they are.
+    """
+
+    def __init__(self, layer: _Layer) -> None:
+        self.layer = layer
+        self._inputs: dict[int, Tensor] = {}
+
+    def input(self, number: int) -> Tensor:
+        """That of the inputs (4H, I), of a direction, widened."""
+        if number not in self._inputs:
+            self._inputs[number] = widened(self.layer.weights[number], self.layer.inputs.dtype)
+        return self._inputs[number]
+
+    @cached_property
+    def recurrents(self) -> Tensor:
+        """(D, 4H, H) as the walk multiplies with them."""
+        dtype = getattr(torch, self.layer.products)
+        if len(self.layer.recurrents) == 1:  # what is of that type already is not copied
+            return self.layer.recurrents[0].to(dtype).contiguous().unsqueeze(0)
+        directions, _, _, hidden = _sizes(self.layer)
+        made = self.layer.inputs.new_empty(directions, 4 * hidden, hidden, dtype=dtype)
+        for part, recurrent in zip(made, self.layer.recurrents, strict=True):
+            part.copy_(recurrent)
+        return made
+
+    def recurrent(self, number: int) -> Tensor:
+        """That of a direction (4H, H), in the type of the inputs."""
+        dtype = self.layer.inputs.dtype
+        if getattr(torch, self.layer.products) == dtype:
+            return self.recurrents[number]
+        return self.layer.recurrents[number].to(dtype)
 
 
 def _first(layer: _Layer, given: list[Tensor], dtype: torch.dtype) -> Tensor:
@@ -144,20 +174,20 @@ def _padding(layer: _Layer) -> Tensor:
     return padding_mask(layer.lengths, steps, layer.inputs.device).t()
 
 
-def _input_shares(layer: _Layer, rows: Tensor, sums: Tensor) -> None:
+def _input_shares(cast: _Cast, rows: Tensor, sums: Tensor) -> None:
     """Writes the inputs' share of the gates and, where a walk begins, that of the first h, to sums (D, T, B, 4H)."""
+    layer = cast.layer
     dtype = layer.inputs.dtype
-    parts = zip(sums.unbind(0), layer.weights, layer.biases, strict=True)
-    for share, weight, bias in parts:
+    for number, (share, bias) in enumerate(zip(sums.unbind(0), layer.biases, strict=True)):
         flat = share.view(-1, share.shape[2])
-        transposed = widened(weight, dtype).t()
+        transposed = cast.input(number).t()
         if layer.places is None:
             torch.addmm(bias.to(dtype), rows, transposed, out=flat)
         else:
             table = torch.addmm(bias.to(dtype), rows, transposed)
             torch.index_select(table, 0, layer.places.reshape(-1), out=flat)
     for number, h in enumerate(layer.first_h):
-        at, recurrent = _begins(layer, number), layer.recurrents[number].to(dtype).t()
+        at, recurrent = _begins(layer, number), cast.recurrent(number).t()
         if isinstance(at, int):
             sums[number][at].addmm_(h.to(dtype), recurrent)
         else:
@@ -196,12 +226,13 @@ def _forward(layer: _Layer, keep: bool) -> _Walked:
     sums = result.sums if kept else result.sums.new_empty(directions, steps, batch, 4 * hidden)
     # Padding may hold anything: no row's product is another's, and the walk does not look at it.
     rows = widened(layer.inputs.reshape(-1, layer.inputs.shape[-1]))
-    _input_shares(layer, rows, sums)
+    cast = _Cast(layer)
+    _input_shares(cast, rows, sums)
     del rows
     walk_forward(
         _partition(layer, back=False),
         sums,
-        _recurrents(layer),
+        cast.recurrents,
         result.outputs,
         result.cells if result.cells.shape[1] else None,
         last_h,
@@ -216,8 +247,8 @@ def _forward(layer: _Layer, keep: bool) -> _Walked:
 def _backward(layer: _Layer, result: _Walked, incoming: Incoming) -> Gradients:
     from econmt_ops.backends.triton.persistent import walk_backward
 
-    rows = _rows(layer)
-    sums, cells = _kept(layer, result, rows)
+    rows, cast = _rows(layer), _Cast(layer)
+    sums, cells = _kept(cast, result, rows)
     dsums = torch.empty_like(sums) if reaches(layer.stash, "gates") else sums
     doutputs = incoming["outputs"]
     if doutputs is None:
@@ -227,30 +258,32 @@ def _backward(layer: _Layer, result: _Walked, incoming: Incoming) -> Gradients:
     dlast_h = _first(layer, [], sums.dtype) if dlast_h is None else dlast_h.contiguous()
     dc = incoming["last_c"]
     dc = _first(layer, [], torch.float32) if dc is None else dc.clone(memory_format=torch.contiguous_format)
-    recurrents = _recurrents(layer)
     partition = _partition(layer, back=True)
     backwards = tuple(layer.reverse)
-    walk_backward(partition, sums, recurrents, cells, doutputs, dsums, dlast_h, dc, layer.lengths, backwards)
+    walk_backward(
+        partition, sums, cast.recurrents, cells, doutputs, dsums, dlast_h, dc, layer.lengths, backwards
+    )
     return {
         "probe": None if layer.probe is None else dsums[0],
-        **_gradients_of_recurrents(layer, result.outputs, dsums, dlast_h),
-        **_gradients_of_inputs(layer, rows, dsums),
+        **_gradients_of_recurrents(cast, result.outputs, dsums, dlast_h),
+        **_gradients_of_inputs(cast, rows, dsums),
         "first_c": dc.unbind(0) if layer.first_c else [],
     }
 
 
-def _kept(layer: _Layer, result: _Walked, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _kept(cast: _Cast, result: _Walked, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The gates before their nonlinearities and the cell states, as they were kept or made again."""
     from econmt_ops.backends.triton.persistent import walk_cells
 
+    layer = cast.layer
     directions, steps, batch, hidden = _sizes(layer)
     sums, cells = result.sums, result.cells
     if not reaches(layer.stash, "gates"):
         sums = sums.new_empty(directions, steps, batch, 4 * hidden)
-        _input_shares(layer, rows, sums)
+        _input_shares(cast, rows, sums)
         for number, h in enumerate(result.outputs.chunk(directions, 2)):
             later, before = _neighbours(layer, number, sums[number], h)
-            later.addmm_(widened(before), widened(layer.recurrents[number], before.dtype).t())
+            later.addmm_(widened(before), widened(cast.recurrent(number)).t())
     if not reaches(layer.stash, "cells"):
         cells = cells.new_empty(directions, steps, batch, hidden)
         first_c = _first(layer, layer.first_c, torch.float32)
@@ -258,8 +291,9 @@ def _kept(layer: _Layer, result: _Walked, rows: Tensor) -> tuple[Tensor, Tensor]
     return sums, cells
 
 
-def _gradients_of_recurrents(layer: _Layer, outputs: Tensor, dsums: Tensor, dlast_h: Tensor) -> Gradients:
+def _gradients_of_recurrents(cast: _Cast, outputs: Tensor, dsums: Tensor, dlast_h: Tensor) -> Gradients:
     """Those of recurrent matrices, biases and first h."""
+    layer = cast.layer
     recurrents, biases, first_h = [], [], []
     directions = len(layer.recurrents)
     ones = dsums.new_ones(1, 1).expand(dsums[0, ..., 0].numel(), 1)
@@ -267,7 +301,7 @@ def _gradients_of_recurrents(layer: _Layer, outputs: Tensor, dsums: Tensor, dlas
         weight = layer.recurrents[number]
         begin = own[_begins(layer, number)] if layer.first_h else None
         if begin is not None:
-            dh = begin @ weight.to(own.dtype)
+            dh = begin @ cast.recurrent(number)
             if layer.lengths is not None:
                 dh = torch.where((layer.lengths > 0).unsqueeze(1), dh, dlast_h[number].to(dh.dtype))
             first_h.append(dh)
@@ -281,11 +315,11 @@ def _gradients_of_recurrents(layer: _Layer, outputs: Tensor, dsums: Tensor, dlas
     return {"recurrents": recurrents, "biases": biases, "first_h": first_h}
 
 
-def _gradients_of_inputs(layer: _Layer, rows: Tensor, dsums: Tensor) -> Gradients:
+def _gradients_of_inputs(cast: _Cast, rows: Tensor, dsums: Tensor) -> Gradients:
     """Those of inputs and input matrices."""
     from econmt_ops.backends.triton.embedding import gradient
 
-    weights = []
+    layer, weights = cast.layer, []
     width = layer.inputs.shape[-1]
     dinputs = torch.empty_like(rows)
     for number, (own, weight) in enumerate(zip(dsums.flatten(1, 2).unbind(0), layer.weights, strict=True)):
@@ -294,9 +328,9 @@ def _gradients_of_inputs(layer: _Layer, rows: Tensor, dsums: Tensor) -> Gradient
         if layer.probe is None:
             weights.append(_outer(own, rows, weight.dtype, width))
         if number == 0:
-            torch.mm(own, widened(weight, own.dtype), out=dinputs)
+            torch.mm(own, cast.input(number), out=dinputs)
         else:
-            dinputs.addmm_(own, widened(weight, own.dtype))
+            dinputs.addmm_(own, cast.input(number))
     return {"inputs": dinputs[:, :width].view(layer.inputs.shape), "weights": weights}
 
 

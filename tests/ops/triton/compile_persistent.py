@@ -47,7 +47,7 @@ def constants(
     values: dict[str, Any] = {"H": hidden, "UNITS": found.units, "ROWS": found.rows, "SPLIT": found.split}
     values |= {"CHUNK": found.chunk, "CHUNKS": chunks, "AHEAD": min(found.ahead, chunks), "BACKWARDS": 0}
     values |= {
-        "EVEN": batch % found.rows == 0,
+        "MASKED": found.masked(batch),
         "ROWS_FIRST": found.rows_first,
         "HAS_LENGTHS": lengths,
         "RING": kind != products,

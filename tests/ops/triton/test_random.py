@@ -109,10 +109,17 @@ def test_kernels_make_the_masks_of_some_rows(first: int, device: str) -> None:
         assert dropped.cpu().bool().equal(expected[:, None].expand(shape))
 
 
-def test_what_is_not_contiguous(device: str) -> None:
-    values = torch.randn(4, 6, 5, device=device).transpose(1, 2)
-    expected = random.dropout(values.contiguous(), seed_of(8, device), 0, 30_000, 2.0, False)
-    assert random.dropout(values, seed_of(8, device), 0, 30_000, 2.0, False).equal(expected)
+@pytest.mark.parametrize("variational", [False, True])
+@pytest.mark.parametrize("width", [5, 16])
+@pytest.mark.parametrize("first", [0, 3])
+def test_what_is_not_contiguous(variational: bool, width: int, first: int, device: str) -> None:
+    """Positions before rows, some positions of many, and columns before positions."""
+    whole = torch.randn(11, 4, width, device=device)
+    for values in (whole.transpose(0, 1), whole[:, 1:3], whole.transpose(1, 2), whole[2:5].transpose(0, 1)):
+        arguments = seed_of(8, device), 0, 30_000, 2.0, variational, first
+        found = random.dropout(values, *arguments)
+        assert found.equal(random.dropout(values.contiguous(), *arguments))
+    assert random.dropout(whole.transpose(0, 1), *arguments).stride() == (width, 4 * width, 1)
 
 
 @pytest.mark.parametrize("variational", [False, True])

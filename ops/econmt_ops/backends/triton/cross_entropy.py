@@ -107,13 +107,15 @@ def put_gradient(
     share,
     at_target,
     vocabulary,
+    SLICED: tl.constexpr,
     PRECISE: tl.constexpr,
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ):
     """Puts exp(logit - shift) scale - share in the place of a row of logits, zeros where it does not count.
 
-    ``target``: the column, with the logit ``wanted``, of which ``at_target`` is taken away too; negative: none.
+    ``target``: the column, with the logit ``wanted``, of which ``at_target`` is taken away too; with SLICED it may be
+    negative: that column is elsewhere.
     """
     place = tl.arange(0, PARTS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     whole = vocabulary // (PARTS * LANES) * (PARTS * LANES)
@@ -127,9 +129,11 @@ def put_gradient(
     gradient = tl.where((rest < vocabulary) & counts, gradient, 0.0)
     tl.store(logits + rest, gradient.to(logits.dtype.element_ty), mask=rest < stride)
     if counts:
-        if target >= 0:
-            own = _exponential(wanted, shift, PRECISE) * scale - share - at_target
-            tl.debug_barrier()  # another thread has written there
+        own = _exponential(wanted, shift, PRECISE) * scale - share - at_target
+        tl.debug_barrier()  # another thread has written there
+        if SLICED:
+            tl.store(logits + target, own.to(logits.dtype.element_ty), mask=target >= 0)
+        else:
             tl.store(logits + target, own.to(logits.dtype.element_ty))
     else:
         for begin in range(0, whole, PARTS * LANES):
@@ -175,8 +179,8 @@ def loss_rows(
             factor *= tl.load(factors + row).to(tl.float32)
         share, at_target = factor * smoothing / vocabulary, (1.0 - smoothing) * factor
         put_gradient(
-            logits, stride, target, wanted, counts, maximum, factor / normalizer, share, at_target, vocabulary, PRECISE,
-            PARTS, LANES,
+            logits, stride, target, wanted, counts, maximum, factor / normalizer, share, at_target, vocabulary, False,
+            PRECISE, PARTS, LANES,
         )  # fmt: skip
 
 

@@ -27,15 +27,18 @@ def _tanh(x):
 
 @triton.jit
 def _rows(group, span, B, ROWS: tl.constexpr, SPLIT: tl.constexpr):
-    """Which row of the batch each of the SPLIT ROWS rows of a tile is, and whether it is one of the group's."""
+    """Which row of the batch each of the SPLIT ROWS rows of a tile is, and whether it is one of the group's.
+
+    Rows that the group has not are those of the next one, which are elsewhere in memory, and so no row is read often.
+    """
     offset = tl.arange(0, SPLIT * ROWS) % ROWS
-    row = group * span + offset
-    return row, (offset < span) & (row < B)
+    row = tl.minimum(group * span + offset, B - 1)
+    return row, (offset < span) & (group * span + offset < B)
 
 
 @triton.jit
 def _row_lengths(lengths, rows, there, T, HAS_LENGTHS: tl.constexpr):
-    """The length of each row; 0 of those that are not there."""
+    """The length of each row; 0 of those that the group has not."""
     if HAS_LENGTHS:
         return tl.load(lengths + rows, mask=there, other=0).to(tl.int32)
     else:
@@ -103,7 +106,7 @@ def _poison(spins):
 def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, lengths, counters,
                  T, B, begin, end, first_direction, first_group, groups, span,
                  D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
-                 CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, EVEN: tl.constexpr,
+                 CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr,
                  ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr,
                  BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr, RING: tl.constexpr, KEEP_CELLS: tl.constexpr,
                  KEEP_SUMS: tl.constexpr):  # fmt: skip
@@ -120,7 +123,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         lengths: (B,), read with HAS_LENGTHS.
         counters: one a direction and group of rows, zero.
         first_direction, first_group, groups: the launch serves these directions, and so many groups of rows.
-        span: rows of a group, at most ROWS; the last group may have fewer. EVEN: all have ROWS.
+        span: rows of a group, at most ROWS; the last group may have fewer. MASKED: of a tile no others are read.
         SPLIT, CHUNK, CHUNKS, AHEAD, ROWS_FIRST: see `persistent_product`.
         BACKWARDS: bit d says that direction d walks backwards.
         UP: products in float32, for the interpreter, which multiplies bfloat16 wrongly.
@@ -160,7 +163,7 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
             spins = wait(counter, number * PARTS, spins)
         last = tl.maximum(step - 1, 0)
         slot = _slots(last, tile_length, tile_row, backwards, B, direction, RING) * width + tile_begin
-        shares = product(exchange, slot, tile_there, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, EVEN,
+        shares = product(exchange, slot, tile_there, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, MASKED,
                          ROWS_FIRST, PRECISION, UP)  # fmt: skip
         i, f, g, o = _add_shares(i, f, g, o, tl.where(step > 0, shares, 0.0), ROWS, UNITS)
         before = c
@@ -225,7 +228,7 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
                   counters, team_counters, T, B, begin, end, first_direction, first_group, groups, span, doutputs_step,
                   doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, TEAM: tl.constexpr,
                   SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr,
-                  EVEN: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr,
+                  MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr,
                   WAIT: tl.constexpr, MULTIPLIES: tl.constexpr, ENDS: tl.constexpr, BACKWARDS: tl.constexpr,
                   HAS_LENGTHS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
     """Steps end - 1 down to begin of the walk.
@@ -293,7 +296,7 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
         slot = _slots(after, tile_length, tile_row, backwards, B, direction, RING) * (4 * H) + tile_begin
         if MULTIPLIES:
             from_next = product(exchange, slot, tile_there, weights, TERMS, TEAM * UNITS, ROWS, SPLIT, CHUNK, CHUNKS,
-                                AHEAD, EVEN, ROWS_FIRST, PRECISION, UP)  # fmt: skip
+                                AHEAD, MASKED, ROWS_FIRST, PRECISION, UP)  # fmt: skip
         if TEAM > 1:
             if MULTIPLIES:
                 tile = tl.arange(0, ROWS)[:, None] * (TEAM * UNITS) + tl.arange(0, TEAM * UNITS)[None, :]

@@ -40,18 +40,21 @@ def load_weights(matrix, row_offset, column_stride, part, live, K: tl.constexpr,
 
 @triton.jit
 def _load_exchanged(source, column, there, chunk: tl.constexpr, K: tl.constexpr, SPLIT: tl.constexpr,
-                    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, EVEN: tl.constexpr, UP: tl.constexpr):  # fmt: skip
-    """A chunk of what the other programs wrote, straight from L2, which is what bounds large layers."""
+                    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, MASKED: tl.constexpr, UP: tl.constexpr):  # fmt: skip
+    """A chunk of what the other programs wrote, straight from L2, which is what bounds large layers.
+
+    Rows that are read though they are not there are garbage in rows of the product that nobody reads.
+    """
     ahead: tl.constexpr = chunk * SPLIT * CHUNK
     WHOLE: tl.constexpr = K == CHUNKS * SPLIT * CHUNK
-    if EVEN and WHOLE:
-        tile = tl.load(source + ahead, cache_modifier=".cg")
-    elif EVEN:
-        tile = tl.load(source + ahead, mask=column + ahead < K, other=0.0, cache_modifier=".cg")
-    elif WHOLE:
+    if MASKED and WHOLE:
         tile = tl.load(source + ahead, mask=there, other=0.0, cache_modifier=".cg")
-    else:
+    elif MASKED:
         tile = tl.load(source + ahead, mask=there & (column + ahead < K), other=0.0, cache_modifier=".cg")
+    elif WHOLE:
+        tile = tl.load(source + ahead, cache_modifier=".cg")
+    else:
+        tile = tl.load(source + ahead, mask=column + ahead < K, other=0.0, cache_modifier=".cg")
     return tile.to(tl.float32) if UP else tile
 
 
@@ -75,18 +78,18 @@ def _fold(product, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr):
 
 @triton.jit
 def product(exchange, slot, there, weights, K: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
-             CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, EVEN: tl.constexpr,
+             CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr,
              ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr):  # fmt: skip
     """What was exchanged times the weights kept here: (ROWS, M) in float32. AHEAD chunks are on their way at once.
 
-    ``there`` (SPLIT ROWS,): which of the rows are read; with EVEN all of them.
+    ``there`` (SPLIT ROWS,): which of the rows are there; with MASKED the others are not read.
     """
     there = there[:, None]
     column = (tl.arange(0, SPLIT * ROWS) // ROWS)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
     source = exchange + slot[:, None] + column
     tiles = ()
     for chunk in tl.static_range(AHEAD):
-        tiles = tiles + (_load_exchanged(source, column, there, chunk, K, SPLIT, CHUNK, CHUNKS, EVEN, UP),)  # type: ignore[assignment]
+        tiles = tiles + (_load_exchanged(source, column, there, chunk, K, SPLIT, CHUNK, CHUNKS, MASKED, UP),)  # type: ignore[assignment]
     if ROWS_FIRST:
         total = tl.zeros((SPLIT * ROWS, SPLIT * M), tl.float32)
     else:
@@ -94,7 +97,7 @@ def product(exchange, slot, there, weights, K: tl.constexpr, M: tl.constexpr, RO
     for chunk in tl.static_range(CHUNKS):
         if chunk + AHEAD < CHUNKS:
             tiles = tiles + (
-                _load_exchanged(source, column, there, chunk + AHEAD, K, SPLIT, CHUNK, CHUNKS, EVEN, UP),
+                _load_exchanged(source, column, there, chunk + AHEAD, K, SPLIT, CHUNK, CHUNKS, MASKED, UP),
             )  # type: ignore[assignment]
         if ROWS_FIRST:
             total += tl.dot(tiles[chunk], tl.trans(weights[chunk]), input_precision=PRECISION)

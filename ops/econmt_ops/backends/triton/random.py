@@ -15,8 +15,11 @@ from torch import Tensor
 _GROUPS = 256
 """Groups of eight elements that a program makes at once."""
 
+_ROW_GROUPS = 64
+"""The same, at most, where a program takes several positions of a row."""
+
 _POSITIONS = 8
-"""Positions that a program gives the same mask where positions share one."""
+"""So many."""
 
 
 @triton.jit
@@ -80,6 +83,21 @@ def dropout_mask(
     tl.store(mask + element, kept.to(tl.int8), mask=(element >= 0) & (element < elements))
 
 
+@triton.jit
+def _columns(seed, begin, threshold, GROUPS: tl.constexpr, ALIGNED: tl.constexpr):
+    """A program's columns (8 G,) of a row whose mask begins at an element, and whether each is kept."""
+    block = tl.program_id(0) * GROUPS
+    kept = _keep_groups(seed, begin // 8 + block + tl.arange(0, GROUPS), threshold)
+    column = block * 8 + tl.arange(0, 8 * GROUPS)
+    # So written, a row that begins with a group is read 16 bytes at a time.
+    return column if ALIGNED else column - begin % 8, kept
+
+
+@triton.jit
+def _drop(value, kept, scale):
+    return tl.where(kept, value.to(tl.float32) * scale, 0.0).to(value.dtype)
+
+
 @triton.jit(do_not_specialize=["index", "threshold", "positions", "first"])
 def dropout_values(
     seed_pointer,
@@ -91,26 +109,41 @@ def dropout_values(
     positions,
     width,
     first,
+    values_row,
+    values_position,
+    results_row,
+    results_position,
+    SHARED: tl.constexpr,
+    ALIGNED: tl.constexpr,
     GROUPS: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):
-    """values and results (B, T, W); the mask is (B, 1, W), and that of the elements from the ``first`` on.
+    """values and results (B, T, W), with these strides of rows and positions; a program: columns at some positions.
 
-    A program: groups of a row, some of its positions.
+    The mask is that of the elements (B, T, W) from the ``first`` on or, SHARED, of (B, 1, W). ALIGNED: each of its rows
+    begins with a group.
     """
     seed = derive(tl.load(seed_pointer), index)
     row = tl.program_id(2).to(tl.int64)
-    begin = first.to(tl.int64) + row * width
-    group = begin // 8 + tl.program_id(0) * GROUPS
-    kept = _keep_groups(seed, group + tl.arange(0, GROUPS), threshold)
-    column = group * 8 - begin + tl.arange(0, 8 * GROUPS)
-    within = (column >= 0) & (column < width)
+    values += row * values_row
+    results += row * results_row
     start = tl.program_id(1) * POSITIONS
-    for position in range(start, tl.minimum(start + POSITIONS, positions)):
-        place = (row * positions + position) * width + column
-        value = tl.load(values + place, mask=within, other=0.0)
-        dropped = tl.where(kept, value.to(tl.float32) * scale, 0.0).to(value.dtype)
-        tl.store(results + place, dropped, mask=within)
+    if SHARED:
+        column, kept = _columns(seed, first.to(tl.int64) + row * width, threshold, GROUPS, ALIGNED)
+        position = start + tl.arange(0, POSITIONS)
+        within = (position < positions)[:, None] & ((column >= 0) & (column < width))[None, :]
+        value = tl.load(
+            values + position[:, None] * values_position + column[None, :], mask=within, other=0.0
+        )
+        dropped = _drop(value, kept[None, :], scale)
+        tl.store(results + position[:, None] * results_position + column[None, :], dropped, mask=within)
+    else:
+        for position in range(start, tl.minimum(start + POSITIONS, positions)):
+            begin = first.to(tl.int64) + (row * positions + position) * width
+            column, kept = _columns(seed, begin, threshold, GROUPS, ALIGNED)
+            within = (column >= 0) & (column < width)
+            value = tl.load(values + position * values_position + column, mask=within, other=0.0)
+            tl.store(results + position * results_position + column, _drop(value, kept, scale), mask=within)
 
 
 def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: int = 0) -> Tensor:
@@ -142,25 +175,32 @@ def dropout(
     """Dropout of values (B, T, ...) in one kernel, which makes the mask as it reads them.
 
     Args:
-        values: (B, T, ...), of no more than 32 bits.
+        values: (B, T, ...), of no more than 32 bits; the results lie in memory as they do, if they lie densely.
         seed, index, threshold: as for `keep_mask`.
         scale: what is kept is multiplied by it.
         variational: the mask is (B, 1, ...).
         first_row: the number of the first row.
     """
-    values = values.contiguous()
+    if values.dim() != 3 or values.stride(2) != 1:
+        values = values.contiguous()  # or rows and positions would not be enough to find a value
     results = torch.empty_like(values)
     if not values.numel():
         return results
-    rows, positions, width = 1, 1, values.numel()
-    first = first_row * (width // values.shape[0])
-    if variational:
+    first = first_row * (values.numel() // values.shape[0])
+    strides = 0, 0, 0, 0
+    groups, block = _GROUPS, 1
+    if variational or not values.is_contiguous():
         rows, positions = values.shape[:2]
-        width //= rows * positions
-        first = first_row * width
-    # One group more: that of a row's first elements may begin in the row before.
-    groups = min(_GROUPS, triton.next_power_of_2(width // 8 + 1))
-    grid = (triton.cdiv(width + 7, 8 * groups), triton.cdiv(positions, _POSITIONS), rows)
+        width = values.numel() // (rows * positions)
+        strides = values.stride(0), values.stride(1), results.stride(0), results.stride(1)
+        if variational:
+            first = first_row * width
+        groups, block = min(_ROW_GROUPS, triton.next_power_of_2(width // 8 + 1)), _POSITIONS
+    else:
+        rows, positions, width = 1, 1, values.numel()
+    aligned = width % 8 == 0 and first % 8 == 0
+    # Or one group more: that of a row's first elements may begin in the row before.
+    grid = (triton.cdiv(width if aligned else width + 7, 8 * groups), triton.cdiv(positions, block), rows)
     dropout_values[grid](
         seed,
         index,
@@ -171,7 +211,10 @@ def dropout(
         positions,
         width,
         first,
+        *strides,
+        SHARED=variational,
+        ALIGNED=aligned,
         GROUPS=groups,
-        POSITIONS=_POSITIONS,
+        POSITIONS=block,
     )
     return results

@@ -118,8 +118,8 @@ def slice_gradient(
     factor = tl.where(counts, tl.load(scale).to(tl.float32), 0.0)
     share, at_target = factor * smoothing / vocabulary, (1.0 - smoothing) * factor
     put_gradient(
-        logits, stride, tl.where(here, place, -1), wanted, counts, normalizer, factor, share, at_target, own, PRECISE,
-        PARTS, LANES,
+        logits, stride, tl.where(here, place, -1), wanted, counts, normalizer, factor, share, at_target, own, True,
+        PRECISE, PARTS, LANES,
     )  # fmt: skip
 
 
