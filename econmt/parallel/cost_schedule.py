@@ -1,9 +1,9 @@
 """The parts of an update on a time line: each rank, and each link, does one thing after another, in a fixed order.
 
-A pipeline's ranks do all forward chunks, source before target, micro-batch after micro-batch; then the output layer,
-forward and backward, each rank with its part of the vocabulary; then all backward chunks, last first, and after the
-last one of a side the gradients of its weights. Ranks of other pipelines do the same at the same time, so that one
-pipeline stands for all.
+A pipeline's ranks look up what they have of a divided table; do all forward chunks, source before target, micro-batch
+after micro-batch; then the output layer, forward and backward, each rank with its part of the vocabulary; then all
+backward chunks, last first, and after the last one of a side the gradients of its weights. Ranks of other pipelines do
+the same at the same time, so that one pipeline stands for all.
 """
 
 from __future__ import annotations

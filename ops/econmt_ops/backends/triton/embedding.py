@@ -78,6 +78,7 @@ def add_gradient(table: Tensor, incoming: Tensor, ids: Tensor, padding: int) -> 
         ids: (...), int64, each in [0, V) or ``padding``.
         padding: what gives nothing: a word, V for what is none, or -1.
     """
+    assert table.is_contiguous()
     words, width = table.shape
     incoming = incoming.contiguous()
     if incoming.numel():
