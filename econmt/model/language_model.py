@@ -123,7 +123,7 @@ class LanguageModel(nn.Module):
         how = self.implementations if implementations is None else implementations
         seeds = self.draw_seeds()
         with layer("embedding"):
-            embedded = self.embed(inputs, seeds)
+            embedded = self.drop_inputs(self.embedding(inputs), inputs, seeds)
         with layer("decoder"):
             weights = tuple(self.weights_of(number, seeds) for number in range(len(self.layers)))
             outputs, state = lstm(
@@ -151,12 +151,10 @@ class LanguageModel(nn.Module):
         between = draw_seed() if self.between > 0.0 else None
         return Seeds(words, inputs, weights, between, self.output_dropout.draw())
 
-    def embed(self, inputs: Tensor, seeds: Seeds) -> Tensor:
-        """What the bottom layer reads (B, T, E), of ids (B, T)."""
-        embedded: Tensor = self.input_dropout(
-            self._drop_words(self.embedding(inputs), inputs, seeds.words), seeds.inputs
-        )
-        return embedded
+    def drop_inputs(self, embedded: Tensor, ids: Tensor, seeds: Seeds) -> Tensor:
+        """What the bottom layer reads (B, T, E), of the embeddings of ids (B, T)."""
+        dropped: Tensor = self.input_dropout(self._drop_words(embedded, ids, seeds.words), seeds.inputs)
+        return dropped
 
     def read_out(self, outputs: Tensor, seeds: Seeds) -> Tensor:
         """What the output layer reads (B, T, D), of the top layer's outputs (B, T, H)."""

@@ -98,6 +98,13 @@ class Profile(NamedTuple):
         return self._replace(layers=(*body, output))
 
     @property
+    def readers_of_tied(self) -> list[Layer]:
+        """What reads the tied matrix where a pipeline divides it: tables that have no parameters of their own there."""
+        if not self.tied:
+            return []
+        return [layer for layer in self.over_stages().body if layer.parameters == 0.0]
+
+    @property
     def body(self) -> tuple[Layer, ...]:
         """All layers but the output layer."""
         return self.layers[:-1]

@@ -1,9 +1,9 @@
 """The parts of an update on a time line: each rank, and each link, does one thing after another, in a fixed order.
 
-A pipeline's ranks do all forward chunks, source before target, micro-batch after micro-batch; then the output layer,
-forward and backward, each rank with its part of the vocabulary; then all backward chunks, last first, and after the
-last one of a side the gradients of its weights. Ranks of other pipelines do the same at the same time, so that one
-pipeline stands for all.
+A pipeline's ranks look up what they have of a divided table; do all forward chunks, source before target, micro-batch
+after micro-batch; then the output layer, forward and backward, each rank with its part of the vocabulary; then all
+backward chunks, last first, and after the last one of a side the gradients of its weights. Ranks of other pipelines do
+the same at the same time, so that one pipeline stands for all.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class _Update:
     def run(self) -> Times:
         """Everything from the first chunk to the updated parameters."""
         micro = range(self.division.micro_batches)
-        ready = [0.0 for _ in micro]
+        look_up = self._look_up()
+        ready = [self._do("hidden", look_up, 0.0) for _ in micro]
         for side in SIDES:
             if self.batch.steps(side):
                 ready = [self._through(side, "forward", ready[number]) for number in micro]
@@ -91,8 +92,8 @@ class _Update:
                     own = [layer for layer in self.stages[0] if layer.side == side]
                     self._reduce(0, own, self.free["rank", 0])
         if self.last:
-            # A gradient is complete after the last chunk only, that of a tied table when all slices have its rows.
-            table = max(self.free.values()) + self._return_table() if self.profile.tied else 0.0
+            # A gradient is complete after the last chunk only, that of a divided table when all have the vectors'.
+            table = max(self.free.values()) + len(micro) * look_up if look_up else 0.0
             for stage, layers in enumerate(self.stages):
                 self._reduce(stage, [*layers, self.profile.output], max(table, self.free["rank", stage]))
         return self._finish(max(self.free.values()))
@@ -177,11 +178,11 @@ class _Update:
         seconds = (output.seconds("forward", *shape) + output.seconds("backward", *shape)) / stages
         if stages == 1:
             return self._compute(0, seconds, ready)
-        # Hidden vectors go from rank to rank in parts that follow each other; their gradients come back so.
+        # Hidden vectors go to all ranks, and their gradients come back.
         positions = self.rows * self.batch.target
         width = next(layer.width for layer in reversed(self.stages[self.last]) if layer.side == "target")
         size = positions * width * self.profile.value_bytes
-        exchange = (stages - 1) * self.link.latency + size / self.link.bandwidth
+        exchange = self._from_rank_to_rank(size)
         group = Group.of(self.machine, stages)
         sums = all_reduce_seconds(8.0 * positions, group)  # a softmax's largest value and sum, in float32
         for stage in range(stages):
@@ -190,11 +191,22 @@ class _Update:
         done = max(self._compute(stage, seconds, arrived) for stage in range(stages))
         return self._do("hidden", sums + exchange, done)
 
-    def _return_table(self) -> float:
-        """Seconds in which the rank that reads a tied table sends its gradient to all slices and gets these back."""
-        size = self.profile.output.parameters * 4.0 / (self.last + 1)
-        self.sent[0] += self.last * size
-        return 2.0 * self.last * self.link.seconds(size)
+    def _look_up(self) -> float:
+        """Seconds in which the vectors of a micro-batch, in float32, come from a table that is divided.
+
+        Their gradients take as long to go to all ranks.
+        """
+        if not self.last:
+            return 0.0
+        values = sum(layer.width * self.batch.steps(layer.side) for layer in self.profile.readers_of_tied)
+        size = 4.0 * self.rows * values
+        for stage in range(self.last + 1):
+            self.sent[stage] += 2.0 * size * self.division.micro_batches
+        return self._from_rank_to_rank(size) if size else 0.0
+
+    def _from_rank_to_rank(self, size: float) -> float:
+        """Seconds in which bytes go through all ranks of a pipeline, in parts that follow each other."""
+        return self.last * self.link.latency + size / self.link.bandwidth
 
     def _reduce(self, stage: int, layers: Sequence[Layer], ready: float) -> None:
         """Adds gradients up over pipelines, in buckets, part after part of the backward pass."""

@@ -20,6 +20,7 @@ from econmt.engine.step import StepResult, TrainingStep, Watch
 from econmt.engine.world import Reduction, World
 from econmt.model import Implementations
 from econmt.model.layers import drawing_from
+from econmt.parallel.pipeline_embedding import DividedTable, LookUp
 from econmt.parallel.pipeline_output import Slice, split_cross_entropy
 from econmt.parallel.pipeline_plan import Like, Output, Part, Walk
 from econmt.parallel.reduction import BucketedReduction, travelling
@@ -36,12 +37,14 @@ class Parts(Protocol):
         hidden: the output that the output layer reads.
         like: what it looks like, (B, T, D).
         targets: (B, T) the tokens that are learnt.
+        look_ups: in the matrix of the output layer, where a table is tied to it.
     """
 
     parts: list[Part]
     hidden: Output
     like: Like
     targets: Tensor
+    look_ups: list[LookUp]
 
 
 class Divided(NamedTuple):
@@ -50,7 +53,6 @@ class Divided(NamedTuple):
     Attributes:
         homes: of every parameter the stage that trains it; -1: all of them, each its rows.
         output: the output layer, whose rows are divided.
-        tied: the table that is the output layer's matrix too, or None.
         pad: the id that no loss counts.
         parts: of a batch's forward pass.
         carried: the buffers that a step hands to the next one, an axis of each, and by place on it whose that is.
@@ -58,7 +60,6 @@ class Divided(NamedTuple):
 
     homes: Mapping[str, int]
     output: nn.Linear
-    tied: nn.Embedding | None
     pad: int
     parts: Callable[[AnyBatch, Implementations], Parts]
     carried: Callable[[], list[tuple[Tensor, int, Sequence[int]]]]
@@ -102,6 +103,7 @@ class PipelinedStep(TrainingStep):
         names = {id(parameter): name for name, parameter in parameters.items()}
         self._weight = self.own[names[id(divided.output.weight)]]
         self._bias = self.own[names[id(divided.output.bias)]]
+        self._table = DividedTable(self._weight, divided.output.out_features, divided.pad, stages)
         optimizer = make_optimizer(self.own, task.recipe.training.optimizer)
         super().__init__(
             task,
@@ -122,17 +124,10 @@ class PipelinedStep(TrainingStep):
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """See :meth:`econmt.engine.step.TrainingStep.named_parameters`."""
         yield from self.own.items()
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        yield from ((names[id(table)], table) for table in self._embedding())
 
     def make_reduction(self) -> Reduction | None:
         """None: a gradient is complete after the last chunk only."""
         return None
-
-    def _embedding(self) -> list[nn.Parameter]:
-        """The tied table where it is read: on the first rank."""
-        tied = self.divided.tied
-        return [] if tied is None or self.stages.rank else [*tied.parameters()]
 
     # ------------------------------------------------------------------ what is saved
 
@@ -218,6 +213,9 @@ class PipelinedStep(TrainingStep):
         ):
             with self.precision.autocast(self.device):
                 whole = self.divided.parts(batch, how)
+                with layer("embedding"):
+                    for each in whole.look_ups:
+                        self._table.look_up(each)
                 walk = Walk(whole.parts, self.stages.rank, self.stages, self.device)
                 found = walk.forward([whole.hidden])
             if watch is not None:
@@ -225,6 +223,9 @@ class PipelinedStep(TrainingStep):
             with layer("output"):
                 loss, gradient = self._loss(found, whole, tokens)
             walk.backward({whole.hidden: gradient} if found else {})
+            with layer("embedding"):
+                for each in whole.look_ups:
+                    self._table.add_gradient(each)
             # They know whoever made them. In that circle this update's gradient functions would live on, with the
             # streams that they were made on, which no CUDA graph may wait for.
             whole.parts.clear()
@@ -258,19 +259,8 @@ class PipelinedStep(TrainingStep):
 
     # ------------------------------------------------------------------ an update
 
-    def clear(self) -> None:
-        """See :meth:`econmt.engine.step.TrainingStep.clear`."""
-        super().clear()
-        for table in self._embedding():
-            if self.keeps_gradients and table.grad is not None:
-                table.grad.zero_()
-            else:
-                table.grad = None
-
     def finish(self, loss: Tensor) -> StepResult:
         """See :meth:`econmt.engine.step.TrainingStep.finish`; the norm is that of all stages' gradients."""
-        with self.world.watched():
-            self._give_embedding_gradients()
         if self._over_replicas is not None:
             self._over_replicas.finish(loss)
         own = self.optimizer.norms()
@@ -279,13 +269,6 @@ class PipelinedStep(TrainingStep):
             self.stages.all_reduce(norms)
         norm = torch.linalg.vector_norm(norms)
         return StepResult(loss, self.optimizer.clip(self.clipping.type, self.clipping.threshold, norm))
-
-    def update(self) -> None:
-        """See :meth:`econmt.engine.step.TrainingStep.update`; a tied table is read whole on the first rank."""
-        super().update()
-        if self.divided.tied is not None:
-            with self.world.watched():
-                self._rows_to_first(self.divided.tied.weight.data)
 
     def _norm_places(self) -> tuple[Tensor, int]:
         """Where the norms of this rank's gradients stand among those of all, and how many these are.
@@ -300,33 +283,6 @@ class PipelinedStep(TrainingStep):
                 mine.append(count + self.stages.rank)
             count += self.stages.size if home < 0 else 1
         return torch.tensor(mine, device=self.device), count
-
-    def _give_embedding_gradients(self) -> None:
-        """Adds the first rank's gradient of a tied table to those of the slices."""
-        if self.divided.tied is None:
-            return
-        tied = self.divided.tied.weight
-        if self.stages.rank == 0:
-            gradient = torch.zeros_like(tied) if tied.grad is None else tied.grad.to_dense()
-            parts = [
-                gradient[even_rows(len(tied), self.stages.size, rank)] for rank in range(self.stages.size)
-            ]
-            sent = [self.stages.send(part.contiguous(), rank) for rank, part in enumerate(parts) if rank]
-            _add(self._weight, parts[0])
-            for work in sent:
-                work.wait()
-            return
-        gradient = torch.empty_like(self._weight)
-        self.stages.receive(gradient, 0).wait()
-        _add(self._weight, gradient)
-
-    def _rows_to_first(self, table: Tensor) -> None:
-        """Gives the first rank the rows that the others have updated."""
-        if self.stages.rank:
-            self.stages.send(self._weight.data, 0).wait()
-            return
-        for rank in range(1, self.stages.size):
-            self.stages.receive(table[even_rows(len(table), self.stages.size, rank)], rank).wait()
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:

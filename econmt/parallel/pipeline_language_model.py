@@ -17,6 +17,7 @@ from econmt.model.language_model import LanguageModel, Seeds
 from econmt.model.layers import LSTMLayer
 from econmt.parallel.pipeline import Divided
 from econmt.parallel.pipeline_dropout import ChunkedDropout
+from econmt.parallel.pipeline_embedding import LookUp, reader
 from econmt.parallel.pipeline_plan import Like, Output, Part
 from econmt_ops.core.precision import compute_dtype
 from econmt_ops.lstm.chunked import ChunkedLSTM
@@ -41,6 +42,7 @@ class LanguageModelParts:
         hidden: the output that the output layer reads, (B, T, D).
         like: what it looks like.
         targets: (B, T).
+        look_ups: of the inputs, where the embedding is tied to the output layer.
     """
 
     def __init__(
@@ -61,6 +63,8 @@ class LanguageModelParts:
         rows, steps = batch.inputs.shape
         self._drop = ChunkedDropout(model.between, model.config.dropouts.variational, steps)
         sizes = [min(length, steps - begin) for begin in range(0, steps, length)]
+        self.look_ups: list[LookUp] = []
+        self._read = reader(model.embedding, model.output.weight, batch.inputs, homes[0], self.look_ups)
         self.parts: list[Part] = [Part(homes[0], self._embed, layer="embedding")]
         self._layers: dict[int, ChunkedLSTM] = {}
         for layer, home in enumerate(homes):
@@ -82,7 +86,8 @@ class LanguageModelParts:
         self.parts.append(Part(homes[-1], self._read_out, tuple(tops), (self.like,), "output"))
 
     def _embed(self) -> Sequence[Tensor]:
-        return torch.split(self._model.embed(self._batch.inputs, self._seeds), self._length, 1)
+        dropped = self._model.drop_inputs(self._read(), self._batch.inputs, self._seeds)
+        return torch.split(dropped, self._length, 1)
 
     def _weights(self, layer: int) -> tuple[Callable[[], Sequence[Tensor]], Callable[[], None]]:
         """A layer's weights, with one mask for all chunks, and their gradients after all chunks."""
@@ -132,8 +137,7 @@ def divide_language_model(model: LanguageModel, homes: Sequence[int], chunks: in
     """
     places = {f"layers.{layer}": home for layer, home in enumerate(homes)}
     places |= {"embedding": homes[0], "readout": homes[-1], "output": -1}
-    tied = model.output.weight is model.embedding.weight
-    if tied:
+    if model.output.weight is model.embedding.weight:
         places["embedding"] = -1
 
     def home(name: str) -> int:
@@ -148,5 +152,4 @@ def divide_language_model(model: LanguageModel, homes: Sequence[int], chunks: in
         return [(model.carried, 1, homes)]
 
     names = [name for name, _ in model.named_parameters()]
-    table = model.embedding if tied else None
-    return Divided({name: home(name) for name in names}, model.output, table, model.pad, parts, carried)
+    return Divided({name: home(name) for name in names}, model.output, model.pad, parts, carried)

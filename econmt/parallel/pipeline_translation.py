@@ -25,6 +25,7 @@ from econmt.model.decoder import Memory, ParallelDecoder
 from econmt.model.layers import LSTMLayer
 from econmt.parallel.pipeline import Divided
 from econmt.parallel.pipeline_dropout import ChunkedDropout
+from econmt.parallel.pipeline_embedding import LookUp, reader
 from econmt.parallel.pipeline_plan import Like, Output, Part
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.precision import compute_dtype
@@ -62,6 +63,7 @@ class TranslationParts:
         hidden: the output that the output layer reads, (B, T, D).
         like: what it looks like.
         targets: (B, T).
+        look_ups: of source and target, where their tables are tied to the output layer.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class TranslationParts:
         self._drop_source = ChunkedDropout(drop.probability, drop.variational, source)
         self._drop_target = ChunkedDropout(drop.probability, drop.variational, target)
         self.parts: list[Part] = []
+        self.look_ups: list[LookUp] = []
         tops, last = self._encode()
         fed = not isinstance(model.decoder, ParallelDecoder)
         self.like = Like((self._rows, target, model.output.in_features), self._dtype)
@@ -108,21 +111,27 @@ class TranslationParts:
     def _like(self, *shape: int) -> Like:
         return Like((self._rows, *shape), self._dtype)
 
+    def _embed(self, table: nn.Embedding, ids: Tensor, seed: Seed | None, cuts: _Cuts) -> list[Output]:
+        """The embeddings of every chunk of a side."""
+        read = reader(table, self._model.output.weight, ids, 0, self.look_ups)
+
+        def embed() -> Sequence[Tensor]:
+            return torch.split(self._model.embedding_dropout(read(), seed), cuts.length, 1)
+
+        like = [Like((self._rows, size, table.embedding_dim), self._kept) for size in cuts.sizes]
+        number = self._add(0, embed, (), like, "embedding")
+        return [(number, chunk) for chunk in range(len(like))]
+
     # ------------------------------------------------------------------ the source
 
     def _encode(self) -> tuple[list[list[Output]], list[Output]]:
         """The encoder: of every chunk the outputs that are its top layer's side by side, and its last states."""
-        model, width = self._model, self._model.config.embedding
+        model = self._model
         pairs = self._homes.pairs
         cuts = _Cuts(self._source.steps, 1) if pairs else self._source
 
-        def embed() -> Sequence[Tensor]:
-            embedded = model.embedding_dropout(model.source_embedding(self._batch.source), self._source_seed)
-            return torch.split(embedded, cuts.length, 1)
-
-        like = [Like((self._rows, size, width), self._kept) for size in cuts.sizes]
-        number = self._add(0, embed, (), like, "embedding")
-        current: list[list[Output]] = [[(number, chunk)] for chunk in range(len(cuts.sizes))]
+        embedded = self._embed(model.source_embedding, self._batch.source, self._source_seed, cuts)
+        current: list[list[Output]] = [[each] for each in embedded]
         last: list[Output] = []
         for layer, both in enumerate(pairs):
             half = model.encoder.config.size // 2
@@ -237,17 +246,8 @@ class TranslationParts:
 
     def _embed_target(self) -> list[Output]:
         """The target's embeddings of every chunk."""
-        model = self._model
-
-        def embed() -> Sequence[Tensor]:
-            embedded = model.target_embedding(self._batch.target_input)
-            dropped: Tensor = model.embedding_dropout(embedded, self._target_seed)
-            return torch.split(dropped, self._target.length, 1)
-
-        width = model.config.embedding
-        like = [Like((self._rows, size, width), self._kept) for size in self._target.sizes]
-        number = self._add(0, embed, (), like, "embedding")
-        return [(number, chunk) for chunk in range(len(like))]
+        model, batch = self._model, self._batch
+        return self._embed(model.target_embedding, batch.target_input, self._target_seed, self._target)
 
     def _decode_at_once(self, tops: list[list[Output]], last: list[Output]) -> Output:
         """The decoder with input feeding, from the memory to what the output layer reads."""
@@ -387,11 +387,9 @@ def divide_translation(model: TranslationModel, homes: Homes) -> Divided:
         "output": -1,
     }
     places = {**encoder, **decoder, **others}
-    tables = (model.source_embedding, model.target_embedding)
-    tied = next((table for table in tables if table.weight is model.output.weight), None)
 
     def home(name: str, parameter: Tensor) -> int:
-        if tied is not None and parameter is tied.weight:
+        if parameter is model.output.weight:
             return -1
         return next(there for place, there in places.items() if name.startswith(place + "."))
 
@@ -400,4 +398,4 @@ def divide_translation(model: TranslationModel, homes: Homes) -> Divided:
         return TranslationParts(model, batch, homes, implementations)
 
     found = {name: home(name, parameter) for name, parameter in model.named_parameters()}
-    return Divided(found, model.output, tied, model.pad, parts, list)
+    return Divided(found, model.output, model.pad, parts, list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,6 +28,24 @@ def look_up(table: Tensor, ids: Tensor, padding: int | None = None) -> Tensor:
         return functional.embedding(ids, table, padding)
     found: Tensor = _look_up(table, ids, -1 if padding is None else padding)
     return found
+
+
+@torch.no_grad()
+def add_look_up_gradient(table: Tensor, incoming: Tensor, ids: Tensor) -> None:
+    """Adds the gradient of a look-up to that of its table, always in the same order.
+
+    Args:
+        table: (V, E), contiguous.
+        incoming: (..., E), contiguous; may be lost.
+        ids: (...), int64, each in [0, V]; V stands for what gives nothing.
+    """
+    words = len(table)
+    if triton.serves(table):
+        kernels = importlib.import_module("econmt_ops.backends.triton.embedding")
+        kernels.add_gradient(table, incoming, ids, words)
+        return
+    incoming.masked_fill_((ids == words).unsqueeze(-1), 0.0)
+    table.index_add_(0, ids.flatten().clamp(max=words - 1), incoming.flatten(0, -2))
 
 
 @custom_op("econmt_ops::look_up")

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends.triton import embedding
-from econmt_ops.core.look_up import look_up
+from econmt_ops.core.look_up import add_look_up_gradient, look_up
 
 
 def by_torch(incoming: Tensor, ids: Tensor, words: int, padding: int | None) -> Tensor:
@@ -79,3 +79,19 @@ def test_in_a_graph_repeats_are_equal() -> None:
         graph.replay()
         (expected,) = torch.autograd.grad(look_up(table, ids), table, incoming)
         assert found.equal(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("words", [7, (1 << 15) - 1, 1 << 15])
+def test_a_gradient_is_added_to_what_is_there(words: int, dtype: torch.dtype, device: str) -> None:
+    """Of kernels in float32, of torch in float64; what is no word gives nothing, not even a number that is none."""
+    draw = torch.Generator().manual_seed(2)
+    ids = torch.randint(words, (6, 5), generator=draw)
+    ids[:, 0], ids[:, 1] = words - 1, words
+    incoming = torch.randint(-9, 9, (6, 5, 130), generator=draw).to(dtype)
+    there = torch.randint(-9, 9, (words, 130), generator=draw).to(dtype)
+    expected = there.clone().index_put_((ids[ids < words],), incoming[ids < words], accumulate=True)
+    incoming[ids == words] = torch.nan
+    table = there.to(device)
+    add_look_up_gradient(table, incoming.to(device), ids.to(device))
+    assert table.cpu().equal(expected)

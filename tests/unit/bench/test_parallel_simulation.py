@@ -81,6 +81,23 @@ def test_a_profile_on_paper_knows_what_travels_and_the_state_of_the_optimizer() 
         assert (found.gradient_bytes, found.state_bytes) == bytes_of
 
 
+@pytest.mark.parametrize(
+    ("name", "tying", "tables"),
+    [
+        ("multi30k", "none", []),
+        ("multi30k", "src_trg", []),
+        ("multi30k", "trg_softmax", ["target embedding"]),
+        ("multi30k", "src_trg_softmax", ["source embedding", "target embedding"]),
+        ("wikitext2", "none", []),
+        ("wikitext2", "softmax", ["target embedding"]),
+    ],
+)
+def test_which_tables_read_the_matrix_of_the_output_layer(name: str, tying: str, tables: list[str]) -> None:
+    recipe = load_recipe(name, [f"model.weight_tying={tying}"])
+    found = paper_profile(recipe, (100, 100), H200, 4, 10)
+    assert [layer.name for layer in found.readers_of_tied] == tables
+
+
 def test_words_of_a_batch_are_padded_ones() -> None:
     counts = np.zeros((2, 12), dtype=np.int64)
     counts[1, 4] = counts[1, 11] = 50

@@ -89,7 +89,7 @@ def test_dropped_words_are_dropped_wherever_they_stand() -> None:
     model = make(dropout={"embedding": 0.5})
     ids = torch.tensor([[4, 5, 6, 7, 8, 9, 10], [10, 9, 8, 7, 6, 5, 4]])
     embedded = model.embedding(ids)
-    found = model.embed(ids, model.draw_seeds())
+    found = model.drop_inputs(embedded, ids, model.draw_seeds())
     gone = (found == 0.0).all(2)
     assert torch.equal(gone[0], gone[1].flip(0))
     assert 0 < int(gone[0].sum()) < 7

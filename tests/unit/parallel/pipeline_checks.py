@@ -19,9 +19,10 @@ from econmt.model import Implementations, TranslationModel
 from econmt.model.language_model import LanguageModel
 from econmt.parallel.pipeline import PipelinedStep
 from econmt.parallel.pipeline_costs import Plan
+from econmt.parallel.pipeline_embedding import DividedTable, LookUp
 from econmt.parallel.pipeline_language_model import divide_language_model
 from econmt.parallel.pipeline_translation import Homes, divide_translation
-from econmt.parallel.stages import Stages
+from econmt.parallel.stages import Stages, even_rows
 from econmt.recipe import load_recipe
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, Task
@@ -33,6 +34,7 @@ Check = Callable[[World], None]
 """Fails on some rank if what it says does not hold."""
 
 VOCABULARY = 37
+PAD = 0
 CPU = torch.device("cpu")
 BFLOAT16 = Precision(torch.bfloat16)
 ALL_DROPOUT = "model.dropout={embedding: 0.1, inputs: 0.2, layers: 0.3, output: 0.2, weights: 0.2}"
@@ -76,19 +78,34 @@ def gathered(step: PipelinedStep) -> dict[str, Tensor]:
     return found
 
 
+def poison(step: PipelinedStep) -> None:
+    """What other ranks train is not to be read here."""
+    for name, parameter in step.model.named_parameters():
+        own = step.own[name].detach().clone() if name in step.own else None
+        parameter.data.fill_(torch.nan)
+        if own is not None:
+            step.own[name].data.copy_(own)
+
+
 def agrees(
-    task: Task, pipelined: PipelinedStep, batches: Sequence[AnyBatch], tolerance: float = 1e-12
+    task: Task,
+    pipelined: PipelinedStep,
+    batches: Sequence[AnyBatch],
+    interval: int = 1,
+    tolerance: float = 1e-12,
 ) -> None:
-    """Losses, gradients, norms, updates and carried states are those of one process."""
+    """Losses, gradients, norms, updates and carried states are those of one process; ``interval`` batches an update."""
     alone = TrainingStep(task, new_model(task))
     alone.label_smoothing = pipelined.label_smoothing = 0.1
+    poison(pipelined)
     state = torch.get_rng_state()
-    for number, batch in enumerate(batches):
-        tokens = torch.tensor(batch.target_tokens)
+    for number in range(0, len(batches), interval):
+        parts = batches[number : number + interval]
+        tokens = alone.tokens(parts)
         torch.manual_seed(100 + number)
-        wanted = alone.gradient([batch], tokens)
+        wanted = alone.gradient(parts, tokens)
         torch.manual_seed(100 + number)
-        found = pipelined.gradient([batch], tokens)
+        found = pipelined.gradient(parts, tokens)
         torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-6, atol=0.0)
         torch.testing.assert_close(found.norm.double(), wanted.norm.double(), rtol=1e-6, atol=0.0)
         gradients = gathered(pipelined)
@@ -128,6 +145,47 @@ def language_model(world: World) -> None:
         task = language_model_task("model.dropout=0.0", *overrides)
         step = pipelined_language_model(task, size, homes, chunks, how)
         agrees(task, step, windows(task, (7, 5, 1)))
+
+
+def divided_table(world: World) -> None:
+    """Look-ups are those in the whole table, and so is its gradient, bit for bit: sums of numbers of few bits."""
+    stages = Stages(world.size, CPU)
+    torch.manual_seed(8)
+    everything = torch.arange(VOCABULARY).view(1, -1)
+    for home, ids in ((0, everything), (1, everything % 5), (0, VOCABULARY - 1 - everything % 5)):
+        whole, gradient = torch.randn(VOCABULARY, 5), torch.randint(-9, 9, (*ids.shape, 5)).float()
+        rows = nn.Parameter(whole[even_rows(VOCABULARY, stages.size, stages.rank)].clone())
+        rows.grad = torch.ones_like(rows)
+        table, wanted = DividedTable(rows, VOCABULARY, PAD, stages), LookUp(ids, home)
+        table.look_up(wanted)
+        if stages.rank == home:
+            found = wanted()
+            assert torch.equal(found, whole[ids])
+            found.backward(gradient)
+        table.add_gradient(wanted)
+        own = whole.requires_grad_()
+        nn.functional.embedding(ids, own, PAD).backward(gradient)
+        assert own.grad is not None
+        expected = own.grad[even_rows(VOCABULARY, stages.size, stages.rank)]
+        assert torch.equal(rows.grad, expected + 1.0)
+
+
+def tied_tables(world: World) -> None:
+    """Gradients of tables that are tied to the output layer, added up over two batches, in one of them of few words."""
+    size = world.size
+    task = language_model_task("model.layers=3", "model.weight_tying=softmax", ALL_DROPOUT)
+    batches = windows(task, (7, 5, 4, 4))
+    batches[1].inputs.remainder_(3).neg_().add_(VOCABULARY - 1)
+    batches[0].inputs[1, 2:] = batches[2].inputs[1, 2:] = PAD
+    step = pipelined_language_model(task, size, [layer * size // 3 for layer in range(3)], 2)
+    agrees(task, step, batches, 2, tolerance=1e-15)
+    for fed, tying in ((True, "trg_softmax"), (False, "src_trg_softmax")):
+        feeding = f"model.decoder.input_feeding={str(fed).lower()}"
+        pairs = translation_task(feeding, f"model.weight_tying={tying}", "model.dropout=0.2")
+        model = new_model(pairs)
+        assert isinstance(model, TranslationModel)
+        divided = divide_translation(model, translation_homes(model, size, fed, 2))
+        agrees(pairs, PipelinedStep(pairs, model, Stages(size, CPU), divided), pairs_of_sentences(pairs), 2)
 
 
 PLAIN = ("model.decoder.input_feeding=false",)

@@ -376,19 +376,25 @@ def test_divisions_in_words() -> None:
 
 def tied() -> Profile:
     """A table of 3,000 parameters, which the output layer has too."""
-    table = Layer("table", "target", "table", 3000, "positions", ((0, 0),), ((0, 0),))
+    table = Layer("table", "target", "table", 3000, "positions", ((0, 0),), ((0, 0),), width=5)
     return Profile(
         (table, *(recurrent(f"layer {n}") for n in range(2)), output(0.0)), update=1e-6, tied="table"
     )
 
 
-def test_a_tied_table_is_divided_and_its_rows_go_there_and_back() -> None:
+def test_a_tied_table_is_divided_and_what_is_looked_up_goes_there_and_back() -> None:
     link = Link("", 1e-3, 1e6)
     found = predict(tied(), MACHINE._replace(within=link), Division(1, 2, chunks=6), [BATCH])
     plain = predict(
         tied()._replace(tied=""), MACHINE._replace(within=link), Division(1, 2, chunks=6), [BATCH]
     )
-    # Half of the table each way; the update of a stage has half a table instead of a whole one.
-    assert found.seconds - plain.seconds == pytest.approx(2 * (1e-3 + 6000 / 1e6) - 1500e-6)
+    # The vectors of 8 x 12 positions each way; the update of a stage has half a table instead of a whole one.
+    size = 8 * 12 * 5 * 4
+    assert found.seconds - plain.seconds == pytest.approx(2 * (1e-3 + size / 1e6) - 1500e-6)
+    assert found.wire - plain.wire == pytest.approx(2 * size)
+    halves = Division(1, 2, chunks=6, micro_batches=2)
+    assert predict(tied(), MACHINE, halves, [BATCH]).wire - predict(
+        tied()._replace(tied=""), MACHINE, halves, [BATCH]
+    ).wire == pytest.approx(2 * size)
     assert memory_bytes(tied(), Division(1, 2), BATCH) == pytest.approx(5000 * 4 + 2500 * 12 + 40 * 96)
     assert memory_bytes(tied(), Division(), BATCH) == pytest.approx(5000 * 16 + 2 * 40 * 96)

@@ -23,3 +23,9 @@ def test_a_pipeline_computes_what_one_process_does(
     ranks: int, check: pipeline_checks.Check, group: Group
 ) -> None:
     group.run(ranks, check)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_table_is_looked_up_in_where_its_rows_are(ranks: int, group: Group) -> None:
+    group.run(ranks, pipeline_checks.divided_table)
+    group.run(ranks, pipeline_checks.tied_tables)

@@ -29,7 +29,7 @@ def embedding_sum(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """words (N,) sorted, order (N,): where they stood, incoming (N, E), table (V, E).
+    """words (N,) sorted, order (N,): where they stood, incoming (N, E), table (V, E), to whose rows sums are added.
 
     A program: a place at which a word may begin, and some columns.
     """
@@ -51,7 +51,8 @@ def embedding_sum(
             count = tl.sum(found.to(tl.int32), 0)
             begin += ROWS
         summed = tl.sum(total, 0).to(table.dtype.element_ty)
-        tl.store(table + word * width + column, summed, mask=column < width)
+        row = table + word * width + column
+        tl.store(row, tl.load(row, mask=column < width) + summed, mask=column < width)
 
 
 def gradient(incoming: Tensor, ids: Tensor, words: int, padding: int) -> Tensor:
@@ -63,15 +64,28 @@ def gradient(incoming: Tensor, ids: Tensor, words: int, padding: int) -> Tensor:
         words: V.
         padding: a word whose row has no gradient; -1: all have one.
     """
-    width = incoming.shape[-1]
+    table = incoming.new_zeros(words, incoming.shape[-1])
+    add_gradient(table, incoming, ids, padding)
+    return table
+
+
+def add_gradient(table: Tensor, incoming: Tensor, ids: Tensor, padding: int) -> None:
+    """Adds the gradient of a look-up to that of its table.
+
+    Args:
+        table: (V, E), contiguous, of no more than 32 bits.
+        incoming: (..., E), of no more than 32 bits.
+        ids: (...), int64, each in [0, V) or ``padding``.
+        padding: what gives nothing: a word, V for what is none, or -1.
+    """
+    assert table.is_contiguous()
+    words, width = table.shape
     incoming = incoming.contiguous()
-    table = incoming.new_zeros(words, width)
     if incoming.numel():
-        short = torch.int16 if words <= 1 << 15 else torch.int32
+        short = torch.int16 if words < 1 << 15 else torch.int32
         found, order = ids.flatten().to(short).sort(stable=True)
         columns = min(_COLUMNS, triton.next_power_of_2(width))
         grid = (len(found), triton.cdiv(width, columns))
         embedding_sum[grid](
             found, order, incoming, table, len(found), width, padding, ROWS=_ROWS, COLUMNS=columns
         )
-    return table
