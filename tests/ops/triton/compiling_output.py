@@ -1,4 +1,4 @@
-"""As compiling.py, for the kernels of the output layer, of dropout, look-ups and reversal.
+"""As compiling.py, for the kernels of the output layer, of dropout, look-ups, reversal and of cell states.
 
 python -m tests.ops.triton.compiling_output CAPABILITY
 """
@@ -11,7 +11,14 @@ from collections.abc import Callable
 
 import torch
 
-from econmt_ops.backends.triton import cross_entropy, embedding, random, reversal, sliced_cross_entropy
+from econmt_ops.backends.triton import (
+    cross_entropy,
+    embedding,
+    persistent,
+    random,
+    reversal,
+    sliced_cross_entropy,
+)
 from tests.ops.triton.compiling import compile_only, resources
 
 
@@ -42,6 +49,12 @@ def slices(end: bool) -> None:
     sliced_cross_entropy._end(chunk, 16_639, targets, labels, torch.ones(()), torch.zeros(2))
 
 
+def cell_states() -> None:
+    """Of an LSTM that walks backwards over rows of different lengths."""
+    sums, states = torch.zeros(1, 3, 5, 256, dtype=torch.bfloat16), torch.zeros(1, 3, 5, 64)
+    persistent.walk_cells(sums, states[:, 0], states, torch.ones(5, dtype=torch.int64), (True,))
+
+
 def calls() -> dict[str, Callable[[], object]]:
     """Launches by name."""
     rows, lengths = torch.zeros(2, 16, 512, dtype=torch.bfloat16), torch.ones(2, dtype=torch.int64)
@@ -57,6 +70,7 @@ def calls() -> dict[str, Callable[[], object]]:
         "dropout bfloat16": lambda: random.dropout(rows, seed, 1, 50_000, 1.25, False),
         "dropout float32": lambda: random.dropout(rows.float(), seed, 1, 50_000, 1.25, True),
         "look-up": lambda: embedding.gradient(rows.float(), torch.zeros(2, 16, dtype=torch.int64), 32_000, 0),
+        "cell states": cell_states,
         "reversal": lambda: reversal.reverse(rows, lengths),
     }
 

@@ -341,7 +341,7 @@ def lstm_cells(sums, first_c, cells, lengths, T, B, H: tl.constexpr, ROWS: tl.co
     backwards = (BACKWARDS >> direction) & 1
     row = program // PARTS % groups * ROWS + tl.arange(0, ROWS)
     unit = program % PARTS * UNITS + tl.arange(0, UNITS)
-    length = _row_lengths(lengths, row, B, T, HAS_LENGTHS)
+    length = _row_lengths(lengths, row, row < B, T, HAS_LENGTHS)
     owned = (row < B)[:, None] & (unit < H)[None, :]
     c = tl.load(first_c + (direction * B + row)[:, None] * H + unit[None, :], mask=owned, other=0.0)
     for step in tl.range(0, T, loop_unroll_factor=4):
