@@ -11,7 +11,6 @@ Shapes: D directions, B batch, T steps, I input size, H hidden. Inside, time com
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -27,6 +26,7 @@ from econmt_ops.core.repeated import Inputs, Repeated, clean_rows, values_of
 from econmt_ops.core.weights import AnyLSTMWeights, LSTMState, LSTMWeights
 from econmt_ops.dispatch.registration import Gradients, Incoming, Operator
 from econmt_ops.lstm import recompute
+from econmt_ops.lstm.persistent_layer import CastWeights, Layer, sizes
 
 if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
@@ -34,35 +34,6 @@ if TYPE_CHECKING:
 TRAITS = with_kernels(
     recompute.TRAITS, fastest_stash="attention", serves=lambda sizes, _: sizes["H"] <= MOST_UNITS
 )
-
-
-class _Layer(NamedTuple):
-    """The arguments of a layer; lists have one entry a direction."""
-
-    inputs: Tensor
-    """(T, B, I); with places the distinct rows (N, I)."""
-    weights: list[Tensor]
-    """(4H, I), of any type: products are made in that of the inputs."""
-    recurrents: list[Tensor]
-    """(4H, H)"""
-    biases: list[Tensor]
-    """(4H,)"""
-    first_h: list[Tensor]
-    """(B, H), or nothing: the first state is zero."""
-    first_c: list[Tensor]
-    """(B, H) float32, or nothing."""
-    lengths: Tensor | None
-    """(B,)"""
-    places: Tensor | None
-    """(T, B), which row stands where."""
-    reverse: list[bool]
-    stash: str
-    products: str
-    """The type of the products in the recurrence, "bfloat16", "float16" or "float32"."""
-    together: str
-    """Whether two directions share a launch: "yes", "no" or "auto"."""
-    probe: Tensor | None = None
-    """(T, B, 4H), see `econmt_ops.lstm`; there is one direction then, and no places."""
 
 
 class _Walked(NamedTuple):
@@ -80,14 +51,8 @@ class _Walked(NamedTuple):
     """(D, T, B, 4H), the gates before their nonlinearities."""
 
 
-def _sizes(layer: _Layer) -> tuple[int, int, int, int]:
-    """D, T, B and H."""
-    steps, batch = (layer.inputs if layer.places is None else layer.places).shape[:2]
-    return len(layer.recurrents), steps, batch, layer.recurrents[0].shape[1]
-
-
-def _empty(layer: _Layer, keep: bool) -> _Walked:
-    directions, steps, batch, hidden = _sizes(layer)
+def _empty(layer: Layer, keep: bool) -> _Walked:
+    directions, steps, batch, hidden = sizes(layer)
     new = layer.inputs.new_empty
     cells = steps if keep and reaches(layer.stash, "cells") else 0
     sums = steps if keep and reaches(layer.stash, "gates") else 0
@@ -100,10 +65,10 @@ def _empty(layer: _Layer, keep: bool) -> _Walked:
     )
 
 
-def _partition(layer: _Layer, back: bool) -> Partition:
+def _partition(layer: Layer, back: bool) -> Partition:
     from econmt_ops.backends.triton.persistent import limits_of, plan
 
-    directions, _, batch, hidden = _sizes(layer)
+    directions, _, batch, hidden = sizes(layer)
     together = {"yes": True, "no": False, "auto": None}[layer.together]
     products = getattr(torch, layer.products)
     limits = limits_of(layer.inputs.device)
@@ -112,52 +77,15 @@ def _partition(layer: _Layer, back: bool) -> Partition:
     return found
 
 
-class _Cast:
-    """The matrices of a layer in the types of its products, each made when it is first asked for, and only once.
-
-    Attributes:
-        layer: whose they are.
-    """
-
-    def __init__(self, layer: _Layer) -> None:
-        self.layer = layer
-        self._inputs: dict[int, Tensor] = {}
-
-    def input(self, number: int) -> Tensor:
-        """That of the inputs (4H, I), of a direction, widened."""
-        if number not in self._inputs:
-            self._inputs[number] = widened(self.layer.weights[number], self.layer.inputs.dtype)
-        return self._inputs[number]
-
-    @cached_property
-    def recurrents(self) -> Tensor:
-        """(D, 4H, H) as the walk multiplies with them."""
-        dtype = getattr(torch, self.layer.products)
-        if len(self.layer.recurrents) == 1:  # what is of that type already is not copied
-            return self.layer.recurrents[0].to(dtype).contiguous().unsqueeze(0)
-        directions, _, _, hidden = _sizes(self.layer)
-        made = self.layer.inputs.new_empty(directions, 4 * hidden, hidden, dtype=dtype)
-        for part, recurrent in zip(made, self.layer.recurrents, strict=True):
-            part.copy_(recurrent)
-        return made
-
-    def recurrent(self, number: int) -> Tensor:
-        """That of a direction (4H, H), in the type of the inputs."""
-        dtype = self.layer.inputs.dtype
-        if getattr(torch, self.layer.products) == dtype:
-            return self.recurrents[number]
-        return self.layer.recurrents[number].to(dtype)
-
-
-def _first(layer: _Layer, given: list[Tensor], dtype: torch.dtype) -> Tensor:
+def _first(layer: Layer, given: list[Tensor], dtype: torch.dtype) -> Tensor:
     """A first state (D, B, H) as a new tensor."""
-    directions, _, batch, hidden = _sizes(layer)
+    directions, _, batch, hidden = sizes(layer)
     if not given:
         return layer.inputs.new_zeros(directions, batch, hidden, dtype=dtype)
     return torch.stack([part.to(dtype) for part in given])
 
 
-def _rows(layer: _Layer) -> Tensor:
+def _rows(layer: Layer) -> Tensor:
     """What is multiplied with the input weights, widened: the inputs (T B, I), padding zero, or the distinct rows."""
     inputs = layer.inputs
     if layer.places is None:
@@ -167,14 +95,14 @@ def _rows(layer: _Layer) -> Tensor:
     return widened(clean_rows(inputs, layer.places, None if layer.lengths is None else _padding(layer)))
 
 
-def _padding(layer: _Layer) -> Tensor:
+def _padding(layer: Layer) -> Tensor:
     """(T, B), True in the padding."""
     assert layer.lengths is not None
-    _, steps, _, _ = _sizes(layer)
+    _, steps, _, _ = sizes(layer)
     return padding_mask(layer.lengths, steps, layer.inputs.device).t()
 
 
-def _input_shares(cast: _Cast, rows: Tensor, sums: Tensor) -> None:
+def _input_shares(cast: CastWeights, rows: Tensor, sums: Tensor) -> None:
     """Writes the inputs' share of the gates and, where a walk begins, that of the first h, to sums (D, T, B, 4H)."""
     layer = cast.layer
     dtype = layer.inputs.dtype
@@ -194,9 +122,9 @@ def _input_shares(cast: _Cast, rows: Tensor, sums: Tensor) -> None:
             sums[number][at] += h.to(dtype) @ recurrent
 
 
-def _begins(layer: _Layer, number: int) -> tuple[Tensor, Tensor] | int:
+def _begins(layer: Layer, number: int) -> tuple[Tensor, Tensor] | int:
     """The index, into (T, B), of the position of each row where a direction's walk begins."""
-    _, steps, batch, _ = _sizes(layer)
+    _, steps, batch, _ = sizes(layer)
     if not layer.reverse[number]:
         return 0
     if layer.lengths is None:
@@ -205,7 +133,7 @@ def _begins(layer: _Layer, number: int) -> tuple[Tensor, Tensor] | int:
     return (layer.lengths - 1).clamp(min=0), rows
 
 
-def _neighbours(layer: _Layer, number: int, later: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+def _neighbours(layer: Layer, number: int, later: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of ``later`` (T, B, M) at all positions but a walk's first, and of ``before`` (T, B, N) one step earlier."""
     if layer.reverse[number]:
         later, before = later[:-1], before[1:]
@@ -215,10 +143,10 @@ def _neighbours(layer: _Layer, number: int, later: Tensor, before: Tensor) -> tu
     return later.flatten(0, 1), before.flatten(0, 1)
 
 
-def _forward(layer: _Layer, keep: bool) -> _Walked:
+def _forward(layer: Layer, keep: bool) -> _Walked:
     from econmt_ops.backends.triton.persistent import walk_forward
 
-    directions, steps, batch, hidden = _sizes(layer)
+    directions, steps, batch, hidden = sizes(layer)
     last_h = _first(layer, layer.first_h, layer.inputs.dtype)
     last_c = _first(layer, layer.first_c, torch.float32)
     result = _empty(layer, keep)._replace(last_h=last_h, last_c=last_c)
@@ -226,7 +154,7 @@ def _forward(layer: _Layer, keep: bool) -> _Walked:
     sums = result.sums if kept else result.sums.new_empty(directions, steps, batch, 4 * hidden)
     # Padding may hold anything: no row's product is another's, and the walk does not look at it.
     rows = widened(layer.inputs.reshape(-1, layer.inputs.shape[-1]))
-    cast = _Cast(layer)
+    cast = CastWeights(layer)
     _input_shares(cast, rows, sums)
     del rows
     walk_forward(
@@ -244,10 +172,10 @@ def _forward(layer: _Layer, keep: bool) -> _Walked:
     return result
 
 
-def _backward(layer: _Layer, result: _Walked, incoming: Incoming) -> Gradients:
+def _backward(layer: Layer, result: _Walked, incoming: Incoming) -> Gradients:
     from econmt_ops.backends.triton.persistent import walk_backward
 
-    rows, cast = _rows(layer), _Cast(layer)
+    rows, cast = _rows(layer), CastWeights(layer)
     sums, cells = _kept(cast, result, rows)
     dsums = torch.empty_like(sums) if reaches(layer.stash, "gates") else sums
     doutputs = incoming["outputs"]
@@ -271,12 +199,12 @@ def _backward(layer: _Layer, result: _Walked, incoming: Incoming) -> Gradients:
     }
 
 
-def _kept(cast: _Cast, result: _Walked, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _kept(cast: CastWeights, result: _Walked, rows: Tensor) -> tuple[Tensor, Tensor]:
     """The gates before their nonlinearities and the cell states, as they were kept or made again."""
     from econmt_ops.backends.triton.persistent import walk_cells
 
     layer = cast.layer
-    directions, steps, batch, hidden = _sizes(layer)
+    directions, steps, batch, hidden = sizes(layer)
     sums, cells = result.sums, result.cells
     if not reaches(layer.stash, "gates"):
         sums = sums.new_empty(directions, steps, batch, 4 * hidden)
@@ -291,7 +219,7 @@ def _kept(cast: _Cast, result: _Walked, rows: Tensor) -> tuple[Tensor, Tensor]:
     return sums, cells
 
 
-def _gradients_of_recurrents(cast: _Cast, outputs: Tensor, dsums: Tensor, dlast_h: Tensor) -> Gradients:
+def _gradients_of_recurrents(cast: CastWeights, outputs: Tensor, dsums: Tensor, dlast_h: Tensor) -> Gradients:
     """Those of recurrent matrices, biases and first h."""
     layer = cast.layer
     recurrents, biases, first_h = [], [], []
@@ -315,7 +243,7 @@ def _gradients_of_recurrents(cast: _Cast, outputs: Tensor, dsums: Tensor, dlast_
     return {"recurrents": recurrents, "biases": biases, "first_h": first_h}
 
 
-def _gradients_of_inputs(cast: _Cast, rows: Tensor, dsums: Tensor) -> Gradients:
+def _gradients_of_inputs(cast: CastWeights, rows: Tensor, dsums: Tensor) -> Gradients:
     """Those of inputs and input matrices."""
     from econmt_ops.backends.triton.embedding import gradient
 
@@ -348,14 +276,14 @@ def _outer(left: Tensor, right: Tensor, dtype: torch.dtype, width: int | None = 
     return product[:, :width].contiguous()
 
 
-def _saves(_layer: _Layer) -> set[str]:
+def _saves(_layer: Layer) -> set[str]:
     """What the backward pass reads: the last states are nothing to it."""
-    return {*_Layer._fields, "outputs", "cells", "sums"}
+    return {*Layer._fields, "outputs", "cells", "sums"}
 
 
 _operator = Operator(
     "econmt_ops::persistent_lstm_layer",
-    _Layer,
+    Layer,
     _Walked,
     forward=_forward,
     fake=_empty,
@@ -415,7 +343,7 @@ def _run_layer(
     if lengths is not None:
         lengths = lengths.to(values.device, non_blocking=True)
     result = _operator(
-        _Layer(
+        Layer(
             values if isinstance(inputs, Repeated) else values.transpose(0, 1),
             [layer.input for layer in layers if isinstance(layer, LSTMWeights)],
             [layer.hidden for layer in layers if isinstance(layer, LSTMWeights)],
