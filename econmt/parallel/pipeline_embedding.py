@@ -11,13 +11,12 @@ Shapes: N words looked up, in any shape (...), E width, V vocabulary, v rows of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from econmt.parallel.boundary import Boundary
 from econmt.parallel.stages import Stages, even_rows
 from econmt_ops.core.look_up import add_look_up_gradient
 
@@ -30,38 +29,23 @@ class LookUp:
 
     Attributes:
         ids, rank: see above.
-        gradient: (..., E) of the vectors, when the way back has come to them; there alone.
+        boundary: has the gradient (..., E) of the vectors when the way back has come to them; there alone.
     """
 
     def __init__(self, ids: Tensor, rank: int) -> None:
         self.ids, self.rank = ids, rank
-        self.gradient: Tensor | None = None
+        self.boundary = Boundary()
         self._vectors: Tensor | None = None
 
-    def give(self, vectors: Tensor, rows: nn.Parameter) -> None:
-        """Leaves the vectors (..., E), found in the rows of all ranks, to be read; ``rows``: this rank's."""
-        self._vectors = _Read.apply(rows, vectors, self)  # type: ignore[no-untyped-call]
+    def give(self, vectors: Tensor) -> None:
+        """Leaves the vectors (..., E), found in the rows of all ranks, to be read."""
+        self._vectors = self.boundary.cross(vectors)
 
     def __call__(self) -> Tensor:
         """The vectors, once: nothing keeps them here."""
         vectors, self._vectors = self._vectors, None
         assert vectors is not None
         return vectors
-
-
-class _Read(torch.autograd.Function):
-    """What is read of rows of several ranks, whose gradient is left where it can be given to all."""
-
-    @staticmethod
-    def forward(ctx: Any, _rows: Tensor, vectors: Tensor, look_up: LookUp) -> Tensor:
-        ctx.look_up = look_up
-        return vectors
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
-        ctx.look_up.gradient = gradient.contiguous()
-        return None, None, None
 
 
 def reader(
@@ -104,14 +88,15 @@ class DividedTable:
             vectors.masked_fill_((places == count).unsqueeze(-1), 0.0)
             self._stages.reduce(vectors, wanted.rank)
         if self._stages.rank == wanted.rank:
-            wanted.give(vectors, self._rows)
+            wanted.give(vectors)
 
     def add_gradient(self, wanted: LookUp) -> None:
         """Adds that of the vectors to the gradient of this rank's rows, which is there already."""
         assert self._rows.grad is not None
-        gradient, wanted.gradient = wanted.gradient, None
+        gradient, wanted.boundary.gradient = wanted.boundary.gradient, None
         if gradient is None:
             gradient = self._rows.new_empty(*wanted.ids.shape, self._rows.shape[1])
+        gradient = gradient.contiguous()
         self._stages.broadcast(gradient, wanted.rank)
         ids = wanted.ids
         places = self._places(ids).masked_fill_(ids == self._padding, len(self._rows))

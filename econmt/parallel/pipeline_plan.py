@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from econmt.parallel.boundary import Boundary
 from econmt.parallel.groups import Pending
 from econmt_ops.core.scopes import layer
 
@@ -159,7 +160,7 @@ class Walk:
         self._exchange = exchange
         self._device = device
         self._values: dict[Output, Tensor] = {}
-        self._inputs: dict[int, list[Tensor]] = {}
+        self._inputs: dict[int, list[Boundary]] = {}
         self._gradients: dict[Output, Tensor] = {}
         self._receiving: dict[Output, list[tuple[Pending, Tensor]]] = {}
         self._sending: list[tuple[Pending, Tensor]] = []
@@ -198,13 +199,14 @@ class Walk:
 
     def _run(self, number: int) -> None:
         part = self._parts[number]
-        inputs = []
+        inputs, boundaries = [], []
         for output in part.inputs:
             for pending, buffer in self._receiving.pop(output, ()):
                 pending.wait()
                 self._values[output] = buffer
-            inputs.append(self._values[output].detach().requires_grad_())
-        self._inputs[number] = inputs
+            boundaries.append(Boundary())
+            inputs.append(boundaries[-1].cross(self._values[output]))
+        self._inputs[number] = boundaries
         with layer(part.layer):
             outputs = part.run(*inputs)
         for place, value in enumerate(outputs):
@@ -223,9 +225,9 @@ class Walk:
                 gradients.append(gradient)
         if outputs:
             torch.autograd.backward(outputs, gradients)
-        for output, value in zip(self._parts[number].inputs, self._inputs.pop(number), strict=True):
-            if value.grad is not None:
-                self._add(output, value.grad)
+        for output, boundary in zip(self._parts[number].inputs, self._inputs.pop(number), strict=True):
+            if boundary.gradient is not None:
+                self._add(output, boundary.gradient)
         part = self._parts[number]
         if part.after is not None:
             with layer(part.layer):

@@ -77,12 +77,11 @@ def _partition(layer: Layer, back: bool) -> Partition:
     return found
 
 
-def _first(layer: Layer, given: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """A first state (D, B, H) as a new tensor."""
-    directions, _, batch, hidden = sizes(layer)
-    if not given:
-        return layer.inputs.new_zeros(directions, batch, hidden, dtype=dtype)
-    return torch.stack([part.to(dtype) for part in given])
+def _first(given: list[Tensor], dtype: torch.dtype) -> Tensor | None:
+    """A first state (D, B, H) in a type; None: zeros."""
+    if len(given) == 1:
+        return given[0].to(dtype).contiguous().unsqueeze(0)
+    return torch.stack([part.to(dtype) for part in given]) if given else None
 
 
 def _rows(layer: Layer) -> Tensor:
@@ -103,7 +102,7 @@ def _padding(layer: Layer) -> Tensor:
 
 
 def _input_shares(cast: CastWeights, rows: Tensor, sums: Tensor) -> None:
-    """Writes the inputs' share of the gates and, where a walk begins, that of the first h, to sums (D, T, B, 4H)."""
+    """Writes the inputs' share of the gates to sums (D, T, B, 4H)."""
     layer = cast.layer
     dtype = layer.inputs.dtype
     for number, (share, bias) in enumerate(zip(sums.unbind(0), layer.biases, strict=True)):
@@ -114,6 +113,12 @@ def _input_shares(cast: CastWeights, rows: Tensor, sums: Tensor) -> None:
         else:
             table = torch.addmm(bias.to(dtype), rows, transposed)
             torch.index_select(table, 0, layer.places.reshape(-1), out=flat)
+
+
+def _add_first_shares(cast: CastWeights, sums: Tensor) -> None:
+    """Adds the first h's share of the gates to sums (D, T, B, 4H), where a walk begins."""
+    layer = cast.layer
+    dtype = layer.inputs.dtype
     for number, h in enumerate(layer.first_h):
         at, recurrent = _begins(layer, number), cast.recurrent(number).t()
         if isinstance(at, int):
@@ -147,24 +152,27 @@ def _forward(layer: Layer, keep: bool) -> _Walked:
     from econmt_ops.backends.triton.persistent import walk_forward
 
     directions, steps, batch, hidden = sizes(layer)
-    last_h = _first(layer, layer.first_h, layer.inputs.dtype)
-    last_c = _first(layer, layer.first_c, torch.float32)
-    result = _empty(layer, keep)._replace(last_h=last_h, last_c=last_c)
+    new = layer.inputs.new_empty
+    last = new(directions, batch, hidden), new(directions, batch, hidden, dtype=torch.float32)
+    result = _empty(layer, keep)._replace(last_h=last[0], last_c=last[1])
     kept = result.sums.shape[1] > 0
     sums = result.sums if kept else result.sums.new_empty(directions, steps, batch, 4 * hidden)
     # Padding may hold anything: no row's product is another's, and the walk does not look at it.
     rows = widened(layer.inputs.reshape(-1, layer.inputs.shape[-1]))
     cast = CastWeights(layer)
     _input_shares(cast, rows, sums)
+    if cast.recurrents.dtype != layer.inputs.dtype:  # or the walk multiplies with the first h itself
+        _add_first_shares(cast, sums)
     del rows
+    first_h, first_c = _first(layer.first_h, layer.inputs.dtype), _first(layer.first_c, torch.float32)
     walk_forward(
         _partition(layer, back=False),
         sums,
         cast.recurrents,
         result.outputs,
         result.cells if result.cells.shape[1] else None,
-        last_h,
-        last_c,
+        None if first_h is None or first_c is None else (first_h, first_c),
+        last,
         layer.lengths,
         tuple(layer.reverse),
         keep_sums=kept,
@@ -182,20 +190,27 @@ def _backward(layer: Layer, result: _Walked, incoming: Incoming) -> Gradients:
     if doutputs is None:
         doutputs = torch.zeros_like(result.outputs)
     doutputs = doutputs if doutputs.stride(2) == 1 else doutputs.contiguous()
-    dlast_h = incoming["last_h"]
-    dlast_h = _first(layer, [], sums.dtype) if dlast_h is None else dlast_h.contiguous()
-    dc = incoming["last_c"]
-    dc = _first(layer, [], torch.float32) if dc is None else dc.clone(memory_format=torch.contiguous_format)
-    partition = _partition(layer, back=True)
-    backwards = tuple(layer.reverse)
+    dlast = [None if part is None else part.contiguous() for part in (incoming["last_h"], incoming["last_c"])]
+    directions, _, batch, hidden = sizes(layer)
+    dfirst_c = sums.new_empty(directions, batch, hidden, dtype=torch.float32)
     walk_backward(
-        partition, sums, cast.recurrents, cells, doutputs, dsums, dlast_h, dc, layer.lengths, backwards
+        _partition(layer, back=True),
+        sums,
+        cast.recurrents,
+        cells,
+        doutputs,
+        dsums,
+        dlast[0],
+        dlast[1],
+        dfirst_c,
+        layer.lengths,
+        tuple(layer.reverse),
     )
     return {
         "probe": None if layer.probe is None else dsums[0],
-        **_gradients_of_recurrents(cast, result.outputs, dsums, dlast_h),
+        **_gradients_of_recurrents(cast, result.outputs, dsums, dlast[0]),
         **_gradients_of_inputs(cast, rows, dsums),
-        "first_c": dc.unbind(0) if layer.first_c else [],
+        "first_c": dfirst_c.unbind(0) if layer.first_c else [],
     }
 
 
@@ -209,17 +224,19 @@ def _kept(cast: CastWeights, result: _Walked, rows: Tensor) -> tuple[Tensor, Ten
     if not reaches(layer.stash, "gates"):
         sums = sums.new_empty(directions, steps, batch, 4 * hidden)
         _input_shares(cast, rows, sums)
+        _add_first_shares(cast, sums)
         for number, h in enumerate(result.outputs.chunk(directions, 2)):
             later, before = _neighbours(layer, number, sums[number], h)
             later.addmm_(widened(before), widened(cast.recurrent(number)).t())
     if not reaches(layer.stash, "cells"):
         cells = cells.new_empty(directions, steps, batch, hidden)
-        first_c = _first(layer, layer.first_c, torch.float32)
-        walk_cells(sums, first_c, cells, layer.lengths, tuple(layer.reverse))
+        walk_cells(sums, _first(layer.first_c, torch.float32), cells, layer.lengths, tuple(layer.reverse))
     return sums, cells
 
 
-def _gradients_of_recurrents(cast: CastWeights, outputs: Tensor, dsums: Tensor, dlast_h: Tensor) -> Gradients:
+def _gradients_of_recurrents(
+    cast: CastWeights, outputs: Tensor, dsums: Tensor, dlast_h: Tensor | None
+) -> Gradients:
     """Those of recurrent matrices, biases and first h."""
     layer = cast.layer
     recurrents, biases, first_h = [], [], []
@@ -231,7 +248,8 @@ def _gradients_of_recurrents(cast: CastWeights, outputs: Tensor, dsums: Tensor, 
         if begin is not None:
             dh = begin @ cast.recurrent(number)
             if layer.lengths is not None:
-                dh = torch.where((layer.lengths > 0).unsqueeze(1), dh, dlast_h[number].to(dh.dtype))
+                passed = dh.new_zeros(()) if dlast_h is None else dlast_h[number].to(dh.dtype)
+                dh = torch.where((layer.lengths > 0).unsqueeze(1), dh, passed)
             first_h.append(dh)
         if layer.probe is not None:
             continue

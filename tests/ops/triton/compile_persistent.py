@@ -26,6 +26,8 @@ POINTERS = {
     "recurrent": "products",
     "exchange": "products",
     "cells": "fp32",
+    "first_c": "fp32",
+    "last_dc": "fp32",
     "state_c": "fp32",
     "state_dc": "fp32",
     "scale": "fp32",
@@ -55,8 +57,9 @@ def constants(
     }
     values |= {"UP": False, "WAIT": True}
     if back:
-        return values | {"TEAM": found.team, "MULTIPLIES": True, "ENDS": True}, found.warps
-    return values | {"KEEP_CELLS": True, "KEEP_SUMS": True, "D": 1}, found.warps
+        last = {"HAS_LAST_H": True, "HAS_LAST_C": True}
+        return values | last | {"TEAM": found.team, "MULTIPLIES": True, "ENDS": True}, found.warps
+    return values | {"HAS_FIRST": True, "KEEP_CELLS": True, "KEEP_SUMS": True, "D": 1}, found.warps
 
 
 def compile_walk(

@@ -280,8 +280,8 @@ def walk_forward(
     recurrent: Tensor,
     outputs: Tensor,
     cells: Tensor | None,
-    state_h: Tensor,
-    state_c: Tensor,
+    first: tuple[Tensor, Tensor] | None,
+    last: tuple[Tensor, Tensor],
     lengths: Tensor | None,
     backwards: tuple[bool, ...],
     keep_sums: bool,
@@ -290,12 +290,13 @@ def walk_forward(
 
     Args:
         partition: how.
-        sums: (D, T, B, 4H), the inputs' share of the gates and, at each walk's first position, that of the h before;
-            become the sums with ``keep_sums``.
+        sums: (D, T, B, 4H), the inputs' share of the gates and, where h is exchanged in another type than that of the
+            outputs, at each walk's first position that of the first h; become the sums with ``keep_sums``.
         recurrent: (D, 4H, H), in the type of the products; h is exchanged in that type too.
         outputs: (T, B, D H) is written.
         cells: (D, T, B, H) float32 is written, c before the step at each position; or None.
-        state_h, state_c: (D, B, H), the first state; become the last. c is float32.
+        first: h, in the type of the outputs, and c, float32, (D, B, H); None: zeros.
+        last: is written, the same after the last step.
         lengths: (B,) on the device; or None.
         backwards: which directions walk backwards.
         keep_sums: see ``sums``.
@@ -307,9 +308,11 @@ def walk_forward(
     span = partition.span(batch)
     for programs, begin, end, *part in _walk(partition, directions, batch, width // 4, steps, back=False):
         lstm_forward[(programs,)](
-            sums, recurrent, exchange, outputs, sums if cells is None else cells, state_h, state_c,
+            sums, recurrent, exchange, outputs, sums if cells is None else cells,
+            *(last if first is None else first), *last,
             counters if lengths is None else lengths, counters, steps, batch, begin, end, *part, span,
-            D=directions, HAS_LENGTHS=lengths is not None, RING=ring, KEEP_CELLS=cells is not None, KEEP_SUMS=keep_sums,
+            D=directions, HAS_FIRST=first is not None, HAS_LENGTHS=lengths is not None, RING=ring,
+            KEEP_CELLS=cells is not None, KEEP_SUMS=keep_sums,
             **_constants(partition, batch, width // 4, width // 4, recurrent, backwards),
         )  # fmt: skip
 
@@ -321,8 +324,9 @@ def walk_backward(
     cells: Tensor,
     doutputs: Tensor,
     dsums: Tensor,
-    last_dh: Tensor,
-    state_dc: Tensor,
+    last_dh: Tensor | None,
+    last_dc: Tensor | None,
+    first_dc: Tensor,
     lengths: Tensor | None,
     backwards: tuple[bool, ...],
 ) -> None:
@@ -336,42 +340,50 @@ def walk_backward(
         cells: (D, T, B, H) float32, c before the step at each position.
         doutputs: (T, B, D H), the last stride 1.
         dsums: (D, T, B, 4H) is written, zero in the padding; may be ``sums``.
-        last_dh: (D, B, H), the gradient of the last h.
-        state_dc: (D, B, H) float32, the gradient of the last c; becomes that of the first.
+        last_dh, last_dc: (D, B, H), the gradients of the last state, that of c float32; None: zeros.
+        first_dc: (D, B, H) float32 is written, the gradient of the first c.
         lengths, backwards: as in `walk_forward`.
     """
     directions, steps, batch, width = sums.shape
     ring = recurrent.dtype != dsums.dtype
     exchange = recurrent.new_empty(directions, 2, batch, width) if ring else dsums
-    scale = _scale(doutputs, last_dh, state_dc) if ring else state_dc
+    scale = first_dc
+    if ring:
+        scale = _scale(*(part for part in (doutputs, last_dh, last_dc) if part is not None))
     counters, team_counters = _counters(partition, directions, batch, width // 4, sums.device)
     partials = scale
     if partition.team > 1:
         programs = partition.parts(width // 4) * directions * partition.groups(batch)
-        partials = state_dc.new_empty(programs, partition.rows, partition.team * partition.units)
+        partials = first_dc.new_empty(programs, partition.rows, partition.team * partition.units)
     span = partition.span(batch)
     for programs, begin, end, *part in _walk(partition, directions, batch, width // 4, steps, back=True):
         for multiplies, ends in _halves(partition):
             lstm_backward[(programs,)](
-                sums, recurrent, exchange, partials, scale, cells, doutputs, dsums, last_dh, state_dc,
+                sums, recurrent, exchange, partials, scale, cells, doutputs, dsums,
+                doutputs if last_dh is None else last_dh, first_dc if last_dc is None else last_dc, first_dc,
                 counters if lengths is None else lengths, counters, team_counters, steps, batch, begin, end, *part,
                 span, doutputs.stride(0), doutputs.stride(1), HAS_LENGTHS=lengths is not None, RING=ring,
-                TEAM=partition.team, MULTIPLIES=multiplies, ENDS=ends,
+                TEAM=partition.team, MULTIPLIES=multiplies, ENDS=ends, HAS_LAST_H=last_dh is not None,
+                HAS_LAST_C=last_dc is not None,
                 **_constants(partition, batch, width, width // 4, recurrent, backwards),
             )  # fmt: skip
 
 
 def walk_cells(
-    sums: Tensor, first_c: Tensor, cells: Tensor, lengths: Tensor | None, backwards: tuple[bool, ...]
+    sums: Tensor, first_c: Tensor | None, cells: Tensor, lengths: Tensor | None, backwards: tuple[bool, ...]
 ) -> None:
-    """Writes cells (D, T, B, H), c before the step at each position, from sums (D, T, B, 4H) and first_c (D, B, H)."""
+    """Writes cells (D, T, B, H), c before the step at each position, from sums (D, T, B, 4H) and first_c (D, B, H).
+
+    No first c: zeros.
+    """
     directions, steps, batch, width = sums.shape
     hidden = width // 4
     rows, units = 4, 64
     programs = directions * triton.cdiv(batch, rows) * triton.cdiv(hidden, units)
     lstm_cells[(programs,)](
-        sums, first_c, cells, first_c if lengths is None else lengths, steps, batch, H=hidden, ROWS=rows, UNITS=units,
-        BACKWARDS=_mask(backwards), HAS_LENGTHS=lengths is not None, num_warps=4,
+        sums, cells if first_c is None else first_c, cells, cells if lengths is None else lengths, steps, batch,
+        H=hidden, ROWS=rows, UNITS=units, BACKWARDS=_mask(backwards), HAS_FIRST=first_c is not None,
+        HAS_LENGTHS=lengths is not None, num_warps=4,
     )  # fmt: skip
 
 

@@ -103,23 +103,27 @@ def _poison(spins):
 
 
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span"])
-def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, lengths, counters,
+def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, state_h, state_c, lengths, counters,
                  T, B, begin, end, first_direction, first_group, groups, span,
                  D: tl.constexpr, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
                  CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr,
                  ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr, WAIT: tl.constexpr,
-                 BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr, RING: tl.constexpr, KEEP_CELLS: tl.constexpr,
-                 KEEP_SUMS: tl.constexpr):  # fmt: skip
+                 BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LENGTHS: tl.constexpr, RING: tl.constexpr,
+                 KEEP_CELLS: tl.constexpr, KEEP_SUMS: tl.constexpr):  # fmt: skip
     """Steps begin to end of the walk.
 
     Args:
-        sums: (D, T, B, 4H), the inputs' share of the gates; become the sums with KEEP_SUMS.
+        sums: (D, T, B, 4H), the inputs' share of the gates, with RING that of the first h too where a walk begins;
+            become the sums with KEEP_SUMS.
         recurrent: (D, 4H, H).
         exchange: with RING (D, 2, B, H), h of two steps; otherwise the outputs.
         outputs: (T, B, D H), h at its position, zero in the padding.
         cells: (D, T, B, H), c before the step at each position (that after the last in padding), is written
             with KEEP_CELLS.
-        state_h, state_c: (D, B, H), the state before step ``begin``; become that after the last.
+        first_h, first_c: (D, B, H), the first state, read with HAS_FIRST; otherwise it is zero. Without RING h has the
+            type of what is exchanged.
+        state_h, state_c: (D, B, H) are written, the state after the last step; if ``begin`` is not 0 they are that
+            before it.
         lengths: (B,), read with HAS_LENGTHS.
         counters: one a direction and group of rows, zero.
         first_direction, first_group, groups: the launch serves these directions, and so many groups of rows.
@@ -148,8 +152,11 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
     width: tl.constexpr = H if RING else D * H
     tile_begin = 0 if RING else direction * H
     state = (direction * B + row)[:, None] * H + unit[None, :]
-    h = tl.load(state_h + state, mask=owned, other=0.0).to(tl.float32)
-    c = tl.load(state_c + state, mask=owned, other=0.0)
+    h = tl.load(state_h + state, mask=owned & (begin > 0), other=0.0).to(tl.float32)
+    c = tl.load(state_c + state, mask=owned & (begin > 0), other=0.0)
+    if HAS_FIRST:
+        h += tl.load(first_h + state, mask=owned & (begin == 0), other=0.0).to(tl.float32)
+        c += tl.load(first_c + state, mask=owned & (begin == 0), other=0.0)
 
     spins = tl.full((), SPINS, tl.int32)
     for number in range(end - begin if WAIT else 1):
@@ -162,10 +169,16 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, state_h, state_c, le
         if WAIT:
             spins = wait(counter, number * PARTS, spins)
         last = tl.maximum(step - 1, 0)
-        slot = _slots(last, tile_length, tile_row, backwards, B, direction, RING) * width + tile_begin
-        shares = product(exchange, slot, tile_there, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, MASKED,
+        before_h = (
+            exchange + _slots(last, tile_length, tile_row, backwards, B, direction, RING) * width + tile_begin
+        )
+        if HAS_FIRST and not RING:
+            before_h = tl.where(step > 0, before_h, first_h + (direction * B + tile_row) * H)
+        shares = product(before_h, tile_there, weights, H, 4 * UNITS, ROWS, SPLIT, CHUNK, CHUNKS, AHEAD, MASKED,
                          ROWS_FIRST, PRECISION, UP)  # fmt: skip
-        i, f, g, o = _add_shares(i, f, g, o, tl.where(step > 0, shares, 0.0), ROWS, UNITS)
+        if RING or not HAS_FIRST:
+            shares = tl.where(step > 0, shares, 0.0)
+        i, f, g, o = _add_shares(i, f, g, o, shares, ROWS, UNITS)
         before = c
         after = tl.sigmoid(f) * c + tl.sigmoid(i) * _tanh(g)
         made = tl.sigmoid(o) * _tanh(after) + _poison(spins)
@@ -224,13 +237,14 @@ def _cell_back(i, f, g, o, before, squashed, dh, dc, active):
 
 
 @triton.jit(do_not_specialize=["T", "B", "begin", "end", "first_direction", "first_group", "groups", "span"])
-def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, dsums, last_dh, state_dc, lengths,
-                  counters, team_counters, T, B, begin, end, first_direction, first_group, groups, span, doutputs_step,
-                  doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr, TEAM: tl.constexpr,
-                  SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr,
+def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, dsums, last_dh, last_dc, state_dc,
+                  lengths, counters, team_counters, T, B, begin, end, first_direction, first_group, groups, span,
+                  doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
+                  TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr,
                   MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr,
                   WAIT: tl.constexpr, MULTIPLIES: tl.constexpr, ENDS: tl.constexpr, BACKWARDS: tl.constexpr,
-                  HAS_LENGTHS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
+                  HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+                  RING: tl.constexpr):  # fmt: skip
     """Steps end - 1 down to begin of the walk.
 
     Args:
@@ -242,8 +256,10 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
         cells: (D, T, B, H), c before the step at each position.
         doutputs: (T, B, D H), the gradient of the outputs, with these strides of steps and rows.
         dsums: (D, T, B, 4H) is written, zero in the padding.
-        last_dh: (D, B, H), the gradient of the last h.
-        state_dc: (D, B, H), the gradient of c after step ``end`` - 1; becomes that before step ``begin``.
+        last_dh, last_dc: (D, B, H), the gradients of the last state, read with HAS_LAST_H and HAS_LAST_C; otherwise
+            they are zero.
+        state_dc: (D, B, H) is written, the gradient of c before step ``begin``; if ``end`` is not T it is that after
+            step ``end`` - 1.
         team_counters: one a direction, group of rows and team, zero.
         TEAM: so many programs share the units of all of them and part the sum over 4H among themselves: each makes its
             part of the sum for all, then adds up all parts for its own units. What a program takes in, and that bounds
@@ -274,8 +290,12 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
     tile_length = _row_lengths(lengths, tile_row, tile_there, T, HAS_LENGTHS)
     tile_begin = (0 if RING else direction.to(tl.int64) * T * B * (4 * H)) + member * TERMS
     state = (direction * B + row)[:, None] * H + unit[None, :]
-    dh_last = tl.load(last_dh + state, mask=owned, other=0.0).to(tl.float32)
-    dc = tl.load(state_dc + state, mask=owned, other=0.0)
+    dh_last = tl.zeros((ROWS, UNITS), tl.float32)
+    if HAS_LAST_H:
+        dh_last = tl.load(last_dh + state, mask=owned, other=0.0).to(tl.float32)
+    dc = tl.load(state_dc + state, mask=owned & (end < T), other=0.0)
+    if HAS_LAST_C:
+        dc += tl.load(last_dc + state, mask=owned & (end == T), other=0.0)
     factor = tl.load(scale) if RING else 1.0
 
     spins = tl.full((), SPINS, tl.int32)
@@ -293,9 +313,13 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
         if WAIT:
             spins = wait(counter, number * PARTS, spins)
         after = tl.minimum(step + 1, T - 1)
-        slot = _slots(after, tile_length, tile_row, backwards, B, direction, RING) * (4 * H) + tile_begin
+        next_sums = (
+            exchange
+            + _slots(after, tile_length, tile_row, backwards, B, direction, RING) * (4 * H)
+            + tile_begin
+        )
         if MULTIPLIES:
-            from_next = product(exchange, slot, tile_there, weights, TERMS, TEAM * UNITS, ROWS, SPLIT, CHUNK, CHUNKS,
+            from_next = product(next_sums, tile_there, weights, TERMS, TEAM * UNITS, ROWS, SPLIT, CHUNK, CHUNKS,
                                 AHEAD, MASKED, ROWS_FIRST, PRECISION, UP)  # fmt: skip
         if TEAM > 1:
             if MULTIPLIES:
@@ -326,11 +350,11 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
 
 @triton.jit(do_not_specialize=["T", "B"])
 def lstm_cells(sums, first_c, cells, lengths, T, B, H: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
-               BACKWARDS: tl.constexpr, HAS_LENGTHS: tl.constexpr):  # fmt: skip
+               BACKWARDS: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LENGTHS: tl.constexpr):  # fmt: skip
     """Makes the cell states again from the gates' sums: no program needs another's.
 
     Args:
-        sums: (D, T, B, 4H). first_c: (D, B, H).
+        sums: (D, T, B, 4H). first_c: (D, B, H), read with HAS_FIRST.
         cells: (D, T, B, H) is written, c before the step at each position, that after the last in padding.
         Others: as in `lstm_forward`.
     """
@@ -343,7 +367,9 @@ def lstm_cells(sums, first_c, cells, lengths, T, B, H: tl.constexpr, ROWS: tl.co
     unit = program % PARTS * UNITS + tl.arange(0, UNITS)
     length = _row_lengths(lengths, row, row < B, T, HAS_LENGTHS)
     owned = (row < B)[:, None] & (unit < H)[None, :]
-    c = tl.load(first_c + (direction * B + row)[:, None] * H + unit[None, :], mask=owned, other=0.0)
+    c = tl.zeros((ROWS, UNITS), tl.float32)
+    if HAS_FIRST:
+        c = tl.load(first_c + (direction * B + row)[:, None] * H + unit[None, :], mask=owned, other=0.0)
     for step in tl.range(0, T, loop_unroll_factor=4):
         active = (step < length)[:, None] & owned
         position = _positions(step, length, backwards)

@@ -77,16 +77,17 @@ def _fold(product, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def product(exchange, slot, there, weights, K: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
+def product(exchanged, there, weights, K: tl.constexpr, M: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr,
              CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr, MASKED: tl.constexpr,
              ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr):  # fmt: skip
     """What was exchanged times the weights kept here: (ROWS, M) in float32. AHEAD chunks are on their way at once.
 
-    ``there`` (SPLIT ROWS,): which of the rows are there; with MASKED the others are not read.
+    ``exchanged`` (SPLIT ROWS,): where its rows begin. ``there`` (SPLIT ROWS,): which of them are there; with MASKED the
+    others are not read.
     """
     there = there[:, None]
     column = (tl.arange(0, SPLIT * ROWS) // ROWS)[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :]
-    source = exchange + slot[:, None] + column
+    source = exchanged[:, None] + column
     tiles = ()
     for chunk in tl.static_range(AHEAD):
         tiles = tiles + (_load_exchanged(source, column, there, chunk, K, SPLIT, CHUNK, CHUNKS, MASKED, UP),)  # type: ignore[assignment]
