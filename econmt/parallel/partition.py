@@ -4,7 +4,9 @@ Of K chunks and stages whose chunk takes t_1 ... t_S seconds (forward and backwa
 chunk passes all stages and the others follow at the pace of the slowest: t_1 + ... + t_S + (K - 1) max t. A layer takes
 a time for every step and a time for every chunk (launching it, beginning its products anew), so that more chunks fill
 the stages sooner and cost more by themselves. What waits for the last chunk, the gradients of weights, comes after all
-of that on the first stage, which is the last to end; the others make theirs while they would wait.
+of that on the first stage, which is the last to end. The others make theirs while they would wait: for half the time in
+which a chunk passes the stages below, the way back, and for as long as the first stage makes its own. What they take
+beyond that is added.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def divide(pieces: Sequence[Piece], stages: int, steps: int, link: Link) -> Divi
             least = sum(piece.step * length + piece.chunk for piece in pieces)
             if least + (chunks - 1) * slowest >= best.seconds:
                 break
-            found = _cuts(costs, [piece.once for piece in pieces], stages, slowest)
+            found = _cuts(costs, pieces, length, stages, slowest)
             if found is not None and found[0] + (chunks - 1) * slowest < best.seconds:
                 best = Division(found[1], chunks, found[0] + (chunks - 1) * slowest, alone)
     return best
@@ -109,33 +111,39 @@ def _costs(pieces: Sequence[Piece], length: int, link: Link) -> list[list[float]
 
 
 def _cuts(
-    costs: Sequence[Sequence[float]], after: Sequence[float], stages: int, slowest: float
+    costs: Sequence[Sequence[float]], pieces: Sequence[Piece], length: int, stages: int, slowest: float
 ) -> tuple[float, tuple[int, ...]] | None:
-    """Cuts into at most so many stages, none slower than ``slowest``, with the least sum of their times.
-
-    To it belongs what the pieces of the first stage do ``after`` all chunks.
-    """
+    """Cuts into at most so many stages, none slower than ``slowest``, with the least sum of times and what is added."""
     count = len(costs)
-    # After each stage: by pieces placed, the least sum and the homes of these.
-    reached: list[tuple[float, tuple[int, ...]] | None] = [(0.0, ()), *[None] * count]
-    whole = None
-    for stage in range(stages):
-        following: list[tuple[float, tuple[int, ...]] | None] = [None] * (count + 1)
-        for begin in range(count):
-            before = reached[begin]
-            if before is None:
-                continue
-            for end in range(begin + 1, count + 1):
-                cost = costs[begin][end]
-                if cost > slowest:
+    passed, once = [0.0], [0.0]
+    for piece in pieces:
+        passed.append(passed[-1] + piece.step * length + piece.chunk)
+        once.append(once[-1] + piece.once)
+    whole: tuple[float, tuple[int, ...]] | None = None
+    for first in range(1, count + 1):
+        if costs[0][first] > slowest:
+            continue
+        # After each stage: by pieces placed, the least sum and the homes of these.
+        reached: list[tuple[float, tuple[int, ...]] | None] = [None] * (count + 1)
+        reached[first] = costs[0][first] + once[first], (0,) * first
+        for stage in range(1, stages + 1):
+            last = reached[count]
+            if last is not None and (whole is None or last[0] < whole[0]):
+                whole = last
+            if stage == stages:
+                break
+            following: list[tuple[float, tuple[int, ...]] | None] = [None] * (count + 1)
+            for begin in range(first, count):
+                before = reached[begin]
+                if before is None:
                     continue
-                if stage == 0:
-                    cost += sum(after[:end])
-                there = following[end]
-                if there is None or before[0] + cost < there[0]:
-                    following[end] = before[0] + cost, (*before[1], *[stage] * (end - begin))
-        reached = following
-        last = reached[count]
-        if last is not None and (whole is None or last[0] < whole[0]):
-            whole = last
+                for end in range(begin + 1, count + 1):
+                    if costs[begin][end] > slowest:
+                        continue
+                    beyond = max(0.0, once[end] - once[begin] - once[first] - passed[begin] / 2.0)
+                    cost = before[0] + costs[begin][end] + beyond
+                    there = following[end]
+                    if there is None or cost < there[0]:
+                        following[end] = cost, (*before[1], *[stage] * (end - begin))
+            reached = following
     return whole

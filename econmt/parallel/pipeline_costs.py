@@ -199,7 +199,8 @@ class _Measure:
     def _layer(self, weights: Any, how: dict[str, Any], read: int, steps: int) -> list[float]:
         """Seconds of a step, of a chunk however short, and of what is done once for all chunks."""
         own = _leaves(weights)
-        prepared, seconds = ChunkedLSTM(own), []
+        prepared = ChunkedLSTM(own)
+        runs: list[Callable[[], None]] = []
         short = max(1, steps // _SHORT)
         for count, once in ((steps, False), (short, False), (steps, True)):
             inputs = torch.full((self._rows, count, read), 0.1, device=self._device, requires_grad=True)
@@ -217,25 +218,30 @@ class _Measure:
                     else:
                         layer.forget()
 
-            seconds.append(_seconds(self._replayed(run), self._device))
+            runs.append(run)
+        seconds = [_seconds(run, self._device) for run in self._replayed(runs)]
         once_for_all = max(0.0, seconds[2] - seconds[0])
         if steps == short:
             return [seconds[0] / steps, 0.0, once_for_all]
         each = max(0.0, seconds[0] - seconds[1]) / (steps - short)
         return [each, max(0.0, seconds[0] - each * steps), once_for_all]
 
-    def _replayed(self, run: Callable[[], None]) -> Callable[[], None]:
-        """The same as a CUDA graph where steps will be, which launches kernels faster than Python does."""
+    def _replayed(self, runs: Sequence[Callable[[], None]]) -> Sequence[Callable[[], None]]:
+        """The same as CUDA graphs where steps will be, which launches kernels faster than Python does."""
         if not MODE.captured:
-            return run
-        capturer = Capturer(self._device, threads=True)
+            return runs
+        capturer, graphs = Capturer(self._device, threads=True), []
         try:
-            with capturer.warming_up():
-                run()
-            graph, _ = capturer.capture(run)
-        except RuntimeError:  # what cannot be captured will be launched kernel by kernel
-            return run
-        return graph.replay
+            for run in runs:
+                with capturer.warming_up():
+                    run()
+                graph, _ = capturer.capture(run)
+                graphs.append(graph)
+        except (
+            RuntimeError
+        ):  # what cannot be captured will be launched kernel by kernel, and so all of them are
+            return runs
+        return [graph.replay for graph in graphs]
 
 
 def _leaves(weights: Any) -> Any:

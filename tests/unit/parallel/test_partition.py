@@ -14,15 +14,18 @@ from econmt.parallel.partition import Division, Link, Piece, divide
 def seconds(pieces: list[Piece], homes: tuple[int, ...], steps: int, length: int, link: Link) -> float:
     """What a division takes, added up from its description."""
     chunks = math.ceil(steps / length)
-    times = []
+    times, after, passed = [], [], 0.0
+    first = sum(piece.once for piece, home in zip(pieces, homes, strict=True) if home == 0)
     for stage in range(max(homes) + 1):
         own = [number for number, home in enumerate(homes) if home == stage]
         time = sum(pieces[number].step * length + pieces[number].chunk for number in own)
+        added = first if stage == 0 else max(0.0, sum(pieces[each].once for each in own) - first - passed / 2)
+        passed += time
         if own[-1] + 1 < len(pieces):
             time += 2 * (link.latency + link.byte * pieces[own[-1]].values * length)
         times.append(time)
-    first = sum(piece.once for piece, home in zip(pieces, homes, strict=True) if home == 0)
-    return sum(times) + (chunks - 1) * max(times) + first
+        after.append(added)
+    return sum(times) + (chunks - 1) * max(times) + sum(after)
 
 
 def all_homes(count: int, stages: int) -> list[tuple[int, ...]]:
@@ -64,6 +67,12 @@ def test_equal_layers_are_divided_equally() -> None:
     assert found.homes == (0, 0, 1, 1, 2, 2, 3, 3)
     assert found.alone / found.seconds > 3.0
     assert found.text(pieces).startswith("layer 0 to layer 1 on rank 0, layer 2 to layer 3 on rank 1")
+
+
+def test_what_is_done_once_does_not_push_layers_up() -> None:
+    """What a stage spares at the end the one above it would need then."""
+    pieces = [Piece(f"layer {number}", 1.0, 0.1, 1.0, 100.0) for number in range(8)]
+    assert divide(pieces, 2, 70, Link(0.0, 0.0)).homes == (0, 0, 0, 0, 1, 1, 1, 1)
 
 
 def test_a_slow_link_leaves_all_on_one_rank() -> None:

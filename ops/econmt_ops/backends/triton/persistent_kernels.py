@@ -240,10 +240,10 @@ def _cell_back(i, f, g, o, before, squashed, dh, dc, active):
 def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, dsums, last_dh, last_dc, state_dc,
                   lengths, counters, team_counters, T, B, begin, end, first_direction, first_group, groups, span,
                   doutputs_step, doutputs_row, H: tl.constexpr, UNITS: tl.constexpr, ROWS: tl.constexpr,
-                  TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr,
-                  MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr, UP: tl.constexpr,
-                  WAIT: tl.constexpr, MULTIPLIES: tl.constexpr, ENDS: tl.constexpr, BACKWARDS: tl.constexpr,
-                  HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+                  TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+                  AHEAD: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+                  UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr, ENDS: tl.constexpr,
+                  BACKWARDS: tl.constexpr, HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr, HAS_LENGTHS: tl.constexpr,
                   RING: tl.constexpr):  # fmt: skip
     """Steps end - 1 down to begin of the walk.
 
