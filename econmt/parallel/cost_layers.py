@@ -102,7 +102,9 @@ class Profile(NamedTuple):
         """What reads the tied matrix where a pipeline divides it: tables that have no parameters of their own there."""
         if not self.tied:
             return []
-        return [layer for layer in self.over_stages().body if layer.parameters == 0.0]
+        body = self.over_stages().body
+        tables = (layer for layer in body if layer.name == self.tied or layer.name.endswith("embedding"))
+        return [table for table in tables if table.parameters == 0.0]
 
     @property
     def body(self) -> tuple[Layer, ...]:

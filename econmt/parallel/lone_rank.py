@@ -157,7 +157,7 @@ class _Nobody:
 
 
 class _Copies:
-    """See :class:`econmt.parallel.pipeline_output.Gathered`."""
+    """See :class:`econmt_ops.core.gathering.Gathered`."""
 
     def __init__(self, tensor: Tensor, size: int) -> None:
         self._all = tensor.new_empty(size, *tensor.shape)

@@ -94,7 +94,8 @@ class DividedTable:
         """Adds that of the vectors to the gradient of this rank's rows, which is there already."""
         assert self._rows.grad is not None
         gradient, wanted.boundary.gradient = wanted.boundary.gradient, None
-        if gradient is None:
+        if gradient is None:  # on the ranks that do not read, which are given it
+            assert self._stages.rank != wanted.rank
             gradient = self._rows.new_empty(*wanted.ids.shape, self._rows.shape[1])
         gradient = gradient.contiguous()
         self._stages.broadcast(gradient, wanted.rank)

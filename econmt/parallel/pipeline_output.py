@@ -1,11 +1,12 @@
 """The output layer and its loss divided by vocabulary: each rank multiplies with its rows of the matrix.
 
 Let rank r hold the logits l_j of the tokens j in its slice. It makes lse_r = log sum_j exp(l_j) over its slice, all
-ranks exchange these numbers, one a row of the batch, and with lse = log sum_r exp(lse_r) each has its share of the
-gradient: p_j = softmax_r(l)_j exp(lse_r - lse). That is the vocabulary-parallel loss of Shoeybi et al. (2019),
-"Megatron-LM", section 3, in chunks of rows as `econmt_ops.linear_cross_entropy` works. What it takes is N x D values of
-hidden vectors to every rank and as many of their gradient back; to divide rows instead would take V x D of the gradient
-of the matrix, and every rank would update the whole of it. On a GPU our kernels do what is between the products.
+ranks exchange these numbers, the targets' logits and the sums of logits, and with lse = log sum_r exp(lse_r) each has
+its share of the gradient: p_j = softmax_r(l)_j exp(lse_r - lse). That is the vocabulary-parallel loss of Shoeybi et al.
+(2019), "Megatron-LM", section 3, in chunks of rows as `econmt_ops.linear_cross_entropy` works. What it takes is N x D
+values of hidden vectors to every rank and as many of their gradient back; to divide rows instead would take V x D of
+the gradient of the matrix, and every rank would update the whole of it. On a GPU our kernels do what is between the
+products.
 
 Shapes: N rows, D width of the output layer, V vocabulary, v of it on this rank, C rows of a chunk, R ranks.
 """

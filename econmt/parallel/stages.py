@@ -85,7 +85,7 @@ class Stages:
         return self._pairs.get(pair, self._group)
 
     def gather(self, tensor: Tensor) -> Gathered:
-        """Begins to exchange a tensor; see :class:`econmt.parallel.pipeline_output.Gather`."""
+        """Begins to exchange a tensor; see :class:`econmt_ops.core.gathering.Gather`."""
         return Gathering(tensor.contiguous(), self._group, self.size)
 
     def broadcast(self, tensor: Tensor, rank: int) -> None:
@@ -102,7 +102,7 @@ class Stages:
 
 
 class Gathering:
-    """A tensor of every stage, on its way; see :class:`econmt.parallel.pipeline_output.Gathered`."""
+    """A tensor of every stage, on its way; see :class:`econmt_ops.core.gathering.Gathered`."""
 
     def __init__(self, tensor: Tensor, group: Any, size: int) -> None:
         self._tensor = tensor  # which must live until it has been sent

@@ -324,8 +324,10 @@ def _(
     device_seed: Tensor | None = None,
     _first_row: int = 0,
 ) -> Tensor:
-    if _dropout_kernels(values, device_seed) is not None:
-        return torch.empty_like(values)
+    kernels = _dropout_kernels(values, device_seed)
+    if kernels is not None:
+        like: Tensor = kernels.results_like(values)
+        return like
     return torch.empty_like(values, memory_format=torch.contiguous_format)
 
 

@@ -50,7 +50,7 @@ def sizes(layer: Layer) -> tuple[int, int, int, int]:
 
 
 class CastWeights:
-    """The matrices of a layer in the types of its products, each made when it is first asked for, and only once.
+    """The matrices of a layer in the types of its products, made when they are first asked for.
 
     Attributes:
         layer: whose they are.

@@ -111,6 +111,15 @@ def test_gradients(device: str, hidden: int, batch: int, steps: int) -> None:
     _check(device, batch, steps, 7, hidden)
 
 
+def test_a_batch_of_nothing(device: str) -> None:
+    weights = _weights(5, 3, device)
+    inputs = torch.randn(0, 3, 3, device=device, requires_grad=True)
+    outputs, ((h, c),) = econmt_ops.lstm(inputs, (weights,), implementation="triton")
+    assert (outputs.shape, h.shape, c.shape) == ((0, 3, 5), (0, 5), (0, 5))
+    found = torch.autograd.grad(outputs.sum() + c.sum(), _leaves(inputs, weights))
+    assert not any(part.any() for part in found)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("stash", ["outputs", "cells", "gates"])
 @pytest.mark.parametrize("reverse", [False, True])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from econmt.parallel.pipeline_output import Slice, split_cross_entropy
 from econmt_ops.backends.triton import cross_entropy
 from econmt_ops.backends.triton import sliced_cross_entropy as kernels
 from econmt_ops.backends.triton.sliced_cross_entropy import Labels, walk_slice
@@ -108,3 +109,26 @@ def test_chunks_are_those_of_the_widest_slice(device: str, monkeypatch: pytest.M
     monkeypatch.setattr(cross_entropy, "_ROUND_ROWS", 2)
     monkeypatch.setattr(kernels, "CHUNK_BYTES", 2 * 96 * 4)
     _check(device, 5, [30, 70], 0.1, True)
+
+
+def test_a_pipeline_uses_them(device: str) -> None:
+    """Of one rank the shares are all there is, and what they are times the scale."""
+    given = arguments(6, 5, 9, True)
+    here = {name: value.to(device) for name, value in given.items()}
+    told = _Told()
+    layer = Slice(here["weight"], here["bias"], 0, 9, 9)
+    scale = torch.tensor(0.3, device=device)
+    found = split_cross_entropy(
+        here["hidden"],
+        here["targets"],
+        layer,
+        told.rank(0),
+        scale=scale,
+        label_smoothing=0.1,
+        ignore_index=-7,
+    )
+    assert len(told.numbers[0]) == 1
+    options = {"label_smoothing": 0.1, "ignore_index": -7, "reduction": "sum"}
+    expected = results(by_torch, given, torch.tensor(0.3).double(), dtype=torch.float32, **options)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.cpu().double(), theirs, rtol=1e-5, atol=1e-5)

@@ -382,6 +382,12 @@ def tied() -> Profile:
     )
 
 
+def test_attention_without_parameters_is_no_look_up() -> None:
+    attention = tied().body[1]._replace(name="attention", parameters=0.0, unit="pairs")
+    profile = tied()._replace(layers=(*tied().body, attention, tied().output))
+    assert [layer.name for layer in profile.readers_of_tied] == ["table"]
+
+
 def test_a_tied_table_is_divided_and_what_is_looked_up_goes_there_and_back() -> None:
     link = Link("", 1e-3, 1e6)
     found = predict(tied(), MACHINE._replace(within=link), Division(1, 2, chunks=6), [BATCH])

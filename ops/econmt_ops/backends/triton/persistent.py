@@ -85,7 +85,7 @@ class Partition(NamedTuple):
 
     def span(self, batch: int) -> int:
         """Rows of a group: as few as may be, since what a program takes in at a step is a share of each row."""
-        return triton.cdiv(batch, self.groups(batch))
+        return triton.cdiv(batch, max(1, self.groups(batch)))
 
     def masked(self, batch: int) -> bool:
         """Whether rows that a group has not are left out; few are taken in for less than leaving them out costs."""

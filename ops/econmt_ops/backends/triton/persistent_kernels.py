@@ -243,8 +243,8 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
                   TEAM: tl.constexpr, SPLIT: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
                   AHEAD: tl.constexpr, MASKED: tl.constexpr, ROWS_FIRST: tl.constexpr, PRECISION: tl.constexpr,
                   UP: tl.constexpr, WAIT: tl.constexpr, MULTIPLIES: tl.constexpr, ENDS: tl.constexpr,
-                  BACKWARDS: tl.constexpr, HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr, HAS_LENGTHS: tl.constexpr,
-                  RING: tl.constexpr):  # fmt: skip
+                  BACKWARDS: tl.constexpr, HAS_LAST_H: tl.constexpr, HAS_LAST_C: tl.constexpr,
+                  HAS_LENGTHS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
     """Steps end - 1 down to begin of the walk.
 
     Args:

@@ -86,7 +86,7 @@ def dropout_mask(
 @triton.jit
 def _columns(seed, begin, threshold, GROUPS: tl.constexpr, ALIGNED: tl.constexpr):
     """A program's columns (8 G,) of a row whose mask begins at an element, and whether each is kept."""
-    block = tl.program_id(0) * GROUPS
+    block = tl.program_id(0).to(tl.int64) * GROUPS
     kept = _keep_groups(seed, begin // 8 + block + tl.arange(0, GROUPS), threshold)
     column = block * 8 + tl.arange(0, 8 * GROUPS)
     # So written, a row that begins with a group is read 16 bytes at a time.
@@ -109,10 +109,8 @@ def dropout_values(
     positions,
     width,
     first,
-    values_row,
-    values_position,
-    results_row,
-    results_position,
+    row_stride,
+    position_stride,
     SHARED: tl.constexpr,
     ALIGNED: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -125,25 +123,24 @@ def dropout_values(
     """
     seed = derive(tl.load(seed_pointer), index)
     row = tl.program_id(2).to(tl.int64)
-    values += row * values_row
-    results += row * results_row
-    start = tl.program_id(1) * POSITIONS
+    values += row * row_stride
+    results += row * row_stride
+    start = tl.program_id(1).to(tl.int64) * POSITIONS
     if SHARED:
         column, kept = _columns(seed, first.to(tl.int64) + row * width, threshold, GROUPS, ALIGNED)
         position = start + tl.arange(0, POSITIONS)
         within = (position < positions)[:, None] & ((column >= 0) & (column < width))[None, :]
-        value = tl.load(
-            values + position[:, None] * values_position + column[None, :], mask=within, other=0.0
-        )
-        dropped = _drop(value, kept[None, :], scale)
-        tl.store(results + position[:, None] * results_position + column[None, :], dropped, mask=within)
+        place = position[:, None] * position_stride + column[None, :]
+        value = tl.load(values + place, mask=within, other=0.0)
+        tl.store(results + place, _drop(value, kept[None, :], scale), mask=within)
     else:
         for position in range(start, tl.minimum(start + POSITIONS, positions)):
             begin = first.to(tl.int64) + (row * positions + position) * width
             column, kept = _columns(seed, begin, threshold, GROUPS, ALIGNED)
             within = (column >= 0) & (column < width)
-            value = tl.load(values + position * values_position + column, mask=within, other=0.0)
-            tl.store(results + position * results_position + column, _drop(value, kept, scale), mask=within)
+            place = position * position_stride + column
+            value = tl.load(values + place, mask=within, other=0.0)
+            tl.store(results + place, _drop(value, kept, scale), mask=within)
 
 
 def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: int = 0) -> Tensor:
@@ -163,6 +160,14 @@ def keep_mask(elements: int, seed: Tensor, index: int, threshold: int, first: in
     return mask
 
 
+def results_like(values: Tensor) -> Tensor:
+    """Room for what `dropout` makes: as the values (B, T, W) lie if positions come before rows, else row after row."""
+    rows, positions, width = values.stride() if values.dim() == 3 else (0, 0, 0)
+    if width == 1 and positions == values.shape[0] * rows and rows == values.shape[2]:
+        return torch.empty_like(values)
+    return torch.empty_like(values, memory_format=torch.contiguous_format)
+
+
 def dropout(
     values: Tensor,
     seed: Tensor,
@@ -175,24 +180,24 @@ def dropout(
     """Dropout of values (B, T, ...) in one kernel, which makes the mask as it reads them.
 
     Args:
-        values: (B, T, ...), of no more than 32 bits; the results lie in memory as they do, if they lie densely.
+        values: (B, T, ...), of no more than 32 bits; the results lie in memory as `results_like` says.
         seed, index, threshold: as for `keep_mask`.
         scale: what is kept is multiplied by it.
         variational: the mask is (B, 1, ...).
         first_row: the number of the first row.
     """
-    if values.dim() != 3 or values.stride(2) != 1:
-        values = values.contiguous()  # or rows and positions would not be enough to find a value
-    results = torch.empty_like(values)
+    results = results_like(values)
+    if results.is_contiguous():
+        values = values.contiguous()
     if not values.numel():
         return results
     first = first_row * (values.numel() // values.shape[0])
-    strides = 0, 0, 0, 0
+    strides = 0, 0
     groups, block = _GROUPS, 1
     if variational or not values.is_contiguous():
         rows, positions = values.shape[:2]
         width = values.numel() // (rows * positions)
-        strides = values.stride(0), values.stride(1), results.stride(0), results.stride(1)
+        strides = results.stride(0), results.stride(1)
         if variational:
             first = first_row * width
         groups, block = min(_ROW_GROUPS, triton.next_power_of_2(width // 8 + 1)), _POSITIONS

@@ -26,7 +26,7 @@ from econmt_ops.backends.triton.cross_entropy import (
 from econmt_ops.core.gathering import Gather, Gathered
 
 CHUNK_BYTES = 64 << 20
-"""Each of the two buffers for the logits of a chunk, in the compute type; `cross_entropy` has one such."""
+"""Each of the two buffers for the logits of a chunk, in the compute type."""
 
 
 class Labels(NamedTuple):
