@@ -111,36 +111,37 @@ def test_kernels_make_the_masks_of_some_rows(first: int, device: str) -> None:
 
 def layouts(device: str, width: int) -> list[Tensor]:
     """Positions before rows, some positions of many, columns before positions, values that overlap, and other ranks."""
-    whole = torch.randn(11, 4, width, device=device)
+    whole = torch.randn(9, 2, width, device=device)
+    part = whole[:3]
     return [
         whole.transpose(0, 1),
-        whole[:, 1:3],
-        whole.transpose(1, 2),
-        whole[2:5].transpose(0, 1),
-        whole[:, :1].transpose(0, 1),
-        whole.flatten()[:30].as_strided((4, 3, 5), (1, 5, 1)),
-        whole[:1].expand(3, 4, width),
-        whole[0].t(),
-        whole.unflatten(0, (11, 1)).permute(2, 1, 0, 3),
+        part[:, :1],
+        part.transpose(1, 2),
+        part[1:].transpose(0, 1),
+        part[:, :1].transpose(0, 1),
+        part.flatten()[:14].as_strided((2, 3, 5), (1, 5, 1)),
+        part[:1].expand(2, 2, width),
+        part[0].t(),
+        part.unflatten(0, (3, 1)).permute(2, 1, 0, 3),
     ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("variational", [False, True])
-@pytest.mark.parametrize("width", [5, 16])
-@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize(("width", "first"), [(5, 0), (16, 0), (5, 3), (16, 3)])
 def test_what_is_not_contiguous(variational: bool, width: int, first: int, device: str) -> None:
     arguments = seed_of(8, device), 0, 30_000, 2.0, variational, first
     for values in layouts(device, width):
         found = random.dropout(values, *arguments)
         assert found.equal(random.dropout(values.contiguous(), *arguments))
         assert found.stride() == random.results_like(values).stride()
-    assert random.dropout(layouts(device, width)[0], *arguments).stride() == (width, 4 * width, 1)
+    assert random.dropout(layouts(device, width)[0], *arguments).stride() == (width, 2 * width, 1)
 
 
 @pytest.mark.parametrize("variational", [False, True])
 def test_the_operator_is_registered_as_torch_expects(variational: bool, device: str) -> None:
     """A compiled graph, too, knows how its results lie."""
-    for values in layouts(device, 16):
+    for values in layouts(device, 8):
         given = values.detach().requires_grad_(), 0.5, 0, 1, variational, seed_of(3, device)
         torch.library.opcheck(torch.ops.econmt_ops.dropout.default, given, test_utils="test_faketensor")
 

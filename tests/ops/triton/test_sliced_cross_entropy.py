@@ -131,4 +131,4 @@ def test_a_pipeline_uses_them(device: str) -> None:
     options = {"label_smoothing": 0.1, "ignore_index": -7, "reduction": "sum"}
     expected = results(by_torch, given, torch.tensor(0.3).double(), dtype=torch.float32, **options)
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours.cpu().double(), theirs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours.cpu().double(), theirs.double(), rtol=1e-5, atol=1e-5)

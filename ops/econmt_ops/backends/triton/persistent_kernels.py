@@ -26,23 +26,25 @@ def _tanh(x):
 
 
 @triton.jit
-def _rows(group, span, B, ROWS: tl.constexpr, SPLIT: tl.constexpr):
-    """Which row of the batch each of the SPLIT ROWS rows of a tile is, and whether it is one of the group's.
-
-    Rows that the group has not are those of the next one, which are elsewhere in memory, and so no row is read often.
-    """
-    offset = tl.arange(0, SPLIT * ROWS) % ROWS
-    row = tl.minimum(group * span + offset, B - 1)
-    return row, (offset < span) & (group * span + offset < B)
-
-
-@triton.jit
 def _row_lengths(lengths, rows, there, T, HAS_LENGTHS: tl.constexpr):
-    """The length of each row; 0 of those that the group has not."""
+    """The length of each row; 0 of those that are not there."""
     if HAS_LENGTHS:
         return tl.load(lengths + rows, mask=there, other=0).to(tl.int32)
     else:
         return tl.where(there, T, 0)
+
+
+@triton.jit
+def _rows(lengths, group, span, B, T, ROWS: tl.constexpr, SPLIT: tl.constexpr, HAS_LENGTHS: tl.constexpr):
+    """Which row of the batch each of a tile's SPLIT ROWS rows is, whether it is one of the group's, and its length.
+
+    Rows that the group has not are those of the next one, which are elsewhere in memory, and so no row is read often;
+    their length is 0.
+    """
+    offset = tl.arange(0, SPLIT * ROWS) % ROWS
+    row = tl.minimum(group * span + offset, B - 1)
+    there = (offset < span) & (group * span + offset < B)
+    return row, there, _row_lengths(lengths, row, there, T, HAS_LENGTHS)
 
 
 @triton.jit
@@ -66,6 +68,15 @@ def _place(first_direction, first_group, groups, PARTS: tl.constexpr):
     program = tl.program_id(0)
     group = first_group + program // PARTS % groups
     return program % PARTS, group, first_direction + program // (PARTS * groups)
+
+
+@triton.jit
+def _given(where, mask, ROWS: tl.constexpr, UNITS: tl.constexpr, GIVEN: tl.constexpr):
+    """A state (ROWS, UNITS) in float32; zeros if none is given."""
+    if GIVEN:
+        return tl.load(where, mask=mask, other=0.0).to(tl.float32)
+    else:
+        return tl.zeros((ROWS, UNITS), tl.float32)
 
 
 @triton.jit
@@ -143,20 +154,17 @@ def lstm_forward(sums, recurrent, exchange, outputs, cells, first_h, first_c, st
     live = part * UNITS + owner // 4 < H
     weights = load_weights(recurrent, matrix_row * H, 1, half, live, H, SPLIT, CHUNK, CHUNKS, UP)
 
-    row, there = _rows(group, span, B, ROWS, 1)
+    row, there, length = _rows(lengths, group, span, B, T, ROWS, 1, HAS_LENGTHS)
     unit = part * UNITS + tl.arange(0, UNITS)
-    length = _row_lengths(lengths, row, there, T, HAS_LENGTHS)
     owned = there[:, None] & (unit < H)[None, :]
-    tile_row, tile_there = _rows(group, span, B, ROWS, SPLIT)
-    tile_length = _row_lengths(lengths, tile_row, tile_there, T, HAS_LENGTHS)
+    tile_row, tile_there, tile_length = _rows(lengths, group, span, B, T, ROWS, SPLIT, HAS_LENGTHS)
     width: tl.constexpr = H if RING else D * H
     tile_begin = 0 if RING else direction * H
     state = (direction * B + row)[:, None] * H + unit[None, :]
     h = tl.load(state_h + state, mask=owned & (begin > 0), other=0.0).to(tl.float32)
     c = tl.load(state_c + state, mask=owned & (begin > 0), other=0.0)
-    if HAS_FIRST:
-        h += tl.load(first_h + state, mask=owned & (begin == 0), other=0.0).to(tl.float32)
-        c += tl.load(first_c + state, mask=owned & (begin == 0), other=0.0)
+    h += _given(first_h + state, owned & (begin == 0), ROWS, UNITS, HAS_FIRST)
+    c += _given(first_c + state, owned & (begin == 0), ROWS, UNITS, HAS_FIRST)
 
     spins = tl.full((), SPINS, tl.int32)
     for number in range(end - begin if WAIT else 1):
@@ -226,6 +234,14 @@ def _laid_as_loads(values, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 
 @triton.jit
+def _load_cell(gates, cells, active, H: tl.constexpr):
+    """The gates of a step after their nonlinearities, and c before it."""
+    i, f, g, o = _load_gates(gates, active, H)
+    before = tl.load(cells, mask=active, other=0.0)
+    return tl.sigmoid(i), tl.sigmoid(f), _tanh(g), tl.sigmoid(o), before
+
+
+@triton.jit
 def _cell_back(i, f, g, o, before, squashed, dh, dc, active):
     """The gradients of the sums, and of c before the step."""
     total = dc + dh * o * (1 - squashed * squashed)
@@ -282,20 +298,15 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
     matrix = recurrent + (direction * 4 * H + member * TERMS) * H
     weights = load_weights(matrix, weight_unit, H, half, weight_unit < H, TERMS, SPLIT, CHUNK, CHUNKS, UP)
 
-    row, there = _rows(group, span, B, ROWS, 1)
+    row, there, length = _rows(lengths, group, span, B, T, ROWS, 1, HAS_LENGTHS)
     unit = part * UNITS + tl.arange(0, UNITS)
-    length = _row_lengths(lengths, row, there, T, HAS_LENGTHS)
     owned = there[:, None] & (unit < H)[None, :]
-    tile_row, tile_there = _rows(group, span, B, ROWS, SPLIT)
-    tile_length = _row_lengths(lengths, tile_row, tile_there, T, HAS_LENGTHS)
+    tile_row, tile_there, tile_length = _rows(lengths, group, span, B, T, ROWS, SPLIT, HAS_LENGTHS)
     tile_begin = (0 if RING else direction.to(tl.int64) * T * B * (4 * H)) + member * TERMS
     state = (direction * B + row)[:, None] * H + unit[None, :]
-    dh_last = tl.zeros((ROWS, UNITS), tl.float32)
-    if HAS_LAST_H:
-        dh_last = tl.load(last_dh + state, mask=owned, other=0.0).to(tl.float32)
+    dh_last = _given(last_dh + state, owned, ROWS, UNITS, HAS_LAST_H)
     dc = tl.load(state_dc + state, mask=owned & (end < T), other=0.0)
-    if HAS_LAST_C:
-        dc += tl.load(last_dc + state, mask=owned & (end == T), other=0.0)
+    dc += _given(last_dc + state, owned & (end == T), ROWS, UNITS, HAS_LAST_C)
     factor = tl.load(scale) if RING else 1.0
 
     spins = tl.full((), SPINS, tl.int32)
@@ -304,22 +315,17 @@ def lstm_backward(sums, recurrent, exchange, partials, scale, cells, doutputs, d
         active = (step < length)[:, None] & owned
         position = _positions(step, length, backwards)
         place = ((direction * T + position).to(tl.int64) * B + row)[:, None]
-        i, f, g, o = _load_gates(sums + place * (4 * H) + unit[None, :], active, H)
-        i, f, g, o = tl.sigmoid(i), tl.sigmoid(f), _tanh(g), tl.sigmoid(o)
-        before = tl.load(cells + place * H + unit[None, :], mask=active, other=0.0)
+        own_cells = cells + place * H + unit[None, :]
+        i, f, g, o, before = _load_cell(sums + place * (4 * H) + unit[None, :], own_cells, active, H)
         incoming = (position.to(tl.int64) * doutputs_step + row * doutputs_row)[:, None] + direction * H
         dh = tl.load(doutputs + incoming + unit[None, :], mask=active, other=0.0).to(tl.float32)
         squashed = _tanh(f * before + i * g)
         if WAIT:
             spins = wait(counter, number * PARTS, spins)
         after = tl.minimum(step + 1, T - 1)
-        next_sums = (
-            exchange
-            + _slots(after, tile_length, tile_row, backwards, B, direction, RING) * (4 * H)
-            + tile_begin
-        )
+        slot = _slots(after, tile_length, tile_row, backwards, B, direction, RING) * (4 * H) + tile_begin
         if MULTIPLIES:
-            from_next = product(next_sums, tile_there, weights, TERMS, TEAM * UNITS, ROWS, SPLIT, CHUNK, CHUNKS,
+            from_next = product(exchange + slot, tile_there, weights, TERMS, TEAM * UNITS, ROWS, SPLIT, CHUNK, CHUNKS,
                                 AHEAD, MASKED, ROWS_FIRST, PRECISION, UP)  # fmt: skip
         if TEAM > 1:
             if MULTIPLIES:
@@ -367,9 +373,7 @@ def lstm_cells(sums, first_c, cells, lengths, T, B, H: tl.constexpr, ROWS: tl.co
     unit = program % PARTS * UNITS + tl.arange(0, UNITS)
     length = _row_lengths(lengths, row, row < B, T, HAS_LENGTHS)
     owned = (row < B)[:, None] & (unit < H)[None, :]
-    c = tl.zeros((ROWS, UNITS), tl.float32)
-    if HAS_FIRST:
-        c = tl.load(first_c + (direction * B + row)[:, None] * H + unit[None, :], mask=owned, other=0.0)
+    c = _given(first_c + (direction * B + row)[:, None] * H + unit[None, :], owned, ROWS, UNITS, HAS_FIRST)
     for step in tl.range(0, T, loop_unroll_factor=4):
         active = (step < length)[:, None] & owned
         position = _positions(step, length, backwards)
