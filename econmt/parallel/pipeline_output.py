@@ -63,7 +63,8 @@ class _Chunk(NamedTuple):
 
     Attributes:
         rows: which of the N. hidden: (C, D). own: (C,) whether this rank has the target. places: (C,) where, or 0.
-        softmax: (C, v) over the slice. lse: (C,) of the slice. counts: (C,) 1 where the row counts, else 0.
+        softmax: (C, v) over the slice. lse: (C,) of the slice. counts: (C,) 1 where the row counts, else 0. These are of
+            the accumulate type, and rounded once for the products.
         numbers: (R, 3, C): lse, the target's logit where it is, and the sum of logits.
     """
 
@@ -159,17 +160,17 @@ def _begin(
 ) -> _Chunk:
     """A chunk up to the numbers that are exchanged; ``cast``: weight and bias in the type of the products."""
     exact = accumulate_dtype(hidden.dtype)
-    logits = functional.linear(hidden, *cast)
+    logits = functional.linear(hidden, *cast).to(exact)
     places = targets - layer.first
     counts = targets != ignore_index
     own = (places >= 0) & (places < len(layer.weight)) & counts
     places = places.where(own, 0)
-    wanted = logits.gather(1, places.unsqueeze(1)).squeeze(1).to(exact).where(own, 0.0)
-    total = logits.sum(1, dtype=exact)
+    wanted = logits.gather(1, places.unsqueeze(1)).squeeze(1).where(own, 0.0)
+    total = logits.sum(1)
     # The softmax of the largest logit is exp(max l - lse), and at least 1 / v.
-    top = logits.amax(1).to(exact)
-    softmax = torch.softmax(logits, 1)
-    lse = top - softmax.amax(1).to(exact).log()
+    top = logits.amax(1)
+    softmax = torch.softmax(logits, 1, out=logits)
+    lse = top - softmax.amax(1).log()
     numbers = gather(torch.stack([lse, wanted, total]))
     return _Chunk(rows, hidden, own, places, softmax, lse, counts.to(exact), numbers)
 
@@ -183,12 +184,13 @@ def _end(
     losses = lse - (1.0 - smoothing) * wanted.sum(0) - smoothing / vocabulary * totals.sum(0)
     shares.loss.add_((losses * chunk.counts).sum())
     factors = chunk.counts * scale
-    gradient = chunk.softmax
-    gradient.mul_(((chunk.lse - lse).exp() * factors).to(gradient.dtype).unsqueeze(1))
+    whole = chunk.softmax
+    whole.mul_(((chunk.lse - lse).exp() * factors).unsqueeze(1))
     if smoothing:
-        gradient.sub_((factors * (smoothing / vocabulary)).to(gradient.dtype).unsqueeze(1))
-    at_target = (chunk.own * factors * (smoothing - 1.0)).to(gradient.dtype)
-    gradient.scatter_add_(1, chunk.places.unsqueeze(1), at_target.unsqueeze(1))
+        whole.sub_((factors * (smoothing / vocabulary)).unsqueeze(1))
+    at_target = chunk.own * factors * (smoothing - 1.0)
+    whole.scatter_add_(1, chunk.places.unsqueeze(1), at_target.unsqueeze(1))
+    gradient = whole.to(chunk.hidden.dtype)
     shares.hidden[chunk.rows] = gradient @ weight
     add_outer(shares.weight, gradient.unsqueeze(0), chunk.hidden.unsqueeze(0))
-    shares.bias.add_(gradient.sum(0, dtype=shares.bias.dtype))
+    shares.bias.add_(whole.sum(0))

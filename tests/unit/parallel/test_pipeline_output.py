@@ -112,6 +112,21 @@ def test_shares_add_up_to_the_whole(size: int, smoothing: float, monkeypatch: py
     torch.testing.assert_close(torch.cat([each.bias for each in found]), wanted[2])
 
 
+def test_what_is_made_of_16_bit_logits_is_not_rounded_to_16_bits() -> None:
+    """As in one process: the loss, and a gradient that is rounded once."""
+    torch.manual_seed(1)
+    hidden = torch.randn(24, 8).bfloat16()
+    weight, bias, targets = torch.randn(40, 8), torch.randn(40), torch.randint(1, 40, (24,))
+    rounded = [part.bfloat16().float() for part in (hidden, weight, bias)]
+    logits = torch.nn.functional.linear(*rounded).bfloat16().double()
+    wanted = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
+    first, second = shares_of(2, hidden, weight, bias, targets, 0.0, torch.tensor(1.0))
+    assert float(first.loss) == pytest.approx(float(wanted), rel=1e-6)
+    probabilities = logits.softmax(1) - torch.nn.functional.one_hot(targets, 40)
+    found = torch.cat([first.bias, second.bias])
+    torch.testing.assert_close(found, probabilities.sum(0).float(), rtol=1e-5, atol=1e-5)
+
+
 def test_a_batch_of_padding_has_no_loss() -> None:
     hidden, weight = torch.randn(3, 4), torch.randn(5, 4)
     (found,) = shares_of(1, hidden, weight, torch.randn(5), torch.full((3,), PAD), 0.1, torch.tensor(1.0))
