@@ -63,8 +63,8 @@ class _Chunk(NamedTuple):
 
     Attributes:
         rows: which of the N. hidden: (C, D). own: (C,) whether this rank has the target. places: (C,) where, or 0.
-        softmax: (C, v) over the slice. lse: (C,) of the slice. counts: (C,) 1 where the row counts, else 0. They are of the
-            accumulate type, and rounded once for the products.
+        softmax: (C, v) over the slice. lse: (C,) of the slice. counts: (C,) 1 where the row counts, else 0. They are
+            of the accumulate type, and rounded once for the products.
         numbers: (R, 3, C): lse, the target's logit where it is, and the sum of logits.
     """
 
