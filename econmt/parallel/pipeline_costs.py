@@ -237,9 +237,7 @@ class _Measure:
                     run()
                 graph, _ = capturer.capture(run)
                 graphs.append(graph)
-        except (
-            RuntimeError
-        ):  # what cannot be captured will be launched kernel by kernel, and so all of them are
+        except RuntimeError:  # what cannot be captured will be launched kernel by kernel; so all are timed
             return runs
         return [graph.replay for graph in graphs]
 

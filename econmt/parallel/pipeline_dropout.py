@@ -31,9 +31,8 @@ class ChunkedDropout:
         """
         if seed is None:
             return values
-        if (
-            self._variational and values.device.type != "cpu"
-        ):  # a kernel makes the mask as it reads the values
+        if self._variational and values.device.type != "cpu":
+            # A kernel makes the mask as it reads the values.
             return dropout(values, self._probability, seed, variational=True, index=index)
         if layer not in self._masks:
             shape = (len(values), 1 if self._variational else self._steps, values.shape[2])

@@ -103,7 +103,14 @@ def split_cross_entropy(
         ignore_index: rows with this target have no loss and give no gradient.
     """
     if len(hidden) and triton.serves(hidden):
-        return _by_kernels(hidden, targets, layer, gather, scale, label_smoothing, ignore_index)
+        kernels = importlib.import_module("econmt_ops.backends.triton.sliced_cross_entropy")
+        labels = kernels.Labels(
+            targets, layer.first, layer.vocabulary, layer.most, label_smoothing, ignore_index
+        )
+        weight, bias = (torch.empty_like(part, dtype=torch.float32) for part in (layer.weight, layer.bias))
+        gradients = torch.empty_like(hidden), weight, bias
+        losses = kernels.walk_slice(hidden, layer.weight, layer.bias, labels, gather, scale, gradients)
+        return Shares(losses.sum(), *gradients)
     exact = accumulate_dtype(hidden.dtype)
     shares = Shares(
         torch.zeros((), dtype=exact, device=hidden.device),
@@ -128,25 +135,6 @@ def split_cross_entropy(
     if before is not None:
         _end(before, weight, layer.vocabulary, shares, scale, label_smoothing)
     return shares
-
-
-def _by_kernels(
-    hidden: Tensor,
-    targets: Tensor,
-    layer: Slice,
-    gather: Gather,
-    scale: Tensor,
-    label_smoothing: float,
-    ignore_index: int,
-) -> Shares:
-    """The same by `econmt_ops.backends.triton.sliced_cross_entropy`."""
-    kernels = importlib.import_module("econmt_ops.backends.triton.sliced_cross_entropy")
-    labels = kernels.Labels(targets, layer.first, layer.vocabulary, layer.most, label_smoothing, ignore_index)
-    weight = torch.empty_like(layer.weight, dtype=torch.float32)
-    bias = torch.empty_like(layer.bias, dtype=torch.float32)
-    gradients = torch.empty_like(hidden), weight, bias
-    losses = kernels.walk_slice(hidden, layer.weight, layer.bias, labels, gather, scale, gradients)
-    return Shares(losses.sum(), *gradients)
 
 
 def _begin(

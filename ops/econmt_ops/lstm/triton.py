@@ -152,9 +152,7 @@ def _forward(layer: Layer, keep: bool) -> _Walked:
     from econmt_ops.backends.triton.persistent import walk_forward
 
     directions, steps, batch, hidden = sizes(layer)
-    new = layer.inputs.new_empty
-    last = new(directions, batch, hidden), new(directions, batch, hidden, dtype=torch.float32)
-    result = _empty(layer, keep)._replace(last_h=last[0], last_c=last[1])
+    result = _empty(layer, keep)
     kept = result.sums.shape[1] > 0
     sums = result.sums if kept else result.sums.new_empty(directions, steps, batch, 4 * hidden)
     # Padding may hold anything: no row's product is another's, and the walk does not look at it.
@@ -172,7 +170,7 @@ def _forward(layer: Layer, keep: bool) -> _Walked:
         result.outputs,
         result.cells if result.cells.shape[1] else None,
         None if first_h is None or first_c is None else (first_h, first_c),
-        last,
+        (result.last_h, result.last_c),
         layer.lengths,
         tuple(layer.reverse),
         keep_sums=kept,
