@@ -1,7 +1,7 @@
 """Paragraphs, a line each, translated sentence by sentence and put together again.
 
-Sentences are split by sentence-splitter (the extra ``sentences``), the splitter of Moses and Europarl: rules with a list
-of abbreviations for each of some twenty languages.
+Sentences are split by sentence-splitter (the extra ``sentences``), the splitter of Moses and Europarl: rules with a
+list of abbreviations for each of some twenty languages.
 """
 
 from __future__ import annotations
