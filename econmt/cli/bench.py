@@ -8,13 +8,11 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Annotated
 
-import torch
 import typer
 
 from econmt import limits
-from econmt.bench import layouts, low_rank_lstm, lstm_schedules, selection, training
+from econmt.bench import layouts, selection, training
 from econmt.bench.rows import Row, Say, append_csv, read_csv
-from econmt.cli.bench_language_model import language_model_command
 from econmt.cli.bench_parallel import parallel_command
 from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import (
@@ -27,7 +25,6 @@ from econmt.cli.options import (
     refuse_idle,
     within,
 )
-from econmt.cli.recurrences import memory_task_command, scan_command
 from econmt.cli.workload import find_workload
 from econmt.data.tables import WIDTH
 from econmt.engine.precision import precision_of_run
@@ -37,16 +34,14 @@ from econmt.tasks.protocol import Shape
 from econmt.training.choice import expected_updates
 
 app = typer.Typer(
-    help="Measure on this machine: layouts of matrix products, what auto chooses, steps, schedules, scans.",
-    epilog="\b\nExample:\n  econmt bench layout --paper\n  econmt bench lstm --ablation --csv lstm.csv --plot lstm.png",
+    help="Measure on this machine: layouts of matrix products, what auto chooses, training steps.",
+    epilog="\b\nExample:\n  econmt bench layout --paper\n  econmt bench training multi30k --csv training.csv",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-app.command("scan")(scan_command)
-app.command("memory-task")(memory_task_command)
-app.command("language-model")(language_model_command)
 app.command("parallel")(parallel_command)
-LAYERS, STEPS, HIDDEN, BATCH = lstm_schedules.PUBLISHED
+PROJECTS_OWN = ("lstm", "low-rank", "scan", "memory-task", "language-model")
+"""Benchmarks of the project itself, which a checkout has under ``scripts/bench``."""
 BOTH_TYPES = ["float32", "bfloat16"]
 FOR_SECONDS = within(0.0, limits.SECONDS)
 
@@ -297,173 +292,15 @@ def training_command(
     place.draw(rows, label=label, value="target tokens/s", title="training")
 
 
-@app.command("lstm")
-def lstm_command(
-    context: typer.Context,
-    ablation: Annotated[
-        bool, typer.Option("--ablation", help="Each decision of the schedule; else batches up to the peak.")
-    ] = False,
-    compile_loop: Annotated[
-        bool,
-        typer.Option(
-            "--compile-loop", help="Also torch.compile of a plain loop: about a second a step to compile."
-        ),
-    ] = False,
-    bidirectional: Annotated[
-        bool, typer.Option("--bidirectional", help="With --ablation: one layer in both directions instead.")
-    ] = False,
-    schedules: Annotated[
-        list[str] | None,
-        typer.Option("--schedule", help="With --ablation: only names that contain this; may be repeated."),
-    ] = None,
-    layers: Annotated[int, typer.Option(min=1, max=limits.LAYERS, help="Of the stack.")] = LAYERS,
-    steps: Annotated[int, typer.Option(min=1, max=limits.POSITIONS, help="Of a sequence.")] = STEPS,
-    hidden: Annotated[int, typer.Option(min=1, max=limits.WIDTH, help="Units of a layer.")] = HIDDEN,
-    batches: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--batch",
-            min=1,
-            max=limits.BATCH,
-            help="Sequences: one with --ablation (64), else may be repeated.",
-        ),
-    ] = None,
-    dtypes: TypesOption = BOTH_TYPES,
-    samples: Annotated[
-        int, typer.Option(min=1, max=limits.REPETITIONS, help="Timed calls of each; the quickest counts.")
-    ] = 5,
-    limit: Annotated[
-        float,
-        typer.Option(callback=FOR_SECONDS, help="Seconds after which no batch is begun, without --ablation."),
-    ] = 600.0,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
-) -> None:
-    """Time a stack of LSTM layers, forward and backward, under different schedules and against torch.nn.LSTM.
-
-    Without --ablation: operations a second against the batch. Batches that the file of --csv has already are left out
-    and drawn from there.
-
-    \b
-    Example:
-      econmt bench lstm --ablation
-      econmt bench lstm --ablation --compile-loop --schedule torch.
-      econmt bench lstm --ablation --dtype bfloat16 --csv lstm.csv --plot lstm.png
-      econmt bench lstm --csv rates.csv --limit 60 --plot rates.png
-    """
-    if ablation and len(batches or [1]) != 1:
-        raise InputError("--batch: give one with --ablation")
-    if not ablation:
-        why = "is for --ablation; give that, or leave it out"
-        refuse_idle(context, why, "bidirectional", "compile_loop", "schedules")
-    else:
-        refuse_idle(context, "is for batches up to the peak, without --ablation; leave it out", "limit")
-    if bidirectional:
-        refuse_idle(context, "is of a stack; --bidirectional measures one layer", "layers")
-    place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
-    batch = (batches or [BATCH])[0]
-    shape = lstm_schedules.StackShape(2 if bidirectional else layers, steps, hidden, batch)
-    title = (
-        f"LSTM: {'both directions' if bidirectional else f'{layers} layers'}, {steps} steps, {hidden} units"
+def _elsewhere(context: typer.Context) -> None:
+    name = context.info_name
+    raise InputError(
+        f"econmt bench {name} measures the project itself and is not installed; in a checkout of econmt run "
+        f"python -m scripts.bench {name}"
     )
-    if ablation:
-        _lstm_ablation(place, shape, types, samples, compile_loop, bidirectional, schedules or (), title)
-    else:
-        _lstm_rates(place, shape, types, samples, batches, limit, title)
 
 
-_LSTM_TIMES = ("forward, ms", "forward and backward, ms")
-
-
-def _lstm_ablation(
-    place: Place,
-    shape: lstm_schedules.StackShape,
-    types: Sequence[torch.dtype],
-    samples: int,
-    compile_loop: bool,
-    both_ways: bool,
-    only: Sequence[str],
-    title: str,
-) -> None:
-    with place.measuring() as say:
-        found = lstm_schedules.ablation(
-            *(shape, types, place.device, say),
-            samples=samples,
-            compile_loop=compile_loop,
-            both_ways=both_ways,
-            only=only,
-        )
-        rows = place.kept(found)
-    gains = ("forward, gain", "published gain", "forward and backward, gain", "forward and backward, GFLOP/s")
-    columns = ("dtype", "schedule", *_LSTM_TIMES, *gains, "peak bytes", "first call, s")
-    title += f", batch {shape.batch}"
-    place.print(rows, columns, title)
-    place.draw(rows, label=("dtype", "schedule"), value=_LSTM_TIMES[1], title=title)
-
-
-def _lstm_rates(
-    place: Place,
-    shape: lstm_schedules.StackShape,
-    types: Sequence[torch.dtype],
-    samples: int,
-    batches: Sequence[int] | None,
-    limit: float,
-    title: str,
-) -> None:
-    fixed: Row = {"layers": shape.layers, "steps": shape.steps, "hidden": shape.hidden}
-    before = place.rows_before({"bench": "lstm-rates", **fixed})
-    done = {(row["dtype"], int(row["batch"])) for row in before}
-    with place.measuring() as say:
-        rows = place.kept(
-            lstm_schedules.rates(
-                shape, types, place.device, say, samples=samples, batches=batches, limit=limit, done=done
-            )
-        )
-    rate = "forward and backward, GFLOP/s"
-    place.print(rows, ("dtype", "schedule", "batch", *_LSTM_TIMES, rate, "peak GFLOP/s"), title)
-    everything: list[Mapping[str, str | int | float]] = [*before, *rows]
-    if place.plot is not None and everything:
-        lstm_schedules.draw_rates(everything, place.plot)
-
-
-@app.command("low-rank")
-def low_rank_command(
-    hidden: Annotated[
-        int, typer.Option(min=1, max=limits.WIDTH, help="Units, and width of the inputs.")
-    ] = low_rank_lstm.PUBLISHED[0],
-    steps: Annotated[
-        int, typer.Option(min=1, max=limits.POSITIONS, help="Of a sequence.")
-    ] = low_rank_lstm.PUBLISHED[1],
-    batches: Annotated[
-        list[int], typer.Option("--batch", min=1, max=limits.BATCH, help="Sequences; may be repeated.")
-    ] = low_rank_lstm.BATCHES,
-    ranks: Annotated[
-        list[int], typer.Option("--rank", min=1, max=limits.WIDTH, help="May be repeated.")
-    ] = low_rank_lstm.RANKS,
-    dtypes: TypesOption = BOTH_TYPES,
-    seconds: Annotated[
-        float, typer.Option(callback=within(0.01, limits.SECONDS), help="For each batch, type and pass.")
-    ] = 3.0,
-    device: DeviceOption = "auto",
-    threads: BenchThreadsOption = None,
-    csv: CsvOption = None,
-    plot: PlotOption = None,
-) -> None:
-    """Time an LSTM layer with whole matrices and with thin factors of several ranks, forward and backward.
-
-    \b
-    Example:
-      econmt bench low-rank
-      econmt bench low-rank --batch 16 --csv low-rank.csv --plot low-rank.png
-    """
-    place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
-    with place.measuring() as say:
-        rows = place.kept(
-            low_rank_lstm.rows((hidden, steps), batches, ranks, types, place.device, say, seconds=seconds)
-        )
-    title = f"LSTM of {hidden} units, {steps} steps; gain over the fastest whole layer"
-    columns = ("dtype", "batch", "layer", "parameters", *(f"{what}, ms" for what in low_rank_lstm.PASSES))
-    place.print(rows, (*columns, *(f"{what}, gain" for what in low_rank_lstm.PASSES), "difference"), title)
-    place.draw(rows, label=("dtype", "batch", "layer"), value="forward and backward, ms", title=title)
+for _name in PROJECTS_OWN:
+    app.command(
+        _name, hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+    )(_elsewhere)

@@ -63,8 +63,18 @@ UNUSABLE = frozenset({errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISD
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    application: Callable[[Sequence[str]], typer.Typer] | None = None,
+    program: str = "econmt",
+) -> NoReturn:
     """Runs the command line and leaves with its exit code.
+
+    Args:
+        arguments: Words of the command line; None: those of this process.
+        application: Makes the typer application for these words; None: that of ``econmt``.
+        program: Name of the program in its help.
 
     Codes: 0 done; 1 something failed on the way; 2 something given cannot be used; 70 a bug; 130 interrupted.
     """
@@ -80,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     debug = "--debug" in words[:rest]
     words = [word for word in words[:rest] if word != "--debug"] + words[rest:]
     try:
-        code = _run(words, debug)
+        code = _run(words, debug, application or _application, program)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     if code == EXIT_INTERRUPTED:
@@ -105,12 +115,14 @@ def _flushed(code: int) -> int:
     return code
 
 
-def _run(words: list[str], debug: bool) -> int:
+def _run(
+    words: list[str], debug: bool, application: Callable[[Sequence[str]], typer.Typer], program: str
+) -> int:
     """Runs one verb and returns the exit code; what goes wrong is told on standard error."""
     try:
         _check_words(words)
         _check_address_space(words)
-        code = _application(words)(words, prog_name="econmt", obj=words, standalone_mode=False)
+        code = application(words)(words, prog_name=program, obj=words, standalone_mode=False)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""Times the linear recurrence's kernels in their variants beside a copy, and the others that econmt bench scan times.
+"""Times the linear recurrence's kernels in their variants beside a copy, and what ``scripts.bench scan`` times.
 
     python scripts/gpu/bench_scan.py                          # variants of tiles first, then everything
     python scripts/gpu/bench_scan.py --dtype bfloat16 --csv scan.csv
@@ -23,10 +23,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.bench import scan as bench
 from econmt.bench.rows import Row, append_csv, circumstances, time_in_turns
 from econmt_ops.backends.triton import recurrence
 from econmt_ops.linear_recurrence import chunk
+from scripts.bench import scan as bench
 
 WORKERS = 12
 DEVICE = torch.device("cuda")
@@ -136,7 +136,9 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", type=shape_of, default=list(bench.SHAPES), help="BxTxH")
     parser.add_argument("--seconds", type=float, default=0.15, help="for each pass of each variant")
     parser.add_argument("--no-others", action="store_true", help="the variants alone")
-    parser.add_argument("--no-variants", action="store_true", help="what econmt bench scan times alone")
+    parser.add_argument(
+        "--no-variants", action="store_true", help="what python -m scripts.bench scan times alone"
+    )
     parser.add_argument("--csv", type=Path, help="writes the rows there too")
     parser.add_argument("--compile", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import pytest
 
 from econmt.cli.main import main
 from econmt.training.run import run_recipe
+from scripts.bench.__main__ import PROGRAM, application
 from tests.unit.training.tiny import Run, write_text
 
 SUBWORDS = (
@@ -40,7 +42,21 @@ Call = Callable[..., Ended]
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
     """Runs ``econmt`` with arguments and standard input."""
+    return _calling(main, capsys, monkeypatch, tmp_path)
 
+
+@pytest.fixture
+def bench(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """Runs ``python -m scripts.bench`` with arguments."""
+    return _calling(partial(main, application=application, program=PROGRAM), capsys, monkeypatch, tmp_path)
+
+
+def _calling(
+    program: Callable[[list[str]], None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Call:
     def run(*arguments: object, text: str | bytes = "") -> Ended:
         given = tmp_path / "standard-input"
         given.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -48,7 +64,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         with given.open() as stream, monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", stream)
             with pytest.raises(SystemExit) as end:
-                main([str(argument) for argument in arguments])
+                program([str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return Ended(int(end.value.code or 0), captured.out, captured.err)
 

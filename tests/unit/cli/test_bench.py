@@ -69,7 +69,7 @@ def test_what_was_measured_before_an_interruption_is_told(
 
 
 def test_every_bench_takes_the_same_options(call: Call) -> None:
-    for name in ("layout", "select", "training", "lstm", "low-rank", "scan", "memory-task"):
+    for name in ("layout", "select", "training"):
         out = " ".join(call("bench", name, "--help").out.split())
         assert "--device <str> auto, cpu, cuda or cuda:N. [default: auto]" in out
         assert "CPU threads. [default: (as many as there are cores); 1<=x<=1024]" in out
@@ -157,7 +157,6 @@ def test_training(call: Call, tmp_path: Path) -> None:
         (("select", "--grid", "--part", "3/2"), "--part '3/2': give i/n with i from 1 to n"),
         (("select", "quickstart", "--byte-limit", "many"), "--byte-limit:"),
         (("training", "nosuch"), "nosuch: no such recipe"),
-        (("low-rank", "--dtype", "int8"), "--dtype 'int8': give float32 or bfloat16"),
     ],
 )
 def test_what_cannot_be_used(call: Call, words: tuple[str, ...], message: str) -> None:
@@ -175,50 +174,14 @@ def test_a_foreign_csv_is_refused_before_anything_is_measured(call: Call, tmp_pa
 
 
 def test_help_gives_examples(call: Call) -> None:
-    for words in ((), ("layout",), ("select",), ("training",), ("low-rank",)):
+    for words in ((), ("layout",), ("select",), ("training",)):
         ended = call("bench", *words, "--help")
         assert ended.code == 0
         assert "econmt bench" in ended.out
 
 
-def test_scan(call: Call, tmp_path: Path) -> None:
-    file, picture = tmp_path / "scan.csv", tmp_path / "scan.png"
-    options = ("--seconds", "0.01", "--threads", "1", "--csv", file, "--plot", picture)
-    ended = call("bench", "scan", "--shape", "2x20x3", "--shape", "1x1x1", "--dtype", "bfloat16", *options)
-    assert ended.code == 0, ended.err
-    assert max(map(len, ended.lines)) <= 80
-    assert "share of" in ended.out
-    found = {(row["batch"], row["steps"], row["pass"], row["implementation"]) for row in rows_of(file)}
-    assert {("2", "20", "backward", "chunk, carries"), ("1", "1", "forward", "reference")} <= found
-    assert picture.stat().st_size > 0
-
-
-@pytest.mark.parametrize("shape", ["2x3", "2x3xa", "0x3x4", "1x16777217x1", "1x2x3x4"])
-def test_scan_of_no_shape(shape: str, call: Call) -> None:
-    ended = call("bench", "scan", "--shape", shape)
+@pytest.mark.parametrize("name", ["lstm", "low-rank", "scan", "memory-task", "language-model"])
+def test_benchmarks_of_the_project_are_named_with_their_command(name: str, call: Call) -> None:
+    ended = call("bench", name, "--device", "cuda", "--made-up")
     assert ended.code == 2
-    assert f"--shape '{shape}'" in ended.err
-
-
-def test_memory_task(call: Call, tmp_path: Path) -> None:
-    file, picture = tmp_path / "memory.csv", tmp_path / "memory.png"
-    small = ("--hidden", "4", "--symbols", "2", "--updates", "20", "--threads", "1")
-    ended = call("bench", "memory-task", "--steps", "4..8", *small, "--csv", file, "--plot", picture)
-    assert ended.code == 0, ended.err
-    assert max(map(len, ended.lines)) <= 80
-    rows = rows_of(file)
-    assert [(row["steps"], row["cell"]) for row in rows] == [
-        (steps, cell) for steps in ("4", "8") for cell in ("lstm", "gilr", "gilr_lstm", "sru")
-    ]
-    assert all((row["speed-up"] != "") == (row["cell"] != "lstm") for row in rows)
-    assert picture.stat().st_size > 0
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--cell", "lstm,made-up"), ("--steps", "9..3"), ("--steps", "a"), ("--steps", "99999999")],
-)
-def test_memory_task_of_no_such_thing(option: str, value: str, call: Call) -> None:
-    ended = call("bench", "memory-task", option, value)
-    assert ended.code == 2
-    assert f"{option} '" in ended.err
+    assert f"in a checkout of econmt run python -m scripts.bench {name}\n" in ended.err

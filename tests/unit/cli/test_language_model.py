@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from econmt.bench import language_model
 from econmt.errors import InputError
 from econmt.recipe import load_recipe
+from scripts.bench import language_model
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny_text import TextRun, write_lines
 
@@ -124,24 +124,6 @@ def test_what_does_not_fit_a_language_model_is_refused(trained: TextRun, overrid
 def test_what_is_a_language_models_is_refused_in_translation() -> None:
     with pytest.raises(InputError, match=r"training\.bptt means nothing with task: translation"):
         load_recipe("quickstart", ["training.bptt=20"])
-
-
-def test_bench_language_model(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ECONMT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(language_model, "has_compiler", lambda: False)
-    file, picture = tmp_path / "lm.csv", tmp_path / "lm.png"
-    sizes = ("--hidden", "8", "--batch", "2", "--vocabulary", "30", "--bptt", "3", "--layers", "2")
-    options = (*sizes, "--seconds", "0.05", "--csv", file, "--plot", picture)
-    measured = call("bench", "language-model", *options)
-    assert measured.code == 0, measured.err
-    assert max(map(len, measured.lines)) <= 80
-    for name in (language_model.DEFAULT, language_model.BY_TORCH, "econmt recompute", language_model.AUTO):
-        assert name in measured.out
-    assert "auto picks lstm" in measured.out
-    count = len(file.read_text().splitlines())
-    assert picture.stat().st_size > 0
-    assert call("bench", "language-model", *options).code == 0
-    assert len(file.read_text().splitlines()) == count  # what is there is not measured again
 
 
 def test_contenders_of_the_bench_compute_the_same() -> None:

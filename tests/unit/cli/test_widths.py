@@ -18,7 +18,7 @@ from tests.unit.training.tiny import write_recipe
 
 HELP = [
     *([name] for name in VERBS),
-    *(["bench", name] for name in ("layout", "select", "training", "lstm", "low-rank")),
+    *(["bench", name] for name in ("layout", "select", "training")),
     *(["recipes", name] for name in ("list", "copy", "show", "validate")),
 ]
 SMALL = ("data.max_length=9", "training.batch.size=8")
@@ -56,12 +56,14 @@ def test_help(call: Call, words: list[str], monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("screen", ["terminal"], indirect=True)
 @pytest.mark.usefixtures("screen")
-def test_tables_of_measurements(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_measurements(
+    call: Call, bench: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verb, "has_compiler", lambda: False)
     recipe = write_recipe(tmp_path / "reverse.yaml", tmp_path / "nowhere", tmp_path / "run")
     profiled = ("profile", recipe, *SMALL)
     quick = ("--seconds", 0.01, "--dtype", "float32")
-    lstm = ("bench", "lstm", "--steps", 2, "--hidden", 8, "--layers", 1, "--dtype", "float32", "--samples", 1)
+    lstm = ("lstm", "--steps", 2, "--hidden", 8, "--layers", 1, "--dtype", "float32", "--samples", 1)
     for words in (
         (*profiled, "--compare"),
         (*profiled, "--estimate", "--device", "cuda"),
@@ -69,12 +71,12 @@ def test_tables_of_measurements(call: Call, tmp_path: Path, monkeypatch: pytest.
         ("bench", "layout", "--paper", *quick),
         ("bench", "select", recipe, *SMALL, "--seconds", 0.01),
         ("bench", "training", recipe, "--length", 3, "--seconds", 0.01, "--precision", "float32"),
-        (*lstm, "--batch", 2),
-        (*lstm, "--ablation", "--batch", 2),
-        ("bench", "low-rank", "--hidden", 8, "--steps", 2, "--batch", 2, "--rank", 2, *quick),
         ("recipes", "list"),
+        (bench, *lstm, "--batch", 2),
+        (bench, *lstm, "--ablation", "--batch", 2),
+        (bench, "low-rank", "--hidden", 8, "--steps", 2, "--batch", 2, "--rank", 2, *quick),
     ):
-        ended = call(*words)
+        ended = bench(*words[1:]) if words[0] is bench else call(*words)
         assert ended.code == 0, ended.err
         assert not too_long(ended.out), words
         assert not too_long(without_talk(ended.err)), words

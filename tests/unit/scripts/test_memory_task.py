@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt.bench import memory_task as task
+from scripts.bench import memory_task as task
 
 CPU = torch.device("cpu")
 SMALL = task.Setting("gilr", 12, 16, 8, 3, 0.02)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 import econmt_ops
-from econmt.bench.lstm_schedules import by_torch
 from econmt.bench.rows import Row, Say, dtype_name, time_in_turns
 from econmt.errors import EconmtError
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
@@ -22,6 +21,7 @@ from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.core.weights import AnyLSTMWeights, tensors_of
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of
+from scripts.bench.lstm_schedules import by_torch
 
 PUBLISHED = (256, 100)
 """Hidden size and steps of the published comparison, 42.8 to 8.4 ms (Optim-LSTM)."""

@@ -1,4 +1,4 @@
-"""What `econmt bench scan` times is held to float64, and its rows tell what a copy of the same bytes takes."""
+"""What `python -m scripts.bench scan` times is held to float64, and its rows tell what a copy of the same bytes takes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from econmt.bench import rows as rows_module
-from econmt.bench import scan
 from econmt.errors import EconmtError
 from econmt_ops import linear_recurrence
 from econmt_ops.dispatch.timing import Timing
+from scripts.bench import scan
 
 CPU = torch.device("cpu")
 SHAPE = scan.ScanShape(2, 30, 5)

@@ -1,4 +1,4 @@
-"""``econmt bench scan`` and ``econmt bench memory-task``: linear recurrences, beside a copy and over long sequences."""
+"""Commands ``scan`` and ``memory-task``: linear recurrences beside a copy, and memory over long sequences."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 import typer
 
 from econmt import limits
-from econmt.bench import memory_task, scan
 from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import BenchThreadsOption, DeviceOption, within
 from econmt.errors import InputError
+from scripts.bench import memory_task, scan
 
 UNITS = [memory_task.PUBLISHED[1]]
 FOR_SECONDS = within(0.0, limits.SECONDS, above=True)
@@ -44,8 +44,8 @@ def scan_command(
 
     \b
     Example:
-      econmt bench scan
-      econmt bench scan --shape 1x65536x128 --dtype bfloat16 --csv scan.csv --plot scan.png
+      python -m scripts.bench scan
+      python -m scripts.bench scan --shape 1x65536x128 --dtype bfloat16 --csv scan.csv --plot scan.png
     """
     wanted = [_shape_of(text) for text in shapes or []] or list(scan.SHAPES)
     place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
@@ -103,8 +103,8 @@ def memory_task_command(
 
     \b
     Example:
-      econmt bench memory-task --steps 256 --hidden 64 --symbols 8 --limit 60
-      econmt bench memory-task --steps 1024..1048576 --cell gilr --batch 4 --csv memory.csv --plot memory.png
+      python -m scripts.bench memory-task --steps 256 --hidden 64 --symbols 8 --limit 60
+      python -m scripts.bench memory-task --steps 1024..1048576 --cell gilr --batch 4 --csv memory.csv --plot memory.png
     """
     names = cells.split(",")
     unknown = [name for name in names if name not in memory_task.CELLS]

@@ -1,4 +1,4 @@
-"""``econmt bench language-model``: words a second of training, ours against PyTorch's."""
+"""``python -m scripts.bench language-model``: words a second of training, ours against PyTorch's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from econmt import limits
-from econmt.bench import language_model
 from econmt.cli.measuring import DTYPES, CsvOption, Place, PlotOption, dtypes_of
 from econmt.cli.options import BenchThreadsOption, DeviceOption, within
 from econmt.engine.precision import precision_of
+from scripts.bench import language_model
 
 
 def language_model_command(
@@ -55,8 +55,8 @@ def language_model_command(
 
     \b
     Example:
-      econmt bench language-model --hidden 200 --batch 32 --vocabulary 10000
-      econmt bench language-model --device cuda --csv lm.csv --plot lm.png
+      python -m scripts.bench language-model --hidden 200 --batch 32 --vocabulary 10000
+      python -m scripts.bench language-model --device cuda --csv lm.csv --plot lm.png
     """
     place = Place(device, threads, csv, plot)
     dtypes_of([dtype])

@@ -107,7 +107,7 @@ def scans(shape: ScanShape, dtype: torch.dtype, device: torch.device, others: bo
     if not others:
         return found
     if device.type == "cuda" and dtype == torch.float32:
-        found["serial kernel"] = importlib.import_module("econmt.bench.serial_scan").serial
+        found["serial kernel"] = importlib.import_module("scripts.bench.serial_scan").serial
     if has_compiler() and device.type == "cuda":
         found["torch.associative_scan"] = lambda decay, inputs: _associative()(decay, inputs)
     power_of_two = shape.steps & (shape.steps - 1) == 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt.bench import low_rank_lstm as low_rank
 from econmt.errors import EconmtError
 from econmt_ops import LowRankLSTMWeights
+from scripts.bench import low_rank_lstm as low_rank
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,150 @@
+"""``python -m scripts.bench lstm``: schedules of an LSTM stack against each other and against torch.nn.LSTM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import torch
+import typer
+
+from econmt import limits
+from econmt.bench.rows import Row
+from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
+from econmt.cli.options import BenchThreadsOption, DeviceOption, refuse_idle, within
+from econmt.errors import InputError
+from scripts.bench import lstm_schedules
+
+LAYERS, STEPS, HIDDEN, BATCH = lstm_schedules.PUBLISHED
+BOTH_TYPES = ["float32", "bfloat16"]
+FOR_SECONDS = within(0.0, limits.SECONDS)
+
+
+def lstm_command(
+    context: typer.Context,
+    ablation: Annotated[
+        bool, typer.Option("--ablation", help="Each decision of the schedule; else batches up to the peak.")
+    ] = False,
+    compile_loop: Annotated[
+        bool,
+        typer.Option(
+            "--compile-loop", help="Also torch.compile of a plain loop: about a second a step to compile."
+        ),
+    ] = False,
+    bidirectional: Annotated[
+        bool, typer.Option("--bidirectional", help="With --ablation: one layer in both directions instead.")
+    ] = False,
+    schedules: Annotated[
+        list[str] | None,
+        typer.Option("--schedule", help="With --ablation: only names that contain this; may be repeated."),
+    ] = None,
+    layers: Annotated[int, typer.Option(min=1, max=limits.LAYERS, help="Of the stack.")] = LAYERS,
+    steps: Annotated[int, typer.Option(min=1, max=limits.POSITIONS, help="Of a sequence.")] = STEPS,
+    hidden: Annotated[int, typer.Option(min=1, max=limits.WIDTH, help="Units of a layer.")] = HIDDEN,
+    batches: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--batch",
+            min=1,
+            max=limits.BATCH,
+            help="Sequences: one with --ablation (64), else may be repeated.",
+        ),
+    ] = None,
+    dtypes: TypesOption = BOTH_TYPES,
+    samples: Annotated[
+        int, typer.Option(min=1, max=limits.REPETITIONS, help="Timed calls of each; the quickest counts.")
+    ] = 5,
+    limit: Annotated[
+        float,
+        typer.Option(callback=FOR_SECONDS, help="Seconds after which no batch is begun, without --ablation."),
+    ] = 600.0,
+    device: DeviceOption = "auto",
+    threads: BenchThreadsOption = None,
+    csv: CsvOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Time a stack of LSTM layers, forward and backward, under different schedules and against torch.nn.LSTM.
+
+    Without --ablation: operations a second against the batch. Batches that the file of --csv has already are left out
+    and drawn from there.
+
+    \b
+    Example:
+      python -m scripts.bench lstm --ablation
+      python -m scripts.bench lstm --ablation --compile-loop --schedule torch.
+      python -m scripts.bench lstm --ablation --dtype bfloat16 --csv lstm.csv --plot lstm.png
+      python -m scripts.bench lstm --csv rates.csv --limit 60 --plot rates.png
+    """
+    if ablation and len(batches or [1]) != 1:
+        raise InputError("--batch: give one with --ablation")
+    if not ablation:
+        why = "is for --ablation; give that, or leave it out"
+        refuse_idle(context, why, "bidirectional", "compile_loop", "schedules")
+    else:
+        refuse_idle(context, "is for batches up to the peak, without --ablation; leave it out", "limit")
+    if bidirectional:
+        refuse_idle(context, "is of a stack; --bidirectional measures one layer", "layers")
+    place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
+    batch = (batches or [BATCH])[0]
+    shape = lstm_schedules.StackShape(2 if bidirectional else layers, steps, hidden, batch)
+    title = (
+        f"LSTM: {'both directions' if bidirectional else f'{layers} layers'}, {steps} steps, {hidden} units"
+    )
+    if ablation:
+        _lstm_ablation(place, shape, types, samples, compile_loop, bidirectional, schedules or (), title)
+    else:
+        _lstm_rates(place, shape, types, samples, batches, limit, title)
+
+
+_LSTM_TIMES = ("forward, ms", "forward and backward, ms")
+
+
+def _lstm_ablation(
+    place: Place,
+    shape: lstm_schedules.StackShape,
+    types: Sequence[torch.dtype],
+    samples: int,
+    compile_loop: bool,
+    both_ways: bool,
+    only: Sequence[str],
+    title: str,
+) -> None:
+    with place.measuring() as say:
+        found = lstm_schedules.ablation(
+            *(shape, types, place.device, say),
+            samples=samples,
+            compile_loop=compile_loop,
+            both_ways=both_ways,
+            only=only,
+        )
+        rows = place.kept(found)
+    gains = ("forward, gain", "published gain", "forward and backward, gain", "forward and backward, GFLOP/s")
+    columns = ("dtype", "schedule", *_LSTM_TIMES, *gains, "peak bytes", "first call, s")
+    title += f", batch {shape.batch}"
+    place.print(rows, columns, title)
+    place.draw(rows, label=("dtype", "schedule"), value=_LSTM_TIMES[1], title=title)
+
+
+def _lstm_rates(
+    place: Place,
+    shape: lstm_schedules.StackShape,
+    types: Sequence[torch.dtype],
+    samples: int,
+    batches: Sequence[int] | None,
+    limit: float,
+    title: str,
+) -> None:
+    fixed: Row = {"layers": shape.layers, "steps": shape.steps, "hidden": shape.hidden}
+    before = place.rows_before({"bench": "lstm-rates", **fixed})
+    done = {(row["dtype"], int(row["batch"])) for row in before}
+    with place.measuring() as say:
+        rows = place.kept(
+            lstm_schedules.rates(
+                shape, types, place.device, say, samples=samples, batches=batches, limit=limit, done=done
+            )
+        )
+    rate = "forward and backward, GFLOP/s"
+    place.print(rows, ("dtype", "schedule", "batch", *_LSTM_TIMES, rate, "peak GFLOP/s"), title)
+    everything: list[Mapping[str, str | int | float]] = [*before, *rows]
+    if place.plot is not None and everything:
+        lstm_schedules.draw_rates(everything, place.plot)
