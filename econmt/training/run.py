@@ -280,9 +280,11 @@ def make_trainer(
 
 
 def _of_ranks(world: World, recipe: Recipe) -> str:
-    """How several ranks share the run; nothing of one alone."""
+    """How several ranks share the run; of a lone one the keys of the recipe that need several."""
     if world.size == 1:
-        return ""
+        idle = keys_without_effect(recipe, processes=1) - keys_without_effect(recipe)
+        keys = [key for key, _ in leaves(recipe, changed_only=True) if key in idle]
+        return f"note: without effect in one process: {', '.join(keys)}" if keys else ""
     parts = [f"gradients in {recipe.parallel.reduction}"]
     parts += [f"in pipelines of {world.stages}"] if world.stages > 1 else []
     parts += ["the optimizer's state in shares"] if recipe.parallel.shard_optimizer else []
