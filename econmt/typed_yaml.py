@@ -448,6 +448,6 @@ def _describe(value: Any) -> str:
     return shortened(str(value))
 
 
-def shortened(text: str) -> str:
-    """A text that may be long, for a message."""
-    return text if len(text) <= 40 else text[:37] + "..."
+def shortened(text: str, most: int = 40) -> str:
+    """A text for a message, cut to at most ``most`` characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."
