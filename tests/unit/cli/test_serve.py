@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from econmt.cli.serve import _is_tiny
+from econmt.cli.serve import _is_tiny, _proxies
 from econmt.recipe import load_recipe, recipe_text
 from tests.conftest import econmt_environment
 from tests.unit.cli.conftest import Call
@@ -41,6 +41,23 @@ def test_what_cannot_be_served_is_told_in_a_line(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else real(name))
     lacking = call("serve", "-m", tmp_path)
     assert lacking.err == "econmt: error: econmt serve needs the package uvicorn; install econmt[serve]\n"
+
+
+@pytest.mark.parametrize("given", ["nonsense", "*", "10.0.0.1/8", "127.0.0.1, x" * 1000])
+def test_proxies_are_addresses_or_networks(call: Call, tmp_path: Path, given: str) -> None:
+    said = call("serve", "-m", tmp_path, "--port", 0, "--forwarded-allow-ips", given)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert said.err.startswith("econmt: error: --forwarded-allow-ips: '")
+    assert said.err.endswith("' is no address and no network; name the proxies, as 127.0.0.1 or 10.0.0.0/8\n")
+
+
+def test_proxies_of_ipv4_are_known_by_a_socket_of_ipv6() -> None:
+    assert _proxies("") == []
+    assert _proxies("10.0.0.0/8, ::1,192.0.2.1") == [
+        *("10.0.0.0/8", "::ffff:10.0.0.0/104"),
+        "::1/128",
+        *("192.0.2.1/32", "::ffff:192.0.2.1/128"),
+    ]
 
 
 def test_auto_is_8_bits_where_the_model_is_not_tiny(tmp_path: Path) -> None:
