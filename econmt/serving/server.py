@@ -42,6 +42,14 @@ class _Protocol(H11Protocol):
         self._stop_watching()
         self._stop_watching_writes()
 
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            if self.cycle is not None:
+                self.cycle.disconnected = True  # this is the answer, the application's is dropped
+            super().send_400_response(msg)
+        else:  # an answer has begun
+            self.transport.close()
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch_writes(self.transport.get_write_buffer_size())

@@ -170,3 +170,20 @@ def test_forwarded_addresses_of_a_named_proxy_count(folder: Path, proxies: list[
         )  # the client wrote the first, the proxy the last
         long = "x" * 30_000
         assert [forwarded(client, long), forwarded(client, long)] == [200, 429]
+
+
+def test_a_broken_body_is_refused_once_and_nothing_is_logged(
+    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread, "LINGER_SECONDS", 20.0)
+    head = b"POST /nothing HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert statuses(exchange(client, head + b"no size\r\n")) == [400]
+    assert statuses(exchange(client, CHUNKED + b"5\r\n{    \r\nno size\r\n")) == [400]
+    with connected(client) as connection:
+        connection.sendall(head)
+        said = b""
+        while b'"Not Found"}' not in said:
+            said += connection.recv(65536)
+        connection.sendall(b"no size\r\n")
+        assert connection.recv(65536) == b""
+    assert caplog.text == ""
