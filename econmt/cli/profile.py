@@ -43,7 +43,7 @@ from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.measure.machine import describe_machine
 from econmt.memory.plan.fit import Fit, demand, fit_all
-from econmt.memory.profiling import Profile, Step, kernels
+from econmt.memory.profiling import Failures, Profile, Step, kernels
 from econmt.memory.profiling import profile as measure_profile
 from econmt.memory.report.page import page
 from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
@@ -121,8 +121,9 @@ def profile(
         fits = _fit(found, named, where, size, ranks)
         _print_fits(fits, size, loaded.name, f"{where}{name}", command if as_json else None, ranks[0].size)
         return
+    failures = Failures()
     ledgers, profiles, seen = _looked_at(
-        found, ranks, own, rows, where, count, predicted=predicted, measured=measured, trace=trace
+        found, ranks, own, rows, where, count, failures, predicted=predicted, measured=measured, trace=trace
     )
     report = Report(
         loaded.name,
@@ -131,7 +132,7 @@ def profile(
         found.task.sizes,
         str(where),
         _how(profiles, predicted),
-        found.notes,
+        [*found.notes, *failures.notes],
         describe_machine(str(where)),
         profiles,
         seen,
@@ -142,11 +143,12 @@ def profile(
             write_text(html, page(report))
     if as_json:
         print(json.dumps(report_data(report), indent=1))
-        return
-    print_report(report, table_console())
-    for name, path in (("page", html), ("trace", trace)):
-        if path is not None:
-            print(f"{name}: {path}")
+    else:
+        print_report(report, table_console())
+        for name, path in (("page", html), ("trace", trace)):
+            if path is not None and (path is html or own not in failures.errors):
+                print(f"{name}: {path}")
+    failures.raise_first()
 
 
 def _looked_at(
@@ -156,6 +158,7 @@ def _looked_at(
     rows: Sequence[Technique],
     where: torch.device,
     threads: int | None,
+    failures: Failures,
     *,
     predicted: bool,
     measured: bool,
@@ -167,10 +170,11 @@ def _looked_at(
         if len(ranks) > 1:
             ledgers = [estimate(found.task, own, found.shape, where.type, rank) for rank in ranks]
         rank = ranks[ledgers.index(max(ledgers, key=demand))] if ledgers else ranks[0]
-        profiles = _profiles(found, rows, where, predicted, measured, say, rank)
+        profiles = _profiles(found, rows, where, predicted, measured, say, rank, failures)
         if trace is not None:
-            _trace(found, own, where, profiles, trace, say, rank)
-        return ledgers, profiles, _kernels(found, own, where, profiles, say, rank)
+            failures.attempt(own, _trace, found, own, where, profiles, trace, say, rank)
+        kernels_seen = failures.attempt(own, _kernels, found, own, where, profiles, say, rank)
+        return ledgers, profiles, kernels_seen or []
 
 
 def _print_fits(
@@ -256,10 +260,13 @@ def _profiles(
     measured: bool,
     say: Say,
     rank: Rank,
+    failures: Failures,
 ) -> list[Profile]:
     """Profiles of some techniques: measured, or if ``predicted`` without running a step."""
     if not predicted:
-        return measure_profile(found.task, rows, found.shape, where, patient=measured, say=say, rank=rank)
+        return measure_profile(
+            found.task, rows, found.shape, where, patient=measured, say=say, rank=rank, failures=failures
+        )
     ledgers = estimates(found.task, rows, found.shape, where.type, say, rank)
     return [
         Profile(technique, found.shape, ledger, measured=False)

@@ -117,6 +117,13 @@ def test_debug_shows_the_traceback(
     assert output.splitlines()[-1].startswith("econmt: error: nosuch: no such recipe")
 
 
+def test_a_bug_told_with_its_traceback_needs_no_other_option(run_verb: Any) -> None:
+    code, _, said = run_verb(fails_with(AssertionError("no such symbol")), "--debug")
+    assert code == 70
+    assert "Traceback (most recent call last)" in said
+    assert said.splitlines()[-1] == "econmt: error: this is a bug in econmt: AssertionError: no such symbol"
+
+
 def test_debug_after_two_dashes_is_an_argument(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["recipes", "show", "--", "--debug"])

@@ -11,6 +11,7 @@ import torch
 
 from econmt.cli import profile as verb
 from econmt.memory import profiling
+from econmt.memory.measure.ledger import Ledger
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import write_recipe
 
@@ -282,3 +283,32 @@ def test_nothing_to_trace_where_no_step_fits(
     ended = call("profile", recipe, *BUCKET, "--trace", tmp_path / "t.json")
     assert ended.code == 2
     assert "there is no step to trace" in ended.err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_techniques_that_were_measured_are_printed_when_another_fails(
+    call: Call, recipe: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    real = profiling.Step.measure
+
+    def measure(step: profiling.Step) -> Ledger:
+        if step.training.precision.dtype == torch.bfloat16:
+            raise AssertionError("no value for symbol s23")
+        return real(step)
+
+    monkeypatch.setattr(profiling.Step, "measure", measure)
+    ended = call("profile", recipe, *BUCKET, "--compare", *(["--json"] if as_json else []))
+    assert ended.code == 70
+    assert ended.err.splitlines()[-1].startswith(
+        "econmt: error: this is a bug in econmt: AssertionError: no value for symbol s23"
+    )
+    note = "Not measured: all, bfloat16 (AssertionError: no value for symbol s23)."
+    if as_json:
+        found = json.loads(ended.out)
+        names = [each["technique"] for each in found["profiles"]]
+        assert names == ["reference", "+ decoder", "+ encoder", "+ output", "all"]
+        assert note in found["notes"]
+    else:
+        assert note in ended.lines
+        assert [line for line in ended.lines if line.startswith("reference ")]
+        assert not [line for line in ended.lines if line.startswith("all, bfloat16")]
