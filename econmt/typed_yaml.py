@@ -160,11 +160,11 @@ def check_section(
 
 def complaints(failure: ValidationError) -> list[str]:
     """What is wrong with values that a program gave by name: a line each."""
-    errors = failure.errors(include_url=False)
-    return [
-        ": ".join(filter(None, (dotted(error["loc"]), _complaint(error, error.get("ctx", {})))))
-        for error in errors
-    ]
+    lines = []
+    for error in failure.errors(include_url=False):
+        place = dotted([shortened(part) if isinstance(part, str) else part for part in error["loc"]])
+        lines.append(": ".join(filter(None, (place, _complaint(error, error.get("ctx", {}))))))
+    return lines
 
 
 def _read(text: str, where: str) -> tuple[Any, Places]:
@@ -488,6 +488,6 @@ def _describe(value: Any) -> str:
     return shortened(str(value))
 
 
-def shortened(text: str) -> str:
-    """A text that may be long, for a message."""
-    return text if len(text) <= 40 else text[:37] + "..."
+def shortened(text: str, most: int = 40) -> str:
+    """A text for a message, cut to at most ``most`` characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -118,7 +118,7 @@ def _run(words: list[str], debug: bool) -> int:
     except Exception as error:  # noqa: BLE001  the one place where every failure becomes a line and an exit code
         if debug:
             traceback.print_exc()
-        return _tell(error)
+        return _tell(error, debug)
     return code if isinstance(code, int) else 0
 
 
@@ -141,9 +141,9 @@ def _check_words(words: Sequence[str]) -> None:
             ) from None
 
 
-def _tell(error: Exception) -> int:
+def _tell(error: Exception, debug: bool = False) -> int:
     """Tells of an error on standard error; returns the exit code."""
-    lines, code = _explain(error)
+    lines, code = _explain(error, debug)
     for line in lines:
         if code == EXIT_HELP:
             print(line, file=sys.stderr)
@@ -177,8 +177,13 @@ def _address_space() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _explain(error: Exception) -> tuple[list[str], int]:
-    """The lines that tell a user of an error, and the exit code."""
+def _explain(error: Exception, debug: bool = False) -> tuple[list[str], int]:
+    """Returns the lines that tell a user of an error, and the exit code.
+
+    Args:
+        error: what went wrong.
+        debug: True if the traceback has been printed.
+    """
     if isinstance(error, EconmtError):
         return error.lines, error.exit_code
     if isinstance(error, _UsageError):
@@ -200,9 +205,8 @@ def _explain(error: Exception) -> tuple[list[str], int]:
         ], 1
     message = printable(" ".join(str(error).split()))
     kind = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return [
-        f"this is a bug in econmt: {kind} (run the command again with --debug for the traceback)"
-    ], EXIT_INTERNAL
+    advice = "" if debug else " (run the command again with --debug for the traceback)"
+    return [f"this is a bug in econmt: {kind}{advice}"], EXIT_INTERNAL
 
 
 def _reader_left() -> int:

@@ -152,7 +152,7 @@ def translate(
       echo "A dog runs." | econmt translate -m runs/multi30k
       econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
     """
-    _check_options(context)
+    _check_options(context, locals())
     read = [input_file, *(input_factors or ()), *filter(None, (avoid_list, glossary, restrict_lexicon))]
     lines_out = LineOutput(output, read)
     loaded = load_models(models, checkpoint, device, precision.value, threads)
@@ -218,9 +218,8 @@ def _search_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "sample": given["top_k"] if given["sample"] else None, "attention": attention}
 
 
-def _check_options(context: typer.Context) -> None:
+def _check_options(context: typer.Context, given: Mapping[str, Any]) -> None:
     """Refuse options that would change nothing, and places that cannot be written to."""
-    given = context.params
     if given["sample"]:
         options.refuse_idle(context, "is for searching; leave out that or --sample", "beam_size")
     else:

@@ -365,7 +365,7 @@ class Translator:
                 return f"{where}:{numbers[index]}: factors[{stream}]"
             return f"{names[0 if stream is None else stream + 1]}:{numbers[index]}"
 
-        sources = encode_sources(self.vocabularies, lines, factors, name_of, characters)
+        sources = encode_sources(self.vocabularies, lines, factors, name_of, characters, self.warn)
         for index, ids in enumerate(sources):
             length, written, place = len(ids), characters_of[index], f"{where}:{numbers[index]}"
             if length > most or written > characters:

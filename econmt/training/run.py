@@ -28,16 +28,7 @@ from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
 from econmt.training.checkpoints import load_state
-from econmt.training.choice import (
-    POSITIONS,
-    as_saved,
-    choose_implementations,
-    expected_updates,
-    is_worth_measuring,
-    measure,
-    refuse_missing,
-    saved_choice,
-)
+from econmt.training.choice import as_saved, expected_updates, refuse_missing, saved_choice, settle
 from econmt.training.end_of_run import end_reason
 from econmt.training.environment import differences, environment_of
 from econmt.training.folder import Commit, ModelFolder
@@ -52,7 +43,7 @@ from econmt.training.state import TrainingState, random_states, restore_random_s
 from econmt.training.tensor_files import write_text
 from econmt.training.trainer import Trainer, TrainingResult
 from econmt.training.validation import check_lengths
-from econmt_ops.dispatch.rule import captured, rules_only
+from econmt_ops.dispatch.rule import rules_only
 
 
 class Outcome(NamedTuple):
@@ -344,28 +335,13 @@ def _chosen(trainer: Trainer) -> str:
     if chosen is None:
         frequent = max(trainer.batches.shapes(), key=lambda shape: shape.batches * shape.rows)
         shape = Shape(frequent.rows, frequent.source, frequent.target)
-        found, why = [], "by the rule: too small to measure"
-        carried = trainer.step.carried()
-        in_graphs = trainer.device.type == "cuda" and recipe.training.in_graphs
-        if "auto" not in given:
-            why = "as the recipe says"
-        elif in_graphs:
-            why = "by the rule for steps in CUDA graphs"
-        elif is_worth_measuring(model, shape):
-            session = measure(trainer.task, model.train(), shape, trainer.device, trainer.step.precision)
-            found, why = list(session.measurements.values()), f"measured in {session.seconds:.1f} s"
-        trainer.step.set_carried(carried)
-        positions = max(frequent.source, frequent.target)
         tokens = int(trainer.prepared.train.target_lengths.sum()) + len(trainer.prepared.train)
         updates = expected_updates(recipe.training, trainer.batches.batches_per_epoch, tokens)
-        with captured(in_graphs):
-            chosen = choose_implementations(
-                given,
-                found,
-                device=trainer.device.type,
-                updates=updates,
-                positions=positions / min(positions, POSITIONS),
-            )
+        carried = trainer.step.carried()
+        chosen, why = settle(
+            trainer.task, lambda: model, shape, trainer.device, trainer.step.precision, updates
+        )
+        trainer.step.set_carried(carried)
     trainer.step.implementations = chosen
     state.choices = as_saved(chosen, trainer.device)
     parts = ", ".join(f"{field} {name}" for field, name in chosen._asdict().items())

@@ -17,6 +17,7 @@ import torch
 import econmt.engine.devices  # noqa: F401  which every command that computes imports
 from econmt import __version__
 from econmt.cli import main as command
+from econmt.cli import options
 from econmt.errors import InputError, TrainingError
 from tests.conftest import ROOT, RunEconmt, econmt_environment
 from tests.unit.cli.conftest import Call
@@ -114,6 +115,13 @@ def test_debug_shows_the_traceback(
     output = capsys.readouterr().err
     assert "Traceback (most recent call last)" in output
     assert output.splitlines()[-1].startswith("econmt: error: nosuch: no such recipe")
+
+
+def test_a_bug_told_with_its_traceback_needs_no_other_option(run_verb: Any) -> None:
+    code, _, said = run_verb(fails_with(AssertionError("no such symbol")), "--debug")
+    assert code == 70
+    assert "Traceback (most recent call last)" in said
+    assert said.splitlines()[-1] == "econmt: error: this is a bug in econmt: AssertionError: no such symbol"
 
 
 def test_debug_after_two_dashes_is_an_argument(capsys: pytest.CaptureFixture[str]) -> None:
@@ -252,3 +260,12 @@ def test_what_libraries_say_when_memory_is_full(message: str, full: bool) -> Non
     assert (code == 1) == full
     assert lines[0].startswith("out of memory") == full
     assert ("lower training.batch.size" in lines[0]) == full
+
+
+def test_parameters_are_read_as_the_function_gets_them() -> None:
+    """Before typer 0.29 ``context.params`` holds the words of the command line, not the values of the parameters."""
+    folder = Path(options.__file__).parent
+    readers = [
+        file.name for file in folder.glob("*.py") if "context.params" in file.read_text(encoding="utf-8")
+    ]
+    assert readers == []
