@@ -123,7 +123,6 @@ RULES: dict[str, Rule] = {
         refused=False,
     ),
     "model.initialization.scale": Rule(one_of("model.initialization.weights", "uniform"), refused=False),
-    "ops.attention": Rule(one_of("model.decoder.input_feeding", False), refused=False),
     "ops.stash": Rule(
         any_of(
             one_of("ops.encoder", "auto", "recompute"),
@@ -155,6 +154,13 @@ RULES: dict[str, Rule] = {
     "training.bleu_tokenizer": Rule(
         any_of(other_than("training.decode_and_evaluate", 0), other_than("data.test", None)), refused=False
     ),
+    "decoding.brevity_penalty_constant_length_ratio": Rule(
+        all_of(
+            one_of("decoding.brevity_penalty_type", "constant"), above_zero("decoding.brevity_penalty_weight")
+        ),
+        refused=False,
+    ),
+    "decoding.length_penalty_beta": Rule(other_than("decoding.length_penalty_alpha", 0), refused=False),
     "parallel.reduction": Rule(_SEVERAL, refused=False),
     "parallel.shard_optimizer": Rule(_SEVERAL, refused=False),
     "parallel.timeout": Rule(_SEVERAL, refused=False),

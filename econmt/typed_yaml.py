@@ -135,7 +135,9 @@ def load_section(
         raise InputError(*dict.fromkeys(lines)) from None
     earlier = {old for old, _ in renamed}
     findings = [each for each in check(section) if each.key not in earlier]
-    lines = [f"{_place_of(tuple(each.key.split('.')), places)}: {each.key}: {each.problem}" for each in findings]
+    lines = [
+        f"{_place_of(tuple(each.key.split('.')), places)}: {each.key}: {each.problem}" for each in findings
+    ]
     if any(each.refused for each in findings):
         raise InputError(*(line for line, each in zip(lines, findings, strict=True) if each.refused))
     for line in lines:
@@ -383,9 +385,7 @@ def leaves(
         value = getattr(section, name)
         if isinstance(value, BaseModel):
             yield from leaves(value, f"{prefix}{name}.", changed_only=changed_only)
-        elif (
-            not changed_only or field.is_required() or value != field.get_default(call_default_factory=True)
-        ):
+        elif not changed_only or field.is_required() or value != field.get_default(call_default_factory=True):
             yield prefix + name, value
 
 

@@ -200,10 +200,12 @@ def _print_fits(
 ) -> None:
     """The largest batches as a table, or as JSON that names the command ``json_of``."""
     if json_of is None:
-        print("\n".join([f"{recipe}, {where}; bytes are estimated, every row is full", *notes]))
+        console = table_console()
+        lines = [f"{recipe}, {where}; bytes are estimated, every row is full", *notes]
         if ranks > 1:
-            print(f"rows of all {ranks} ranks together, bytes of the one that holds the most")
-        print_table(table_console(), fit_table(fits, size))
+            lines.append(f"rows of all {ranks} ranks together, bytes of the one that holds the most")
+        console.print("\n".join(lines), highlight=False, markup=False)
+        print_table(console, fit_table(fits, size))
         return
     device = where.split(",")[0]
     record: dict[str, Any] = {"recipe": recipe, "command": json_of, "device": device}

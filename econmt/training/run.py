@@ -24,6 +24,7 @@ from econmt.evaluation.metrics import recipe_tokenizer
 from econmt.memory.plan.planner import plan_table
 from econmt.model import Implementations
 from econmt.recipe import Recipe, parse_recipe, recipe_text
+from econmt.recipe_conditions import keys_without_effect
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
@@ -43,6 +44,7 @@ from econmt.training.state import TrainingState, random_states, restore_random_s
 from econmt.training.tensor_files import write_text
 from econmt.training.trainer import Trainer, TrainingResult
 from econmt.training.validation import check_lengths
+from econmt.typed_yaml import leaves
 from econmt_ops.dispatch.rule import rules_only
 
 
