@@ -1,8 +1,19 @@
-"""``python -m econmt``: the same as the ``econmt`` command."""
+"""The ``econmt`` command; ``python -m econmt`` is the same."""
 
 from __future__ import annotations
 
-from econmt.cli.main import main
+import sys
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Runs the command line; Ctrl-C while it is imported leaves as quietly as later."""
+    try:
+        from econmt.cli import main as command
+    except KeyboardInterrupt:
+        sys.exit(130)
+    command.main()
+
 
 if __name__ == "__main__":
     main()

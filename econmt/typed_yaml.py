@@ -78,6 +78,10 @@ def dump_yaml(value: Any) -> str:
     )
 
 
+MOST_ERRORS = 50
+"""How many errors of a text are told one by one."""
+
+
 class Finding(NamedTuple):
     """A value that is valid by itself and that the user should know of.
 
@@ -131,8 +135,10 @@ def load_section(
     try:
         section = kind.model_validate(tree)
     except ValidationError as failure:
-        lines = [_explain(kind, error, places) for error in failure.errors(include_url=False)]
-        raise InputError(*dict.fromkeys(lines)) from None
+        errors = failure.errors(include_url=False)
+        lines = [_explain(kind, error, places) for error in errors[:MOST_ERRORS]]
+        more = [f"{where}: and {len(errors) - MOST_ERRORS:,} more"] if len(errors) > MOST_ERRORS else []
+        raise InputError(*dict.fromkeys(lines), *more) from None
     earlier = {old for old, _ in renamed}
     findings = [each for each in check(section) if each.key not in earlier]
     lines = [

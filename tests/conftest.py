@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,6 +84,14 @@ def econmt_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     }
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ECONMT_")}
     return {**kept, **fixed, **(env or {})}
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Gives Ctrl-C back to pytest after a test that calls the command line, which ignores it when it leaves."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -12,8 +12,10 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -80,16 +82,29 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     debug = "--debug" in words[:rest]
     words = [word for word in words[:rest] if word != "--debug"] + words[rest:]
     try:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            _handle_interrupts(_interrupt)
         code = _run(words, debug)
+        _handle_interrupts(signal.SIG_IGN)  # what libraries do when Python ends would make a crash of it
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    if code == EXIT_INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C must not turn leaving into a crash
     code = _flushed(code)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         os._exit(code)  # after an error: who tears down what joins ranks may wait for those that are gone
     sys.exit(code)
+
+
+def _handle_interrupts(handler: Any) -> None:
+    """Sets what Ctrl-C does; only the main thread may."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    """Handler of Ctrl-C: the command leaves, and pressing it again cannot turn that into a crash."""
+    _handle_interrupts(signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _flushed(code: int) -> int:
@@ -116,10 +131,19 @@ def _run(words: list[str], debug: bool) -> int:
     except BrokenPipeError:
         return _reader_left()
     except Exception as error:  # noqa: BLE001  the one place where every failure becomes a line and an exit code
+        if _is_interrupt(error):
+            return EXIT_INTERRUPTED
         if debug:
             traceback.print_exc()
         return _tell(error, debug)
     return code if isinstance(code, int) else 0
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """True if an error came of Ctrl-C: a module written in C that is being imported turns it into another error."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _check_words(words: Sequence[str]) -> None:

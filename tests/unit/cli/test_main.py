@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -269,3 +270,36 @@ def test_parameters_are_read_as_the_function_gets_them() -> None:
         file.name for file in folder.glob("*.py") if "context.params" in file.read_text(encoding="utf-8")
     ]
     assert readers == []
+
+
+def test_ctrl_c_while_a_module_is_imported_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def imports(words: Sequence[str]) -> None:
+        try:
+            try:
+                raise KeyboardInterrupt
+            except KeyboardInterrupt as pressed:
+                raise SystemError("initialization of _c_extension raised an error") from pressed
+        except SystemError:
+            raise ImportError("cannot import name Figure") from None  # as a module in C says it
+
+    monkeypatch.setattr(command, "_application", imports)
+    for words in ([], ["--debug"]):
+        with pytest.raises(SystemExit) as end:
+            command.main(["train", *words])
+        assert end.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_while_python_ends_changes_nothing() -> None:
+    code = (
+        "import atexit, os, signal\n"
+        "from econmt.cli.main import main\n"
+        "atexit.register(lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(3)])\n"
+        "main(['--version'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=econmt_environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"econmt {__version__}\n", "")
