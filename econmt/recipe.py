@@ -119,7 +119,8 @@ class Training(Section):
         ge=1,
         le=limits.TRANSLATED,
         description="rows into which a language model's validation text is cut at checkpoints; more are faster, and "
-        "each begins without what stands before it; the figures at the end are of one row",
+        "each begins without what stands before it; for the figures at the end each word is given at least the 1,000 "
+        "tokens before it",
     )
     max_buckets: int = Field(
         12,

@@ -175,7 +175,7 @@ def _print_results(found: Results, console: Console) -> None:
     for picture in found.pictures:
         print(f"picture: {printable(picture)}")
     for split, value in found.perplexities.items():
-        print(f"{split} perplexity {value:.2f} of checkpoint {found.best_update}, a word, in one row")
+        print(f"{split} perplexity {value:.2f} of checkpoint {found.best_update}, a word")
     if not math.isnan(found.bleu):
         print(f"{found.corpus} BLEU {found.bleu:.2f} of checkpoint {found.best_update} ({found.signature})")
 
