@@ -242,5 +242,5 @@ def test_in_cuda_graphs_the_rule_recomputes() -> None:
     assert (
         found.stash
         == eager.stash
-        == implementations_of("attentional_lstm")[found.decoder].traits.fastest_stash
+        == implementations_of("attentional_lstm")[found.decoder].traits.model_stash
     )
