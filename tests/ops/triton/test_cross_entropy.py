@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -127,13 +128,13 @@ def test_odd_widths_of_a_16_bit_weight(
     given = arguments(72, hidden, vocabulary, True, dtype)
     given = {name: value.to(dtype) if name in ("weight", "bias") else value for name, value in given.items()}
     widths: list[tuple[int, ...]] = []
+
+    def spy(product: Any, *operands: Any, **options: Any) -> Any:
+        widths.extend(tuple(each.shape) for each in operands[-2:])
+        return product(*operands, **options)
+
     for name in ("mm", "addmm"):
-
-        def spy(*operands: Any, product: Any = getattr(torch, name), **options: Any) -> Any:
-            widths.extend(tuple(each.shape) for each in operands[-2:])
-            return product(*operands, **options)
-
-        monkeypatch.setattr(torch, name, spy)
+        monkeypatch.setattr(torch, name, functools.partial(spy, getattr(torch, name)))
     options = {"label_smoothing": 0.1, "ignore_index": -7, "reduction": "sum"}
     found = results(linear_cross_entropy, moved(given, device), torch.ones((), device=device), **options)
     assert widths
