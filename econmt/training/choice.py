@@ -165,7 +165,7 @@ def choose_implementations(
     named = filter(None, map(given.traits, ("encoder", "decoder")))
     decoder = settled.traits("decoder")
     if given.stash == "auto" and not any(traits.takes_stash for traits in named) and decoder is not None:
-        settled = settled._replace(stash=decoder.fastest_stash)
+        settled = settled._replace(stash=decoder.model_stash)
     return settled
 
 

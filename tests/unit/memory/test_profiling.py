@@ -316,7 +316,7 @@ def test_kernels_are_compared_as_a_run_uses_them() -> None:
     with rules_only("cuda"):
         rows = {row.name: row.implementations for row in techniques("auto", "cuda", False)}
         named = {row.name: row.implementations for row in techniques("gates", "cuda", False)}
-    level = implementations_of("attentional_lstm")["triton"].traits.fastest_stash
+    level = implementations_of("attentional_lstm")["triton"].traits.model_stash
     assert rows["all"] == Implementations.everywhere("triton", level)
     assert named["all"].stash == "gates"
     assert rows["all, recompute"] == Implementations.everywhere("recompute", level)
