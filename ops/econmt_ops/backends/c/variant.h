@@ -728,7 +728,18 @@ static void NAME(product_int8)(const void *given, int64_t begin, int64_t end, fl
                  a->output + begin * a->output_stride, a->output_stride, scratch);
 }
 
-/* scratch: V floats. */
+/* The logarithm of the sum of exponentials: by how much logits lie above log-probabilities. */
+static INLINE float NAME(log_sum)(const float *restrict logits, int64_t count) {
+  float top = -INFINITY, sum = 0.0f;
+  MAXIMUM(top) for (int64_t k = 0; k < count; k++) top = logits[k] > top ? logits[k] : top;
+  SUM(sum) for (int64_t k = 0; k < count; k++) {
+    float power = NAME(exponential)(logits[k] - top);
+    sum += logits[k] == -INFINITY ? 0.0f : power;
+  }
+  return top + logf(sum);
+}
+
+/* Equal ones are taken in the order of their numbers. scratch: V floats. */
 static void NAME(best_words)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct best_words *a = given;
   float *restrict logits = scratch;
@@ -738,13 +749,7 @@ static void NAME(best_words)(const void *given, int64_t begin, int64_t end, floa
       const float *restrict barred = a->barred + a->owners[row] * a->vocabulary;
       SIMD for (int64_t k = 0; k < a->vocabulary; k++) logits[k] += barred[k];
     }
-    float top = -INFINITY, sum = 0.0f;
-    MAXIMUM(top) for (int64_t k = 0; k < a->vocabulary; k++) top = logits[k] > top ? logits[k] : top;
-    SUM(sum) for (int64_t k = 0; k < a->vocabulary; k++) {
-      float power = NAME(exponential)(logits[k] - top);
-      sum += logits[k] == -INFINITY ? 0.0f : power;
-    }
-    float total = top + logf(sum);
+    float total = NAME(log_sum)(logits, a->vocabulary);
     a->end[row] = logits[3] - total;
     logits[a->skipped[0]] = logits[a->skipped[1]] = -INFINITY;
     float *values = a->values + row * a->count;
@@ -754,19 +759,19 @@ static void NAME(best_words)(const void *given, int64_t begin, int64_t end, floa
       int64_t last = at + 64 < a->vocabulary ? at + 64 : a->vocabulary;
       float most = -INFINITY;
       MAXIMUM(most) for (int64_t k = at; k < last; k++) most = logits[k] > most ? logits[k] : most;
-      if (held == a->count && !(most > values[held - 1])) continue;
+      if (held == a->count && !(most - total > values[held - 1])) continue;
       for (int64_t k = at; k < last; k++) {
-        if (held == a->count && !(logits[k] > values[held - 1])) continue;
+        float value = logits[k] - total;
+        if (held == a->count && !(value > values[held - 1])) continue;
         int64_t place = held < a->count ? held++ : held - 1;
-        for (; place > 0 && logits[k] > values[place - 1]; place--) {
+        for (; place > 0 && value > values[place - 1]; place--) {
           values[place] = values[place - 1];
           words[place] = words[place - 1];
         }
-        values[place] = logits[k];
+        values[place] = value;
         words[place] = k;
       }
     }
-    for (int64_t k = 0; k < held; k++) values[k] -= total;
   }
 }
 
