@@ -616,28 +616,47 @@ static void NAME(sums_of_16_narrow)(const uint8_t *left, int64_t stride, int64_t
   }
 }
 
-/* Of a few rows of floats, whose sums stay in registers. */
+/* Of a few rows of floats and one or two groups of 16 outputs, whose sums stay in registers. */
 static INLINE void NAME(tile)(const float *left, int64_t stride, int64_t inputs, const float *weight, const int rows,
-                              float (*sums)[16]) {
-  sixteen sum[12];
-  for (int row = 0; row < rows; row++) sum[row] = (sixteen){0};
+                              const int groups, float (*sums)[16]) {
+  sixteen sum[24], w[2];
+  for (int k = 0; k < rows * groups; k++) sum[k] = (sixteen){0};
   for (int64_t k = 0; k < inputs; k++) {
-    sixteen w;
-    memcpy(&w, weight + k * 16, sizeof w);
-    for (int row = 0; row < rows; row++) sum[row] += w * left[row * stride + k];
+    for (int group = 0; group < groups; group++) memcpy(&w[group], weight + (group * inputs + k) * 16, sizeof w[group]);
+    for (int row = 0; row < rows; row++)
+      for (int group = 0; group < groups; group++) sum[row * groups + group] += w[group] * left[row * stride + k];
   }
-  for (int row = 0; row < rows; row++) memcpy(sums[row], &sum[row], sizeof sum[row]);
+  for (int row = 0; row < rows; row++)
+    for (int group = 0; group < groups; group++)
+      memcpy(sums[group * ROWS_AT_ONCE + row], &sum[row * groups + group], sizeof sum[0]);
+}
+
+/* Of all rows; the second group's sums lie ROWS_AT_ONCE rows behind those of the first. */
+static INLINE void NAME(sums_of_groups)(const float *left, int64_t stride, int64_t inputs, const float *weight, int64_t rows,
+                                        const int groups, float (*sums)[16]) {
+  int64_t row = 0;
+#define TILES(count)                        \
+  for (; row + count <= rows; row += count) \
+  NAME(tile)(left + row * stride, stride, inputs, weight, count, groups, sums + row)
+#if LANES == 16
+  TILES(12);
+#endif
+  TILES(5);
+  TILES(4);
+  TILES(2);
+  TILES(1);
+#undef TILES
 }
 
 static void NAME(sums_of_16_floats)(const float *left, int64_t stride, int64_t inputs, const float *weight, int64_t rows,
                                     float (*sums)[16]) {
-  int64_t row = 0;
-#if LANES == 16
-  for (; row + 12 <= rows; row += 12) NAME(tile)(left + row * stride, stride, inputs, weight, 12, sums + row);
-#endif
-  for (; row + 5 <= rows; row += 5) NAME(tile)(left + row * stride, stride, inputs, weight, 5, sums + row);
-  for (; row + 2 <= rows; row += 2) NAME(tile)(left + row * stride, stride, inputs, weight, 2, sums + row);
-  for (; row < rows; row++) NAME(tile)(left + row * stride, stride, inputs, weight, 1, sums + row);
+  NAME(sums_of_groups)(left, stride, inputs, weight, rows, 1, sums);
+}
+
+/* Each value of a row that is read serves two groups of outputs. */
+static void NAME(sums_of_32_floats)(const float *left, int64_t stride, int64_t inputs, const float *weight, int64_t rows,
+                                    float (*sums)[16]) {
+  NAME(sums_of_groups)(left, stride, inputs, weight, rows, 2, sums);
 }
 
 /* What 16 outputs or fewer of a row become of their sums. */
@@ -698,15 +717,16 @@ static void NAME(multiply)(const struct weight *w, const float *left, int64_t le
     for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
       int64_t some = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE;
       const uint8_t *own = rounded + first * stride;
-      for (int64_t n = 0; n < all; n += 16) {
+      for (int64_t n = 0, groups; n < all; n += 16 * groups) {
+        groups = LANES == 16 && w->kind == FLOATS && all - n > 16 ? 2 : 1;
         if (w->kind == BYTES)
           SUMS_OF_16(NAME(sums_of_16))(own, stride, wide, (const int8_t *)w->values + (at + n) * wide, some, sums.whole[n / 16]);
         else if (w->kind == BFLOATS)
           NARROW_SUMS_OF_16(NAME(sums_of_16_narrow))
           (own, stride, wide, (const uint16_t *)w->values + (at + n) * wide, some, sums.floats[n / 16]);
         else
-          NAME(sums_of_16_floats)((const float *)own, stride / 4, wide, (const float *)w->values + (at + n) * wide, some,
-                                  sums.floats[n / 16]);
+          (groups == 2 ? NAME(sums_of_32_floats) : NAME(sums_of_16_floats))(
+              (const float *)own, stride / 4, wide, (const float *)w->values + (at + n) * wide, some, sums.floats[n / 16]);
       }
       for (int64_t row = 0; row < some; row++) {
         for (int64_t n = 0; n < all; n += 16) {
