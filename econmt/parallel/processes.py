@@ -13,6 +13,7 @@ wait; one of them tells it in one line, and all leave.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -48,9 +49,6 @@ SPOKEN = "spoken"
 LOST = "lost"
 """The key of the store that says that a rank was lost, so that starting all again may help."""
 
-LEFT = "left"
-"""The keys of the store that say which rank is done."""
-
 _ROLL_CALL = 4.0
 """Seconds in which a rank that lives answers."""
 
@@ -85,20 +83,19 @@ class Processes(World):
     """The world of several processes; see :func:`joined`.
 
     Args:
-        place: who this one is.
-        settings: of the recipe.
-        store: of torch, where they meet.
-        device: on which this one computes.
+        place: rank of this process.
+        settings: section ``parallel`` of the recipe.
+        watch: the thread that notices when a rank is gone.
+        store: the store of this thread.
+        device: device on which this rank computes.
     """
 
-    def __init__(self, place: Place, settings: ParallelSection, store: Any, device: torch.device) -> None:
+    def __init__(
+        self, place: Place, settings: ParallelSection, watch: _Watch, store: Any, device: torch.device
+    ) -> None:
         self.rank, self.size, self.local_size = place.rank, place.size, place.local_size
-        self._settings = settings
+        self._settings, self._watch, self._store = settings, watch, store
         self._timeout = timedelta(seconds=settings.timeout)
-        prefix = f"econmt/{place.restarts}"
-        self._store = PrefixStore(prefix, store)
-        own = PrefixStore(prefix, store.clone())
-        self._watch = _Watch(self.rank, self.size, self._store, own, settings.timeout)
         self._control = dist.new_group(backend="gloo", timeout=self._timeout)
         self._group: Any = self._control
         if device.type == "cuda":
@@ -230,12 +227,9 @@ class Processes(World):
             event.record(torch.cuda.current_stream())
             self.wait(event)
         self._meet()
-        limit = threading.Timer(self._settings.timeout, self._watch.lost, ["ranks did not part in time"])
-        limit.daemon = True
-        limit.start()
-        with self.watched():
+        late = functools.partial(self._watch.lost, "ranks did not part in time")
+        with _limited(self._settings.timeout, late), self.watched():
             dist.destroy_process_group()
-        limit.cancel()
 
     def failed(self, line: str) -> bool:
         """Tells the others that this rank leaves with an error; whether it is this rank's part to tell a person why."""
@@ -303,6 +297,16 @@ class _Watch(threading.Thread):
             return
         os._exit(_EXIT_LOST)
 
+    def name_absent(self, where: str) -> NoReturn:
+        """Names the ranks that have not come to the store, in one line of one rank, and ends the process."""
+        gone = [rank for rank in range(self._size) if not self._own.check([f"host/{rank}"])]
+        names = " and ".join(f"rank {rank}" for rank in gone) or "a rank"
+        if self._own.add(SPOKEN, 1) == 1:
+            talk(
+                f"econmt: error: {names} did not come to {where} within {self._timeout} s (parallel.timeout)"
+            )
+        os._exit(_EXIT_LOST)
+
     def lost(self, why: str) -> NoReturn:
         """An exchange has failed: finds out why with the others, tells it and ends the process."""
         if not self._left.is_set():
@@ -327,7 +331,6 @@ class _Watch(threading.Thread):
         """See :meth:`Processes.leave`."""
         self._left.set()
         with suppress(RuntimeError):
-            self._store.set(f"{LEFT}/{self._rank}", "1")
             self._store.set(f"wake/{self._rank}", "1")
             self.join(_LEAVING)
 
@@ -395,6 +398,18 @@ class _Watch(threading.Thread):
 
 
 @contextmanager
+def _limited(seconds: float, too_late: Callable[[], object]) -> Iterator[None]:
+    """Calls a function, which ends the process, if the body takes longer."""
+    limit = threading.Timer(seconds, too_late)
+    limit.daemon = True
+    limit.start()
+    try:
+        yield
+    finally:
+        limit.cancel()
+
+
+@contextmanager
 def joined(place: Place, settings: ParallelSection, device: torch.device) -> Iterator[Processes]:
     """The world of all processes that were started together, within which an error on one ends all.
 
@@ -407,15 +422,31 @@ def joined(place: Place, settings: ParallelSection, device: torch.device) -> Ite
         EconmtError: the processes do not find each other.
         SystemExit: this process had an error that another one tells of.
     """
-    timeout = timedelta(seconds=settings.timeout)
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    this = f"rank {place.rank} ({socket.gethostname()})"
+    watch: _Watch | None = None
+
+    def too_late() -> None:
+        if watch is None:
+            talk(
+                f"econmt: error: {this} did not reach {where} within {settings.timeout} s (parallel.timeout)"
+            )
+            os._exit(_EXIT_LOST)
+        watch.name_absent(where)
+
     try:
-        store, rank, size = next(rendezvous("env://", timeout=timeout))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-        world = Processes(place, settings, store, device)
+        # torch's own limits are of each connection and each of their tries.
+        with _limited(settings.timeout, too_late):
+            timeout = timedelta(seconds=settings.timeout) + _MARGIN
+            store, rank, size = next(rendezvous("env://", timeout=timeout))
+            prefix = f"econmt/{place.restarts}"
+            keys, own = PrefixStore(prefix, store), PrefixStore(prefix, store.clone())
+            watch = _Watch(rank, size, keys, own, settings.timeout)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+            world = Processes(place, settings, watch, keys, device)
     except (RuntimeError, ValueError) as error:
         raise EconmtError(
-            f"rank {place.rank} ({socket.gethostname()}) did not find the other {place.size - 1} ranks at "
-            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} ({printable(error)})"
+            f"{this} did not find the other {place.size - 1} ranks at {where} ({printable(error)})"
         ) from error
     try:
         yield world
