@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.events.api import Event, EventSource
@@ -30,7 +29,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from econmt.errors import talk
 from econmt.parallel.orphans import LAUNCHER
-from econmt.parallel.processes import LOST, SPOKEN, end_all
+from econmt.parallel.processes import LOST
 
 _COMMAND = ("-m", "econmt")
 """Arguments of Python before those of the command line."""
@@ -62,7 +61,6 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> int:
     os.environ[LAUNCHER] = str(os.getpid())
     if sys.platform == "linux":  # the host's own name may lead to an address on which it does not listen
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    rendezvous = _Loopback("127.0.0.1", 0, rank=0, world_size=1, run_id="econmt", timeout=_CONNECTING)
     words = [word.replace("$", "$$") for word in arguments]  # the agent fills in ${local_rank}
     agent = _Agent(
         WorkerSpec(
@@ -70,11 +68,12 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> int:
             local_world_size=processes,
             entrypoint=sys.executable,
             args=(*_COMMAND, *words),
-            rdzv_handler=rendezvous,
+            rdzv_handler=_Loopback(
+                "127.0.0.1", 0, rank=0, world_size=1, run_id="econmt", timeout=_CONNECTING
+            ),
             max_restarts=max_restarts,
             monitor_interval=_POLL,
-        ),
-        rendezvous,
+        )
     )
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -90,12 +89,10 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> int:
 class _Loopback(StaticTCPRendezvous):
     """Rendezvous of one agent, with a new store at each start. It listens on the loopback interface alone."""
 
-    store: Store
-
     def next_rendezvous(self) -> RendezvousInfo:
         listener = socket.create_server(("127.0.0.1", 0))
         self.master_port = listener.getsockname()[1]
-        self._store = self.store = TCPStore(
+        self._store = TCPStore(
             self.master_addr,
             self.master_port,
             is_master=True,
@@ -111,29 +108,25 @@ class _Agent(LocalElasticAgent):
 
     Args:
         spec: what to start.
-        rendezvous: the rendezvous of ``spec``.
 
     Attributes:
         code: exit code of the last start.
     """
 
-    def __init__(self, spec: WorkerSpec, rendezvous: _Loopback) -> None:
+    def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=os.devnull))
+        self.code = 0
         self._max_restarts = spec.max_restarts
-        self._rendezvous_here = rendezvous
         self._signals: list[int] = []
-        self._told_to_leave = False
-        self._start_anew()
-
-    def _start_anew(self) -> None:
-        self.code, self._until = 0, float("inf")
+        self._told_to_leave = self._lost = False
+        self._until = float("inf")
 
     def _construct_event(self, *_: Any, **__: Any) -> Event:
         """Replaces an event that nobody reads; the agent would look up the host's name, which takes long offline."""
         return Event("econmt", EventSource.AGENT)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._start_anew()
+        self.code, self._until = 0, float("inf")
         kept = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGQUIT)}
         found: dict[int, Any] = super()._start_workers(worker_group)
         for number, handler in kept.items():  # the agent's handler would undo nohup
@@ -158,41 +151,28 @@ class _Agent(LocalElasticAgent):
         codes = {rank: process.poll() for rank, process in ranks.items()}
         failed = {rank: code for rank, code in codes.items() if code}
         if failed:
-            now = time.monotonic()
             if self._until == float("inf"):
-                self._until = now + _GRACE
+                self._until = time.monotonic() + _GRACE
                 rank, code = min(failed.items(), key=lambda each: each[1])  # one that was killed, if any
-                self.code = max(code, 0) or 1
-                if code < 0 and not self._told_to_leave:
-                    self._tell(rank, ranks[rank].pid, -code, len(ranks))
-            if None in codes.values() and now < self._until:
+                self._lost = not self._told_to_leave and (code < 0 or code == LOST)
+                killed = 128 - code if self._told_to_leave else 1  # by the signal that told it
+                self.code = killed if code < 0 else 1 if code == LOST else code
+                if self._lost and code < 0:
+                    self._until = 0.0  # the others only wait for it
+                    name = signal.Signals(-code).name
+                    talk(
+                        f"econmt: error: rank {rank} ({socket.gethostname()}, process {ranks[rank].pid}) was killed "
+                        f"by {name}; all ranks leave: the same command goes on from the last saved state"
+                    )
+            if None in codes.values() and time.monotonic() < self._until:
                 return RunResult(state=WorkerState.HEALTHY)
-            self._decide()
             context.close(signal.SIGKILL)
+            if not self._lost:
+                self._remaining_restarts = 0
+            elif self._remaining_restarts:
+                number = self._max_restarts - self._remaining_restarts + 1
+                talk(
+                    f"econmt: all ranks start again from the last saved state ({number} of {self._max_restarts})"
+                )
         found: RunResult = super()._monitor_workers(worker_group)
         return found
-
-    def _decide(self) -> None:
-        """Decides whether all start again: only after one was lost."""
-        if self._told_to_leave or self.code != 1 or not self._keys().check([LOST]):
-            self._remaining_restarts = 0
-        elif self._remaining_restarts:
-            number = self._max_restarts - self._remaining_restarts + 1
-            talk(
-                f"econmt: all ranks start again from the last saved state ({number} of {self._max_restarts})"
-            )
-
-    def _keys(self) -> PrefixStore:
-        number = self._max_restarts - self._remaining_restarts
-        return PrefixStore(f"econmt/{number}", self._rendezvous_here.store)
-
-    def _tell(self, rank: int, pid: int, number: int, size: int) -> None:
-        """Names a rank that was killed, unless a rank has told why all leave."""
-        keys = self._keys()
-        keys.set(LOST, "1")
-        if keys.add(SPOKEN, 1) == 1:
-            talk(
-                f"econmt: error: rank {rank} ({socket.gethostname()}, process {pid}) was killed by "
-                f"{signal.Signals(number).name}; all ranks leave: the same command goes on from the last saved state"
-            )
-        end_all(keys, size, told=True, why="a rank was killed")

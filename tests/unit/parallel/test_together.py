@@ -124,5 +124,5 @@ def test_when_whoever_keeps_the_store_is_gone_one_rank_tells(monkeypatch: pytest
     del keeper
     assert all(each.wait(20) for each in ended)
     (line,) = said
-    assert f"has lost rank 0 ({socket.gethostname()}, process {os.getpid()}), which keeps" in line
+    assert "has lost rank 0, which keeps " in line
     assert "after update 5; all ranks leave: the same command goes on from the last saved state" in line
