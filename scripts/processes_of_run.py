@@ -68,6 +68,14 @@ def port_of(process: int) -> int:
     return int(next(word for word in words if word.startswith(b"MASTER_PORT=")).partition(b"=")[2])
 
 
+def imports_torch(process: int) -> bool:
+    """Returns True if a process has begun to load torch's libraries, or has loaded them."""
+    try:
+        return "libtorch" in Path(f"/proc/{process}/maps").read_text()
+    except OSError:  # it has ended
+        return False
+
+
 def environment_with_mark(mark: str) -> dict[str, str]:
     """Makes the environment of a run that :func:`processes_of_run` finds."""
     return {**os.environ, MARK: mark}

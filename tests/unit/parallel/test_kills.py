@@ -17,6 +17,7 @@ from econmt.training.folder import ModelFolder
 from scripts.processes_of_run import (
     MARK,
     connections_to,
+    imports_torch,
     port_of,
     processes_of_run,
     ranks_of_run,
@@ -91,14 +92,9 @@ def start(tmp_path: Path, text: Path) -> Iterator[Callable[..., Run]]:
         run.end()
 
 
-def imports_torch(run: Run, rank: int) -> bool:
-    process = run.ranks().get(rank)
-    return process is not None and "libtorch" in Path(f"/proc/{process}/maps").read_text()
-
-
 def wait_for_rendezvous(run: Run) -> None:
     """Waits until rank 0 waits for rank 1, which is stopped while it imports torch."""
-    run.wait_until(lambda: imports_torch(run, 1))
+    run.wait_until(lambda: imports_torch(run.ranks().get(1, 0)))
     os.kill(run.ranks()[1], signal.SIGSTOP)
     port = port_of(run.ranks()[0])
     run.wait_until(lambda: connections_to(port) > 1)  # one is the launcher's
@@ -106,7 +102,7 @@ def wait_for_rendezvous(run: Run) -> None:
 
 MOMENTS: dict[str, Callable[[Run], None]] = {
     "start of Python": lambda run: run.wait_until(lambda: len(run.ranks()) == 2),
-    "import of torch": lambda run: run.wait_until(lambda: imports_torch(run, 0)),
+    "import of torch": lambda run: run.wait_until(lambda: imports_torch(run.ranks().get(0, 0))),
     "rendezvous": wait_for_rendezvous,
     "training": Run.wait_until_it_trains,
     "writing of a checkpoint": lambda run: run.wait_until(run.folder.temporaries),

@@ -93,7 +93,9 @@ time.sleep(600)
 
 
 def test_a_signal_before_ranks_can_save_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(monkeypatch, "os.kill(os.getppid(), signal.SIGTERM) if rank else None\ntime.sleep(600)", 3) == 143
+    assert (
+        run(monkeypatch, "os.kill(os.getppid(), signal.SIGTERM) if rank else None\ntime.sleep(600)", 3) == 143
+    )
 
 
 def test_nohup_holds_and_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
