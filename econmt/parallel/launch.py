@@ -98,6 +98,7 @@ class _Loopback(StaticTCPRendezvous):
             is_master=True,
             wait_for_workers=False,
             timeout=self.timeout,
+            use_libuv=False,  # with it torch 2.7 takes no socket
             master_listen_fd=listener.detach(),
         )
         return super().next_rendezvous()

@@ -129,7 +129,7 @@ def test_no_rank_outlives_its_launcher(start: Callable[..., Run], moment: str) -
 
 
 def test_a_rank_that_does_not_come_is_named_in_time(start: Callable[..., Run]) -> None:
-    run = start("parallel.timeout=8")
+    run = start("parallel.timeout=2")
     run.wait_until(lambda: len(run.ranks()) == 2)
     stopped = run.ranks()[1]
     os.kill(stopped, signal.SIGSTOP)
