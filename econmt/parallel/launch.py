@@ -61,6 +61,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> int:
     os.environ[LAUNCHER] = str(os.getpid())
     if sys.platform == "linux":  # the host's own name may lead to an address on which it does not listen
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # torch's default, not the agent's
     words = [word.replace("$", "$$") for word in arguments]  # the agent fills in ${local_rank}
     agent = _Agent(
         WorkerSpec(

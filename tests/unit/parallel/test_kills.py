@@ -128,6 +128,39 @@ def test_no_rank_outlives_its_launcher(start: Callable[..., Run], moment: str) -
     assert seconds_until_all_ended(run.mark, ENDED) < ENDED
 
 
+RANK = """
+import sys, time
+sys.platform = sys.argv[1]
+from econmt.parallel.orphans import end_with_launcher
+end_with_launcher()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+LAUNCHER = """
+import os, subprocess, sys
+platform, code = sys.argv[1:]
+os.environ |= {"TORCHELASTIC_RUN_ID": "run", "ECONMT_LAUNCHER": str(os.getpid())}
+rank = subprocess.Popen([sys.executable, "-c", code, platform], stdout=subprocess.PIPE)
+sys.exit(rank.stdout.readline() != b"ready\\n")
+"""
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_a_rank_ends_with_its_launcher_on_any_system(platform: str) -> None:
+    mark = secrets.token_hex(8)
+    command = [sys.executable, "-c", LAUNCHER, platform, RANK]
+    assert subprocess.run(command, env=econmt_environment({MARK: mark}), check=False).returncode == 0
+    assert seconds_until_all_ended(mark, ENDED) < ENDED
+
+
+def test_a_rank_that_starts_after_its_launcher_has_ended_ends(tmp_path: Path) -> None:
+    environment = econmt_environment({"TORCHELASTIC_RUN_ID": "run", "ECONMT_LAUNCHER": "1"})
+    command = [sys.executable, "-c", RANK, "linux"]
+    found = subprocess.run(command, env=environment, capture_output=True, cwd=tmp_path, check=False)
+    assert (found.returncode, found.stdout) == (1, b"")
+
+
 def test_a_rank_that_does_not_come_is_named_in_time(start: Callable[..., Run]) -> None:
     run = start("parallel.timeout=2")
     run.wait_until(lambda: len(run.ranks()) == 2)

@@ -19,7 +19,11 @@ def run(
 ) -> int:
     monkeypatch.setattr(launch, "_COMMAND", ("-S", "-c", BEGIN + code))
     monkeypatch.setattr(launch, "_GRACE", grace)
-    for name in ("ECONMT_LAUNCHER", "GLOO_SOCKET_IFNAME"):  # what it sets goes when the test ends
+    for name in (
+        "ECONMT_LAUNCHER",
+        "GLOO_SOCKET_IFNAME",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    ):  # what it sets goes when the test ends
         monkeypatch.setenv(name, "")
     return launch.launch(words, 2, restarts)
 
