@@ -40,6 +40,9 @@ _POLL = 0.05
 _GRACE = 8.0
 """Seconds that the others have to leave after one has ended with an error; then they are killed."""
 
+_GRACE_LOST = 2.0
+"""The same after a rank was lost: the others have nothing left to do but to tell of it."""
+
 _CONNECTING = 30
 """Seconds in which the store answers."""
 
@@ -154,11 +157,11 @@ class _Agent(LocalElasticAgent):
         failed = {rank: code for rank, code in codes.items() if code}
         if failed:
             if self._until == float("inf"):
-                self._until = time.monotonic() + _GRACE
                 rank, code = min(failed.items(), key=lambda each: each[1])  # one that was killed, if any
                 self._lost = not self._told_to_leave and (code < 0 or code == LOST)
                 killed = 128 - code if self._told_to_leave else 1  # by the signal that told it
                 self.code = killed if code < 0 else 1 if code == LOST else code
+                self._until = time.monotonic() + (_GRACE_LOST if self._lost else _GRACE)
                 if self._lost and code < 0:
                     self._until = 0.0  # the others only wait for it
                     name = signal.Signals(-code).name

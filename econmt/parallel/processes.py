@@ -412,7 +412,8 @@ def joined(place: Place, settings: ParallelSection, device: torch.device) -> Ite
             timeout = timedelta(seconds=settings.timeout) + _MARGIN
             store, rank, size = next(rendezvous("env://", timeout=timeout))
             prefix = f"econmt/{place.restarts}"
-            keys, own = PrefixStore(prefix, store), PrefixStore(prefix, store.clone())
+            # A connection serves one thread at a time, and torch waits on the first until all have come.
+            keys, own = (PrefixStore(prefix, store.clone()) for _ in range(2))
             watch = _Watch(rank, size, keys, own, settings.timeout)
             watch.start()
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)

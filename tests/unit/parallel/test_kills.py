@@ -164,9 +164,10 @@ def test_a_rank_that_starts_after_its_launcher_has_ended_ends(tmp_path: Path) ->
 def test_a_rank_that_does_not_come_is_named_in_time(start: Callable[..., Run]) -> None:
     run = start("parallel.timeout=2")
     run.wait_until(lambda: len(run.ranks()) == 2)
-    stopped = run.ranks()[1]
-    os.kill(stopped, signal.SIGSTOP)
-    assert run.wait() == 1
+    os.kill(run.ranks()[1], signal.SIGSTOP)
+    port = port_of(run.ranks()[0])
+    run.wait_until(lambda: connections_to(port) > 1)
+    assert run.launcher.wait(2 + 2 * ENDED) == 1
     (line,) = run.said.splitlines()
     assert line.startswith(
         "econmt: error: rank 1 (it never came) does not answer, after update 0; all ranks leave"
