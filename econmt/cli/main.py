@@ -23,6 +23,7 @@ import typer
 import econmt
 from econmt.cli.standard_streams import open_standard_streams
 from econmt.errors import EconmtError, InputError, printable, talk
+from econmt.parallel.orphans import end_with_launcher
 
 VERBS = {
     "train": "Train a model from a recipe, or go on where it stopped.",
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     Codes: 0 done; 1 something failed on the way; 2 something given cannot be used; 70 a bug; 130 interrupted.
     """
+    end_with_launcher()
     # Read when torch is loaded. By default OpenMP's threads spin while they wait for one another, at every step of a
     # recurrent network; where other programs want the cores, they spin in place of the thread that is waited for, and
     # two threads get a twentieth of what one does.
@@ -89,9 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     code = _flushed(code)
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        os._exit(code)  # after an error: who tears down what joins ranks may wait for those that are gone
+    if "RANK" in os.environ and "torch.distributed" in sys.modules:
+        os._exit(code)  # tearing down what joins ranks may wait for ranks that are gone, without a limit
     sys.exit(code)
 
 
