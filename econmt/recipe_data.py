@@ -118,7 +118,7 @@ class Filters(Section):
         gt=0.0,
         le=1.0,
         description="pairs with a side that py3langid, with at least this probability, finds to be in another "
-        "language than data.source or data.target says (needs econmt[language]); null: none",
+        "language than data.source or data.target says (needs the package py3langid); null: none",
     )
 
     @property

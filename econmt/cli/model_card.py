@@ -146,7 +146,7 @@ def _introduction(facts: _Facts) -> str:
         f"{what}\n\n{kind} of {facts.parameters:,} parameters, trained with econmt {econmt.__version__}; the whole "
         "recipe is in `recipe.yaml`.\n\n"
         "```bash\n"
-        'pip install "econmt[hub]"\n'
+        "pip install '.[hub]'  # in a checkout of econmt\n"
         + (
             _translate_line(data)
             if isinstance(data, Data)

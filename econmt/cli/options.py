@@ -99,7 +99,9 @@ RecipeArgument = Annotated[str, typer.Argument(help="Recipe: a YAML file or a sh
 OverridesArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys to change, e.g. training.seed=2.")
 ]
-DataDirOption = Annotated[Path | None, typer.Option(help="Folder with the text, looked at first.")]
+DataDirOption = Annotated[
+    Path | None, typer.Option(help="Folder with the text; text beside the recipe comes first.")
+]
 VerifyOption = Annotated[
     bool,
     typer.Option(

@@ -92,7 +92,9 @@ def serve(
     """
     for name in _PACKAGES:
         if importlib.util.find_spec(name) is None:
-            raise InputError(f"econmt serve needs the package {name}; install econmt[serve]")
+            raise InputError(
+                f"econmt serve needs the package {name}; pip install starlette uvicorn prometheus-client"
+            )
     from econmt.serving.access import Keys, read_keys
     from econmt.serving.app import Service
     from econmt.serving.models import by_pair

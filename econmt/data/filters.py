@@ -77,7 +77,7 @@ def language_classifier(languages: Iterable[str]) -> Classify:
     except ImportError:
         raise InputError(
             "data.filters.language_certainty: languages are told by py3langid, which is not installed; pip install "
-            '"econmt[language]", or leave the key out'
+            "py3langid, or leave the key out"
         ) from None
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     for language in languages:

@@ -1,4 +1,4 @@
-"""Parallel text in Parquet files, as Hugging Face's data sets have it, read by pyarrow (``econmt[parquet]``)."""
+"""Parallel text in Parquet files, as Hugging Face's data sets have it, read by pyarrow (the extra ``parquet``)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_parquet(path: Path, source: str, target: str) -> Iterator[tuple[str, st
         from pyarrow import parquet
     except ImportError:
         raise InputError(
-            f'{path}: Parquet files are read by pyarrow, which is not installed; pip install "econmt[parquet]"'
+            f"{path}: Parquet files are read by pyarrow, which is not installed; pip install pyarrow"
         ) from None
     refuse_pipe(path)
     row = 0

@@ -1,7 +1,7 @@
 """Paragraphs, a line each, translated sentence by sentence and put together again.
 
-Sentences are split by sentence-splitter (``econmt[sentences]``), the splitter of Moses and Europarl: rules with a list
-of abbreviations for each of some twenty languages.
+Sentences are split by sentence-splitter (the extra ``sentences``), the splitter of Moses and Europarl: rules with a
+list of abbreviations for each of some twenty languages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def sentence_splitter(language: str) -> Split:
     except ImportError:
         raise InputError(
             "--split-sentences: sentences are split by sentence-splitter, which is not installed; pip install "
-            '"econmt[sentences]", or split them yourself'
+            "sentence-splitter, or split them yourself"
         ) from None
     code = language.lower().replace("_", "-").partition("-")[0]
     try:

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub, ``hf://OWNER/NAME`` for a folder, fetched by huggingface_hub (``econmt[hub]``)."""
+"""Models of the Hugging Face Hub, ``hf://OWNER/NAME`` for a folder, fetched by huggingface_hub (the extra ``hub``)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def local_model(name: Path | str) -> Path:
     except ImportError:
         raise InputError(
             f"{shown}: models of the Hub are fetched by huggingface_hub, which is not installed; pip install "
-            '"econmt[hub]", or give a model folder'
+            "huggingface_hub, or give a model folder"
         ) from None
     try:
         return Path(snapshot_download(match["id"], revision=match["revision"], allow_patterns=list(FILES)))

@@ -205,8 +205,11 @@ def translate(data: Path, folder: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    verb, places = sys.argv[1], [Path(word) for word in sys.argv[2:4]]
-    if verb == "train":
-        train(*places, int(sys.argv[4]), int(sys.argv[5]))
-    else:
-        translate(*places, Path(sys.argv[4]))
+    words = sys.argv[1:]
+    in_bfloat16 = words[0] == "--bfloat16"
+    verb, data, folder, *rest = words[in_bfloat16:]
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=in_bfloat16):
+        if verb == "train":
+            train(Path(data), Path(folder), *map(int, rest))
+        else:
+            translate(Path(data), Path(folder), Path(rest[0]))

@@ -7,13 +7,14 @@ from .econmt import Econmt, EconmtFloat32
 from .fairseq import Fairseq
 from .joeynmt import JoeyNMT
 from .opennmt import OpenNMT
-from .plain import Plain
+from .plain import Plain, PlainBfloat16
 from .sockeye import Sockeye
 
 TOOLKITS: dict[str, type[Toolkit]] = {
     "econmt": Econmt,
     "econmt-float32": EconmtFloat32,
     "plain": Plain,
+    "plain-bfloat16": PlainBfloat16,
     "fairseq": Fairseq,
     "opennmt": OpenNMT,
     "joeynmt": JoeyNMT,

@@ -18,6 +18,7 @@ class Plain(Toolkit):
     devices = ("cpu",)
     package = "torch"
     differs = "our own 200 lines, with buckets, packed encoder, combined gates, fused Adam"
+    options: tuple[str, ...] = ()
 
     @property
     def requirements(self) -> Path | None:
@@ -33,7 +34,7 @@ class Plain(Toolkit):
         return []
 
     def _command(self, places: Places, verb: str, *arguments: object) -> Command:
-        words = [str(places.interpreter), str(LAUNCHERS / "plain.py"), verb, str(places.data)]
+        words = [str(places.interpreter), str(LAUNCHERS / "plain.py"), *self.options, verb, str(places.data)]
         return Command([*words, *map(str, arguments)])
 
     def train(self, places: Places, model: Path, updates: int) -> Command:
@@ -48,3 +49,11 @@ class Plain(Toolkit):
         """Search and writing, without start-up."""
         found = _TRANSLATED.search(line)
         return float(found[1]) if found else None
+
+
+class PlainBfloat16(Plain):
+    """The plain loop with products in bfloat16, which takes one line of ``torch.autocast``."""
+
+    name = "plain PyTorch loop, bfloat16"
+    differs = 'torch.autocast("cpu", dtype=torch.bfloat16)'
+    options = ("--bfloat16",)

@@ -40,7 +40,10 @@ def test_what_cannot_be_served_is_told_in_a_line(
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else real(name))
     lacking = call("serve", "-m", tmp_path)
-    assert lacking.err == "econmt: error: econmt serve needs the package uvicorn; install econmt[serve]\n"
+    assert (
+        lacking.err
+        == "econmt: error: econmt serve needs the package uvicorn; pip install starlette uvicorn prometheus-client\n"
+    )
 
 
 def test_auto_is_8_bits_where_the_model_is_not_tiny(tmp_path: Path) -> None:

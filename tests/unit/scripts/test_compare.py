@@ -171,6 +171,8 @@ def test_all_models_are_matched(tmp_path: Path) -> None:
         assert "512" in said[key]
     assert "precision: float32" in said["econmt-float32"]
     assert "precision" not in said["econmt"]
+    assert "--bfloat16" in said["plain-bfloat16"]
+    assert "--bfloat16" not in said["plain"]
 
 
 def test_the_table_has_medians_and_names_what_failed(tmp_path: Path) -> None:

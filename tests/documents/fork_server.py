@@ -1,0 +1,109 @@
+"""Runs ``econmt`` commands in forks of one process that has imported everything already.
+
+A page of the documentation has dozens of commands, each of which would import torch anew: two seconds of a core. The
+client, which stands on the ``PATH`` under the name ``econmt``, hands over its arguments, environment, folder and
+standard streams; a fork of the server becomes that command, and the client leaves with its exit code.
+
+    python fork_server.py SOCKET
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+CLIENT = """\
+import array, json, os, signal, socket, struct, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+connection = socket.socket(socket.AF_UNIX)
+connection.connect({socket!r})
+words = [{program!r}, *sys.argv[1:]]
+request = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
+streams = array.array("i", [0, 1, 2])
+connection.sendmsg([struct.pack("I", len(request))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+connection.sendall(request)
+answer = connection.recv(4)
+sys.exit(struct.unpack("i", answer)[0] if len(answer) == 4 else 99)
+"""
+"""The program of a client, to be formatted with the path of the server's socket and the name of its program."""
+
+PRELOADED = (
+    "econmt.api",
+    "econmt.cli.train",
+    "econmt.cli.translate",
+    "econmt.cli.profile",
+    "econmt.memory.report",
+    "econmt.training.run",
+    "matplotlib.figure",
+    "sacrebleu",
+    "sentencepiece",
+)
+
+
+def serve(path: str) -> NoReturn:
+    """Answers clients until the process is ended."""
+    for name in PRELOADED:
+        __import__(name)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
+    while True:
+        connection, _ = listening.accept()
+        if os.fork() == 0:
+            listening.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _answer(connection)
+        connection.close()
+
+
+def _answer(connection: socket.socket) -> NoReturn:
+    """Forks once more: the child becomes the command, the parent sends its exit code."""
+    head, streams, _, _ = socket.recv_fds(connection, 4, 3)
+    (size,) = struct.unpack("I", head)
+    request = b""
+    while len(request) < size:
+        request += connection.recv(size - len(request))
+    words, folder, environment = json.loads(request)
+    child = os.fork()
+    if child == 0:
+        connection.close()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        _become(words)
+    for stream in streams:
+        os.close(stream)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    connection.sendall(struct.pack("i", code if code >= 0 else 128 - code))
+    os._exit(0)
+
+
+def _become(words: Sequence[str]) -> NoReturn:
+    from econmt.cli.main import main
+
+    sys.argv = list(words)
+    code = 70
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

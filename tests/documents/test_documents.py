@@ -1,0 +1,189 @@
+"""Every console block and Python example of README.md and docs/ works, from the first line of its page to the last."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+from tests.documents import tiny
+from tests.documents.blocks import (
+    ONLY_PARSED,
+    PAGES,
+    Block,
+    blocks,
+    commands,
+    console_blocks,
+    why_only_parsed,
+)
+from tests.documents.shell import Shell
+
+NEEDS_EXTRA = {"serve ": "starlette", "--split-sentences": "sentence_splitter"}
+"""Commands that need an optional package, by what they contain."""
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    opened = Shell(tmp_path_factory.mktemp("documents"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+MINE = {"output": "runs/mine", "data": {"train": ["mytext"], "valid": "mytext.valid", "test": None}}
+"""How a reader changes the copy of a recipe."""
+PYTHON_PAGES = ("README.md", "docs/python.md")
+"""Pages whose Python blocks, one after the other, are a program."""
+
+
+class Reader:
+    """Follows one page: runs its commands in order, and edits recipes as its YAML blocks say."""
+
+    def __init__(self, page: str, shell: Shell, folder: Path) -> None:
+        self.page, self.shell, self.folder = page, shell, folder
+        self.server: subprocess.Popen[bytes] | None = None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def follow(self) -> None:
+        for block in blocks(self.page):
+            if block.language in ("bash", "console", "sh"):
+                for command in commands(block):
+                    if why_only_parsed(command) is None:
+                        self.execute(command, block)
+            elif block.language == "yaml" and (self.folder / "mine.yaml").is_file():
+                self.edit(yaml.safe_load(block.text))
+
+        program = [block for block in blocks(self.page) if block.language == "python"]
+        if program and self.page in PYTHON_PAGES:
+            text = "\n".join(block.text for block in program).replace("3000", "2")
+            self.check(f"{shlex.quote(sys.executable)} -c {shlex.quote(text)}", program[0])
+
+    def execute(self, command: str, block: Block) -> None:
+        for part, package in NEEDS_EXTRA.items():
+            if part in command:
+                pytest.importorskip(package)
+        if command.startswith("econmt serve"):
+            self.stop()
+            self.server = self.shell.serve(command, self.folder, self.port)
+            return
+        self.check(command.replace("127.0.0.1:5000", f"127.0.0.1:{self.port}"), block)
+        if command.startswith("econmt recipes copy"):
+            self.edit(MINE)
+
+    def check(self, command: str, block: Block) -> None:
+        done = self.shell.run(command, self.folder)
+        said = (
+            f"{self.page}, block at line {block.line}: {command}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+        )
+        assert done.returncode == 0, f"exit code {done.returncode}: {said}"
+        assert "Traceback" not in done.stderr, said
+        if command.startswith("curl"):
+            assert '"error"' not in done.stdout, said
+
+    def edit(self, changes: dict[str, Any]) -> None:
+        """Changes ``mine.yaml`` as a reader would in an editor."""
+        file = self.folder / "mine.yaml"
+        recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
+        file.write_text(yaml.safe_dump(_merged(recipe, changes), allow_unicode=True), encoding="utf-8")
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.send_signal(signal.SIGTERM)
+            self.server.communicate(timeout=60)
+            self.server = None
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    return old | {key: _merged(old.get(key), value) for key, value in new.items()}
+
+
+def _nested(keys: Sequence[str], value: object) -> dict[str, object]:
+    return {keys[0]: _nested(keys[1:], value) if len(keys) > 1 else value}
+
+
+def _provide(page: str, shell: Shell, store: Path, folder: Path) -> None:
+    def train(command: str, where: Path) -> None:
+        done = shell.run(command, where)
+        assert done.returncode == 0, done.stderr
+
+    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    (folder / ".venv").mkdir()
+    (folder / ".venv" / "bin").symlink_to(Path(shell.environment["PATH"].split(os.pathsep)[0]))
+    shutil.copytree(shell.environment["ECONMT_DATA"], folder, dirs_exist_ok=True)
+    tiny.write_texts(folder)
+    tiny.write_texts(store)
+    text = "\n".join(
+        block.text for block in blocks(page) if block.language not in ("", "yaml", "ini", "nginx")
+    )
+    tiny.provide_models(folder, text, store, train)
+    if "mine.yaml" in text and "copy multi30k mine.yaml" not in text:
+        shutil.copy(ROOT / "recipes" / "multi30k.yaml", folder / "mine.yaml")
+        reader = Reader(page, shell, folder)
+        reader.edit(MINE)
+        for key, value in tiny.TRANSLATION.items():
+            reader.edit(_nested(key.split("."), yaml.safe_load(value)))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if console_blocks(page) or page == "docs/python.md"])
+def test_what_a_page_says_works(page: str, shell: Shell, store: Path, tmp_path: Path) -> None:
+    _provide(page, shell, store, tmp_path)
+    reader = Reader(page, shell, tmp_path)
+    try:
+        reader.follow()
+    finally:
+        reader.stop()
+
+
+def test_only_named_commands_are_not_executed() -> None:
+    every = [command for page in PAGES for block in console_blocks(page) for command in commands(block)]
+    skipped = [command for command in every if why_only_parsed(command)]
+    assert len(every) - len(skipped) > 80
+    for reason, parts in ONLY_PARSED.items():
+        for part in parts:
+            assert any(part in f"{command} " for command in every), f"no page has '{part}' ({reason})"
+
+
+@pytest.mark.parametrize(
+    "command",
+    sorted(
+        {
+            command
+            for page in PAGES
+            for block in console_blocks(page)
+            for command in commands(block)
+            if re.search(r"\bscripts[./]\S*?(\.py\b|\.\w+ )", command) and "econmt train" not in command
+        }
+    ),
+)
+def test_scripts_have_the_options_that_pages_give(command: str, shell: Shell) -> None:
+    words = shlex.split(command)
+    number = next(place for place, word in enumerate(words) if word.startswith(("scripts/", "scripts.")))
+    file = ROOT / words[number] if "/" in words[number] else ROOT / f"{words[number].replace('.', '/')}.py"
+    assert file.is_file(), words[number]
+    source = file.read_text(encoding="utf-8") + "".join(
+        other.read_text(encoding="utf-8") for other in file.parent.glob("*.py")
+    )
+    own = words[number + 1 :]
+    for option in own[: own.index("--") if "--" in own else None]:
+        if option.startswith("--") and option != "--":
+            assert f'"{option}"' in source, f"{words[number]} has no {option}"
