@@ -13,7 +13,14 @@ from typing import Protocol
 
 import pytest
 
+from tests import extras
+
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the hooks that pytest asks of a folder before it has read the folder's conftest.py."""
+    config.pluginmanager.register(extras)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers

@@ -143,6 +143,8 @@ def test_on_a_gpu_what_does_not_fit_is_estimated(
     speed: float,
     outside: int | None,
 ) -> None:
+    pytest.importorskip("triton")
+
     class FakeStep:
         """A step on a GPU that is too small for the reference."""
 
@@ -180,6 +182,8 @@ def test_on_a_gpu_what_does_not_fit_is_estimated(
 
 
 def test_a_gpu_too_small_for_the_model(task: TranslationTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+
     def fail(*_: object) -> None:
         raise torch.cuda.OutOfMemoryError
 
@@ -313,6 +317,7 @@ def test_each_technique_alone_keeps_less_than_the_reference(row: Technique) -> N
 
 
 def test_kernels_are_compared_as_a_run_uses_them() -> None:
+    pytest.importorskip("triton")
     with rules_only("cuda"):
         rows = {row.name: row.implementations for row in techniques("auto", "cuda", False)}
         named = {row.name: row.implementations for row in techniques("gates", "cuda", False)}
