@@ -1,7 +1,7 @@
 """Recipe keys that act only together with another key, and the check that finds those that cannot act.
 
 :data:`RULES` has one entry for each such key. A key that is not in it acts always, or a validator of its section
-checks it; ``tests/unit/test_recipe_conditions.py`` lists those and fails for a key that is in neither list.
+checks it.
 """
 
 from __future__ import annotations

@@ -89,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _run(words, debug)
         _handle_interrupts(signal.SIG_IGN)  # what libraries do when Python ends would make a crash of it
     except KeyboardInterrupt:
+        _handle_interrupts(signal.SIG_IGN)
         code = EXIT_INTERRUPTED
     code = _flushed(code)
     if "RANK" in os.environ and "torch.distributed" in sys.modules:

@@ -1,7 +1,7 @@
 """Downloads that can be interrupted: resumed by range requests, checked, and renamed only when whole.
 
 Written on ``urllib``: pooch starts anew after every interruption, has neither git blob ids nor checksums of what a gzip
-file holds, and raises the same exceptions of the network, untranslated (docs/lab-notes.md, "Downloads by pooch").
+file holds, and raises the same exceptions of the network, untranslated.
 """
 
 from __future__ import annotations

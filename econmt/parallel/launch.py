@@ -65,6 +65,7 @@ def launch(arguments: Sequence[str], processes: int, max_restarts: int) -> int:
     if sys.platform == "linux":  # the host's own name may lead to an address on which it does not listen
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # torch's default, not the agent's
+    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT")  # others would undo nohup
     words = [word.replace("$", "$$") for word in arguments]  # the agent fills in ${local_rank}
     agent = _Agent(
         WorkerSpec(
@@ -134,7 +135,7 @@ class _Agent(LocalElasticAgent):
         self.code, self._until = 0, float("inf")
         kept = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGQUIT)}
         found: dict[int, Any] = super()._start_workers(worker_group)
-        for number, handler in kept.items():  # the agent's handler would undo nohup
+        for number, handler in kept.items():  # agents before torch 2.9 handle them all
             signal.signal(number, handler)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._receive)

@@ -135,7 +135,7 @@ def test_interrupted_is_quiet_however_often(run_verb: Any, monkeypatch: pytest.M
     handlers: list[object] = []
     monkeypatch.setattr(command.signal, "signal", lambda _, handler: handlers.append(handler))
     assert run_verb(fails_with(KeyboardInterrupt())) == (130, "", "")
-    assert handlers == [signal.SIG_IGN]
+    assert handlers == [command._interrupt, signal.SIG_IGN]
 
 
 def test_version(run_econmt: RunEconmt) -> None:
@@ -303,3 +303,28 @@ def test_ctrl_c_while_python_ends_changes_nothing() -> None:
         [sys.executable, "-c", code], env=econmt_environment(), capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"econmt {__version__}\n", "")
+
+
+def test_ctrl_c_in_executed_text_is_no_death_by_signal(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "import econmt.cli.main as command\n"
+        "from econmt.__main__ import main\n"
+        "def run(*_):\n"
+        "    exec('os.kill(os.getpid(), signal.SIGINT)\\nfor _ in range(1000): pass')\n"
+        "command._application = run\n"
+        f"import atexit; atexit.register(open, {str(tmp_path / 'made')!r}, 'w')\n"
+        "sys.argv = ['econmt', 'train']\n"
+        "main()"
+    )
+    (tmp_path / "presses.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "presses"],
+        cwd=tmp_path,
+        env=econmt_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (tmp_path / "made").exists()
