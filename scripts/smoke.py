@@ -28,7 +28,7 @@ NEEDS_LIBRARY = "installed without its C library"
 WAIT_SECONDS = 120.0
 
 
-class Failure(Exception):
+class Failure(Exception):  # noqa: N818  a message, not a bug
     """One or several lines that tell what went wrong."""
 
 
