@@ -1,25 +1,25 @@
 """Runs a small suite with the econmt that the running Python has: ``python scripts/smoke.py``.
 
-It trains a tiny model, translates, scores, exports and serves, through the command line alone, and compares what has to be
-equal. ``--ops`` is for an installation of ``econmt_ops`` alone, ``--library no`` for one without the C library. Each step is
-a line on standard output; the first failure ends it with exit code 1.
+It trains a tiny model, translates, scores, exports and serves, through the command line alone, and compares what has to
+be equal. ``--ops`` is for an installation of ``econmt_ops`` alone, ``--library no`` for one without the C library. Each
+step is a line on standard output; the first failure ends it with exit code 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import http.client
 import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -147,15 +147,11 @@ class Suite:
         expected = self._translated().splitlines()[0]
         with self._server() as address:
             asked = json.dumps({"q": "seven", "source": "en", "target": "de"}).encode()
-            request = urllib.request.Request(
-                f"{address}/translate", asked, {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
-                found = json.load(answer)["translatedText"]
+            found = json.loads(get(address, "/translate", asked)[1])["translatedText"]
             expect(found == expected, f"the server translates {found!r}, econmt translate {expected!r}")
             for path in ("/", "/health", "/metrics", "/languages"):
-                with urllib.request.urlopen(address + path, timeout=WAIT_SECONDS) as answer:
-                    expect(answer.status == 200, f"{path}: {answer.status}")
+                status, _ = get(address, path)
+                expect(status == 200, f"{path}: {status}")
 
     @contextlib.contextmanager
     def _server(self) -> Iterator[str]:
@@ -171,7 +167,7 @@ class Suite:
                 stdout=stream,
                 stderr=stream,
             )
-        address = f"http://127.0.0.1:{port}"
+        address = f"127.0.0.1:{port}"
         try:
             end = time.monotonic() + WAIT_SECONDS
             while not is_up(address):
@@ -260,19 +256,28 @@ def expect(holds: bool, what: str) -> None:
 
 def free_port() -> int:
     """A port of this machine that nobody listens on."""
-    import socket
-
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
 
 
+def get(address: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """The status and the content of what a server answers; with a body, which is JSON, to a POST."""
+    connection = http.client.HTTPConnection(address, timeout=WAIT_SECONDS)
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    try:
+        connection.request("GET" if body is None else "POST", path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
 def is_up(address: str) -> bool:
     """True if the server answers that it is well."""
     try:
-        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+        return get(address, "/health")[0] == 200
+    except OSError:
         return False
 
 
