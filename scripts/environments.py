@@ -83,15 +83,16 @@ def environments(pythons: Sequence[str], names: Sequence[str]) -> Iterator[Envir
 
 
 def found_pythons() -> list[str]:
-    """The interpreters of supported versions that are on the path, the oldest version first."""
-    there = [shutil.which(f"python{version}") for version in PYTHONS]
-    return [path for path in there if path is not None] or [sys.executable]
+    """The interpreters of supported versions that are on the path and run; a stub of pyenv may not."""
+    there = [path for version in PYTHONS if (path := shutil.which(f"python{version}")) is not None]
+    return [path for path in there if version_of(path)] or [sys.executable]
 
 
 def version_of(python: str) -> tuple[int, ...]:
-    """The version of an interpreter."""
+    """The version of an interpreter; empty if it does not run."""
     code = "import sys; print(*sys.version_info[:2])"
-    return tuple(map(int, subprocess.check_output([python, "-c", code], text=True).split()))
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return tuple(map(int, done.stdout.split())) if done.returncode == 0 else ()
 
 
 def run(words: Sequence[object], env: Mapping[str, str], cwd: Path) -> None:
