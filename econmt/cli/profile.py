@@ -13,7 +13,7 @@ import torch
 import typer
 
 from econmt import limits
-from econmt.cli.computing import warn_of_crowd
+from econmt.cli.computing import warn_of_slowness
 from econmt.cli.consoles import table_console
 from econmt.cli.options import (
     BucketOption,
@@ -263,7 +263,7 @@ def _settled(recipe: Recipe, where: torch.device, predicted: bool) -> tuple[int 
     count = threads_for(recipe.training.threads, where, recipe.model.widest).number
     with reproducible(where, count):
         if where.type == "cpu" and not predicted:
-            warn_of_crowd()
+            warn_of_slowness()
         return count, precision_of_run(recipe, where).dtype
 
 

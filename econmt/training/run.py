@@ -17,7 +17,7 @@ from econmt.data.store import PreparedData, left_out, prepare, reopen
 from econmt.data.subwords import fingerprint
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.precision import Precision, precision_of_run
-from econmt.engine.threads import Threads, crowded, threads_for
+from econmt.engine.threads import Threads, crowded, missing_library, threads_for
 from econmt.engine.world import World, jsonable
 from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.evaluation.metrics import recipe_tokenizer
@@ -179,8 +179,8 @@ def train(
     trainer, notes = make_trainer(recipe, folder, prepared, start, world)
     if threads is not None:
         notes.append(f"threads: {threads.number} ({threads.why})")
-        warning = crowded(threads.number)
-        notes += [] if warning is None else [f"warning: {warning}"]
+        warnings = crowded(threads.number), missing_library()
+        notes += [f"warning: {line}" for line in warnings if line is not None]
     try:
         if world.writes:
             _write_recipe(folder.recipe, recipe)
