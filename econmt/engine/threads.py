@@ -52,8 +52,8 @@ def missing_library() -> str | None:
     if native.is_built():
         return None
     return (
-        "econmt was installed without its C library: on a CPU it translates two to three times as slowly and trains more "
-        "slowly, with the same results; install gcc or set CC, then install econmt again"
+        "econmt was installed without its C library: on a CPU it translates two to three times as slowly and trains "
+        "more slowly, with the same results; install gcc or set CC, then install econmt again"
     )
 
 
