@@ -77,15 +77,17 @@ $(state)/installed: $(state)/constraints.txt $(sources)
 	$(say_built)
 	@touch $@
 
-$(state)/tested: $(state)/constraints.txt $(sources)
-	$(python) -m pip install --constraint $(state)/constraints.txt --editable '.[test]'
-	$(say_built)
-	@touch $@ $(state)/installed
+# Triton comes with a torch for CUDA, in the version that it needs; else the tests take the one that they ran with.
+$(state)/tested: $(state)/installed
+	@$(python) -c 'import importlib.metadata as m, sys; sys.exit("triton" in str(m.requires("torch")))' && \
+	grep '^triton==' constraints.txt > $(state)/triton.txt || : > $(state)/triton.txt
+	$(python) -m pip install --constraint $(state)/constraints.txt --constraint $(state)/triton.txt --editable '.[test]'
+	@touch $@
 
 # The tested versions, but for a torch that is there already.
 $(state)/constraints.txt: constraints.txt | $(state)
 	@torch=$$($(python) -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' 2>/dev/null); \
-	sed "s/^torch==.*/$${torch:-&}/" constraints.txt > $@
+	sed "s/^torch==.*/$${torch:-&}/; /^triton==/d" constraints.txt > $@
 
 $(state):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

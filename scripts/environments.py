@@ -33,7 +33,7 @@ EXTRAS = "serve,parquet,language,sentences,hub"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 CHOICES = ("lowest", "tested", "newest", "editable", "no-compiler", "ops")
 NO_COMPILER = {"CC": "/nonexistent/cc"}
-HIGHEST = re.compile(r"^torch==.*", re.MULTILINE)
+TORCH, TRITON = re.compile(r"^torch==.*", re.MULTILINE), re.compile(r"^triton==.*\n", re.MULTILINE)
 
 
 class Environment(NamedTuple):
@@ -65,8 +65,8 @@ def lower_bounds() -> str:
 
 def environments(pythons: Sequence[str], names: Sequence[str]) -> Iterator[Environment]:
     """The environments of these names; ``pythons`` are interpreters, the oldest version first."""
-    tested = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-    torch = "".join(HIGHEST.findall(tested)) + "\n"
+    tested = TRITON.sub("", (ROOT / "constraints.txt").read_text(encoding="utf-8"))  # torch's own, if any
+    torch = "".join(TORCH.findall(tested)) + "\n"
     if "lowest" in names:
         yield Environment("lowest", pythons[0], lower_bounds())
     if "tested" in names:
@@ -105,7 +105,8 @@ def run(words: Sequence[object], env: Mapping[str, str], cwd: Path) -> None:
         [str(word) for word in words], env=env, cwd=cwd, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        print(done.stdout[-4000:] + done.stderr[-4000:], flush=True)
+        said = [line for line in (done.stdout + done.stderr).splitlines() if "WARNING" not in line]
+        print("\n".join(said[-40:]), flush=True)
         done.check_returncode()
 
 
