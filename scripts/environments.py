@@ -30,6 +30,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = "serve,parquet,language,sentences,hub"
+SOME_EXTRAS = {
+    "lowest": "serve,parquet,sentences,hub",  # no version of py3langid without a pickled model allows numpy 1
+    "no-compiler": "serve",  # what the other extras bring must not be missed
+}
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 CHOICES = ("lowest", "tested", "newest", "editable", "no-compiler", "ops")
 NO_COMPILER = {"CC": "/nonexistent/cc"}
@@ -140,7 +144,7 @@ def try_one(which: Environment, folder: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(site, [name for name in archive.namelist() if name.startswith("econmt_ops/")])
     else:
-        extras = "serve" if which.name == "no-compiler" else EXTRAS  # others must not be missed
+        extras = SOME_EXTRAS.get(which.name, EXTRAS)
         run([*pip, *(["--editable"] if which.editable else []), f"{source}[{extras}]"], env, folder)
     suite = [python, ROOT / "scripts" / "smoke.py", *(["--ops"] if which.ops else [])]
     done = subprocess.run(
