@@ -161,4 +161,4 @@ def test_metadata(wheel: Path) -> None:
     assert f"\nVersion: {__version__}\n" in metadata
     assert "\nRequires-Dist: torch>=2.4\n" in metadata
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
-    assert "econmt = econmt.cli.main:main" in scripts
+    assert "econmt = econmt.__main__:main" in scripts
