@@ -35,6 +35,7 @@ SCANS = (
     (1, 1_048_576, 128),
 )
 TURNS = 9
+LARGE = recompute.LARGE_VOCABULARY
 
 
 def has(name: str) -> bool:
@@ -99,7 +100,7 @@ def layers() -> dict[str, Call]:
         return functional.cross_entropy(functional.linear(hidden, weight).float(), targets)
 
     found: dict[str, Call] = {
-        "ours": functools.partial(ours, recompute.LARGE_VOCABULARY),
+        "ours": functools.partial(ours, LARGE),
         "ours, by rows": functools.partial(ours, 1 << 62),
         "ours, by words": functools.partial(ours, 0),
         "torch": by_torch,
