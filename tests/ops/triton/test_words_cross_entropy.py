@@ -81,7 +81,7 @@ def test_equals_torch(
     assert found[1][2::3].eq(0).all()
 
 
-@pytest.mark.parametrize(("rows", "hidden", "kept"), [(8192, 2048, 14), (4096, 4096, 30)])
+@pytest.mark.parametrize(("rows", "hidden", "kept"), [(8192, 2048, 4), (4096, 4096, 9)])
 def test_where_logits_lie(rows: int, hidden: int, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No slice's logits are overwritten before they are used, neither by gradients nor by each other."""
     monkeypatch.undo()

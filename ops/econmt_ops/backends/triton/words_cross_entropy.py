@@ -23,10 +23,10 @@ from econmt_ops.backends.triton.sliced_cross_entropy import Labels, _numbers, sl
 from econmt_ops.core.alignment import even
 from econmt_ops.core.chunks import add_outer
 
-SLICE_BYTES = 32 << 20
+SLICE_BYTES = 96 << 20
 """The logits of a slice: what the second-level cache holds."""
 
-_BUFFER_BYTES = 16 << 20
+_BUFFER_BYTES = 28 << 20
 """Those of the last slices, for which there is no other room."""
 
 _ROUND_WORDS = 256
