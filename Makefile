@@ -1,6 +1,7 @@
 # make quickstart   installs econmt and trains a small translation model in a few minutes
 # make test         installs the test extras and runs every check but the long tests
 # make test-all     the long ones, too
+# make environments installs in other Pythons, with the lowest and newest versions, without a compiler, and tries each
 #
 # Both make an environment in .venv the first time. To use another one:
 #   make test VENV=/path/to/venv         a virtual environment, made if it is missing
@@ -23,7 +24,7 @@ endif
 # Two workers with one thread each are quicker than one worker with two threads: most tests are too small for threads.
 pytest = OMP_NUM_THREADS=1 $(python) -m pytest -n 2 --dist worksteal --durations 30
 
-.PHONY: quickstart test test-all thorough lint format type unit slow docs clean
+.PHONY: quickstart test test-all thorough lint format type unit slow docs environments clean
 
 quickstart: $(state)/installed
 	@start=$$(date +%s); \
@@ -54,6 +55,9 @@ slow: $(state)/tested
 thorough: $(state)/tested
 	$(pytest) -m thorough $(PYTEST_ARGS)
 
+environments: $(state)/installed
+	$(python) scripts/environments.py
+
 docs: $(state)/installed
 	$(python) scripts/make_recipe_reference.py
 
@@ -73,15 +77,17 @@ $(state)/installed: $(state)/constraints.txt $(sources)
 	$(say_built)
 	@touch $@
 
-$(state)/tested: $(state)/constraints.txt $(sources)
-	$(python) -m pip install --constraint $(state)/constraints.txt --editable '.[test]'
-	$(say_built)
-	@touch $@ $(state)/installed
+# Triton comes with a torch for CUDA, in the version that it needs; else the tests take the one that they ran with.
+$(state)/tested: $(state)/installed
+	@$(python) -c 'import importlib.metadata as m, sys; sys.exit("triton" in str(m.requires("torch")))' && \
+	grep '^triton==' constraints.txt > $(state)/triton.txt || : > $(state)/triton.txt
+	$(python) -m pip install --constraint $(state)/constraints.txt --constraint $(state)/triton.txt --editable '.[test]'
+	@touch $@
 
 # The tested versions, but for a torch that is there already.
 $(state)/constraints.txt: constraints.txt | $(state)
 	@torch=$$($(python) -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' 2>/dev/null); \
-	sed "s/^torch==.*/$${torch:-&}/" constraints.txt > $@
+	sed "s/^torch==.*/$${torch:-&}/; /^triton==/d" constraints.txt > $@
 
 $(state):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

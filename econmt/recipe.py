@@ -18,6 +18,7 @@ from pydantic_core import PydanticKnownError
 
 from econmt import limits
 from econmt.errors import InputError, printable, talk
+from econmt.recipe_conditions import idle_values
 from econmt.recipe_data import Data as Data
 from econmt.recipe_data import Mixing as Mixing
 from econmt.recipe_data import Noise as Noise
@@ -118,7 +119,8 @@ class Training(Section):
         ge=1,
         le=limits.TRANSLATED,
         description="rows into which a language model's validation text is cut at checkpoints; more are faster, and "
-        "each begins without what stands before it; the figures at the end are of one row",
+        "each begins without what stands before it; for the figures at the end each word is given at least the 1,000 "
+        "tokens before it",
     )
     max_buckets: int = Field(
         12,
@@ -433,15 +435,18 @@ def find_recipe(name: Path | str) -> Path:
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Reads a recipe given by path or by shipped name and applies ``key.sub=value`` overrides.
 
+    Values without effect are refused or noted on standard error (:mod:`econmt.recipe_conditions`).
+
     Raises:
         InputError: one line for each thing that is wrong, each naming file and line (or the override) and the key.
     """
     file = find_recipe(path)
-    return load_section(Recipe, _text_of(file), str(file), overrides, rename=rename, note=_note)
+    text = _text_of(file)
+    return load_section(Recipe, text, str(file), overrides, rename=rename, check=idle_values, note=_note)
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Reads the ``recipe.yaml`` of a model folder.
+    """Reads the ``recipe.yaml`` of a model folder; an earlier version may have written values without effect.
 
     Raises:
         InputError: as :func:`load_recipe`; also if there is no such file.

@@ -55,7 +55,10 @@ class SentencePieceSubwords(Section):
         0.0, description="BPE-dropout: probability that a merge is skipped, drawn anew every epoch (bpe only)"
     )
     character_coverage: float = Field(
-        1.0, gt=0.9, le=1.0, description="share of characters that subwords cover (0.9995: Chinese, Japanese)"
+        1.0,
+        ge=0.98,
+        le=1.0,
+        description="share of characters that subwords cover (0.9995: Chinese, Japanese)",
     )
 
     @model_validator(mode="after")

@@ -80,6 +80,8 @@ def check_pipeline(recipe: Any) -> None:
             )
     layers = max(part.layers for part in parts.values())
     if layers < stages:
+        many = "one layer" if layers == 1 else f"{layers} layers"
         raise ValueError(
-            f"parallel.pipeline {stages}: {' and '.join(parts)} have at most {layers} layers to divide"
+            f"parallel.pipeline {stages}: {' and '.join(parts)} have at most {many}; a pipeline has at most as many "
+            "stages as layers"
         )

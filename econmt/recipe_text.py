@@ -28,7 +28,10 @@ class TextSubwords(Section):
         8000, ge=16, le=limits.SUBWORDS, description="number of subwords, special symbols included"
     )
     character_coverage: float = Field(
-        1.0, gt=0.9, le=1.0, description="share of characters that subwords cover (0.9995: Chinese, Japanese)"
+        1.0,
+        ge=0.98,
+        le=1.0,
+        description="share of characters that subwords cover (0.9995: Chinese, Japanese)",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from econmt.errors import InputError
-from econmt.typed_yaml import SectionType, check_section
+from econmt.typed_yaml import SectionType, check_section, shortened
 
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb]")
 
@@ -32,14 +33,39 @@ def shaped_like(kind: type[BaseModel], *, may_be_empty: bool = False) -> AfterVa
     return AfterValidator(check)
 
 
-def parse_json(text: str | bytes, where: str, advice: str) -> dict[str, Any]:
-    """The JSON object in a text.
+def strict_json(text: str) -> Any:
+    """The value of a JSON text from outside, by RFC 8259 alone: no key twice, no NaN, no number beyond a float's range.
+
+    Raises:
+        ValueError: it is not valid.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ValueError(f"the key {shortened(key)!r} is given twice")
+            found[key] = value
+        return found
+
+    def finite(number: str) -> float:
+        if not math.isfinite(float(number)):
+            raise ValueError(f"{shortened(number)} is not a finite number")
+        return float(number)
+
+    return json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+
+
+def parse_json(text: str | bytes, where: str, advice: str, *, strict: bool = False) -> dict[str, Any]:
+    """The JSON object in a text; ``strict``: by :func:`strict_json`.
 
     Raises:
         InputError: one line that names ``where`` and what to do: it is none, or not valid UTF-8.
     """
     try:
-        found = json.loads(text if isinstance(text, str) else text.decode("utf-8"))
+        found = (strict_json if strict else json.loads)(
+            text if isinstance(text, str) else text.decode("utf-8")
+        )
     except UnicodeDecodeError:
         raise InputError(f"{where}: broken, not valid UTF-8; {advice}") from None
     except (ValueError, RecursionError) as error:

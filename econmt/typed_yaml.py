@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, Tag, ValidationError
@@ -78,6 +78,24 @@ def dump_yaml(value: Any) -> str:
     )
 
 
+MOST_ERRORS = 50
+"""How many errors of a text are told one by one."""
+
+
+class Finding(NamedTuple):
+    """A value that is valid by itself and that the user should know of.
+
+    Attributes:
+        key: the dotted key.
+        refused: True if the section cannot be used with it.
+        problem: what follows the key in the message.
+    """
+
+    key: str
+    refused: bool
+    problem: str
+
+
 def load_section(
     kind: type[SectionType],
     text: str,
@@ -85,6 +103,7 @@ def load_section(
     overrides: Sequence[str] = (),
     *,
     rename: Callable[[dict[str, Any]], list[tuple[str, list[str]]]] = lambda _: [],
+    check: Callable[[SectionType], Iterable[Finding]] = lambda _: (),
     note: Callable[[str], object] = lambda _: None,
 ) -> SectionType:
     """Reads ``text``, applies ``key.sub=value`` overrides and checks the result against ``kind``.
@@ -95,7 +114,9 @@ def load_section(
         where: what to call the text in errors, usually its file.
         overrides: command-line arguments, applied in order; a value is read as YAML.
         rename: changes the tree where it has keys of earlier versions; returns these keys, each with the new ones.
-        note: is told of each of them, with its place.
+        check: finds values of a valid section that are refused or worth a note; not asked about keys of earlier
+            versions.
+        note: is told of each key of earlier versions and of each finding that is not refused, with its place.
 
     Raises:
         InputError: one line for each thing that is wrong, each with its place and key.
@@ -106,15 +127,28 @@ def load_section(
         raise InputError(f"{where}:1: expected keys and values ({', '.join(kind.model_fields)}), {found}")
     for argument in overrides:
         _override(tree, places, argument)
-    for old, new in rename(tree):
+    renamed = rename(tree)
+    for old, new in renamed:
         place = places[tuple(old.split("."))]
         places.update({tuple(key.split(".")): place for key in new})
         note(f"note: {place}: {old} is {' and '.join(new)} now")
     try:
-        return kind.model_validate(tree)
+        section = kind.model_validate(tree)
     except ValidationError as failure:
-        lines = [_explain(kind, error, places) for error in failure.errors(include_url=False)]
-        raise InputError(*dict.fromkeys(lines)) from None
+        errors = failure.errors(include_url=False)
+        lines = [_explain(kind, error, places) for error in errors[:MOST_ERRORS]]
+        more = [f"{where}: and {len(errors) - MOST_ERRORS:,} more"] if len(errors) > MOST_ERRORS else []
+        raise InputError(*dict.fromkeys(lines), *more) from None
+    earlier = {old for old, _ in renamed}
+    findings = [each for each in check(section) if each.key not in earlier]
+    lines = [
+        f"{_place_of(tuple(each.key.split('.')), places)}: {each.key}: {each.problem}" for each in findings
+    ]
+    if any(each.refused for each in findings):
+        raise InputError(*(line for line, each in zip(lines, findings, strict=True) if each.refused))
+    for line in lines:
+        note(f"note: {line}")
+    return section
 
 
 def check_section(
@@ -134,11 +168,11 @@ def check_section(
 
 def complaints(failure: ValidationError) -> list[str]:
     """What is wrong with values that a program gave by name: a line each."""
-    errors = failure.errors(include_url=False)
-    return [
-        ": ".join(filter(None, (dotted(error["loc"]), _complaint(error, error.get("ctx", {})))))
-        for error in errors
-    ]
+    lines = []
+    for error in failure.errors(include_url=False):
+        place = dotted([shortened(part) if isinstance(part, str) else part for part in error["loc"]])
+        lines.append(": ".join(filter(None, (place, _complaint(error, error.get("ctx", {}))))))
+    return lines
 
 
 def _read(text: str, where: str) -> tuple[Any, Places]:
@@ -294,6 +328,11 @@ def _tag_of(choice: Any) -> str | None:
     return next((item.tag for item in get_args(choice)[1:] if isinstance(item, Tag)), None)
 
 
+def _place_of(path: Path, places: Places) -> str:
+    """Returns the place of a path, or of the innermost section around it that has one."""
+    return next(places[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in places)
+
+
 def _explain(kind: type[BaseModel], error: ErrorDetails, places: Places) -> str:
     """One line for one of pydantic's errors."""
     path, owners = _locate(kind, error["loc"])
@@ -302,7 +341,7 @@ def _explain(kind: type[BaseModel], error: ErrorDetails, places: Places) -> str:
         path = (*path, "type")
         error = {**error, "type": "literal_error", "input": context["tag"]}
         context = {"expected": context["expected_tags"]}
-    place = next(places[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in places)
+    place = _place_of(path, places)
     where = f"{place}: {dotted(path)}" if path else place
     if error["type"] == "missing":
         field = owners[0].model_fields.get(str(path[-1]))
@@ -344,14 +383,21 @@ def changed_values(section: BaseModel) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
-def leaves(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Every value below a section with its dotted key."""
-    for name in type(section).model_fields:
+def leaves(
+    section: BaseModel, prefix: str = "", *, changed_only: bool = False
+) -> Iterator[tuple[str, object]]:
+    """Yields every value below a section with its dotted key; with ``changed_only`` those that are not defaults."""
+    for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
+            yield from leaves(value, f"{prefix}{name}.", changed_only=changed_only)
+        elif not changed_only or field.is_required() or value != field.get_default(call_default_factory=True):
             yield prefix + name, value
+
+
+def plain_text(value: object) -> str:
+    """Returns a value in one line, for messages: null, true and false as in YAML."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _UNITS = {
@@ -448,6 +494,6 @@ def _describe(value: Any) -> str:
     return shortened(str(value))
 
 
-def shortened(text: str) -> str:
-    """A text that may be long, for a message."""
-    return text if len(text) <= 40 else text[:37] + "..."
+def shortened(text: str, most: int = 40) -> str:
+    """A text for a message, cut to at most ``most`` characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from econmt_runtime.errors import RuntimeInputError
+from econmt_runtime.lines import file_chunks, input_chunks
 
 if TYPE_CHECKING:
     from econmt_runtime.translator import Translation, Translator
-
-_READ = 1 << 17
-"""Bytes that are read at a time."""
 
 
 def main(folder: str | None = None) -> int:
@@ -43,43 +42,52 @@ def main(folder: str | None = None) -> int:
     from econmt_runtime.translator import load
 
     try:
+        _open_output()
         translator = load(
             folder or given.folder,
             beam_size=given.beam_size,
             shortlist=given.shortlist,
             threads=given.threads,
             nbest_size=given.nbest_size,
-            warn=lambda line: print(f"econmt_runtime: warning: {line}", file=sys.stderr),
+            warn=lambda line: _tell(f"warning: {line}"),
         )
         show = _listed if given.nbest_size > 1 else _scored if given.score else _plain
-        if given.input:
-            with Path(given.input).open("rb") as stream:
-                _translate(translator, stream.fileno(), show)
-        else:
-            _translate(translator, sys.stdin.fileno(), show)
+        _translate(translator, file_chunks(Path(given.input)) if given.input else input_chunks(), show)
     except BrokenPipeError:
         sys.stderr.close()
         return 0
     except KeyboardInterrupt:
         return 130
     except MemoryError:
-        print("econmt_runtime: error: not enough memory; give a smaller --batch-size", file=sys.stderr)
+        _tell("error: not enough memory; give fewer --threads or a smaller --beam-size")
         return 2
-    except (RuntimeInputError, OSError) as error:
-        print(f"econmt_runtime: error: {error}", file=sys.stderr)
+    except RuntimeInputError as error:
+        _tell(f"error: {error}")
+        return 2
+    except OSError as error:
+        _tell(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
         return 2
     return 0
 
 
-def _chunks(descriptor: int) -> Iterator[list[bytes]]:
-    """The lines that are there whenever one is waited for, so that who writes one by one is answered at once."""
-    rest = b""
-    while data := os.read(descriptor, _READ):
-        *lines, rest = (rest + data).split(b"\n")
-        if lines:
-            yield lines
-    if rest:
-        yield [rest]
+def _tell(line: str) -> None:
+    """Prints one line on standard error, its control characters escaped."""
+    shown = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
+    print(f"econmt_runtime: {shown}", file=sys.stderr)
+
+
+def _open_output() -> None:
+    """Makes results go out as UTF-8 with plain newlines, whatever the locale.
+
+    Raises:
+        RuntimeInputError: standard output is closed.
+    """
+    if sys.stdout is None:
+        raise RuntimeInputError(
+            "standard output is closed, so the translations cannot be printed; leave it open"
+        )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
 
 
 def _plain(found: Translation, _: int) -> str:
@@ -99,20 +107,15 @@ def _listed(found: Translation, number: int) -> str:
     )
 
 
-def _translate(translator: Translator, descriptor: int, show: Callable[[Translation, int], str]) -> None:
+def _translate(
+    translator: Translator, chunks: Iterable[list[str]], show: Callable[[Translation, int], str]
+) -> None:
     number = 0
-    for chunk in _chunks(descriptor):
-        lines = []
-        for raw in chunk:
-            number += 1
-            try:
-                lines.append(raw.decode("utf-8").rstrip("\r"))
-            except UnicodeDecodeError:
-                raise RuntimeInputError(f"line {number}: not valid UTF-8; convert the text") from None
-        first = number - len(lines)
-        for index, found in enumerate(translator.translate(lines, first + 1), first):
+    for lines in chunks:
+        for index, found in enumerate(translator.translate(lines, number + 1), number):
             print(show(found, index))
         sys.stdout.flush()
+        number += len(lines)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from econmt_runtime import library
 from econmt_runtime.errors import RuntimeInputError
+from econmt_runtime.files import open_regular
 from econmt_runtime.library import Floats, Ids
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -36,13 +37,18 @@ def read_arrays(path: Path, wanted: str | None = None) -> dict[str, npt.NDArray[
     Raises:
         RuntimeInputError: it is absent, or no such file, or cut off, or damaged.
     """
+    with open_regular(path) as file:
+        return _read_arrays(path, file, wanted)
+
+
+def _read_arrays(path: Path, file: IO[bytes], wanted: str | None) -> dict[str, npt.NDArray[Any]]:
     try:
-        content = np.memmap(path, np.uint8, "r")
+        content = np.memmap(file, np.uint8, "r")
         length = int.from_bytes(content[:8].tobytes(), "little")
         if length > min(_HEADER, len(content) - 8):
             raise ValueError("truncated")
         header = json.loads(content[8 : 8 + length].tobytes())
-        _check_sum(path, length, header, wanted)
+        _check_sum(file, length, header, wanted)
         data, found = content[8 + length :], {}
         for name, entry in header.items():
             if name == "__metadata__":
@@ -51,25 +57,28 @@ def read_arrays(path: Path, wanted: str | None = None) -> dict[str, npt.NDArray[
             kind, shape = _TYPES[entry["dtype"]], entry["shape"]
             if not 0 <= begin <= end <= len(data):
                 raise ValueError(f"{name} is cut off")
+            if (length + begin) % kind.itemsize:
+                raise ValueError(f"{name} is not aligned")
             found[name] = np.asarray(data[begin:end]).view(kind).reshape(shape)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RuntimeInputError(
             f"{path}: not what econmt export --runtime writes ({error}); export it again"
         ) from error
     return found
 
 
-def _check_sum(path: Path, length: int, header: dict[str, Any], wanted: str | None) -> None:
+def _check_sum(file: IO[bytes], length: int, header: dict[str, Any], wanted: str | None) -> None:
     """Raises ValueError if the header and what follows it have another SHA-256 than ``__metadata__`` or ``wanted``."""
     metadata = dict(header["__metadata__"])
     own = metadata.pop("checksum")
+    if wanted not in (None, own):
+        raise ValueError("its checksum is another one")
     rest = json.dumps({**header, "__metadata__": metadata}, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(rest.encode("utf-8"))
-    with path.open("rb") as file:  # not by the map: what is only read once need not stay in memory
-        file.seek(8 + length)
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    if digest.hexdigest() != own or wanted not in (None, own):
+    file.seek(8 + length)  # not by the map: what is only read once need not stay in memory
+    while block := file.read(_BLOCK):
+        digest.update(block)
+    if digest.hexdigest() != own:
         raise ValueError("its checksum is another one")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def library_file() -> Path | None:
     """Where the library lies: in this package, or in econmt_ops, which is not imported for it."""
     found = _library_in(Path(__file__).parent)
     if found is None:
-        package = importlib.machinery.PathFinder.find_spec("econmt_ops")
+        package = importlib.util.find_spec("econmt_ops")
         if package is not None and package.origin is not None:
             found = _library_in(Path(package.origin).parent / "backends" / "c")
     return found

@@ -18,8 +18,8 @@ class ShapeError(ValueError):
     """An array has another shape or type than the rest asks for."""
 
 
-def check_shapes(arrays: Arrays, config: dict[str, Any]) -> None:
-    """Compares every array that a model reads with the model's shape.
+def check_shapes(arrays: Arrays, config: dict[str, Any], source_words: int, target_words: int) -> None:
+    """Compares every array that a model reads with the model's shape and the sizes of its vocabularies.
 
     Raises:
         ShapeError: naming an array. KeyError: naming an array, or a key of the ``config``, that is missing.
@@ -30,6 +30,9 @@ def check_shapes(arrays: Arrays, config: dict[str, Any]) -> None:
     outputs, read = (own, target) if config["tied_output"] else found.table("output")
     if own != outputs:
         raise ShapeError(f"'output.weight' is of {outputs} words, not of {own}")
+    for name, have, wanted in (("source", words, source_words), ("output", outputs, target_words)):
+        if have != wanted:
+            raise ShapeError(f"'{name}.weight' is of {have} words, and the vocabulary has {wanted}")
     found.vector("output.bias", outputs)
     encoded = _check_encoder(found, config["encoder"], embedded)
     _check_decoder(found, config, encoded, target, read)

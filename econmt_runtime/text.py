@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from econmt_runtime.errors import RuntimeInputError
+from econmt_runtime.files import AGAIN, read_file
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
@@ -22,7 +23,13 @@ def normalized(text: str) -> str:
 
 
 class Vocabulary(Protocol):
-    """Text to ids and back."""
+    """Text to ids and back.
+
+    Attributes:
+        size: number of ids.
+    """
+
+    size: int
 
     def encode(self, text: str) -> list[int]:
         """Ids of a line, without sentence marks."""
@@ -39,12 +46,15 @@ class Subwords:
         import sentencepiece
 
         self._processor: Any = sentencepiece.SentencePieceProcessor()
+        content = read_file(path)
         try:
-            self._processor.LoadFromSerializedProto(path.read_bytes())
-        except (OSError, RuntimeError) as error:
-            raise RuntimeInputError(
-                f"{path}: no SentencePiece model ({error}); export the model again"
-            ) from error
+            self._processor.LoadFromSerializedProto(content)
+            self.size = int(self._processor.GetPieceSize())
+            special = tuple(self._processor.IdToPiece(i) for i in range(min(4, self.size)))
+        except (OSError, RuntimeError, IndexError) as error:
+            raise RuntimeInputError(f"{path}: no SentencePiece model ({error}); {AGAIN}") from error
+        if special != _SPECIAL:
+            raise RuntimeInputError(f"{path}: its first subwords are not {' '.join(_SPECIAL)}; {AGAIN}")
 
     def encode(self, text: str) -> list[int]:
         """See :class:`Vocabulary`."""
@@ -61,9 +71,15 @@ class Words:
     def __init__(self, path: Path) -> None:
         """Raises RuntimeInputError if the file is no list of words."""
         try:
-            self._words = path.read_text(encoding="utf-8").split("\n")[:-1]
-        except (OSError, UnicodeDecodeError) as error:
-            raise RuntimeInputError(f"{path}: cannot be read ({error}); export the model again") from error
+            words = read_file(path).decode("utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise RuntimeInputError(f"{path}: not valid UTF-8; {AGAIN}") from error
+        if words[-1] or tuple(words[:4]) != _SPECIAL or len(set(words)) != len(words):
+            raise RuntimeInputError(
+                f"{path}: not one word a line, {' '.join(_SPECIAL)} first and none twice; {AGAIN}"
+            )
+        self._words = words[:-1]
+        self.size = len(self._words)
         self._ids = {word: i for i, word in enumerate(self._words)}
         self._ids.update(dict.fromkeys(_SPECIAL, UNK))
 
@@ -78,12 +94,10 @@ class Words:
 
 def load_vocabularies(folder: Path, files: Sequence[str]) -> tuple[Vocabulary, Vocabulary]:
     """Those of source and target; one and the same if there is one file."""
-    if not files:
-        raise RuntimeInputError(f"{folder}: names no vocabulary; export the model again")
-    made: list[Vocabulary] = []
-    for name in files:
-        path = folder / Path(name).name
-        made.append(Subwords(path) if name.endswith(".model") else Words(path))
+    paths = [folder / name for name in files]
+    made: list[Vocabulary] = [
+        Subwords(path) if path.name.endswith(".model") else Words(path) for path in paths
+    ]
     return made[0], made[-1]
 
 

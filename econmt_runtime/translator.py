@@ -93,7 +93,7 @@ class Translator:
         self._source, self._target = load_vocabularies(self.folder, self.config["vocabulary_files"])
         arrays = read_arrays(self.folder / ARRAYS_FILE, self.config["arrays"])
         try:
-            check_shapes(arrays, self.config)
+            check_shapes(arrays, self.config, self._source.size, self._target.size)
             self._model = Model(arrays, self.config)
         except ShapeError as error:
             raise RuntimeInputError(

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from econmt.recipe import OPS, Ops, Recipe, implementation_names
+from econmt.recipe_conditions import RULES
 from econmt.typed_yaml import dump_yaml, members, section_kinds
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
@@ -38,6 +39,8 @@ Rules:
 
 - Keys that are not listed here are errors, and so are wrong types, values out of range and keys given twice. The
   error names the file, the line, the key and the nearest valid one; `econmt` then leaves with exit code 2.
+- A value that has no effect beside the other keys gets a line on standard error; if it would switch something on that
+  the run then would not have, it is an error.
 - `key.sub=value` on the command line changes a key after the file is read. The value is YAML:
   `data.train=[a/one, a/two]`, `model.attention={type: dot}`, `training.max_updates=null`. The last one counts.
 - YAML is read by the rules of version 1.2: only `true` and `false` are booleans (`no` is Norwegian), `3e-4` is a
@@ -75,6 +78,9 @@ def section_text(kind: type[BaseModel], path: str) -> str:
         meaning = plain(str(field.description))
         if section_kinds(field.annotation):
             meaning = f"{meaning}: [see below](#{anchor(f'{path}.{name}' if path else name)})"
+        rule = RULES.get(f"{path}.{name}" if path else name)
+        if rule is not None:
+            meaning += f" (no effect without {rule.needs.text})"
         value = word_list(implementation_names(name)) if kind is Ops and name in OPS else value_text(field)
         cells = (f"`{name}`", value, default_text(field), meaning)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

@@ -76,6 +76,7 @@ def again_together(batches: BatchIterator) -> float:
 def rows(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> Iterator[tuple[str, ...]]:
     """The table's rows."""
     batch, store = recipe.training.batch, prepared.train
+    longest = recipe.pairs.max_length
     found = measure_padding(random_batches(store.source_lengths, store.target_lengths, batch, ALL), work)
     yield "no buckets, random batches", "", "", f"{found.trimmed_shapes:,}", _percent(found.trimmed), ""
     found = measure_padding(pooled(store, batch), work)
@@ -83,9 +84,7 @@ def rows(recipe: Recipe, prepared: PreparedData, work: PairFlops) -> Iterator[tu
     kinds: list[tuple[str, int | Derived]] = [(f"fixed buckets of width {width}", width) for width in WIDTHS]
     kinds += [(f"derived, at most {most} buckets", Derived(most, work)) for most in MOST]
     for name, rule in kinds:
-        batches = BatchIterator(
-            prepared, batch, rule, recipe.training.seed, max_length=recipe.data.max_length
-        )
+        batches = BatchIterator(prepared, batch, rule, recipe.training.seed, max_length=longest)
         found = measure_padding(planned(batches, ALL), work)
         yield (
             name,
@@ -103,7 +102,7 @@ def _percent(cost: float) -> str:
 
 def report(recipe: Recipe, prepared: PreparedData) -> Iterator[str]:
     """The lines to print."""
-    work = pair_flops(recipe.model, prepared.vocabularies.target.size)
+    work = pair_flops(recipe.translation_model, prepared.vocabularies.target.size)
     store, batch = prepared.train, recipe.training.batch
     counts = count_lengths(store.source_lengths, store.target_lengths)
     began = time.perf_counter()
@@ -134,6 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)
     try:
         recipe = load_recipe(options.recipe, options.overrides)
+        if recipe.task != "translation":
+            raise InputError(
+                f"{recipe.name}: a language model's text has no pairs and no buckets; give a recipe of translation"
+            )
         search = search_path(find_recipe(options.recipe).parent, options.data_dir)
         with tempfile.TemporaryDirectory() as temporary:
             folder = options.output or Path(temporary) / "prepared"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,14 @@ from typing import Protocol
 
 import pytest
 
+from tests import extras
+
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the hooks that pytest asks of a folder before it has read the folder's conftest.py."""
+    config.pluginmanager.register(extras)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
@@ -83,6 +91,14 @@ def econmt_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     }
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ECONMT_")}
     return {**kept, **fixed, **(env or {})}
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Gives Ctrl-C back to pytest after a test that calls the command line, which ignores it when it leaves."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -87,6 +87,33 @@ def ways(processes: Sequence[int], kinds: Sequence[Kind], layers: int) -> list[W
     return found
 
 
+def left_out(recipe: Recipe, processes: Sequence[int], kinds: Sequence[Kind]) -> list[str]:
+    """Says why some kinds of division have no way among those of :func:`ways`.
+
+    Args:
+        recipe: the run.
+        processes: numbers of processes.
+        kinds: kinds of division.
+
+    Returns:
+        A line for each kind and number of several processes that is left out.
+    """
+    layers = stack_of(recipe)
+    measured = {(way.processes, way.kind) for way in ways(processes, kinds, layers)}
+    lines = []
+    for count in processes:
+        for kind in kinds:
+            if count == 1 or (count, kind) in measured:
+                continue
+            if kind == "pipeline":
+                why = _hindrance(recipe, Way(count, kind, count))
+            else:
+                why = _hindrance(recipe, Way(4, kind, 2))
+                why = why or f"{count} is no product of at least 2 pipelines and 2 to {layers} stages"
+            lines.append(f"division {kind} of {count} processes is not measured: {why}")
+    return lines
+
+
 def stack_of(recipe: Recipe) -> int:
     """Layers of the longer stack of a model, over which a pipeline divides it."""
     model = recipe.model

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from econmt.errors import EconmtError
+from econmt.parallel.orphans import LAUNCHER, end_with_launcher
 
 Job = Mapping[str, Any]
 """What a process is to do, as JSON values."""
@@ -49,6 +50,8 @@ def together(work: Work, job: Job, processes: int, threads: int, limit: float) -
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": store.port,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "econmt",
+        LAUNCHER: os.getpid(),
     }
     running: list[SpawnProcess] = []
     heard: list[Connection] = []
@@ -100,6 +103,7 @@ def _results(heard: Sequence[Connection], limit: float) -> list[dict[str, Any]]:
 def _run(work: Work, job: str, environment: Mapping[str, object], threads: int, tells: Connection) -> None:
     """In the new process: does the work and tells the result, or in a line why there is none."""
     os.environ.update({name: str(value) for name, value in environment.items()})
+    end_with_launcher()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's own name need not lead to where it listens
     torch.set_num_threads(threads)
     try:

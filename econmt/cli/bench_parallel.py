@@ -206,11 +206,14 @@ def parallel_command(
     counts = numbers_of("--processes", processes or "1,2", limits.THREADS)
     _check_gpus(place.device, max(counts))
     setting = _setting(chosen, place, length, asked.grown, threads, seconds, limit)
+    measures = processes is not None or not simulate
+    if measures:
+        _check_divisible(chosen, counts, asked.kinds)
     found = None
     with place.measuring() as say:
         if simulate:
             found = _calibration(setting, counts, profile, say)
-        rows = _measured(place, setting, counts, asked.kinds, found, say) if processes or not simulate else []
+        rows = _measured(place, setting, counts, asked.kinds, found, say) if measures else []
     if found is not None:
         _from_here(place, found, between, asked)
     else:
@@ -231,6 +234,17 @@ def _check_gpus(device: torch.device, processes: int) -> None:
         raise InputError(
             f"--processes {processes}: this machine has {torch.cuda.device_count()} GPUs; give fewer"
         )
+
+
+def _check_divisible(recipe: Recipe, counts: Sequence[int], kinds: Sequence[Kind]) -> None:
+    """Makes sure that several processes, if any are wanted, can share the updates of a recipe.
+
+    Raises:
+        InputError: no division can be measured; a line for each says why.
+    """
+    wanted = parallel_measure.ways(counts, kinds, parallel_measure.stack_of(recipe))
+    if max(counts) > 1 and len(wanted) == 1:
+        raise InputError(*parallel_measure.left_out(recipe, counts, kinds))
 
 
 def _on_paper(
@@ -359,6 +373,8 @@ def _measured(
     for row in rows:
         if "failure" in row:
             _say(f"{row['division']}: {row['failure']}")
+    for line in parallel_measure.left_out(setting.recipe, counts, kinds):
+        _say(line)
     _say(parallel_measure.verdict(rows))
     return rows
 

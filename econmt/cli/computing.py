@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from econmt.data.files import notice
 from econmt.data.progress_bars import counting, seen, status_line
 from econmt.decoding.streams import LineOutput
 from econmt.engine.devices import give_back_library_pages
-from econmt.engine.threads import crowded
+from econmt.engine.threads import crowded, missing_library
 
 
 def load_models(
@@ -36,7 +37,7 @@ def load_models(
             threads=threads or "auto",
         )
     if loaded.device.type == "cpu":
-        warn_of_crowd()
+        warn_of_slowness()
         give_back_library_pages()
     return loaded
 
@@ -60,11 +61,19 @@ def use_threads(threads: int | None) -> None:
     """Computes with as many threads as an option says, if it says so."""
     if threads is not None:
         torch.set_num_threads(threads)
-        warn_of_crowd()
+        warn_of_slowness()
 
 
-def warn_of_crowd() -> None:
-    """Says on standard error if the threads that compute will wait for cores."""
+def warn_of_slowness() -> None:
+    """Says on standard error if the threads that compute will wait for cores, or if there is no C library."""
     line = crowded(torch.get_num_threads())
+    if line is not None:
+        notice(f"warning: {line}")
+    _warn_of_library()
+
+
+@functools.cache  # once in a process
+def _warn_of_library() -> None:
+    line = missing_library()
     if line is not None:
         notice(f"warning: {line}")

@@ -82,7 +82,7 @@ def evaluate(
       econmt evaluate -r test.de -i baseline.de -i new.de --metrics bleu
     """
     names = _metric_names(metrics)
-    _check_options(context, names, len(hypotheses or ()))
+    _check_options(context, locals(), names, len(hypotheses or ()))
     reference_lines = [_lines(path) for path in references]
     systems = (
         {str(path): _lines(path) for path in hypotheses} if hypotheses else {STANDARD_INPUT: _lines(None)}
@@ -116,9 +116,10 @@ def evaluate(
         print("\n".join(score.text for score in scores))
 
 
-def _check_options(context: typer.Context, names: Sequence[str], systems: int) -> None:
+def _check_options(
+    context: typer.Context, given: Mapping[str, Any], names: Sequence[str], systems: int
+) -> None:
     """Refuse options that would change nothing, and a language that is none."""
-    given = context.params
     if "bleu" not in names:
         refuse_idle(context, "is of BLEU, which --metrics does not name", "tokenize", "language")
     if given["tokenize"] is not None:

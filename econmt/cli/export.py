@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -63,7 +64,7 @@ def export(
       econmt export --runtime runs/multi30k multi30k-runtime
       python multi30k-runtime < test.en
     """
-    _check_options(context)
+    _check_options(context, locals())
     with status_line() as say:
         say(f"checking {folder} and copying it")
         if runtime:
@@ -79,9 +80,8 @@ def export(
     print(printable(made))
 
 
-def _check_options(context: typer.Context) -> None:
+def _check_options(context: typer.Context, given: Mapping[str, Any]) -> None:
     """Refuse options that would change nothing, and a card without its licence."""
-    given = context.params
     if given["runtime"] and given["hub"]:
         raise InputError("--hub is for a model that econmt reads; leave out that or --runtime")
     if given["hub"] != (given["licence"] is not None):

@@ -12,8 +12,10 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -21,6 +23,7 @@ import typer
 import econmt
 from econmt.cli.standard_streams import open_standard_streams
 from econmt.errors import EconmtError, InputError, printable, talk
+from econmt.parallel.orphans import end_with_launcher
 
 VERBS = {
     "train": "Train a model from a recipe, or go on where it stopped.",
@@ -78,6 +81,7 @@ def main(
 
     Codes: 0 done; 1 something failed on the way; 2 something given cannot be used; 70 a bug; 130 interrupted.
     """
+    end_with_launcher()
     # Read when torch is loaded. By default OpenMP's threads spin while they wait for one another, at every step of a
     # recurrent network; where other programs want the cores, they spin in place of the thread that is waited for, and
     # two threads get a twentieth of what one does.
@@ -90,16 +94,29 @@ def main(
     debug = "--debug" in words[:rest]
     words = [word for word in words[:rest] if word != "--debug"] + words[rest:]
     try:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            _handle_interrupts(_interrupt)
         code = _run(words, debug, application or _application, program)
+        _handle_interrupts(signal.SIG_IGN)  # what libraries do when Python ends would make a crash of it
     except KeyboardInterrupt:
+        _handle_interrupts(signal.SIG_IGN)
         code = EXIT_INTERRUPTED
-    if code == EXIT_INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C must not turn leaving into a crash
     code = _flushed(code)
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        os._exit(code)  # after an error: who tears down what joins ranks may wait for those that are gone
+    if "RANK" in os.environ and "torch.distributed" in sys.modules:
+        os._exit(code)  # tearing down what joins ranks may wait for ranks that are gone, without a limit
     sys.exit(code)
+
+
+def _handle_interrupts(handler: Any) -> None:
+    """Sets what Ctrl-C does; only the main thread may."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    """Handler of Ctrl-C: the command leaves, and pressing it again cannot turn that into a crash."""
+    _handle_interrupts(signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _flushed(code: int) -> int:
@@ -128,10 +145,19 @@ def _run(
     except BrokenPipeError:
         return _reader_left()
     except Exception as error:  # noqa: BLE001  the one place where every failure becomes a line and an exit code
+        if _is_interrupt(error):
+            return EXIT_INTERRUPTED
         if debug:
             traceback.print_exc()
-        return _tell(error)
+        return _tell(error, debug)
     return code if isinstance(code, int) else 0
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """True if an error came of Ctrl-C: a module written in C that is being imported turns it into another error."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _check_words(words: Sequence[str]) -> None:
@@ -153,9 +179,9 @@ def _check_words(words: Sequence[str]) -> None:
             ) from None
 
 
-def _tell(error: Exception) -> int:
+def _tell(error: Exception, debug: bool = False) -> int:
     """Tells of an error on standard error; returns the exit code."""
-    lines, code = _explain(error)
+    lines, code = _explain(error, debug)
     for line in lines:
         if code == EXIT_HELP:
             print(line, file=sys.stderr)
@@ -189,8 +215,13 @@ def _address_space() -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def _explain(error: Exception) -> tuple[list[str], int]:
-    """The lines that tell a user of an error, and the exit code."""
+def _explain(error: Exception, debug: bool = False) -> tuple[list[str], int]:
+    """Returns the lines that tell a user of an error, and the exit code.
+
+    Args:
+        error: what went wrong.
+        debug: True if the traceback has been printed.
+    """
     if isinstance(error, EconmtError):
         return error.lines, error.exit_code
     if isinstance(error, _UsageError):
@@ -212,9 +243,8 @@ def _explain(error: Exception) -> tuple[list[str], int]:
         ], 1
     message = printable(" ".join(str(error).split()))
     kind = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return [
-        f"this is a bug in econmt: {kind} (run the command again with --debug for the traceback)"
-    ], EXIT_INTERNAL
+    advice = "" if debug else " (run the command again with --debug for the traceback)"
+    return [f"this is a bug in econmt: {kind}{advice}"], EXIT_INTERNAL
 
 
 def _reader_left() -> int:

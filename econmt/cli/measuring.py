@@ -12,7 +12,7 @@ import torch
 import typer
 
 from econmt.bench.rows import Row, Say, append_csv, circumstances, draw, read_csv, table
-from econmt.cli.computing import warn_of_crowd
+from econmt.cli.computing import warn_of_slowness
 from econmt.cli.consoles import table_console
 from econmt.cli.options import check_picture, check_writable
 from econmt.data.progress_bars import status_line
@@ -52,7 +52,7 @@ class Place:
         """The settings under which times count, and something that says on a terminal what is being done."""
         with reproducible(self.device, self.threads), status_line() as say:
             if self.device.type == "cpu":
-                warn_of_crowd()
+                warn_of_slowness()
             yield say
 
     def kept(self, rows: Iterable[Row]) -> list[Row]:

@@ -13,7 +13,7 @@ import torch
 import typer
 
 from econmt import limits
-from econmt.cli.computing import warn_of_crowd
+from econmt.cli.computing import warn_of_slowness
 from econmt.cli.consoles import table_console
 from econmt.cli.options import (
     BucketOption,
@@ -34,22 +34,25 @@ from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
 from econmt.engine.devices import check_device_name, reproducible, resolve_device
 from econmt.engine.fixed import fix_parameters
-from econmt.engine.precision import precision_of_run
+from econmt.engine.precision import Precision, precision_of_run
 from econmt.engine.threads import threads_for
 from econmt.engine.world import rows_of_share
 from econmt.errors import InputError
 from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, techniques
+from econmt.memory.measure.byte_budget import budget_bytes
 from econmt.memory.measure.kernels import KernelTimes
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.measure.machine import describe_machine
 from econmt.memory.plan.fit import Fit, demand, fit_all
-from econmt.memory.profiling import Profile, Step, kernels
+from econmt.memory.plan.planner import describe
+from econmt.memory.profiling import Failures, Profile, Step, kernels
 from econmt.memory.profiling import profile as measure_profile
 from econmt.memory.report.page import page
 from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
 from econmt.model import Implementations
 from econmt.parallel.lone_rank import ALONE, Rank, ranks_that_differ
 from econmt.recipe import Recipe, load_recipe
+from econmt.training.choice import settle
 from econmt.training.pipelines import check_ranks
 from econmt.training.tensor_files import write_text
 from econmt_ops.backends.compiled import has_compiler
@@ -57,6 +60,9 @@ from econmt_ops.dispatch.rule import rules_only
 
 FITTED = ("reference", "all", "all, bfloat16")
 """The techniques whose largest batches --fit --compare tells."""
+
+_PASSES = 4
+"""Most measurements of the ops: another one completes what a busy machine has left out, and is remembered for runs."""
 
 
 def profile(
@@ -111,18 +117,20 @@ def profile(
     whole = find_workload(recipe, loaded, bucket, batch, data_dir)
     found, ranks = _of_ranks(whole, count_of_ranks, where.type)
     count, precision = _settled(loaded, where, predicted)
-    rows = [own := Technique("as in the recipe", Implementations.of(loaded.ops), precision)]
-    if compare:
-        rows = _compared(found, where, predicted)
+    own, why = _own(whole, where, count, precision, predicted)
+    rows = _compared(found, where, predicted) if compare else [own]
+    notes = [] if compare else why
     command = shlex.join(["econmt", *context.obj])
     if size is not None:
         named = [each for each in rows if not compare or each.name in FITTED]
         name = "" if compare else f", {str(precision).removeprefix('torch.')}"
         fits = _fit(found, named, where, size, ranks)
-        _print_fits(fits, size, loaded.name, f"{where}{name}", command if as_json else None, ranks[0].size)
+        place = f"{where}{name}"
+        _print_fits(fits, size, loaded.name, place, notes, command if as_json else None, ranks[0].size)
         return
+    failures = Failures()
     ledgers, profiles, seen = _looked_at(
-        found, ranks, own, rows, where, count, predicted=predicted, measured=measured, trace=trace
+        found, ranks, own, rows, where, count, failures, predicted=predicted, measured=measured, trace=trace
     )
     report = Report(
         loaded.name,
@@ -131,12 +139,18 @@ def profile(
         found.task.sizes,
         str(where),
         _how(profiles, predicted),
-        found.notes,
+        [*found.notes, *notes, *failures.notes],
         describe_machine(str(where)),
         profiles,
         seen,
         ledgers,
     )
+    _print(report, as_json, html, None if own in failures.errors else trace)
+    failures.raise_first()
+
+
+def _print(report: Report, as_json: bool, html: Path | None, trace: Path | None) -> None:
+    """Prints a report as text or JSON, and writes its page; names the files that were written."""
     if html is not None:
         with writing(html):
             write_text(html, page(report))
@@ -156,21 +170,23 @@ def _looked_at(
     rows: Sequence[Technique],
     where: torch.device,
     threads: int | None,
+    failures: Failures,
     *,
     predicted: bool,
     measured: bool,
     trace: Path | None,
 ) -> tuple[list[Ledger], list[Profile], list[KernelTimes]]:
     """Ledgers of ranks that differ, profiles of the one that holds the most, and the kernels of its step."""
-    with status_line() as say, reproducible(where, threads):
+    with status_line() as say, reproducible(where, threads), rules_only():  # as a run
         ledgers: list[Ledger] = []
         if len(ranks) > 1:
             ledgers = [estimate(found.task, own, found.shape, where.type, rank) for rank in ranks]
         rank = ranks[ledgers.index(max(ledgers, key=demand))] if ledgers else ranks[0]
-        profiles = _profiles(found, rows, where, predicted, measured, say, rank)
+        profiles = _profiles(found, rows, where, predicted, measured, say, rank, failures)
         if trace is not None:
-            _trace(found, own, where, profiles, trace, say, rank)
-        return ledgers, profiles, _kernels(found, own, where, profiles, say, rank)
+            failures.attempt(own, _trace, found, own, where, profiles, trace, say, rank)
+        kernels_seen = failures.attempt(own, _kernels, found, own, where, profiles, say, rank)
+        return ledgers, profiles, kernels_seen or []
 
 
 def _print_fits(
@@ -178,15 +194,18 @@ def _print_fits(
     size: int,
     recipe: str,
     where: str,
+    notes: Sequence[str],
     json_of: str | None,
     ranks: int,
 ) -> None:
     """The largest batches as a table, or as JSON that names the command ``json_of``."""
     if json_of is None:
-        print(f"{recipe}, {where}; bytes are estimated, every row is full")
+        console = table_console()
+        lines = [f"{recipe}, {where}; bytes are estimated, every row is full", *notes]
         if ranks > 1:
-            print(f"rows of all {ranks} ranks together, bytes of the one that holds the most")
-        print_table(table_console(), fit_table(fits, size))
+            lines.append(f"rows of all {ranks} ranks together, bytes of the one that holds the most")
+        console.print("\n".join(lines), highlight=False, markup=False)
+        print_table(console, fit_table(fits, size))
         return
     device = where.split(",")[0]
     record: dict[str, Any] = {"recipe": recipe, "command": json_of, "device": device}
@@ -238,14 +257,47 @@ def _compared(found: Found, where: torch.device, predicted: bool) -> list[Techni
 
 
 def _settled(recipe: Recipe, where: torch.device, predicted: bool) -> tuple[int | None, torch.dtype]:
-    """How many threads compute, and in which precision; nothing is measured for a prediction."""
-    if predicted:
-        return recipe.training.threads, _precision(recipe, where, predicted)
+    """How many threads compute, and in which precision."""
+    if predicted and where.type != "cpu":
+        return recipe.training.threads, precision_of_run(recipe, where).dtype
     count = threads_for(recipe.training.threads, where, recipe.model.widest).number
     with reproducible(where, count):
-        if where.type == "cpu":
-            warn_of_crowd()
-        return count, _precision(recipe, where, predicted)
+        if where.type == "cpu" and not predicted:
+            warn_of_slowness()
+        return count, precision_of_run(recipe, where).dtype
+
+
+def _own(
+    found: Found, where: torch.device, threads: int | None, precision: torch.dtype, predicted: bool
+) -> tuple[Technique, list[str]]:
+    """The technique of a run of the recipe on this machine, and what to say of it, a sentence each.
+
+    A run with a byte budget leaves open what its plan chooses, and follows the rules; so does a prediction for a GPU.
+    """
+    recipe, task = found.task.recipe, found.task
+    given = Implementations.of(recipe.ops)
+    own = Technique("as in the recipe", given, precision)
+    if (
+        recipe.training.memory_budget is not None
+        or (predicted and where.type != "cpu")
+        or "auto" not in given
+    ):
+        return own, []
+    with torch.device("meta"):
+        size = sum(parameter.nbytes for parameter in task.build_model().parameters())
+    if predicted and 2 * size > budget_bytes("auto", where, 0):  # a prediction needs no room for the weights
+        return own, []
+    with status_line() as say, reproducible(where, threads):
+        say("finding out which ops are fastest, as a run does when it begins")
+        chosen, why = settle(
+            task,
+            lambda: task.build_model().to(where),
+            found.frequent,
+            where,
+            Precision(precision),
+            passes=_PASSES,
+        )
+    return own._replace(implementations=chosen), [f"Ops that auto means here: {describe(chosen)} ({why})."]
 
 
 def _profiles(
@@ -256,10 +308,13 @@ def _profiles(
     measured: bool,
     say: Say,
     rank: Rank,
+    failures: Failures,
 ) -> list[Profile]:
     """Profiles of some techniques: measured, or if ``predicted`` without running a step."""
     if not predicted:
-        return measure_profile(found.task, rows, found.shape, where, patient=measured, say=say, rank=rank)
+        return measure_profile(
+            found.task, rows, found.shape, where, patient=measured, say=say, rank=rank, failures=failures
+        )
     ledgers = estimates(found.task, rows, found.shape, where.type, say, rank)
     return [
         Profile(technique, found.shape, ledger, measured=False)
@@ -360,13 +415,6 @@ def _device(name: str, predicted: bool) -> torch.device:
                 f"device '{name}': torch sees no GPU here; add --estimate to predict without one, or give --device cpu"
             )
     return resolve_device(name)
-
-
-def _precision(recipe: Recipe, where: torch.device, predicted: bool) -> torch.dtype:
-    """As the recipe says; a prediction does not measure what is faster on the CPU where it is made."""
-    if predicted and where.type == "cpu" and recipe.training.precision == "auto":
-        return torch.float32
-    return precision_of_run(recipe, where).dtype
 
 
 def _how(profiles: Sequence[Profile], predicted: bool) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -106,7 +106,7 @@ def rerank(
       econmt rerank -i lists -s test.en --reverse-model runs/de-en > test.de
       econmt rerank -i lists -r test.de --metric chrf -o best.de
     """
-    _check_options(context)
+    _check_options(context, locals())
     options.check_writable(output)
     for folders in (models, reverse_models):
         options.check_not_of_model(output, folders or ())
@@ -167,9 +167,8 @@ def _scorer(
     )
 
 
-def _check_options(context: typer.Context) -> None:
+def _check_options(context: typer.Context, given: Mapping[str, Any]) -> None:
     """Refuse what does not fit together, and options that would change nothing."""
-    given = context.params
     asks = bool(given["models"] or given["reverse_models"])
     if (given["reference"] is not None) == asks:
         raise InputError("give --reference, or --models or --reverse-models, by which to order; one of both")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from itertools import islice
@@ -110,7 +110,7 @@ def score(
         reader = load_reader(models[0], (checkpoint or ["best"])[0], device, precision, threads)
         score_text(reader, target, LineOutput(output, [target]), score_type.value, total=total)
         return
-    _check_options(context, score_type)
+    _check_options(context, locals(), score_type)
     lines_out = LineOutput(output, [source, target, *(source_factors or ())])
     loaded = load_models(models, checkpoint, device, precision.value, threads)
     given = {"length_penalty_alpha": length_penalty_alpha, "length_penalty_beta": length_penalty_beta}
@@ -188,9 +188,8 @@ def _place(names: Sequence[str], first: int, number: int, stream: int | None) ->
     return f"{names[0 if stream is None else stream + 1]}:{first + number}"
 
 
-def _check_options(context: typer.Context, score_type: ScoreType) -> None:
+def _check_options(context: typer.Context, given: Mapping[str, Any], score_type: ScoreType) -> None:
     """Refuse options that would change nothing, and one side without the other."""
-    given = context.params
     if given["total"]:
         raise InputError("--total: is for language models; leave it out")
     if (given["source"] is None) != (given["target"] is None):

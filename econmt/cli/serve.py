@@ -22,6 +22,7 @@ from econmt.errors import InputError
 from econmt.recipe import read_recipe
 from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
+from econmt.typed_yaml import shortened
 
 ServePrecisionOption = Annotated[
     controls.SearchPrecision,
@@ -55,6 +56,14 @@ RateOption = Annotated[
     int | None,
     typer.Option(min=1, max=limits.LINES, help="Requests a minute of a client.", show_default="any number"),
 ]
+ProxiesOption = Annotated[
+    str,
+    typer.Option(
+        help="Addresses or networks of proxies, with commas, whose X-Forwarded-For header names the client for "
+        "--requests-per-minute.",
+        show_default="none",
+    ),
+]
 
 
 def serve(
@@ -76,6 +85,7 @@ def serve(
     max_characters: CharactersOption = 10_000,
     max_waiting: WaitingOption = 2_000,
     requests_per_minute: RateOption = None,
+    forwarded_allow_ips: ProxiesOption = "",
     device: options.DeviceOption = "auto",
     threads: options.ThreadsOption = None,
     precision: ServePrecisionOption = controls.SearchPrecision.auto,
@@ -112,11 +122,12 @@ def serve(
         beam_size, batch_size, wait_ms / 1000.0, max_characters, max_waiting, requests_per_minute
     )
     keys = Keys() if api_keys is None else read_keys(api_keys)
+    proxies = _proxies(forwarded_allow_ips)
     with bind(host, port) as bound:
         address = bound.getsockname()[0]  # a name may stand for any
         if not ipaddress.ip_address(address.partition("%")[0]).is_loopback and not keys.wanted:
             notice(f"warning: whoever reaches {host} may ask; --api-keys FILE lets only those with a key")
-        server = Server(Service(by_pair(models, settings, loaded), settings, keys))
+        server = Server(Service(by_pair(models, settings, loaded), settings, keys), proxies)
         notice(f"listening on {url_of(bound)} (Ctrl-C ends)")
         interrupts = Interrupts()
         with interrupts:
@@ -124,6 +135,27 @@ def serve(
     if interrupts.pending and interrupts.name == "Ctrl-C":
         raise Interrupted("stopped by Ctrl-C; all that was asked is answered", interrupts.exit_code)
     notice("stopped; all that was asked is answered")
+
+
+def _proxies(given: str) -> list[str]:
+    """The networks of trusted proxies, and as a socket of IPv6 tells those of IPv4.
+
+    Raises:
+        InputError: something that is no address and no network.
+    """
+    networks: list[str] = []
+    for part in filter(None, (part.strip() for part in given.split(","))):
+        try:
+            network = ipaddress.ip_network(part)
+        except ValueError:
+            raise InputError(
+                f"--forwarded-allow-ips: {shortened(part)!r} is no address and no network; name the proxies, as "
+                "127.0.0.1 or 10.0.0.0/8"
+            ) from None
+        networks.append(str(network))
+        if network.version == 4:
+            networks.append(f"::ffff:{network.network_address}/{96 + network.prefixlen}")
+    return networks
 
 
 def _is_tiny(folders: Sequence[Path]) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from econmt.cli.computing import warn_of_crowd
+from econmt.cli.computing import warn_of_slowness
 from econmt.cli.inspection import read_recipe
 from econmt.cli.options import ProductPrecision
 from econmt.data.corpus import read_lines
@@ -58,7 +58,7 @@ def load_reader(
         raise InputError(f"{folder}: holds a translation model; this takes a language model")
     if place.type == "cpu":
         torch.set_num_threads(threads_for(threads, place, task.recipe.model.widest).number)
-        warn_of_crowd()
+        warn_of_slowness()
     chosen = precision_of(precision.value, place, [task.recipe]).dtype
     return TextReader(model, vocabularies.target, place, chosen)
 

@@ -32,7 +32,6 @@ from econmt.engine.world import World
 from econmt.errors import InputError, printable
 from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
-from econmt.parallel.launch import launch
 from econmt.parallel.lone_rank import LoneRank, Rank
 from econmt.parallel.place import Place, place_of_environment, take_own_gpu
 from econmt.parallel.processes import joined
@@ -108,6 +107,8 @@ def train(
         _describe(loaded, prepared, results, processes or 1)
         return
     if place is None and processes is not None and (processes > 1 or max_restarts):
+        from econmt.parallel.launch import launch  # one process does not import PyTorch's elastic agent
+
         raise typer.Exit(launch(context.obj, processes, max_restarts))
     try:
         with world_of(place, loaded) as world:
@@ -175,7 +176,7 @@ def _print_results(found: Results, console: Console) -> None:
     for picture in found.pictures:
         print(f"picture: {printable(picture)}")
     for split, value in found.perplexities.items():
-        print(f"{split} perplexity {value:.2f} of checkpoint {found.best_update}, a word, in one row")
+        print(f"{split} perplexity {value:.2f} of checkpoint {found.best_update}, a word")
     if not math.isnan(found.bleu):
         print(f"{found.corpus} BLEU {found.bleu:.2f} of checkpoint {found.best_update} ({found.signature})")
 

@@ -24,7 +24,6 @@ from econmt.decoding.formats import format_nbest, format_translation
 from econmt.decoding.glossary import read_avoid_list
 from econmt.decoding.paragraphs import ParagraphTranslator, sentence_splitter
 from econmt.decoding.requests import Request, read_request
-from econmt.decoding.search_options import SearchOptions
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 
@@ -152,7 +151,7 @@ def translate(
       echo "A dog runs." | econmt translate -m runs/multi30k
       econmt translate -m runs/a -m runs/b -i test.en -o test.de --beam-size 10
     """
-    _check_options(context)
+    _check_options(context, locals())
     read = [input_file, *(input_factors or ()), *filter(None, (avoid_list, glossary, restrict_lexicon))]
     lines_out = LineOutput(output, read)
     loaded = load_models(models, checkpoint, device, precision.value, threads)
@@ -174,7 +173,7 @@ def translate(
     splitter = sentence_splitter(data.source) if split_sentences else None
     _run(
         translator if splitter is None else ParagraphTranslator(translator, splitter, data.target),
-        translator.options,
+        translator,
         chunk_size,
         input_file,
         json_input,
@@ -218,9 +217,8 @@ def _search_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "sample": given["top_k"] if given["sample"] else None, "attention": attention}
 
 
-def _check_options(context: typer.Context) -> None:
+def _check_options(context: typer.Context, given: Mapping[str, Any]) -> None:
     """Refuse options that would change nothing, and places that cannot be written to."""
-    given = context.params
     if given["sample"]:
         options.refuse_idle(context, "is for searching; leave out that or --sample", "beam_size")
     else:
@@ -268,7 +266,7 @@ def _requests(lines: Sequence[str], first: int, where: str) -> list[Request]:
 
 def _run(
     translator: Translator | ParagraphTranslator,
-    search: SearchOptions,
+    searcher: Translator,
     chunk_size: int,
     input_file: Path | None,
     json_input: bool,
@@ -279,7 +277,7 @@ def _run(
 ) -> None:
     where = STANDARD_INPUT if input_file is None else str(input_file)
     start, lines, tokens = time.monotonic(), 0, 0
-    several = search.nbest_size > 1
+    several = searcher.options.nbest_size > 1
     with counting_lines("translating", input_file, "lines", output) as done, output as write:
         for chunk in _chunks(input_file, chunk_size):
             requests = _requests(chunk, lines + 1, where) if json_input else [Request(line) for line in chunk]
@@ -302,6 +300,7 @@ def _run(
     seconds = time.monotonic() - start
     notice(
         f"{lines} lines, {tokens} target tokens in {seconds:.1f} s ({tokens / max(seconds, 1e-9):.0f} tokens/s)"
+        + "".join(f"; search in {name}" for name in sorted(searcher.searches))
     )
 
 

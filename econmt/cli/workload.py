@@ -24,10 +24,19 @@ MOST_BUCKETS = 12
 
 
 class Found(NamedTuple):
-    """What to profile, the buckets of the recipe as (source, target) positions, and what to say of it."""
+    """What to profile.
+
+    Attributes:
+        task: what is trained.
+        shape: shape of the batch that is profiled.
+        frequent: shape of the most frequent batches, for which a run chooses implementations.
+        buckets: (source, target) positions of the recipe's buckets.
+        notes: what a reader must know of them, a sentence each.
+    """
 
     task: Task
     shape: Shape
+    frequent: Shape
     buckets: list[tuple[int, int]]
     notes: list[str]
 
@@ -53,14 +62,16 @@ def find_workload(
     prepared = _prepared(name, recipe, data_dir)
     if prepared is None:
         sizes, shape, buckets, notes = _from_recipe(recipe)
+        frequent = shape
     else:
-        sizes, shape, buckets, notes = _from_text(recipe, prepared)
+        sizes, shape, frequent, buckets, notes = _from_text(recipe, prepared)
     if wanted is not None:
         shape = Shape(rows_of_batch(recipe.training.batch, wanted[1]), *wanted)
+        frequent = shape if prepared is None else frequent
         buckets, notes = [wanted], notes[1:]
     if rows is not None:
-        shape = shape._replace(rows=rows)
-    return Found(task_of_sizes(recipe, sizes), shape, buckets, notes)
+        shape, frequent = shape._replace(rows=rows), frequent._replace(rows=rows)
+    return Found(task_of_sizes(recipe, sizes), shape, frequent, buckets, notes)
 
 
 def _text_workload(
@@ -74,12 +85,12 @@ def _text_workload(
     if prepared is not None:
         task = make_task(recipe, prepared)
         shape = shape._replace(target=task.batches(prepared).worst_batch().positions[1])
-        return Found(task, shape, [shape[1:]], [f"Shape: a window of the text in {prepared.folder}."])
+        return Found(task, shape, shape, [shape[1:]], [f"Shape: a window of the text in {prepared.folder}."])
     note = (
         f"The recipe's text is not prepared in {store_folder(recipe)}, so the size of the vocabulary is the recipe's; "
         "econmt prepare, or --data-dir, for that of the text."
     )
-    return Found(task_of_sizes(recipe, vocabulary_sizes(recipe)), shape, [shape[1:]], [note])
+    return Found(task_of_sizes(recipe, vocabulary_sizes(recipe)), shape, shape, [shape[1:]], [note])
 
 
 def parse_bucket(text: str) -> tuple[int, int]:
@@ -107,18 +118,19 @@ def _prepared(name: str, recipe: Recipe, data_dir: Path | None) -> PreparedData 
 
 def _from_text(
     recipe: Recipe, prepared: PreparedData
-) -> tuple[tuple[int, ...], Shape, list[tuple[int, int]], list[str]]:
+) -> tuple[tuple[int, ...], Shape, Shape, list[tuple[int, int]], list[str]]:
     batches = training_batches(recipe, prepared)
     worst = batches.worst_batch()
     rows, width = worst.source.shape
     shape = Shape(rows, width, worst.target_output.shape[1])
-    widest = {}
-    for bucket in batches.shapes():  # by rising target, then source positions
+    widest, shapes = {}, batches.shapes()
+    often = max(shapes, key=lambda each: each.batches * each.rows)
+    for bucket in shapes:  # by rising target, then source positions
         widest[bucket.target] = bucket.source
     buckets = _thinned([(source, target) for target, source in widest.items()])
     sizes = make_task(recipe, prepared).sizes
     note = f"Shape: the largest batch of the text in {prepared.folder}, every row full."
-    return sizes, shape, buckets, [note]
+    return sizes, shape, Shape(often.rows, often.source, often.target), buckets, [note]
 
 
 def _from_recipe(recipe: Recipe) -> tuple[tuple[int, ...], Shape, list[tuple[int, int]], list[str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +63,8 @@ def _make_tatoeba(folder: Path) -> None:
     try:
         with zipfile.ZipFile(archive) as opened:
             text = opened.read("deu.txt").decode("utf-8")
-    except (zipfile.BadZipFile, KeyError, UnicodeDecodeError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, KeyError, UnicodeDecodeError, EOFError) as error:
+        # RuntimeError: encrypted, or packed by a method that zipfile does not have.
         archive.unlink()
         raise InputError(
             f"{archive}: not the archive it should be ({error}) and removed; run the command again"

@@ -1,4 +1,8 @@
-"""Downloads that can be interrupted: resumed by range requests, checked, and renamed only when whole."""
+"""Downloads that can be interrupted: resumed by range requests, checked, and renamed only when whole.
+
+Written on ``urllib``: pooch starts anew after every interruption, has neither git blob ids nor checksums of what a gzip
+file holds, and raises the same exceptions of the network, untranslated.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import gzip
 import hashlib
 import http.client
 import os
+import time
 import urllib.error
 import urllib.request
 import zlib
@@ -17,8 +22,14 @@ from typing import IO, cast
 from econmt.data.files import notice, sync_folder, writing
 from econmt.data.progress_bars import download_bar
 from econmt.errors import InputError
+from econmt.typed_yaml import shortened
 
 _TIMEOUT_SECONDS = 30.0
+"""For a connection to be made, and between two parts of an answer."""
+_SLOW_SECONDS = 60.0
+_SLOW_BYTES = 1 << 16
+"""In :data:`_SLOW_SECONDS`; a connection that brings fewer is given up."""
+_clock = time.monotonic
 _BLOCK = 1 << 16
 _ATTEMPTS = 4
 # Some servers refuse the default name of Python's client.
@@ -46,8 +57,8 @@ def download(remote: RemoteFile, path: Path, progress: bool) -> None:
     and renamed. ``progress``: show a bar if stderr is a terminal.
 
     Raises:
-        InputError: no network, a refusal by the server, a checksum that does not match (what arrived is removed), or
-            a folder that cannot be written.
+        InputError: no network, a refusal by the server, an answer that cannot be read, a connection that breaks or
+            stalls, a checksum that does not match (what arrived is removed), or a folder that cannot be written.
     """
     partial = path.with_name(path.name + ".part")
     notice(f"downloading {remote.url}")
@@ -59,10 +70,15 @@ def download(remote: RemoteFile, path: Path, progress: bool) -> None:
                 _fetch(remote.url, partial, progress)
                 break
             except _BrokenConnectionError as broken:
-                if attempt == _ATTEMPTS or _size(partial) == before:
+                size = _size(partial)
+                if attempt == _ATTEMPTS or size == before:
                     raise InputError(
-                        f"{remote.url}: the connection broke ({broken}); {_size(partial):,} bytes are kept in "
-                        f"{partial}, run the same command again to go on from there"
+                        f"{remote.url}: the connection broke ({broken}); "
+                        + (
+                            f"{size:,} bytes are kept in {partial}, run the same command again to go on from there"
+                            if size
+                            else f"nothing has arrived; try again later, or {_by_hand(partial)}"
+                        )
                     ) from broken
         _check(remote, partial, path.name)
         with partial.open("rb") as stream:
@@ -78,50 +94,90 @@ def _size(path: Path) -> int:
 def _fetch(url: str, partial: Path, progress: bool) -> None:
     """Append what is missing of ``url`` to ``partial``."""
     have = _size(partial)
+    answer = _request(url, have, partial)
+    if answer is None:
+        return
+    with answer:
+        resumed = answer.status == http.HTTPStatus.PARTIAL_CONTENT
+        if resumed and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            partial.unlink(missing_ok=True)
+            raise _BrokenConnectionError("the server sent another part of the file than the one requested")
+        if not resumed:
+            have = 0  # the server starts from the beginning again
+        length = None if answer.chunked or "Content-Length" not in answer.headers else answer.length
+        total = None if length is None else have + length
+        bar = download_bar(partial.stem, total, show=progress)
+        with partial.open("ab" if resumed else "wb") as stream, bar as arrived:
+            _copy(answer, stream, have, total, arrived)
+
+
+def _request(url: str, have: int, partial: Path) -> http.client.HTTPResponse | None:
+    """The answer to a request for a file from byte ``have`` on; None if ``partial`` is the whole file already."""
     headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
     request = urllib.request.Request(url, headers=headers)  # noqa: S310  the addresses are those of the catalog
     try:
-        opened = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)  # noqa: S310
-        with cast("http.client.HTTPResponse", opened) as answer:
-            resumed = answer.status == http.HTTPStatus.PARTIAL_CONTENT
-            if not resumed:
-                have = 0  # the server starts from the beginning again
-            length = answer.headers.get("Content-Length")
-            total = have + int(length) if length is not None else None
-            bar = download_bar(partial.stem, total, show=progress)
-            with partial.open("ab" if resumed else "wb") as stream, bar as arrived:
-                _copy(answer, stream, have, total, arrived)
+        answer = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)  # noqa: S310
+        if not isinstance(answer, http.client.HTTPResponse):
+            answer.close()
+            raise http.client.HTTPException(f"redirected to {answer.url}, which is not HTTP")
+        length = answer.headers.get("Content-Length")
+        if length is not None and answer.length is None and not answer.chunked:
+            answer.close()
+            raise http.client.HTTPException(f"Content-Length is {length!r}")
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             if error.headers.get("Content-Range", "").endswith(f"/{have}"):
-                return  # all of it is here already
+                return None
             partial.unlink()
             raise _BrokenConnectionError("the file has changed on the server") from error
         raise InputError(
-            f"{url}: the server answers {error.code} {error.reason}; {_by_hand(partial)}"
+            f"{url}: the server answers {error.code} {_told(error.reason)}; {_by_hand(partial)}"
         ) from error
     except urllib.error.URLError as error:
         raise InputError(
-            f"{url}: cannot download ({error.reason}); no network? {_by_hand(partial)}"
+            f"{url}: cannot download ({_told(error.reason)}); no network? {_by_hand(partial)}"
         ) from error
+    except OSError as error:
+        raise _BrokenConnectionError(_told(error)) from error
+    except (http.client.HTTPException, ValueError) as error:  # ValueError: a redirect to what is no address
+        raise InputError(
+            f"{url}: the server's answer cannot be read ({_told(error)}); try again later, or {_by_hand(partial)}"
+        ) from error
+    return answer
+
+
+def _told(error: object) -> str:
+    """An error of the network in a few words of one line: servers choose parts of it."""
+    return shortened(" ".join(str(error).split()) or type(error).__name__, 200)
 
 
 def _copy(
-    answer: IO[bytes], stream: IO[bytes], have: int, total: int | None, arrived: Callable[[int], None]
+    answer: http.client.HTTPResponse,
+    stream: IO[bytes],
+    have: int,
+    total: int | None,
+    arrived: Callable[[int], None],
 ) -> None:
     arrived(have)
+    since, recent = _clock(), 0
     while True:
         try:
-            block = answer.read(_BLOCK)
-        except (OSError, http.client.HTTPException) as error:
-            raise _BrokenConnectionError(str(error) or type(error).__name__) from error
+            block = answer.read1(_BLOCK)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise _BrokenConnectionError(_told(error)) from error
         if not block:
             break
         stream.write(block)
         have += len(block)
+        recent += len(block)
         arrived(len(block))
+        if _clock() - since >= _SLOW_SECONDS:
+            if recent < _SLOW_BYTES:
+                raise _BrokenConnectionError(f"only {recent:,} bytes in {_SLOW_SECONDS:g} s")
+            since, recent = _clock(), 0
     if total is not None and have < total:
         raise _BrokenConnectionError(f"{have:,} of {total:,} bytes arrived")
 

@@ -30,6 +30,8 @@ class Padding(NamedTuple):
     """Work at these shapes, over that of the pairs at their own lengths."""
     trimmed: float
     """Work once each batch is cut to its own longest source and target, over the same."""
+    trimmed_shapes: int
+    """Different (source, target) shapes of batches that are cut."""
 
 
 class PlannedBatch(NamedTuple):
@@ -44,12 +46,15 @@ def measure_padding(batches: Iterable[PlannedBatch], work: PairFlops) -> Padding
     """Add up the work of some batches."""
     real = padded = trimmed = 0
     shapes: set[tuple[int, int]] = set()
+    trimmed_shapes: set[tuple[int, int]] = set()
     for sources, targets, shape in batches:
+        longest = int(sources.max()), int(targets.max())
         real += int(work.of(sources, targets).sum())
         padded += len(sources) * int(work.of(*shape))
-        trimmed += len(sources) * int(work.of(sources.max(), targets.max()))
+        trimmed += len(sources) * int(work.of(*longest))
         shapes.add(shape)
-    return Padding(len(shapes), padded / real, trimmed / real)
+        trimmed_shapes.add(longest)
+    return Padding(len(shapes), padded / real, trimmed / real, len(trimmed_shapes))
 
 
 def planned(batches: BatchIterator, most: int = _SAMPLE) -> Iterator[PlannedBatch]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from econmt.data.corpus import Corpus, read_lines
 from econmt.data.subwords import (
+    UNK,
     WORD_START,
     SentencePieceVocabulary,
     Vocabularies,
@@ -42,6 +43,7 @@ def encode_sources(
     factors: Sequence[Sequence[str]],
     place: Callable[[int, int | None], str],
     most_characters: int | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> list[list[int]]:
     """The numbers of the tokens of source texts, with their factors where the model has such.
 
@@ -51,9 +53,11 @@ def encode_sources(
         factors: of each text, a text a stream; none for a model without, or for a blank text.
         place: what errors call the n-th text, and the n-th text's factors of a stream, counted from 0.
         most_characters: of a text, which is cut there.
+        warn: Takes a line about a stream of which the model knows no token.
 
     Raises:
-        InputError: one line that names the place: there are other streams than the model has, or other words.
+        InputError: one line that names the place: there are other streams than the model has, or other words, or the
+            streams are in another order.
     """
     cut = [text[:most_characters] for text in texts]
     rows = vocabularies.source.encode_many(cut)
@@ -67,6 +71,7 @@ def encode_sources(
     if not wanted:
         return rows
     sizes = vocabularies.source.size, *vocabularies.factor_sizes
+    _check_order(vocabularies.factors, factors, place, warn)
     found = []
     for number, (text, given, ids) in enumerate(zip(texts, factors, rows, strict=True)):
         words = len(_words(text, vocabularies.source))
@@ -91,6 +96,34 @@ def encode_sources(
             ]
         )
     return found
+
+
+def _check_order(
+    vocabularies: Sequence[Vocabulary],
+    factors: Sequence[Sequence[str]],
+    place: Callable[[int, int | None], str],
+    warn: Callable[[str], None] | None,
+) -> None:
+    """Refuses streams in another order than the model's, which show by tokens that only another stream knows.
+
+    Raises:
+        InputError: the model knows no token of a stream, and another stream of the model knows all of them.
+    """
+    first = next((number for number, given in enumerate(factors) if given), 0)
+    for stream, vocabulary in enumerate(vocabularies):
+        tokens = {token for given in factors if given for token in split_words(given[stream])}
+        text = " ".join(tokens)
+        if not tokens or any(number != UNK for number in vocabulary.encode(text)):
+            continue
+        known = f"the model's stream {stream + 1} of source factors knows none of its tokens"
+        for other, candidate in enumerate(vocabularies):
+            if other != stream and UNK not in candidate.encode(text):
+                raise InputError(
+                    f"{place(first, stream)}: {known}, and stream {other + 1} knows all of them; give the streams in "
+                    "the order of data.source_factors"
+                )
+        if warn is not None:
+            warn(f"{place(first, stream)}: {known}; is it another set of factors?")
 
 
 def word_numbers(tokens: Sequence[str], vocabulary: Vocabulary) -> list[int]:

@@ -90,23 +90,34 @@ class Text:
         self.length = -(-store.total_tokens // rows) if whole else store.total_tokens // rows
         """Tokens of a row."""
 
-    def window(self, first: int, count: int, rows: range, rate: float = 1.0) -> TextBatch:
-        """Tokens ``first`` to ``first + count`` of some rows, counted from 0; the first begins without a state."""
+    def window(self, first: int, count: int, rows: range, rate: float = 1.0, *, start: int = 0) -> TextBatch:
+        """Tokens ``first`` to ``first + count`` of some rows, counted from 0.
+
+        Args:
+            first: below 0 for tokens before a row's own, which are read and not predicted; the first row has none.
+            count: number of tokens of each row.
+            rows: the rows.
+            rate: factor of the learning rate.
+            start: value of ``first`` at which rows begin without a state.
+        """
         ids = np.full((len(rows), count + 1), PAD, dtype=np.int64)
         places = np.array([row * self.length + first for row in rows], dtype=np.int64)
         for row, place in zip(ids, places.tolist(), strict=True):
+            if place < 0:
+                continue
             begin = max(place - 1, 0)
             found = self.store.tokens(begin, max(0, min(place + count, self.store.total_tokens) - begin))
             row[begin - place + 1 :][: len(found)] = found
             if place == 0:
                 row[0] = EOS
-        targets = ids[:, 1:].copy()
+        targets = np.full_like(ids[:, 1:], PAD) if first < 0 else ids[:, 1:].copy()
+        carries = (places > 0) & (first > start)
         return TextBatch(
-            indices=torch.from_numpy(self.store.pairs_at(places).astype(np.int64)),
+            indices=torch.from_numpy(self.store.pairs_at(np.maximum(places, 0)).astype(np.int64)),
             inputs=torch.from_numpy(ids[:, :-1].copy()),
             targets=torch.from_numpy(targets),
             rows=torch.tensor(rows, dtype=torch.int64) + 1,
-            carries=torch.full((len(rows),), int(first > 0)),
+            carries=torch.from_numpy(carries.astype(np.int64)),
             target_tokens=int((targets != PAD).sum()),
             rate_factor=rate,
         )
@@ -215,8 +226,17 @@ class TextBatches:
         return self._text.window(0, target, self._rows)
 
 
-def whole_text(store: TokenStore, rows: int, window: int) -> Iterator[TextBatch]:
-    """Every token of a text once, in order, in windows of at most so many tokens."""
+def whole_text(store: TokenStore, rows: int, window: int, context: int = 0) -> Iterator[TextBatch]:
+    """Yields windows of at most ``window`` tokens in which every token of a text is predicted once, in order.
+
+    Args:
+        store: the text.
+        rows: number of rows that it is cut into.
+        window: most tokens of a row at once.
+        context: number of tokens before its own that each row but the first reads first, at most a row.
+    """
     text = Text(store, rows, whole=True)
-    for first in range(0, text.length, window):
-        yield text.window(first, min(window, text.length - first), range(rows))
+    start = -min(context, text.length) if rows > 1 else 0
+    for begin, end in ((start, 0), (0, text.length)):
+        for first in range(begin, end, window):
+            yield text.window(first, min(window, end - first), range(rows), start=start)

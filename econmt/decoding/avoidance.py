@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.subwords import split_words
+from econmt.data.subwords import SPECIAL_TOKENS, UNK, split_words
 from econmt.decoding.phrases import BLANK, Spelling, is_of_word
 
 
@@ -54,7 +54,7 @@ class Avoidance:
     """The avoided phrases of a sentence as an automaton over tokens, made as far as it is asked for.
 
     Args:
-        phrases: raw text.
+        phrases: raw text; ``<unk>`` also stands for the token of unknown words.
         spelling: of the target vocabulary.
     """
 
@@ -129,6 +129,8 @@ class Avoidance:
             if len(phrase) > 1
             else {k for k in self._spelling.tails if k[0] == phrase}
         )
+        if phrase == SPECIAL_TOKENS[UNK]:
+            found.setdefault(UNK, set()).add((number, len(phrase) + 1))
         for key in keys:
             for token, offset in self._spelling.tails.get(key, ()):
                 before = is_of_word(self._spelling.pieces[token][offset - 1]) if offset else in_word

@@ -6,14 +6,16 @@ hold, and places go to the banks in turn, so that hypotheses which have paid for
 with those which have not. All sentences of a batch are shared out at once, as by Hu et al. (2019).
 
 A phrase is there where its tokens follow one another and no letter goes on with its last word. A token counts for one
-phrase; of two phrases that begin alike the longer one counts if it is written.
+phrase. Which tokens serve which phrase may show only later: of the phrases "a b" and "a a", the text "a a b a a" holds
+both, with the last two tokens for the second. So each hypothesis keeps every way to read its tokens that may turn out
+to be the best one.
 
 Shapes: B sentences, R rows, N continuations of a sentence, M different tokens of a sentence's phrases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +25,12 @@ from torch import Tensor
 _OTHER, _JOINING = -1, -2
 """Stand for any token that is in no phrase: one that begins a word, and one that goes on with it."""
 
+_BETWEEN, _ENDED = -2, -1
+"""Kinds of a :class:`Reading` that is within no phrase; the first covers the second."""
+
+MOST_READINGS = 32
+"""Readings of a hypothesis that are kept between phrases, and within one: five places at which phrases compete."""
+
 
 class Phrase(NamedTuple):
     """What a translation must hold: its tokens, and whether the one after them must not go on with a word."""
@@ -31,23 +39,38 @@ class Phrase(NamedTuple):
     ends_word: bool
 
 
-class Progress(NamedTuple):
-    """How far a hypothesis has come.
+class Reading(NamedTuple):
+    """One way to divide the tokens of a hypothesis among the phrases.
 
     Attributes:
-        unmet: the phrases that it still has to hold, by number.
-        matched: its last tokens, so far as they begin one of these.
-        pending: the phrase among them that begins ``matched``, or is all of it, or -1: it is there unless the next
-            token goes on with its last word, or a longer one is.
+        remaining: the tokens after which all phrases are there, at least.
+        kind: the phrase that the last tokens begin, as an index into the different phrases; ``_BETWEEN`` phrases, or
+            ``_ENDED``: one that the next token takes back if it goes on with its last word.
+        written: the tokens of that phrase that are there.
+        unmet: a bit for each phrase that is not there and not begun.
     """
 
-    unmet: tuple[int, ...]
-    matched: tuple[int, ...]
-    pending: int
+    remaining: int
+    kind: int
+    written: int
+    unmet: int
+
+    def covers(self, other: Reading) -> bool:
+        """Whether every text that completes ``other`` completes this one as well."""
+        alike = (self.kind, self.written) == (other.kind, other.written)
+        return (self.kind == _BETWEEN or alike) and not self.unmet & ~other.unmet
+
+
+Progress = tuple[Reading, ...]
+"""Readings of a hypothesis of which none covers another, those with the fewest remaining tokens first."""
 
 
 class Phrases:
     """The phrases of one sentence as an automaton over tokens.
+
+    A hypothesis holds all phrases exactly where one of its readings does. To find one among all may take exponential
+    time, so that of the readings between phrases, and of the others, ``MOST_READINGS`` each are kept; only texts in
+    which many phrases overlap at many places have more.
 
     Args:
         phrases: several may be alike; each is wanted then.
@@ -55,49 +78,71 @@ class Phrases:
     """
 
     def __init__(self, phrases: Sequence[Phrase], joins: Sequence[bool]) -> None:
-        self._phrases, self._joins = phrases, joins
+        self._joins = joins
+        in_order = sorted(phrases)
+        self._kinds = sorted(set(phrases))
+        # Phrases that are alike have neighbouring bits, of which the highest goes first: sets of phrases of which
+        # the same are missing are the same number.
+        self._bits = [
+            sum(1 << at for at, each in enumerate(in_order) if each == kind) for kind in self._kinds
+        ]
+        self._begun: dict[int, list[int]] = {}
+        for number, kind in enumerate(self._kinds):
+            self._begun.setdefault(kind.ids[0], []).append(number)
         self.tokens = sorted({token for phrase in phrases for token in phrase.ids})
-        self._firsts = {phrase.ids[0] for phrase in phrases}
         self.size = sum(len(phrase.ids) for phrase in phrases)
-        self.start = Progress(tuple(range(len(phrases))), (), -1)
+        self.start: Progress = (Reading(self.size, _BETWEEN, 0, (1 << len(phrases)) - 1),)
 
     def remaining(self, progress: Progress) -> int:
         """The fewest tokens after which everything is there; one of ``tokens`` always makes it one less."""
-        return sum(len(self._phrases[number].ids) for number in progress.unmet) - len(progress.matched)
+        return progress[0].remaining
 
     def moving(self, progress: Progress) -> list[tuple[int, bool]]:
         """``tokens``, and whether each may lead elsewhere than tokens that are in no phrase."""
-        unmet, matched, _ = progress
-        if len(matched) > 1:
-            return [(token, True) for token in self.tokens]
-        phrases = [self._phrases[number].ids for number in unmet]
-        moves = {ids[0] for ids in phrases} | {
-            ids[1] for ids in phrases if len(ids) > 1 and matched == ids[:1]
-        }
+        moves = set()
+        for reading in progress:
+            if reading.kind >= 0:
+                moves.add(self._kinds[reading.kind].ids[reading.written])
+            else:
+                bits = zip(self._kinds, self._bits, strict=True)
+                moves |= {kind.ids[0] for kind, alike in bits if reading.unmet & alike}
         return [(token, token in moves) for token in self.tokens]
 
     def after(self, progress: Progress, token: int) -> Progress:
         """Where ``token`` leads."""
-        unmet, matched, pending = progress
-        if not matched and token not in self._firsts:
+        if token not in self._begun and all(reading.kind == _BETWEEN for reading in progress):
             return progress
+        between, others = list[Reading](), list[Reading]()
+        # A reading comes behind all that cover it.
+        for reading in sorted({after for before in progress for after in self._read(before, token)}):
+            kept = between if reading.kind == _BETWEEN else others
+            if len(kept) < MOST_READINGS and not any(each.covers(reading) for each in (*between, *others)):
+                kept.append(reading)
+        return tuple(sorted(between + others))
+
+    def _read(self, reading: Reading, token: int) -> Iterator[Reading]:
+        """The readings of a hypothesis that ``token`` extends."""
+        remaining, kind, written, unmet = reading
+        if kind >= 0:
+            if self._kinds[kind].ids[written] == token:
+                yield self._written(reading)
+            return
         joins = token == _JOINING or (token >= 0 and self._joins[token])
-        if pending >= 0 and joins and self._phrases[pending].ends_word:
-            pending = -1 if len(matched) == len(self._phrases[pending].ids) else pending
-        grown = (*matched, token)
-        fitting = [number for number in unmet if self._phrases[number].ids[: len(grown)] == grown]
-        if fitting:
-            whole = (number for number in fitting if len(self._phrases[number].ids) == len(grown))
-            return Progress(unmet, grown, next(whole, pending))
-        if pending >= 0:
-            unmet = tuple(number for number in unmet if number != pending)
-            rest = grown[len(self._phrases[pending].ids) :]
-        else:
-            rest = grown[1:] if matched else ()
-        found = Progress(unmet, (), -1)
-        for each in rest:
-            found = self.after(found, each)
-        return found
+        if kind == _ENDED and joins:
+            return
+        yield Reading(remaining, _BETWEEN, 0, unmet)
+        for begun in self._begun.get(token, ()):
+            if alike := unmet & self._bits[begun]:
+                left = unmet ^ (1 << (alike.bit_length() - 1))
+                yield self._written(Reading(remaining, begun, 0, left))
+
+    def _written(self, reading: Reading) -> Reading:
+        """``reading`` with one more token of its phrase."""
+        remaining, kind, written, unmet = reading
+        phrase = self._kinds[kind]
+        if written + 1 < len(phrase.ids):
+            return Reading(remaining - 1, kind, written + 1, unmet)
+        return Reading(remaining - 1, _ENDED if phrase.ends_word else _BETWEEN, 0, unmet)
 
 
 class Automata:

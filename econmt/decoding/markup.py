@@ -22,8 +22,9 @@ from typing import NamedTuple
 from econmt.data.subwords import BLANKS
 
 _TAG = re.compile(
-    r"<!--[^<>]{0,1000}-->"
-    r"|<(?P<close>/?)(?P<name>[A-Za-z][\w:.-]*|\d+)(?:\s[^<>]*?)?(?P<alone>/?)>"
+    r"<!--.{0,1000}?-->"
+    r"|<(?P<close>/?)(?P<name>[A-Za-z][\w:.-]*|\d+)"
+    r"""(?:\s(?:[^<>"']|"[^"]{0,1000}"|'[^']{0,1000}')*?|\s[^<>]*?)?(?P<alone>/?)>"""
     r"|\$?\{\{?[\w.:-]*\}?\}"
     r"|%\(\w+\)[sdf]|%(?:\d+\$)?[sdf](?!\w)"
 )

@@ -5,7 +5,7 @@ Shapes: B sentences, S source positions, V target vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from econmt.decoding.search import Hypothesis, SearchOptions, length_penalty
 from econmt.decoding.slots import hypotheses
 from econmt.model import IncrementalModel
+from econmt.model.inference.native import OUTPUT
 from econmt_ops.backends.c.search import MOST_PLACES, beam_search
 
 
@@ -25,6 +26,18 @@ def has_native_search(model: object, options: SearchOptions) -> bool:
         and isinstance(model, IncrementalModel)
         and model.native is not None
     )
+
+
+def search_name(models: Sequence[object], *, in_c: bool = False) -> str:
+    """How users are told which search runs: where its loop and its steps are, and the precision of products.
+
+    Args:
+        models: of an ensemble, or one. in_c: whether the loop is in C.
+    """
+    known = [model for model in models if isinstance(model, IncrementalModel)]
+    steps_in_c = all(model.native is not None for model in known) and len(known) == len(models)
+    where = "C" if in_c else "PyTorch with steps in C" if steps_in_c else "PyTorch"
+    return ", ".join([where, *sorted({str(model.precision).removeprefix("torch.") for model in known})])
 
 
 @torch.inference_mode()
@@ -53,10 +66,7 @@ def native_search(
     weights, words, barred = list(decoder.weights), None, None
     if allowed is not None:
         words = allowed.any(dim=0).nonzero()[:, 0]
-        barred = torch.zeros(count, len(words)).masked_fill_(~allowed[:, words], -torch.inf)
-        output = weights[5]
-        assert output is not None
-        weights[5] = output.only(words)
+        weights[OUTPUT], barred = decoder.shortlist(words, allowed[:, words])
     steps = int(limits.max()) + 1
     penalties = length_penalty(torch.arange(steps + 1), options)
     ended = torch.empty(count, beam, 2, dtype=torch.float64)

@@ -67,9 +67,9 @@ def read_request(line: str, where: str) -> Request:
 
     Raises:
         InputError: one line that names ``where``: no JSON object, a field of a wrong type, one that is misspelt, or
-            one of Sockeye's that no model here can follow.
+            one of Sockeye's that no model here can follow; a key given twice, NaN or a number beyond a float's range.
     """
-    return request_of(parse_json(line, where, _ADVICE), where)
+    return request_of(parse_json(line, where, _ADVICE, strict=True), where)
 
 
 def request_of(tree: Mapping[str, Any], where: str) -> Request:

@@ -24,7 +24,7 @@ from econmt.decoding.diversity import Diversity
 from econmt.decoding.ensemble import as_one
 from econmt.decoding.glossary import Glossary
 from econmt.decoding.markup import Marked, put_back, take_out
-from econmt.decoding.native_search import has_native_search, native_search
+from econmt.decoding.native_search import has_native_search, native_search, search_name
 from econmt.decoding.requests import Request
 from econmt.decoding.sampling import sample
 from econmt.decoding.search import Hypothesis, SearchOptions, Steering, beam_search, output_limits
@@ -197,6 +197,7 @@ class Translator:
 
     Attributes:
         factor_files: what messages call the files that the source factors of requests are from, line by line.
+        searches: names of the searches that have run, see :func:`~econmt.decoding.native_search.search_name`.
     """
 
     def __init__(
@@ -233,6 +234,7 @@ class Translator:
         self.warn = warn
         self.factor_files: Sequence[str] = ()
         self.watch = watch
+        self.searches: set[str] = set()
         longest = max_length or recipe.Data.model_fields["max_length"].default
         self._tokens = self.batch_size * longest
         self._continuous: ContinuousSearch | None = None
@@ -365,7 +367,7 @@ class Translator:
                 return f"{where}:{numbers[index]}: factors[{stream}]"
             return f"{names[0 if stream is None else stream + 1]}:{numbers[index]}"
 
-        sources = encode_sources(self.vocabularies, lines, factors, name_of, characters)
+        sources = encode_sources(self.vocabularies, lines, factors, name_of, characters, self.warn)
         for index, ids in enumerate(sources):
             length, written, place = len(ids), characters_of[index], f"{where}:{numbers[index]}"
             if length > most or written > characters:
@@ -416,6 +418,7 @@ class Translator:
             for group in self._continuous.worthwhile([lengths[index] for index in plain]):
                 part = [plain[position] for position in group]
                 limits = self._limits([lengths[index] for index in part]).tolist()
+                self.searches.add(search_name(self.models))
                 sentences = [
                     Sentence(sources[index], limit) for index, limit in zip(part, limits, strict=True)
                 ]
@@ -445,7 +448,9 @@ class Translator:
         if self._shortlists is not None:
             allowed = self._shortlists.allowed(batch[0], [wish.ids for wish in wishes])
         if not wishes and isinstance(model, IncrementalModel) and has_native_search(model, self.options):
+            self.searches.add(search_name(self.models, in_c=True))
             return native_search(model, *batch, self.options, self.watch, allowed)
+        self.searches.add(search_name(self.models))
         if allowed is not None:
             # What is wished names words by their ids, and draws do not depend on which words others may have.
             whole = bool(wishes) or self.options.sample is not None

@@ -7,10 +7,11 @@ what a step takes does not depend on the text.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +19,7 @@ from econmt.engine.devices import peak_memory
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult
+from econmt.errors import printable
 from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, fixed_bytes
 from econmt.memory.measure.byte_budget import budget_bytes
 from econmt.memory.measure.device_memory import DeviceMemory
@@ -63,6 +65,46 @@ class Profile:
     def tokens_per_second(self) -> float | None:
         """Target tokens a second, none of them padding; None if no step was timed."""
         return None if self.times is None else self.times.tokens_per_second
+
+
+_Result = TypeVar("_Result")
+
+
+class Failures:
+    """Errors of techniques that could not be measured, so that the others still are.
+
+    Attributes:
+        errors: by technique.
+    """
+
+    def __init__(self) -> None:
+        self.errors: dict[Technique, Exception] = {}
+
+    def attempt(self, technique: Technique, work: Callable[..., _Result], *arguments: Any) -> _Result | None:
+        """Returns the result of ``work``; None if it fails or the technique has failed before.
+
+        Caught are the errors of PyTorch, of its compiler, and of memory that does not suffice.
+        """
+        if technique in self.errors:
+            return None
+        try:
+            return work(*arguments)
+        except (RuntimeError, AssertionError, MemoryError) as error:
+            self.errors[technique] = error
+            return None
+
+    def raise_first(self) -> None:
+        """Raises the error of the technique that failed first, if one has failed."""
+        for error in self.errors.values():
+            raise error
+
+    @property
+    def notes(self) -> list[str]:
+        """One sentence for each technique that failed."""
+        return [
+            printable(f"Not measured: {technique.name} ({type(error).__name__}: {error}".rstrip(": ") + ").")
+            for technique, error in self.errors.items()
+        ]
 
 
 class Step:
@@ -161,6 +203,7 @@ def profile(
     patient: bool,
     say: Say,
     rank: Rank = ALONE,
+    failures: Failures | None = None,
 ) -> list[Profile]:
     """Measure techniques as well as the machine allows.
 
@@ -177,9 +220,30 @@ def profile(
         patient: measure however long it takes.
         say: is told what is being done.
         rank: whose step it is.
+        failures: collects the errors of techniques that cannot be measured; None: the first is raised when the others
+            have been measured.
+
+    Returns:
+        Profiles of the techniques that did not fail.
     """
-    if device.type == "cuda":
-        return _profile_gpu(task, rows, shape, device, say, rank)
+    ended = Failures() if failures is None else failures
+    measure_all = _profile_gpu if device.type == "cuda" else _profile_cpu
+    found = measure_all(task, rows, shape, device, patient, say, rank, ended)
+    if failures is None or not found:
+        ended.raise_first()
+    return found
+
+
+def _profile_cpu(
+    task: Task,
+    rows: Sequence[Technique],
+    shape: Shape,
+    device: torch.device,
+    patient: bool,
+    say: Say,
+    rank: Rank,
+    failures: Failures,
+) -> list[Profile]:
     say(f"predicting {rows[0].name}, {shape}")
     first = estimate(task, rows[0], shape, "cpu", rank)
     count = min(shape.rows, rows_that_fit(first, shape, budget_bytes("auto", device, 0)))
@@ -188,20 +252,18 @@ def profile(
         def round_time(trial: int) -> float:
             say(f"timing {trial} of {shape.rows} rows, to see what can be measured")
             step = Step(task, shape._replace(rows=trial), device, rank)
-            return sum(_seconds(step, technique) for technique in rows)
+            return sum(failures.attempt(technique, _seconds, step, technique) or 0.0 for technique in rows)
 
         count = affordable_rows(round_time, count, TIME_LIMIT / _PASSES)
     timed = shape._replace(rows=count)
-    times = measure(Step(task, timed, device, rank), rows, say) if count else []
+    times = measure(Step(task, timed, device, rank), rows, say, failures) if count else {}
     if timed == shape:
-        return [
-            Profile(row, shape, ledger, True, ledger, shape) for row, ledger in zip(rows, times, strict=True)
-        ]
+        return [Profile(row, shape, ledger, True, ledger, shape) for row, ledger in times.items()]
     guesses = [first, *estimates(task, rows[1:], shape, "cpu", say, rank)]
-    found: list[Ledger | None] = [*times] or [None] * len(rows)
     return [
-        Profile(row, shape, guess, False, ledger, None if ledger is None else timed)
-        for row, guess, ledger in zip(rows, guesses, found, strict=True)
+        Profile(row, shape, guess, False, times.get(row), timed if row in times else None)
+        for row, guess in zip(rows, guesses, strict=True)
+        if row not in failures.errors
     ]
 
 
@@ -211,28 +273,45 @@ def _seconds(step: Step, technique: Technique) -> float:
     return step.seconds()
 
 
-def measure(step: Step, rows: Sequence[Technique], say: Say) -> list[Ledger]:
-    """The ledgers of real steps, their seconds the quickest of some that took turns."""
-    ledgers = []
+def measure(step: Step, rows: Sequence[Technique], say: Say, failures: Failures) -> dict[Technique, Ledger]:
+    """The ledgers of real steps, their seconds the quickest of some that took turns; those that fail have none."""
+    ledgers: dict[Technique, Ledger] = {}
     for number, technique in enumerate(rows, 1):
         say(f"measuring {number} of {len(rows)}: {technique.name}")
         step.use(technique)
-        ledgers.append(step.measure())
-    _take_turns(step, list(zip(rows, ledgers, strict=True)), say)
-    ledgers[-1].process, ledgers[-1].process_peak = resident_parts(), peak_memory(step.training.device)
+        ledger = failures.attempt(technique, step.measure)
+        if ledger is None:
+            step.forget()
+        else:
+            ledgers[technique] = ledger
+    _take_turns(step, ledgers, say, failures)
+    ledgers = {row: ledger for row, ledger in ledgers.items() if row not in failures.errors}
+    if ledgers:
+        last = next(reversed(ledgers.values()))
+        last.process, last.process_peak = resident_parts(), peak_memory(step.training.device)
     return ledgers
 
 
-def _take_turns(step: Step, measured: Sequence[tuple[Technique, Ledger]], say: Say) -> None:
+def _take_turns(step: Step, measured: Mapping[Technique, Ledger], say: Say, failures: Failures) -> None:
+    """Times the techniques in turns."""
     for turn in range(1, ROUNDS):
-        for number, (technique, ledger) in enumerate(measured, 1):
+        for number, (technique, ledger) in enumerate(measured.items(), 1):
             say(f"timing {number} of {len(measured)}: {technique.name}, turn {turn + 1} of {ROUNDS}")
             step.use(technique)
-            ledger.take(min(ledger.seconds, step.seconds()))
+            seconds = failures.attempt(technique, step.seconds)
+            if seconds is not None:
+                ledger.take(min(ledger.seconds, seconds))
 
 
 def _profile_gpu(
-    task: Task, rows: Sequence[Technique], shape: Shape, device: torch.device, say: Say, rank: Rank
+    task: Task,
+    rows: Sequence[Technique],
+    shape: Shape,
+    device: torch.device,
+    _patient: bool,
+    say: Say,
+    rank: Rank,
+    failures: Failures,
 ) -> list[Profile]:
     in_graphs = task.recipe.training.in_graphs
     ledgers: dict[Technique, Ledger] = {}
@@ -244,25 +323,39 @@ def _profile_gpu(
         for number, technique in enumerate(rows, 1):
             say(f"measuring {number} of {len(rows)}: {technique.name}")
             step.use(technique)
-            with suppress(torch.cuda.OutOfMemoryError), captured(in_graphs):
-                ledgers[technique] = step.measure()
-            step.forget()
-            if in_graphs and technique in ledgers:
-                with suppress(torch.cuda.OutOfMemoryError):
-                    found = step.replay(ROUNDS)
-                    if found is not None:
-                        seconds, ledgers[technique].graphs = found
-                        ledgers[technique].take(seconds)
+            ledger = failures.attempt(technique, _measure_gpu, step, in_graphs)
+            if ledger is None:
                 step.forget()
-        _take_turns(step, [each for each in ledgers.items() if each[1].graphs is None], say)
-    left = [technique for technique in rows if technique not in ledgers]
+            else:
+                ledgers[technique] = ledger
+        _take_turns(
+            step, {row: ledger for row, ledger in ledgers.items() if ledger.graphs is None}, say, failures
+        )
+    left = [row for row in rows if row not in ledgers and row not in failures.errors]
     predicted = dict(zip(left, estimates(task, left, shape, "cuda", say, rank), strict=True))
     return [
         Profile(row, shape, ledgers[row], True, ledgers[row], shape)
         if row in ledgers
         else Profile(row, shape, predicted[row], False)
         for row in rows
+        if row not in failures.errors
     ]
+
+
+def _measure_gpu(step: Step, in_graphs: bool) -> Ledger | None:
+    """The ledger of a step on a GPU, its seconds those of a graph if it can be captured; None: memory is too small."""
+    ledger = None
+    with suppress(torch.cuda.OutOfMemoryError), captured(in_graphs):
+        ledger = step.measure()
+    step.forget()
+    if in_graphs and ledger is not None:
+        with suppress(torch.cuda.OutOfMemoryError):
+            found = step.replay(ROUNDS)
+            if found is not None:
+                seconds, ledger.graphs = found
+                ledger.take(seconds)
+        step.forget()
+    return ledger
 
 
 def rows_that_fit(ledger: Ledger, shape: Shape, memory: int) -> int:

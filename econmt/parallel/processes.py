@@ -13,6 +13,7 @@ wait; one of them tells it in one line, and all leave.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -34,6 +35,7 @@ from torch.distributed.rendezvous import rendezvous
 from econmt.engine.world import Event, Json, World
 from econmt.errors import EconmtError, printable, talk
 from econmt.parallel.groups import Group
+from econmt.parallel.orphans import LAUNCHER
 from econmt.parallel.place import RESTARTS, Place
 from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.parallel.sharding import OptimizerShares
@@ -42,14 +44,11 @@ from econmt.recipe import ParallelSection
 _STOP = "stop"
 """The key of the store that says why the run ends, as JSON; and then every rank's own key wakes it."""
 
-SPOKEN = "spoken"
+_SPOKEN = "spoken"
 """The key of the store that counts who has told the reason: the first one does."""
 
-LOST = "lost"
-"""The key of the store that says that a rank was lost, so that starting all again may help."""
-
-LEFT = "left"
-"""The keys of the store that say which rank is done."""
+LOST = 75
+"""Exit code, for the launcher, of a rank that leaves since another was lost: starting all again may help."""
 
 _ROLL_CALL = 4.0
 """Seconds in which a rank that lives answers."""
@@ -63,49 +62,30 @@ _POLL = 1e-4
 _MARGIN = timedelta(seconds=60)
 """So much later than we NCCL gives up by itself, which takes many lines."""
 
-_EXIT_LOST = 1
-
-
-def end_all(store: Any, size: int, *, told: bool, why: str) -> None:
-    """Lets all ranks leave.
-
-    Args:
-        store: where they meet.
-        size: how many.
-        told: whether a person knows why; else they call the roll and tell.
-        why: in words.
-    """
-    if not store.check([_STOP]):
-        store.set(_STOP, json.dumps({"told": told, "why": why}))
-    for rank in range(size):
-        store.set(f"wake/{rank}", "1")
-
 
 class Processes(World):
     """The world of several processes; see :func:`joined`.
 
     Args:
-        place: who this one is.
-        settings: of the recipe.
-        store: of torch, where they meet.
-        device: on which this one computes.
+        place: rank of this process.
+        settings: section ``parallel`` of the recipe.
+        watch: the thread that notices when a rank is gone.
+        store: the store of this thread.
+        device: device on which this rank computes.
     """
 
-    def __init__(self, place: Place, settings: ParallelSection, store: Any, device: torch.device) -> None:
+    def __init__(
+        self, place: Place, settings: ParallelSection, watch: _Watch, store: Any, device: torch.device
+    ) -> None:
         self.rank, self.size, self.local_size = place.rank, place.size, place.local_size
-        self._settings = settings
+        self._settings, self._watch, self._store = settings, watch, store
         self._timeout = timedelta(seconds=settings.timeout)
-        prefix = f"econmt/{place.restarts}"
-        self._store = PrefixStore(prefix, store)
-        own = PrefixStore(prefix, store.clone())
-        self._watch = _Watch(self.rank, self.size, self._store, own, settings.timeout)
         self._control = dist.new_group(backend="gloo", timeout=self._timeout)
         self._group: Any = self._control
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
             self._group = dist.new_group(backend="nccl", timeout=self._timeout + _MARGIN, device_id=device)
         self._calls, self._parted = 0, False
-        self._watch.start()
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         """See :meth:`econmt.engine.world.World.all_reduce`."""
@@ -230,20 +210,9 @@ class Processes(World):
             event.record(torch.cuda.current_stream())
             self.wait(event)
         self._meet()
-        limit = threading.Timer(self._settings.timeout, self._watch.lost, ["ranks did not part in time"])
-        limit.daemon = True
-        limit.start()
-        with self.watched():
+        late = functools.partial(self._watch.lost, "ranks did not part in time")
+        with _limited(self._settings.timeout, late), self.watched():
             dist.destroy_process_group()
-        limit.cancel()
-
-    def failed(self, line: str) -> bool:
-        """Tells the others that this rank leaves with an error; whether it is this rank's part to tell a person why."""
-        return self._watch.failed(line)
-
-    def leave(self) -> None:
-        """Leaves the others, who may go on."""
-        self._watch.leave()
 
     def _members(self) -> Group:
         return Group(self.size, self._group, self.watched)
@@ -253,16 +222,18 @@ class Processes(World):
 
 
 class _Watch(threading.Thread):
-    """Waits until some rank ends the run, answers the roll call, and leaves.
+    """Waits until a rank ends the run, answers the roll call, and ends this process.
 
     Args:
-        rank, size: of this process and of all.
-        store: where they meet.
-        own: the same by a connection of the thread's own: while it waits, nobody else can use it.
-        timeout: of exchanges, in seconds.
+        rank: rank of this process.
+        size: number of ranks.
+        store: the store, for the thread that trains.
+        own: the store by another connection: while this thread waits, nobody else can use its connection.
+        timeout: timeout of exchanges, in seconds.
 
     Attributes:
-        exchanges: that this rank has come to. update: the last one it has done.
+        exchanges: number of exchanges that this rank has come to.
+        update: last update that it has done.
     """
 
     def __init__(self, rank: int, size: int, store: Any, own: Any, timeout: int) -> None:
@@ -270,15 +241,9 @@ class _Watch(threading.Thread):
         self._rank, self._size, self._store, self._own, self._timeout = rank, size, store, own, timeout
         self._left = threading.Event()
         self._leaving = threading.Lock()
-        self._first = ""
         self.exchanges = 0
         self.update = 0
         store.set(f"host/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
-
-    def start(self) -> None:
-        """Begins; all ranks have come."""
-        self._first = self._host(0)
-        super().start()
 
     def run(self) -> None:
         """Until the process ends."""
@@ -297,57 +262,65 @@ class _Watch(threading.Thread):
                 return
         if not reason["told"]:
             self._call_roll(reason["why"])
-        elif not self._own.check([LOST]) and self._left.wait(
-            _LEAVING
-        ):  # who lost a rank has nothing left to do
-            return
-        os._exit(_EXIT_LOST)
+            _exit_lost()
+        if not self._left.wait(_LEAVING):
+            os._exit(1)
 
     def lost(self, why: str) -> NoReturn:
         """An exchange has failed: finds out why with the others, tells it and ends the process."""
         if not self._left.is_set():
             try:
-                self._store.set(LOST, "1")
-                end_all(self._store, self._size, told=False, why=why)
+                self._end_all(told=False, why=why)
             except RuntimeError:
                 self._leave_without_store()
             time.sleep(_ROLL_CALL + 2 * _LEAVING)  # the thread ends the process before
-        os._exit(_EXIT_LOST)
+        _exit_lost()
 
     def failed(self, line: str) -> bool:
-        """See :meth:`Processes.failed`."""
+        """Tells the others that this rank leaves with an error; True if this rank is to tell the user why."""
         self._left.set()
         with suppress(RuntimeError):
-            speaks: bool = self._store.add(SPOKEN, 1) == 1
-            end_all(self._store, self._size, told=True, why=line)
+            speaks: bool = self._store.add(_SPOKEN, 1) == 1
+            self._end_all(told=True, why=line)
             return speaks
         return True
 
     def leave(self) -> None:
-        """See :meth:`Processes.leave`."""
+        """Leaves the others, who may go on."""
         self._left.set()
         with suppress(RuntimeError):
-            self._store.set(f"{LEFT}/{self._rank}", "1")
             self._store.set(f"wake/{self._rank}", "1")
             self.join(_LEAVING)
 
+    def _end_all(self, *, told: bool, why: str) -> None:
+        """Makes all ranks leave.
+
+        Args:
+            told: True if a rank tells the user why; else they call the roll first.
+            why: the reason, in words.
+        """
+        if not self._store.check([_STOP]):
+            self._store.set(_STOP, json.dumps({"told": told, "why": why}))
+        for rank in range(self._size):
+            self._store.set(f"wake/{rank}", "1")
+
     def _call_roll(self, why: str) -> None:
-        """Who answers, and how far each has come; the first that knows tells a person."""
+        """Finds out who answers, and how far each has come; the rank that knows first tells the user."""
         try:
             self._own.set(f"here/{self._rank}", json.dumps([self.exchanges, self.update]))
             until = time.monotonic() + _ROLL_CALL
-            keys = [f"here/{rank}" for rank in range(self._size)]
-            while time.monotonic() < until and not self._own.check(keys):
-                if self._own.check([SPOKEN]):
+            came = [rank for rank in range(self._size) if self._own.check([f"host/{rank}"])]
+            while time.monotonic() < until and not self._own.check([f"here/{rank}" for rank in came]):
+                if self._own.check([_SPOKEN]):
                     return
                 time.sleep(0.1)
             here = {
-                rank: json.loads(self._own.get(key))
-                for rank, key in enumerate(keys)
-                if self._own.check([key])
+                rank: json.loads(self._own.get(f"here/{rank}"))
+                for rank in came
+                if self._own.check([f"here/{rank}"])
             }
             line = self._line(here, why)
-            if self._own.add(SPOKEN, 1) == 1:
+            if self._own.add(_SPOKEN, 1) == 1:
                 talk(f"econmt: error: {line}")
         except RuntimeError:
             self._leave_without_store()
@@ -383,7 +356,7 @@ class _Watch(threading.Thread):
                     name.bind(f"\0econmt/{address}/{os.environ.get(RESTARTS, '0')}")
                 keeper = f"what the launcher keeps at {address}"
                 if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-                    keeper = f"rank 0 ({self._first}), which keeps {address}"
+                    keeper = f"rank 0, which keeps {address}"
                 talk(
                     f"econmt: error: rank {self._rank} ({socket.gethostname()}) has lost {keeper}, where ranks meet, "
                     f"after update {self.update}; all ranks leave: the same command goes on from the last saved state"
@@ -391,7 +364,23 @@ class _Watch(threading.Thread):
                 time.sleep(_LEAVING)
             except OSError:  # another one has the name, and tells
                 pass
-        os._exit(_EXIT_LOST)
+        _exit_lost()
+
+
+def _exit_lost() -> NoReturn:
+    os._exit(LOST if LAUNCHER in os.environ else 1)
+
+
+@contextmanager
+def _limited(seconds: float, too_late: Callable[[], object]) -> Iterator[None]:
+    """Calls a function, which ends the process, if the body takes longer."""
+    limit = threading.Timer(seconds, too_late)
+    limit.daemon = True
+    limit.start()
+    try:
+        yield
+    finally:
+        limit.cancel()
 
 
 @contextmanager
@@ -407,21 +396,37 @@ def joined(place: Place, settings: ParallelSection, device: torch.device) -> Ite
         EconmtError: the processes do not find each other.
         SystemExit: this process had an error that another one tells of.
     """
-    timeout = timedelta(seconds=settings.timeout)
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    this = f"rank {place.rank} ({socket.gethostname()})"
+    watch: _Watch | None = None
+
+    def too_late() -> None:
+        within = f"within {settings.timeout} s (parallel.timeout)"
+        if watch is not None:
+            watch.lost(f"not all ranks came {within}")
+        talk(f"econmt: error: {this} did not reach {where} {within}")
+        _exit_lost()
+
     try:
-        store, rank, size = next(rendezvous("env://", timeout=timeout))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
-        world = Processes(place, settings, store, device)
+        with _limited(settings.timeout, too_late):  # torch's own limits are of each try of each connection
+            timeout = timedelta(seconds=settings.timeout) + _MARGIN
+            store, rank, size = next(rendezvous("env://", timeout=timeout))
+            prefix = f"econmt/{place.restarts}"
+            # A connection serves one thread at a time, and torch waits on the first until all have come.
+            keys, own = (PrefixStore(prefix, store.clone()) for _ in range(2))
+            watch = _Watch(rank, size, keys, own, settings.timeout)
+            watch.start()
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+            world = Processes(place, settings, watch, keys, device)
     except (RuntimeError, ValueError) as error:
         raise EconmtError(
-            f"rank {place.rank} ({socket.gethostname()}) did not find the other {place.size - 1} ranks at "
-            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} ({printable(error)})"
+            f"{this} did not find the other {place.size - 1} ranks at {where} ({printable(error)})"
         ) from error
     try:
         yield world
         world.end_exchanges()
     except BaseException as error:
-        if not world.failed(str(error)):
-            sys.exit(getattr(error, "exit_code", _EXIT_LOST))
+        if not watch.failed(str(error)):
+            sys.exit(getattr(error, "exit_code", 1))
         raise
-    world.leave()
+    watch.leave()

@@ -85,12 +85,23 @@ class Rates:
         Raises:
             Refused: it is one too many.
         """
+        self._count(client, 1.0)
+
+    def check(self, client: str) -> None:
+        """Looks whether a client may ask, and counts nothing.
+
+        Raises:
+            Refused: a request would be one too many.
+        """
+        self._count(client, 0.0)
+
+    def _count(self, client: str, requests: float) -> None:
         if self._most is None:
             return
         now = self._clock()
         left, since = self._left.pop(client, (float(self._most), now))
         left = min(float(self._most), left + (now - since) * self._most / 60.0)
-        self._left[client] = (left - 1.0 if left >= 1.0 else left, now)
+        self._left[client] = (left - requests if left >= 1.0 else left, now)
         if len(self._left) > _REMEMBERED:
             self._left.popitem(last=False)
         if left < 1.0:

@@ -16,9 +16,13 @@ from econmt.serving.languages import language_name
 from econmt.serving.models import Served
 from econmt.serving.settings import Refused
 from econmt.typed_json import json_text
+from econmt.typed_yaml import shortened
 
 _MOST_WEIGHTS = 500_000
 """Of attention, in an answer: writing them holds up everybody else, and so many take about half a second."""
+
+_MOST_COMPLAINT = 1_000
+"""Characters of an error."""
 
 
 class JsonResponse(Response):
@@ -36,7 +40,12 @@ def refusal(error: EconmtError) -> JsonResponse:
     status = error.status if isinstance(error, Refused) else 400 if error.exit_code == 2 else 500
     retry = error.retry_seconds if isinstance(error, Refused) else None
     headers = {} if retry is None else {"Retry-After": str(retry)}
-    return JsonResponse({"error": str(error)}, status, headers)
+    return JsonResponse(complaint(error), status, headers)
+
+
+def complaint(error: EconmtError) -> dict[str, str]:
+    """What a client is told of an error; a part of it that the client wrote is not repeated at any length."""
+    return {"error": shortened(str(error), _MOST_COMPLAINT)}
 
 
 def confidence(candidate: Translation | NBestEntry) -> float:

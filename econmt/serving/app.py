@@ -12,6 +12,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -27,12 +28,16 @@ from econmt.serving.metrics import Metrics
 from econmt.serving.models import Answer, Served, Task
 from econmt.serving.scheduler import Job, Scheduler
 from econmt.serving.settings import Refused, Settings, bug
+from econmt.serving.unread import CloseUnread
 from econmt.typed_json import json_text
+from econmt.typed_yaml import shortened
 
 _MOST_BYTES_A_CHARACTER = 12
 """Of a body: JSON writes a character beyond U+FFFF as two escapes of six."""
 _OTHER_BYTES = 1 << 18
 """Of a body, for what is not the text: glossaries, constraints."""
+_ADDRESS_CHARACTERS = 64
+"""Kept of a client's address, which behind a proxy is whatever the proxy says."""
 _LEFT = 499
 """The status that is counted when a client leaves before its answer, as nginx has it."""
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -97,9 +102,14 @@ class Service:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        return Starlette(
-            routes=routes, exception_handlers={HTTPException: _http_error, 500: _bug}, lifespan=lifespan
+        application = Starlette(
+            routes=routes,
+            exception_handlers={HTTPException: _http_error, 500: _bug},
+            middleware=[Middleware(CloseUnread)],
+            lifespan=lifespan,
         )
+        application.router.redirect_slashes = False  # a redirect repeats the whole address
+        return application
 
     async def _watch(self) -> None:
         """Loads models again when their folders hold better parameters; those before translate until then."""
@@ -136,7 +146,43 @@ class Service:
         return endpoint
 
     async def _read(self, request: Request, kind: type[queries.BodyType]) -> queries.BodyType:
-        """The body of a request that may be answered."""
+        """The body of a request that may be answered.
+
+        A key in the head, or a client's rate where no key is needed, is looked at before the body is read. For a key in
+        the body the client's address must have requests left; those without a right key count.
+        """
+        address = request.client.host[:_ADDRESS_CHARACTERS] if request.client else ""
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        key = given.strip() if scheme.lower() == "bearer" else ""
+        if key or not self._keys.wanted:
+            self._admit(key, address)
+            return queries.checked_body(kind, await self._tree(request))
+        self._rates.check(address)
+        try:
+            tree = await self._tree(request)
+            key = tree["api_key"] if isinstance(tree.get("api_key"), str) else ""
+            self._keys.check(key)
+        except EconmtError:
+            self._rates.take(address)
+            raise
+        self._rates.take(key)
+        return queries.checked_body(kind, tree)
+
+    def _admit(self, key: str, address: str) -> None:
+        """Counts a request by its key, or by its address where the key is wrong or none is needed.
+
+        Raises:
+            Refused: the key is wrong, or there were too many requests.
+        """
+        try:
+            self._keys.check(key)
+        except Refused:
+            self._rates.take(address)
+            raise
+        self._rates.take(key if self._keys.wanted else address)
+
+    async def _tree(self, request: Request) -> dict[str, Any]:
+        """The fields of a request's body, read but not checked."""
         most = self._settings.most_characters * _MOST_BYTES_A_CHARACTER + _OTHER_BYTES
         try:
             content = await asyncio.wait_for(_content(request, most), self._settings.read_seconds)
@@ -144,16 +190,7 @@ class Service:
             raise Refused(
                 408, f"the request took more than {self._settings.read_seconds:g} s to arrive"
             ) from None
-        body = queries.read_body(kind, content, request.headers.get("content-type", ""))
-        key = body.api_key or request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        address = request.client.host if request.client else ""
-        try:
-            self._keys.check(key)
-        except Refused:
-            self._rates.take(address)
-            raise
-        self._rates.take(key if self._keys.wanted else address)
-        return body
+        return queries.read_tree(content, request.headers.get("content-type", ""))
 
     def _model(self, source: str, target: str) -> Served:
         """Whose language pair is asked for."""
@@ -162,9 +199,8 @@ class Service:
         ]
         pairs = ", ".join(f"{each.source} to {each.target}" for each in self._models)
         if not fits:
-            raise Refused(
-                400, f"nothing translates {source} to {target or 'anything'} here; this server has {pairs}"
-            )
+            wanted = f"{shortened(source)} to {shortened(target) or 'anything'}"
+            raise Refused(400, f"nothing translates {wanted} here; this server has {pairs}")
         if len(fits) > 1:
             raise Refused(
                 400, f"source {source} and target {target or 'none'} fit several of {pairs}; name both"
@@ -224,7 +260,7 @@ class Service:
                 yield json_text({"line": number, **_best(found, line, body)}) + "\n"
             yield json_text({"done": True, "milliseconds": _milliseconds(begun)}) + "\n"
         except EconmtError as error:
-            yield json_text({"error": str(error)}) + "\n"
+            yield json_text(answers.complaint(error)) + "\n"
         finally:
             _forget(futures)
 
@@ -299,6 +335,9 @@ async def _content(request: Request, most: int) -> bytes:
         Refused: it has more bytes than ``most``.
     """
     parts, size = list[bytes](), 0
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > most:
+        raise Refused(413, f"the request has more than {most:,} bytes; send parts")
     async for part in request.stream():
         size += len(part)
         if size > most:

@@ -16,7 +16,7 @@ from econmt.decoding.requests import Request, check_request, request_of
 from econmt.serving.markup import Text, html_text, plain_text
 from econmt.serving.settings import Refused
 from econmt.typed_json import parse_json
-from econmt.typed_yaml import complaints
+from econmt.typed_yaml import complaints, shortened
 
 Phrases = Annotated[list[str], Field(max_length=limits.PHRASES)]
 BODY = "the request"
@@ -65,21 +65,29 @@ class DetectBody(_Body):
 BodyType = TypeVar("BodyType", bound=_Body)
 
 
-def read_body(kind: type[BodyType], content: bytes, content_type: str) -> BodyType:
-    """A request's body, JSON or a form.
+def read_tree(content: bytes, content_type: str) -> dict[str, Any]:
+    """The fields of a request's body, JSON or a form, not checked yet.
+
+    Raises:
+        Refused: it is neither.
+    """
+    name = content_type.partition(";")[0].strip().lower()
+    if name == "application/json":
+        return parse_json(content, BODY, _ADVICE, strict=True)
+    if name == "application/x-www-form-urlencoded":
+        return _form(content)
+    raise Refused(
+        415,
+        f"content type {shortened(name) or 'none'} is not read; send application/json, or a form urlencoded",
+    )
+
+
+def checked_body(kind: type[BodyType], tree: dict[str, Any]) -> BodyType:
+    """The fields of a request, checked against ``kind``.
 
     Raises:
         Refused: one line that names the field.
     """
-    name = content_type.partition(";")[0].strip().lower()
-    if name == "application/json":
-        tree = parse_json(content, BODY, _ADVICE)
-    elif name == "application/x-www-form-urlencoded":
-        tree = _form(content)
-    else:
-        raise Refused(
-            415, f"content type {name or 'none'} is not read; send application/json, or a form urlencoded"
-        )
     try:
         return kind.model_validate(tree)
     except ValidationError as failure:
@@ -88,9 +96,12 @@ def read_body(kind: type[BodyType], content: bytes, content_type: str) -> BodyTy
 
 def _form(content: bytes) -> dict[str, Any]:
     try:
-        tree: dict[str, Any] = dict(parse_qsl(content.decode(), keep_blank_values=True, errors="strict"))
+        pairs = parse_qsl(content.decode(), keep_blank_values=True, errors="strict")
     except (UnicodeDecodeError, ValueError) as error:
         raise Refused(400, f"{BODY}: no form that can be read ({error})") from None
+    tree: dict[str, Any] = dict(pairs)
+    if len(tree) < len(pairs):
+        raise Refused(400, f"{BODY}: a field is given twice; give each once")
     if "alternatives" in tree:
         try:
             tree["alternatives"] = int(tree["alternatives"])
@@ -201,7 +212,8 @@ def read_terms(terms: Mapping[str, str]) -> Glossary | None:
         if not units(source) or not normalized(target):
             side = "target" if units(source) else "source"
             raise Refused(
-                400, f"glossary: the {side} phrase of {source!r} is blank; give one, or leave the term out"
+                400,
+                f"glossary: the {side} phrase of {shortened(source)!r} is blank; give one, or leave the term out",
             )
     return (
         Glossary({normalized(source): normalized(target) for source, target in terms.items()})

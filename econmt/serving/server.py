@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Sequence
 
 import h11
 import uvicorn
@@ -20,20 +21,59 @@ _DRAIN_SECONDS = 30
 """For what was asked before the server was told to stop."""
 _CONNECTIONS = 1_000
 """Beyond so many the server answers 503."""
+_WRITE_SECONDS = 30.0
+_WRITE_BYTES = 1 << 15
+"""Of an answer, which a client takes at least in :data:`_WRITE_SECONDS`, or all that is left of it."""
 
 
 class _Protocol(H11Protocol):
-    """HTTP that lets go of clients that connect and say nothing, or a byte at a time."""
+    """HTTP that closes the connections of clients that send no request, or a byte at a time, or do not read."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # any byte that the client has not taken pauses writing
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_watching()
+        self._stop_watching_writes()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            if self.cycle is not None:
+                self.cycle.disconnected = True  # this is the answer, the application's is dropped
+            super().send_400_response(msg)
+        else:  # an answer has begun
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writes(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_watching_writes()
+
+    def _watch_writes(self, size: int) -> None:
+        """Ends the connection, also one that is being closed, if too little of an answer has left in some time."""
+
+        def look() -> None:
+            now = self.transport.get_write_buffer_size()
+            if now > size - _WRITE_BYTES:
+                self.transport.abort()
+            else:
+                self._watch_writes(now)
+
+        self._write_timer = self.loop.call_later(_WRITE_SECONDS, look)
+
+    def _stop_watching_writes(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -86,9 +126,10 @@ class Server:
 
     Args:
         service: what answers.
+        proxies: addresses and networks whose ``X-Forwarded-For`` names the client; none: no header is believed.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, proxies: Sequence[str] = ()) -> None:
         self._service = service
         config = uvicorn.Config(
             service.application(self.stop),
@@ -100,6 +141,8 @@ class Server:
             log_level="error",  # what a client did wrong is said to the client alone
             access_log=False,
             server_header=False,
+            proxy_headers=bool(proxies),
+            forwarded_allow_ips=list(proxies),
             timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=_DRAIN_SECONDS,
             limit_concurrency=_CONNECTIONS,

@@ -17,6 +17,16 @@ from econmt.model.language_model import LanguageModel, build_language_model
 from econmt.recipe import Recipe
 from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids
 
+CONTEXT = 1000
+"""Number of tokens before its own that each row of a text reads first, for a final figure."""
+
+MOST_ROWS = 32
+"""Most rows that a text is cut into for a final figure; each has at least four times :data:`CONTEXT` of its own."""
+
+
+MOST_TOKENS = 1024
+"""Most tokens of all rows together that are evaluated at once: each takes a float of every word of the vocabulary."""
+
 
 @dataclass(frozen=True)
 class LanguageModelTask:
@@ -64,16 +74,18 @@ class LanguageModelTask:
     def evaluation(self, prepared: PreparedData, split: Split, *, exact: bool = False) -> Evaluation:
         """See :meth:`econmt.tasks.protocol.Task.evaluation`.
 
-        The text from its beginning to its end, in windows that take no more memory than a training batch. Perplexity is
-        per word, ends of lines counted, whatever the subwords.
+        Windows take no more memory than a training batch. Perplexity is per word, ends of lines counted, whatever the
+        subwords. Rows begin without what stands before them, or, if ``exact``, after :data:`CONTEXT` tokens of it.
         """
         training = self.recipe.training
         store = prepared.valid if split == "valid" else prepared.test
         assert store is not None
-        rows = 1 if exact else min(training.valid_rows, store.total_tokens)
-        window = max(1, training.batch.size * training.bptt // rows)
+        rows, context = min(training.valid_rows, store.total_tokens), 0
+        if exact:
+            rows, context = min(max(store.total_tokens // (4 * CONTEXT), 1), MOST_ROWS), CONTEXT
+        window = max(1, min(training.batch.size * training.bptt, MOST_TOKENS) // rows)
         words = int(prepared.statistics[split]["words"])
-        return Evaluation(whole_text(store, rows, window), words, consecutive=True)
+        return Evaluation(whole_text(store, rows, window, context), words, consecutive=True)
 
     def example(self, shape: Shape) -> TextBatch:
         """See :meth:`econmt.tasks.protocol.Task.example`; the source positions are not looked at."""

@@ -74,7 +74,7 @@ class Task(Protocol):
         """The endless stream of training batches, the same on each rank; its state can be saved."""
 
     def evaluation(self, prepared: PreparedData, split: Split, *, exact: bool = False) -> Evaluation:
-        """What the perplexity of a split is measured with; ``exact``: for a final figure, however long it takes."""
+        """What the perplexity of a split is measured with; ``exact``: for a final figure, though it takes longer."""
 
     def example(self, shape: Shape) -> AnyBatch:
         """A batch of full rows of random ids: what a step takes does not depend on the text."""

@@ -6,7 +6,7 @@ saved state. With a byte budget the plan chooses instead (`econmt.training.budge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from econmt.model import Implementations
 from econmt.recipe import OPS, Recipe, Training, rename_ops
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.measurements import Measurement, Record, decide
-from econmt_ops.dispatch.rule import rule
+from econmt_ops.dispatch.rule import captured, rule
 from econmt_ops.dispatch.session import Session, measuring
 from econmt_ops.dispatch.traits import implementations_of
 
@@ -80,6 +80,60 @@ def measure(
     return session
 
 
+def settle(
+    task: Task,
+    model: Callable[[], nn.Module],
+    shape: Shape,
+    device: torch.device,
+    precision: Precision,
+    updates: float = 0.0,
+    passes: int = 1,
+) -> tuple[Implementations, str]:
+    """Names an implementation for everything that a recipe leaves at auto, as a run does when it begins.
+
+    What is measured is remembered, so that a run and a prediction of its memory choose alike.
+
+    Args:
+        task: what is learnt.
+        model: gives the model on the device; called only if measuring may pay.
+        shape: of the batches that are most frequent.
+        device: device that computes.
+        precision: precision of products.
+        updates: least number of updates of the run.
+        passes: most measurements, of :data:`SECONDS` each; another is made only if one has left something out.
+
+    Returns:
+        The implementations, and why it is these.
+    """
+    training, given = task.recipe.training, Implementations.of(task.recipe.ops)
+    in_graphs = device.type == "cuda" and training.in_graphs
+    found: list[Measurement] = []
+    if "auto" not in given:
+        why = "as the recipe says"
+    elif in_graphs:
+        why = "by the rule for steps in CUDA graphs"
+    elif is_worth_measuring(made := model().train(), shape):
+        seconds = 0.0
+        for _ in range(passes):
+            session = measure(task, made, shape, device, precision)
+            found, seconds = list(session.measurements.values()), seconds + session.seconds
+            if session.seconds == 0.0:
+                break
+        why = f"measured in {seconds:.1f} s"
+    else:
+        why = "by the rule: too small to measure"
+    positions = max(shape.source, shape.target)
+    with captured(in_graphs):
+        chosen = choose_implementations(
+            given,
+            found,
+            device=device.type,
+            updates=updates,
+            positions=positions / min(positions, POSITIONS),
+        )
+    return chosen, why
+
+
 def choose_implementations(
     given: Implementations,
     measurements: Iterable[Measurement],
@@ -111,7 +165,7 @@ def choose_implementations(
     named = filter(None, map(given.traits, ("encoder", "decoder")))
     decoder = settled.traits("decoder")
     if given.stash == "auto" and not any(traits.takes_stash for traits in named) and decoder is not None:
-        settled = settled._replace(stash=decoder.fastest_stash)
+        settled = settled._replace(stash=decoder.model_stash)
     return settled
 
 

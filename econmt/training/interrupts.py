@@ -36,7 +36,10 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if (
+                signal.getsignal(number) == self._receive
+            ):  # else the handler before, called by this one, has set another
+                signal.signal(number, handler)
         self._before.clear()
 
     @property
@@ -55,7 +58,10 @@ class Interrupts:
         assert self.received is not None
         return _EXIT_CODES[self.received]
 
-    def _receive(self, number: int, _frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            before = self._before[signal.SIGINT]
+            if callable(before):
+                before(number, frame)
             raise KeyboardInterrupt
         self.received = signal.Signals(number)

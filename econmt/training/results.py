@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,8 +12,9 @@ from typing import Literal, NamedTuple
 import torch
 from pydantic import Field
 
+from econmt.data.batch import AnyBatch
 from econmt.data.files import notice
-from econmt.data.progress_bars import counted
+from econmt.data.progress_bars import status_line
 from econmt.data.store import PreparedData
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.requests import Request
@@ -25,7 +25,7 @@ from econmt.errors import InputError
 from econmt.evaluation.metrics import bleu, recipe_tokenizer
 from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.memory.plan.planner import Plan
-from econmt.model import IncrementalModel
+from econmt.model import Implementations, IncrementalModel
 from econmt.parallel.lone_rank import Rank, lone_step
 from econmt.parallel.pipeline_costs import Plan as PipelinePlan
 from econmt.recipe import Recipe
@@ -45,6 +45,7 @@ from econmt.training.state_schema import Update
 from econmt.training.tensor_files import write_text
 from econmt.training.validation import make_translator, perplexity, requests_of
 from econmt.typed_json import Record, read_json
+from econmt_ops.dispatch.rule import rules_only
 
 SAMPLES = 3
 READABLE_TOKENS = range(4, 25)
@@ -62,7 +63,7 @@ class Sample(NamedTuple):
 class Results(NamedTuple):
     """Of the best checkpoint. ``corpus`` is "test" if the recipe has a test text, else "validation".
 
-    ``perplexities`` are those of a language model's texts, each read in one row, by "valid" and "test"; without
+    ``perplexities`` are those of a language model's texts by "valid" and "test"; without
     translations BLEU is not a number.
     """
 
@@ -160,16 +161,22 @@ def _read(
     state: TrainingState,
     ledger: Ledger,
 ) -> Results:
-    """Perplexities of a language model: validation and test text, each from its beginning to its end in one row."""
+    """Perplexities of a language model: of the validation and of the test text."""
     step = TrainingStep(make_task(recipe, prepared), load_task(folder.path, "best", device).model, precision)
     splits: list[Split] = ["valid"] if prepared.test is None else ["valid", "test"]
+    given = Implementations.of(recipe.ops)
+    chosen = saved_choice(recipe, state.choices, device) or given
+    # Without a backward pass the rule's choice is the fastest on a GPU, slices of the vocabulary on a CPU.
+    sliced = device.type == "cpu" and given.output == "auto"
+    how = chosen._replace(output="recompute" if sliced else given.output)
     perplexities: dict[str, float] = {}
-    for split in splits:
-        found = step.task.evaluation(prepared, split, exact=True)
-        batches = counted(
-            f"reading the {split} text", found.batches, show=sys.stderr.isatty(), unit="windows", step=10
-        )
-        perplexities[split] = perplexity(step, found._replace(batches=batches), plan=plan)
+    with status_line() as say, rules_only():  # as in training
+        for split in splits:
+            found = step.task.evaluation(prepared, split, exact=True)
+            batches = _told(found.batches, f"reading the {split} text", say)
+            perplexities[split] = perplexity(
+                step, found._replace(batches=batches), plan=plan, implementations=how
+            )
     curve = folder.pictures / "learning_curve.png"
     title = f"learning curve of {folder.path.resolve().name}"
     draw_learning_curve(state.metrics, state.best_update, curve, title)
@@ -183,6 +190,15 @@ def _read(
         ledger=ledger,
         perplexities=perplexities,
     )
+
+
+def _told(batches: Iterable[AnyBatch], what: str, say: Callable[[str], None]) -> Iterator[AnyBatch]:
+    """Passes batches on and says how many tokens there have been."""
+    tokens = 0
+    for batch in batches:
+        say(f"{what}: {tokens:,} tokens")
+        tokens += batch.target_tokens
+        yield batch
 
 
 def _translate(

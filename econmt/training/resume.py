@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 from econmt.errors import InputError
 from econmt.recipe import Recipe, differing_keys, read_recipe
+from econmt.recipe_conditions import keys_without_effect
 from econmt.training.folder import Commit, ModelFolder
 from econmt.training.recovery import recover
+from econmt.typed_yaml import plain_text
 
 FREE_KEYS = frozenset(
     {
@@ -78,12 +80,9 @@ def _changes(recipe: Recipe, folder: ModelFolder) -> list[str]:
             f"{folder.path}: holds checkpoints but no recipe.yaml; put it back or start anew with --overwrite-output"
         )
     old = read_recipe(folder.recipe)
+    free = FREE_KEYS | (keys_without_effect(old) & keys_without_effect(recipe))
     return [
-        f"{key} {_shown(before)} -> {_shown(now)}"
+        f"{key} {plain_text(before)} -> {plain_text(now)}"
         for key, before, now in differing_keys(old, recipe)
-        if key not in FREE_KEYS
+        if key not in free
     ]
-
-
-def _shown(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -17,27 +17,19 @@ from econmt.data.store import PreparedData, left_out, prepare, reopen
 from econmt.data.subwords import fingerprint
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.precision import Precision, precision_of_run
-from econmt.engine.threads import Threads, crowded, threads_for
+from econmt.engine.threads import Threads, crowded, missing_library, threads_for
 from econmt.engine.world import World, jsonable
 from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.evaluation.metrics import recipe_tokenizer
 from econmt.memory.plan.planner import plan_table
 from econmt.model import Implementations
 from econmt.recipe import Recipe, parse_recipe, recipe_text
+from econmt.recipe_conditions import keys_without_effect
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
 from econmt.training.checkpoints import load_state
-from econmt.training.choice import (
-    POSITIONS,
-    as_saved,
-    choose_implementations,
-    expected_updates,
-    is_worth_measuring,
-    measure,
-    refuse_missing,
-    saved_choice,
-)
+from econmt.training.choice import as_saved, expected_updates, refuse_missing, saved_choice, settle
 from econmt.training.end_of_run import end_reason
 from econmt.training.environment import differences, environment_of
 from econmt.training.folder import Commit, ModelFolder
@@ -52,7 +44,8 @@ from econmt.training.state import TrainingState, random_states, restore_random_s
 from econmt.training.tensor_files import write_text
 from econmt.training.trainer import Trainer, TrainingResult
 from econmt.training.validation import check_lengths
-from econmt_ops.dispatch.rule import captured, rules_only
+from econmt.typed_yaml import leaves
+from econmt_ops.dispatch.rule import rules_only
 
 
 class Outcome(NamedTuple):
@@ -186,8 +179,8 @@ def train(
     trainer, notes = make_trainer(recipe, folder, prepared, start, world)
     if threads is not None:
         notes.append(f"threads: {threads.number} ({threads.why})")
-        warning = crowded(threads.number)
-        notes += [] if warning is None else [f"warning: {warning}"]
+        warnings = crowded(threads.number), missing_library()
+        notes += [f"warning: {line}" for line in warnings if line is not None]
     try:
         if world.writes:
             _write_recipe(folder.recipe, recipe)
@@ -280,9 +273,11 @@ def make_trainer(
 
 
 def _of_ranks(world: World, recipe: Recipe) -> str:
-    """How several ranks share the run; nothing of one alone."""
+    """How several ranks share the run; of a lone one the keys of the recipe that need several."""
     if world.size == 1:
-        return ""
+        idle = keys_without_effect(recipe, processes=1) - keys_without_effect(recipe)
+        keys = [key for key, _ in leaves(recipe, changed_only=True) if key in idle]
+        return f"note: without effect in one process: {', '.join(keys)}" if keys else ""
     parts = [f"gradients in {recipe.parallel.reduction}"]
     parts += [f"in pipelines of {world.stages}"] if world.stages > 1 else []
     parts += ["the optimizer's state in shares"] if recipe.parallel.shard_optimizer else []
@@ -342,28 +337,13 @@ def _chosen(trainer: Trainer) -> str:
     if chosen is None:
         frequent = max(trainer.batches.shapes(), key=lambda shape: shape.batches * shape.rows)
         shape = Shape(frequent.rows, frequent.source, frequent.target)
-        found, why = [], "by the rule: too small to measure"
-        carried = trainer.step.carried()
-        in_graphs = trainer.device.type == "cuda" and recipe.training.in_graphs
-        if "auto" not in given:
-            why = "as the recipe says"
-        elif in_graphs:
-            why = "by the rule for steps in CUDA graphs"
-        elif is_worth_measuring(model, shape):
-            session = measure(trainer.task, model.train(), shape, trainer.device, trainer.step.precision)
-            found, why = list(session.measurements.values()), f"measured in {session.seconds:.1f} s"
-        trainer.step.set_carried(carried)
-        positions = max(frequent.source, frequent.target)
         tokens = int(trainer.prepared.train.target_lengths.sum()) + len(trainer.prepared.train)
         updates = expected_updates(recipe.training, trainer.batches.batches_per_epoch, tokens)
-        with captured(in_graphs):
-            chosen = choose_implementations(
-                given,
-                found,
-                device=trainer.device.type,
-                updates=updates,
-                positions=positions / min(positions, POSITIONS),
-            )
+        carried = trainer.step.carried()
+        chosen, why = settle(
+            trainer.task, lambda: model, shape, trainer.device, trainer.step.precision, updates
+        )
+        trainer.step.set_carried(carried)
     trainer.step.implementations = chosen
     state.choices = as_saved(chosen, trainer.device)
     parts = ", ".join(f"{field} {name}" for field, name in chosen._asdict().items())

@@ -8,7 +8,7 @@ them lie the vocabulary, the runtime's modules and the C library, so that ``pyth
 from __future__ import annotations
 
 import hashlib
-import importlib.machinery
+import importlib.util
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -39,16 +39,8 @@ RUNTIME_FORMAT = "econmt-runtime-2"
 _ENCODERS, _DECODERS = ("lstm", "gru", "ssru"), ("lstm", "ssru")
 _BEAM = 64
 """That of econmt_runtime.library.MOST_WORDS."""
-_MAIN = """{about!r}
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-from econmt_runtime.__main__ import main  # noqa: E402
-
-sys.exit(main(str(Path(__file__).parent)))
-"""
+_LAUNCHER = "launcher.py"
+_NO_MODULES = "MODULES: dict[str, str] = {}"
 
 
 def export_runtime(
@@ -84,7 +76,6 @@ def export_runtime(
     files = vocabulary_files(folder)
     config = _config(loaded.model, loaded.recipe, [path.name for path in files])
     config["joint"] = loaded.vocabularies.source is loaded.vocabularies.target
-    about = f"Translates standard input, a sentence a line: python {destination.name} < text."
     with writing(destination), whole_folder(destination) as place:
         for path in files:
             shutil.copyfile(path, place / path.name)
@@ -92,17 +83,28 @@ def export_runtime(
         package = place / "econmt_runtime"
         package.mkdir()
         for module in sorted(_runtime().glob("*.py")):
-            shutil.copyfile(module, package / module.name)
+            if module.name != _LAUNCHER:
+                shutil.copyfile(module, package / module.name)
+        write_text(place / "__main__.py", _main_module(package))
         shutil.copyfile(library, package / library.name)
-        write_text(place / "__main__.py", _MAIN.format(about=about))
         arrays = place / "arrays.safetensors"
         config["arrays"] = read_metadata(arrays)[CHECKSUM]
         rest = sorted(path for path in place.rglob("*") if path.is_file() and path != arrays)
-        config["files"] = {
-            path.relative_to(place).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in rest
-        }
+        config["files"] = {path.relative_to(place).as_posix(): _checksum(path) for path in rest}
         write_text(place / "model.json", json.dumps(_signed(config), indent=1) + "\n")
     return destination
+
+
+def _main_module(package: Path) -> str:
+    """Makes the folder's ``__main__.py``: the launcher with the checksums of the modules in ``package``."""
+    launcher = (_runtime() / _LAUNCHER).read_text(encoding="utf-8")
+    assert _NO_MODULES in launcher
+    checksums = {path.name: _checksum(path) for path in sorted(package.iterdir())}
+    return launcher.replace(_NO_MODULES, f"MODULES: dict[str, str] = {json.dumps(checksums, indent=4)}")
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _signed(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,8 +114,8 @@ def _signed(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _runtime() -> Path:
-    """Where the runtime's modules lie, which are not imported for it."""
-    found = importlib.machinery.PathFinder.find_spec("econmt_runtime")
+    """Finds the folder of the runtime's modules without importing them."""
+    found = importlib.util.find_spec("econmt_runtime")
     if found is None or found.origin is None:
         raise InputError("econmt_runtime is not installed beside econmt; install econmt again")
     return Path(found.origin).parent

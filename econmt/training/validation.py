@@ -156,6 +156,7 @@ def perplexity(
     evaluation: Evaluation,
     stop: Callable[[], bool] = lambda: False,
     plan: Plan | None = None,
+    implementations: Implementations | None = None,
 ) -> float:
     """Perplexity of a text, ends of sentences or lines counted, without label smoothing.
 
@@ -166,8 +167,10 @@ def perplexity(
         step: whose model is in evaluation mode.
         evaluation: of the text.
         stop, plan: see :func:`validate`.
+        implementations: of the ops, without a plan; None: those of the recipe.
     """
-    total, tokens = _summed(step, evaluation, partial(step.task.loss, step.model), stop, plan)
+    given = implementations or Implementations.of(step.task.recipe.ops)
+    total, tokens = _summed(step, evaluation, partial(step.task.loss, step.model), stop, plan, given)
     return perplexity_of(total / (evaluation.words or tokens))
 
 
@@ -185,7 +188,8 @@ def length_loss(
         assert isinstance(batch, Batch)
         return model.length_loss(model.encode(batch.source, batch.source_lengths, how), batch.target_output)
 
-    total, tokens = _summed(step, evaluation, of, stop, plan)
+    given = Implementations.of(step.task.recipe.ops)
+    total, tokens = _summed(step, evaluation, of, stop, plan, given)
     return total / tokens
 
 
@@ -195,10 +199,10 @@ def _summed(
     loss: Callable[[AnyBatch, Implementations], Tensor],
     stop: Callable[[], bool],
     plan: Plan | None,
+    given: Implementations,
 ) -> tuple[float, int]:
     """The sum of a loss over the batches of all ranks, and their target tokens."""
     precision, device, world = step.precision, step.device, step.world
-    given = Implementations.of(step.task.recipe.ops)
     losses: list[Tensor] = []
     numbers: list[int] = []
     tokens, given_up = 0, False

@@ -204,6 +204,7 @@ class Walk:
         self.dsums = torch.zeros_like(self.sums)
         self.h = torch.zeros(1, batch, hidden, device=CUDA, dtype=dtype)
         self.c = torch.zeros(1, batch, hidden, device=CUDA)
+        self.first_dc = torch.zeros_like(self.c)
 
     def forward(self, partition: Partition) -> None:
         """All steps."""
@@ -216,7 +217,7 @@ class Walk:
         """All steps, back."""
         persistent.walk_backward(
             partition, self.sums, self.recurrent, self.cells, self.doutputs, self.dsums, self.h.zero_(),
-            self.c.zero_(), None, (False,),
+            self.c.zero_(), self.first_dc, None, (False,),
         )  # fmt: skip
 
     def exact(self) -> tuple[Tensor, Tensor]:

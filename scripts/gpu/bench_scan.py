@@ -90,7 +90,7 @@ def check(variant: Variant, dtype: torch.dtype) -> float:
 
 
 def variants(shape: bench.ScanShape) -> Iterator[Variant]:
-    for ahead in (8, 16):
+    for ahead in (8, 16, 32):
         yield Variant(False, 32, ahead)
     for block, radix in ((32, 16), (32, 32)):
         if shape.steps > block:

@@ -65,6 +65,7 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "input_feeding": False,
         "scale": 0.5,
     }
+    normed = {**decoder, "layer_norm": (make(5), make(5))}
     thin_decoder = {**decoder, "weights": weights._replace(layers=make.low_rank_layers(5 + 8, 8, 2, 3))}
     targets = torch.tensor([1, -100, 5, 0], device=device)
     loss = {
@@ -89,9 +90,19 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
             )
             for i in (5, 8)
         ),
+        "lnlstm-per-gate": tuple(
+            econmt_ops.LayerNormPerGateLSTMWeights(
+                make(32, i), make(32, 8), make(32), make(32), make(32), make(8), make(8)
+            )
+            for i in (5, 8)
+        ),
+        **{
+            name: tuple(econmt_ops.GateWeights(make(k * 8, i), make(k * 8)) for i in (5, 8))
+            for name, k in (("ssru", 2), ("min_gru", 2), ("min_lstm", 3))
+        },
     }
     cells = {
-        name: Call(getattr(econmt_ops, name), {**stack, "layers": own}, "inputs")
+        name: Call(getattr(econmt_ops, name.partition("-")[0]), {**stack, "layers": own}, "inputs")
         for name, own in layers.items()
     }
     turned = {**recurrence, "lengths": lengths, "reverse": True, "stash": "carries"}
@@ -105,6 +116,7 @@ def calls(device: str, dtype: torch.dtype) -> dict[str, Call]:
         "bidirectional_lstm-low-rank": Call(econmt_ops.bidirectional_lstm, thin_both, "inputs"),
         "attentional_lstm": Call(econmt_ops.attentional_lstm, decoder, "inputs"),
         "attentional_lstm-low-rank": Call(econmt_ops.attentional_lstm, thin_decoder, "inputs"),
+        "attentional_lstm-norm": Call(econmt_ops.attentional_lstm, normed, "inputs"),
         "attentional_lstm-not-fed-dot": Call(econmt_ops.attentional_lstm, unfed, "inputs"),
         "linear": Call(econmt_ops.linear, product, "inputs"),
         "linear-column": Call(econmt_ops.linear, {**product, "layout": "column"}, "inputs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from econmt_ops import (
     LayerNormLSTMWeights,
     LayerNormPerGateLSTMWeights,
 )
+from econmt_ops.backends import c as native
 from econmt_ops.core.dropout import derive_seed
 from tests.ops.helpers import (
     Make,
@@ -422,3 +424,74 @@ def test_what_does_not_fit_is_told(given: dict[str, Any], message: str) -> None:
     fitting = {"inputs": torch.ones(2, 4, 3), "layers": (GateWeights(torch.ones(4, 3), torch.ones(4)),)}
     with pytest.raises(ValueError, match=message):
         econmt_ops.ssru(**{**fitting, **given})
+
+
+def check_tiny_shares(implementation: str, device: str, dtype: torch.dtype, f: float, i: float) -> None:
+    """Checks two steps of minLSTM, c = s c + (1 - s) u with u = 1, whose gates both are all but 0.
+
+    Of two sums F and I far below 0, sigmoid(F) / (sigmoid(F) + sigmoid(I)) is sigmoid(F - I).
+    """
+    options = {"device": device, "requires_grad": True}
+    bias = torch.tensor([1.0, f, i], dtype=dtype, **options)  # type: ignore[call-overload]
+    exact = torch.promote_types(dtype, torch.float32)
+    first = torch.full((1, 1), 0.25, dtype=exact, **options)  # type: ignore[call-overload]
+    weights = GateWeights(torch.zeros(3, 1, dtype=dtype, device=device), bias)
+    inputs = torch.ones(1, 2, 1, dtype=dtype, device=device)
+    outputs, _ = econmt_ops.min_lstm(inputs, (weights,), state=((first,),), implementation=implementation)
+    dbias, dfirst = torch.autograd.grad(outputs.sum(), (bias, first))
+
+    share = 1 / (1 + math.exp(i - f))
+    one = share * 0.25 + 1 - share
+    two = share * one + 1 - share
+    dshare = (one - 1 - 0.75 * share) - 0.75
+    dsum = dshare * share * (1 - share)
+    expected = [[one, two], [(1 - share) * (2 + share), dsum, -dsum], [share + share**2]]
+    found = [part.flatten() for part in (outputs, dbias, dfirst)]
+    wanted = [torch.tensor(part, dtype=torch.float64, device=device) for part in expected]
+    assert_close(found, wanted, 1e-2 if dtype == torch.bfloat16 else 1e-6)
+
+
+TINY_GATES = pytest.mark.parametrize(
+    ("dtype", "f", "i"),
+    [
+        *((dtype, -80.0, -80.0) for dtype in (torch.float32, torch.bfloat16)),
+        *((dtype, -95.0, -95.0) for dtype in (torch.float32, torch.bfloat16)),
+        (torch.float32, -95.0, -94.0),
+        (torch.float32, -70.5, -72.0),
+        (torch.float32, -1e4, -1e4 - 2),
+        (torch.float32, -1e13, -1e13),
+        (torch.float64, -800.0, -799.0),
+    ],
+    ids=str,
+)
+
+
+@TINY_GATES
+@pytest.mark.parametrize("implementation", ["reference", "recompute", "recompute without the C library"])
+def test_min_lstm_divides_gates_too_small_for_a_float(
+    implementation: str, dtype: torch.dtype, f: float, i: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, _, without = implementation.partition(" ")
+    if without:
+        monkeypatch.setattr(native, "serves", lambda _: False)
+    check_tiny_shares(name, "cpu", dtype, f, i)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "recompute"])
+def test_min_lstm_has_gates_that_are_closed_and_passes_nan_on(implementation: str) -> None:
+    check_closed_gates(implementation, "cpu")
+
+
+def check_closed_gates(implementation: str, device: str) -> None:
+    """Checks minLSTM with sums of -inf, of very large numbers and of NaN under its gates."""
+    inf = math.inf
+    sums = torch.tensor(
+        [[-inf, 0], [0, -inf], [-1e13, 2], [inf, inf], [-1e5, 1e5], [1e5, 1e5], [math.nan, 0], [0, math.nan]]
+    )
+    bias = torch.cat([torch.full((8, 1), 3.0), sums], 1).t().flatten().to(device)
+    weights = GateWeights(torch.zeros(24, 1, device=device), bias)
+    state = ((torch.full((1, 8), 5.0, device=device),),)
+    inputs = torch.ones(1, 1, 1, device=device)
+    outputs, _ = econmt_ops.min_lstm(inputs, (weights,), state=state, implementation=implementation)
+    assert outputs.flatten()[:6].tolist() == [3, 5, 3, 4, 3, 4]
+    assert outputs.flatten()[6:].isnan().all()

@@ -88,6 +88,7 @@ def test_types_of_results(op: str, device: str) -> None:
         "qrnn": [1, 3],
         "gilr_lstm": [1, 2, 3, 4],
         "lnlstm": [2, 4],
+        **{name: [1, 2] for name in ("ssru", "min_gru", "min_lstm")},
     }
     assert high == expected.get(op.split("-")[0], [])
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt_ops.dispatch.registration import Incoming, Operator, OperatorSchema
+from econmt_ops.dispatch.registration import Incoming, Operator, OperatorSchema, custom_op
 
 
 class Arguments(NamedTuple):
@@ -168,3 +168,36 @@ def test_a_gradient_that_is_missing_is_noticed() -> None:
         schema.in_order(call, {"first": call.first, "others": call.others})
     with pytest.raises(ValueError, match="zip"):
         schema.in_order(call, {"first": call.first, "others": call.others[:2], "bias": call.bias})
+
+
+_seen: list[Tensor | None] = []
+
+
+@custom_op(
+    "econmt_ops_test::look", schema="(Tensor a, Tensor[] b, Tensor? c, int d, Tensor? e=None) -> Tensor"
+)
+def _look(a: Tensor, b: list[Tensor], c: Tensor | None, d: int, e: Tensor | None = None) -> Tensor:
+    _seen[:] = [a, *b, c, e]
+    return a.new_zeros(d)
+
+
+def test_kernels_get_rows_and_what_consists_of_rows_as_it_is() -> None:
+    square = torch.arange(4.0).view(2, 2)
+    _look(square.t(), [square, torch.ones(1).expand(3)], None, 3)
+    assert [None if x is None else (x.tolist(), x.stride()) for x in _seen] == [
+        ([[0, 2], [1, 3]], (2, 1)),
+        ([[0, 1], [2, 3]], (2, 1)),
+        ([1, 1, 1], (1,)),
+        None,
+        None,
+    ]
+    wide, scalar = torch.arange(12.0).view(2, 2, 3), torch.tensor(1.0)
+    rows = wide.transpose(0, 1)[..., :2]
+    _look(rows, [scalar], square.expand(5, 2, 2), 1, square.t())
+    assert [(x.data_ptr(), x.stride()) for x in _seen[:3] if x is not None] == [
+        (rows.data_ptr(), (3, 6, 1)),
+        (scalar.data_ptr(), ()),
+        (square.data_ptr(), (0, 2, 1)),
+    ]
+    assert _seen[3] is not None
+    assert _seen[3].is_contiguous()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +72,7 @@ def test_every_implementation_has_traits() -> None:
 RECOMPUTES = Traits(recomputes=True)
 LOOPS = Traits(recomputes=True, loops=True, takes_stash=True)
 KERNELS = Traits(
-    devices=frozenset({"cuda"}), recomputes=True, takes_stash=True, fastest_stash="cells", has_kernels=True
+    devices=frozenset({"cuda"}), recomputes=True, takes_stash=True, model_stash="cells", has_kernels=True
 )
 
 
@@ -138,6 +139,18 @@ def test_auto_keeps_what_is_fastest() -> None:
     assert resolved("auto", available, VARIABLE, "outputs") == "recompute/outputs"
     assert resolved("recompute", available, VARIABLE) == "recompute"
     assert resolved("auto", available) == "reference"
+
+
+def test_a_call_alone_keeps_the_gates_and_a_model_as_little_as_its_kernels_can_do_with() -> None:
+    available = made(triton=replace(KERNELS, devices=frozenset({"cpu"})))
+    assert resolved("auto", available, VARIABLE) == "triton/gates"
+    assert resolved("auto", available, VARIABLE, "outputs") == "triton/outputs"
+    assert resolved("auto", available) == "triton"
+    with rules_only():
+        assert resolved("auto", available, VARIABLE) == "triton/cells"
+    for op in ("lstm", "bidirectional_lstm"):
+        own = inspect.signature(traits.implementations_of(op)["triton"].function).parameters["stash"].default
+        assert own == "gates", "auto would not be what is named"
 
 
 def test_kernels_go_before_all_others_on_their_devices() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts import kill_ranks
+from scripts import kill_campaign
 from scripts.kill_test import main
 
 
@@ -15,6 +15,6 @@ def test_a_run_that_is_killed_at_random_moments_loses_nothing(capsys: pytest.Cap
 
 
 @pytest.mark.thorough
-def test_a_run_whose_ranks_are_killed_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert kill_ranks.main(["--kills", "2", "--updates", "18", "--seed", "5"]) == 0
-    assert "nothing was lost" in capsys.readouterr().out
+def test_runs_of_every_kind_that_are_killed_lose_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert kill_campaign.main(["--kills", "5", "--updates", "12", "--seed", "5"]) == 0
+    assert "5 kills: nothing was lost" in capsys.readouterr().out

@@ -57,6 +57,7 @@ BASE = {
     "econmt.recipe",
     "econmt.recipe_data",
     "econmt.recipe_factors",
+    "econmt.recipe_conditions",
     "econmt.recipe_lengths",
     "econmt.recipe_model",
     "econmt.recipe_older",

@@ -159,6 +159,6 @@ def test_metadata(wheel: Path) -> None:
         metadata = archive.read(name).decode()
         scripts = archive.read(name.replace("METADATA", "entry_points.txt")).decode()
     assert f"\nVersion: {__version__}\n" in metadata
-    assert "\nRequires-Dist: torch>=2.4\n" in metadata
+    assert "\nRequires-Dist: torch>=2.7\n" in metadata
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
-    assert "econmt = econmt.cli.main:main" in scripts
+    assert "econmt = econmt.__main__:main" in scripts

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sentencepiece import SentencePieceTrainer
 
 from econmt.errors import InputError
 from econmt.recipe import (
@@ -408,3 +409,32 @@ def test_ranks_up_to_the_largest_are_taken(tmp_path: Path) -> None:
         ["model.encoder.rank=204", "model.encoder.bidirectional=none", "model.encoder.size=256"],
     )
     assert (loaded.model.encoder.rank, loaded.model.decoder.rank) == (204, None)
+
+
+def test_of_very_many_errors_some_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "many.yaml"
+    path.write_text("".join(f"unknown{number}: 1\n" for number in range(30_000)))
+    with pytest.raises(InputError) as caught:
+        load_recipe(path)
+    lines = caught.value.lines
+    assert len(lines) == 51
+    assert lines[-1].endswith(" more")
+    assert all(str(path) in line for line in lines)
+
+
+@pytest.mark.parametrize(("coverage", "fits"), [(0.979, False), (0.98, True), (0.9995, True), (1.0, True)])
+def test_characters_are_covered_as_sentencepiece_can(tmp_path: Path, coverage: float, fits: bool) -> None:
+    change = [f"data.subwords={{type: bpe, size: 60, character_coverage: {coverage}}}"]
+    if fits:
+        load_recipe("quickstart", change)
+        text = ["abc abd xyz xyy", "cba dba zyx"] * 20
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(text),
+            model_prefix=str(tmp_path / "subwords"),
+            vocab_size=12,
+            character_coverage=coverage,
+            minloglevel=9,
+        )
+        return
+    with pytest.raises(InputError, match=r"character_coverage: must be at least 0\.98"):
+        load_recipe("quickstart", change)

@@ -258,6 +258,8 @@ def _add_to_sum(_total: Tensor, _left: Tensor, _right: Tensor, _dtype: torch.dty
 ON_GPU: dict[OpOverload[..., Any], Callable[..., Any]] = {
     **REPLACEMENTS,
     aten._unique2.default: _all_different,
-    aten.addmm.dtype_out: _add_to_sum,
+    **(
+        {aten.addmm.dtype_out: _add_to_sum} if hasattr(aten.addmm, "dtype_out") else {}
+    ),  # torch 2.8 and newer
 }
 """The same for what stands for a GPU, where the model asks for no distinct words: nobody may wait for their number."""

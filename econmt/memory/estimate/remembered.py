@@ -46,7 +46,9 @@ class RememberedShapes:
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         # What a fake tensor knows beside its shape is the same for all of a mode.
-        self._attributes = vars(FakeTensor(mode, torch.empty(0, device="meta"), _CPU))
+        with torch._C._DisableTorchDispatch():  # the mode may be active
+            plain = torch.empty(0, device="meta")
+        self._attributes = vars(FakeTensor(mode, plain, _CPU))
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operator."""

@@ -40,7 +40,7 @@ def techniques(stash: str, device: str, warming: bool) -> list[Technique]:
     lean = Implementations.leanest(device)
     fastest = lean.traits("decoder")
     if stash == "auto" and fastest is not None and fastest.has_kernels:
-        stash = fastest.fastest_stash  # as a run that leaves it at auto
+        stash = fastest.model_stash  # as a run that leaves it at auto
     lean = lean._replace(stash=stash)
     # By itself the decoder's loop keeps its gates, as autograd would: what it saves is the attention's.
     decoder = reference._replace(decoder=lean.decoder, attention=lean.attention, stash="gates")

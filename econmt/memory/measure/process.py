@@ -58,13 +58,22 @@ def tensor_bytes() -> int:
     """Bytes of the storages of all tensors on the CPU that Python knows of, each once."""
     sizes = {}
     for each in gc.get_objects():
-        # Asking an object for its class may run code of its own, as that of a lazy module.
-        if issubclass(type(each), Tensor) and each.device.type == "cpu" and each.layout == torch.strided:
+        if _has_memory(type(each)) and each.device.type == "cpu" and each.layout == torch.strided:
             for tensor in (each, each.grad if each.is_leaf else None):
                 if tensor is not None and tensor.layout == torch.strided:
                     memory = tensor.untyped_storage()
                     sizes[memory._cdata] = memory.nbytes()
     return sum(sizes.values())
+
+
+def _has_memory(kind: type) -> bool:
+    """True if tensors of a class have memory of their own.
+
+    Classes with a dispatch of their own have none: fake tensors, which torch.compile leaves alive and whose sizes may
+    be symbols that no longer have a value, and tensors that wrap others. An object is not asked for its class, which
+    may run code of its own, as that of a lazy module.
+    """
+    return issubclass(kind, Tensor) and kind.__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def _mapped(text: str) -> Counter[str]:

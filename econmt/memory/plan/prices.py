@@ -45,7 +45,7 @@ def settings(given: Implementations, device: str) -> list[Implementations]:
     free_stash = given.stash == "auto"
     fastest = leanest.traits("decoder")
     assert fastest is not None
-    levels = STASHES[: STASHES.index(fastest.fastest_stash) + 1][::-1]
+    levels = STASHES[: STASHES.index(fastest.model_stash) + 1][::-1]
     decoder: dict[str, str] = {key: free[key] for key in ("decoder", "attention") if key in free}
     if decoder:
         # The decoder's layers at first go on keeping what takes the least time.

@@ -25,7 +25,7 @@ from econmt.model.inference.cells import layer_step
 from econmt.model.inference.copying import CopyStep
 from econmt.model.inference.encoder import LaidOutEncoder
 from econmt.model.inference.layout import Gates, is_watched, laid_out, value_type
-from econmt.model.inference.native import NativeDecoder, NativeSources
+from econmt.model.inference.native import NativeDecoder, NativeSources, NativeState
 from econmt.model.inference.sources import Sources
 from econmt.model.inference.state import IncrementalState
 from econmt.model.inference.stepped import PlainStepDecoder
@@ -44,6 +44,9 @@ from econmt_ops.core.low_rank import columns
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.weights import State
 
+AnyState = IncrementalState | NativeState
+"""Where the rows of a search stand, for steps of tensor operations or of the C library."""
+
 
 class IncrementalModel:
     """The model as a search wants it (:class:`econmt.decoding.search_model.SearchModel`).
@@ -61,7 +64,7 @@ class IncrementalModel:
         dtype = precision if own == torch.float32 else own
         self.model = model
         self.plain = model.decoder.steps  # its own, which no grid at fixed places holds
-        self._products, self._dtype = dtype, value_type(dtype)
+        self.precision, self._dtype = dtype, value_type(dtype)
         with torch.no_grad():
             on_cpu = model.output_weight.device.type == "cpu"
             laid_out_encoder = on_cpu and model.encoder.laid_out and not self.plain
@@ -78,24 +81,24 @@ class IncrementalModel:
         decoder = self.model.decoder
         kind: Any = _StepDecoder if decoder.cell.laid_out else _CellStepDecoder
         kind = PlainStepDecoder if self.plain else kind
-        dtype = self._dtype if self.plain else self._products
+        dtype = self._dtype if self.plain else self.precision
         return kind(decoder, self.model.target_embedding.weight.detach(), dtype)
 
     @functools.cached_property
     @torch.no_grad()
     def _readout(self) -> Product | Int8Product | None:
         readout = self.model.readout
-        return None if readout is None else laid_out(readout.weight, readout.bias, self._products)
+        return None if readout is None else laid_out(readout.weight, readout.bias, self.precision)
 
     @functools.cached_property
     @torch.no_grad()
     def _output(self) -> Product | Int8Product:
-        return laid_out(self.model.output_weight, self.model.output_bias, self._products)
+        return laid_out(self.model.output_weight, self.model.output_bias, self.precision)
 
     @functools.cached_property
     @torch.no_grad()
     def _native(self) -> NativeDecoder:
-        return NativeDecoder(self.model, self._products)
+        return NativeDecoder(self.model, self.precision)
 
     @property
     def native(self) -> NativeDecoder | None:
@@ -122,8 +125,21 @@ class IncrementalModel:
         with lower:
             return encoded, self.model.decoder.initial_state(encoded.summary)
 
-    def encode(self, source: Tensor, lengths: Tensor, *, factors: bool = True) -> IncrementalState:
+    def encode(self, source: Tensor, lengths: Tensor) -> AnyState:
         """Encode ``source`` (B, S) int64, EOS included, padded; ``lengths`` (B,) int64 count EOS.
+
+        Steps from this state are the C library's where :attr:`native` is one of its decoders: its beam search gives
+        the same log-probabilities.
+        """
+        decoder = self.native
+        if decoder is None:
+            return self.encode_tensors(source, lengths)
+        with torch.no_grad():
+            encoded, first = self._encoded(source, lengths)
+            return decoder.start(decoder.begin(encoded.memory, first), encoded.length_ratios)
+
+    def encode_tensors(self, source: Tensor, lengths: Tensor, *, factors: bool = True) -> IncrementalState:
+        """As :meth:`encode`, for steps of tensor operations.
 
         ``factors``: whether keys may be made factors, see :meth:`_StepAttention.prepare`.
         """
@@ -146,27 +162,31 @@ class IncrementalModel:
         """A state whose rows are a grid at a fixed place, read by our kernels where they run."""
         return state._replace(sources=self._decoder.attention.bind(state.sources))
 
-    def restrict(self, state: IncrementalState, words: Tensor, allowed: Tensor) -> IncrementalState:
+    def restrict(self, state: AnyState, words: Tensor, allowed: Tensor) -> AnyState:
         """See :meth:`econmt.decoding.search_model.SearchModel.restrict`."""
+        if isinstance(state, NativeState):
+            return self._native.restrict(state, words, allowed)
         weight, bias = (part.detach()[words] for part in (self.model.output_weight, self.model.output_bias))
         barred = torch.zeros(allowed.shape, dtype=self._dtype, device=allowed.device)
         barred.masked_fill_(~allowed, -torch.inf)
         if state.sources.words is not None:
             state = state._replace(sources=state.sources._replace(words=state.sources.words.among(words)))
-        return state._replace(shortlist=Shortlist(laid_out(weight, bias, self._products), barred))
+        return state._replace(shortlist=Shortlist(laid_out(weight, bias, self.precision), barred))
 
-    def length_ratios(self, encoded: IncrementalState) -> Tensor:
+    def length_ratios(self, encoded: AnyState) -> Tensor:
         """See :meth:`econmt.decoding.search_model.SearchModel.length_ratios`."""
         assert encoded.length_ratios is not None, "this model has no length task"
         return encoded.length_ratios
 
-    def initial_state(self, encoded: IncrementalState) -> IncrementalState:
+    def initial_state(self, encoded: AnyState) -> AnyState:
         """The state before the first target token, one row a sentence."""
         return encoded
 
-    def step(self, tokens: Tensor, state: IncrementalState) -> tuple[Tensor, Tensor, IncrementalState]:
+    def step(self, tokens: Tensor, state: AnyState) -> tuple[Tensor, Tensor, AnyState]:
         """See :meth:`econmt.decoding.search_model.SearchModel.step`."""
         with torch.no_grad():
+            if isinstance(state, NativeState):
+                return self._native.step(tokens, state)
             logits, attention, state = self.logits(tokens, state)
             return logits if self._copying else self._log_softmax(logits), attention, state
 

@@ -30,14 +30,14 @@ class Grid:
         self.model = model
         device = model.model.output_weight.device
         one = torch.ones(1, 1, dtype=torch.int64, device=device)
-        like = model.encode(one, one[0], factors=False)
+        like = model.encode_tensors(one, one[0], factors=False)
         self._waiting = _room(like, slots, positions, 1)
         self._state = model.bind(_room(like, slots, positions, width))
         self._after = self._state
 
     def encode(self, source: Tensor, lengths: Tensor) -> None:
         """Fills the waiting room: ``source`` (E, S' <= S) int64, padded; ``lengths`` (E,) count EOS."""
-        encoded, room = self.model.encode(source, lengths, factors=False), self._waiting
+        encoded, room = self.model.encode_tensors(source, lengths, factors=False), self._waiting
         size = source.shape[1]
         room.sources.keys[:, :size].copy_(encoded.sources.keys)
         room.sources.values[:, :size].copy_(encoded.sources.values)

@@ -1,6 +1,10 @@
-"""A decoder of LSTM layers as the C library's beam search reads it: all steps of a search are one call.
+"""A decoder of LSTM layers as the C library reads it: for all steps of a search in one call, or for one step.
 
-Shapes: B sentences, S source positions, H decoder size, A attention size, E encoder size, V target vocabulary.
+Both have the same arithmetic, in which no row depends on the others, so that a hypothesis has the same log-probability
+to the last bit whichever search grows it.
+
+Shapes: B sentences, S source positions, R rows (hypotheses), H decoder size, A attention size, E encoder size, V target
+vocabulary, N of its words.
 """
 
 from __future__ import annotations
@@ -16,9 +20,12 @@ from econmt.model.inference.layout import laid_out
 from econmt.model.layers import weights_of
 from econmt.model.translation import TranslationModel
 from econmt_ops.backends import c as native
-from econmt_ops.backends.c.search import SearchWeight
+from econmt_ops.backends.c.search import SearchWeight, search_step
 from econmt_ops.core.lengths import padding_mask
 from econmt_ops.core.weights import LowRank
+
+OUTPUT = 5
+"""The output layer among the weights in the order of kernels.h."""
 
 _TABLE_BYTES = 256 << 20
 """The largest table of what words add to the lowest layer's gates."""
@@ -36,6 +43,63 @@ class NativeSources(NamedTuple):
     values: Tensor
     padding: Tensor
     first: Tensor
+
+    def keep(self, sentences: Tensor) -> NativeSources:
+        """The sentences with indices ``sentences`` (C,), cut to the longest of them."""
+        padding = self.padding.index_select(0, sentences)
+        size = int((padding == 0).sum(1).max())
+        keys, values = (
+            part[:, :size].index_select(0, sentences).contiguous() for part in (self.keys, self.values)
+        )
+        return NativeSources(
+            keys, values, padding[:, :size].contiguous(), self.first.index_select(2, sentences)
+        )
+
+
+class NativeShortlist(NamedTuple):
+    """The output layer of a few words.
+
+    Attributes:
+        output: that of N words. barred: (B, N) float32, 0, and -inf where a sentence must not have one.
+    """
+
+    output: SearchWeight
+    barred: Tensor
+
+
+class NativeState(NamedTuple):
+    """Where R rows of a search stand; see :class:`econmt.decoding.search_model.SearchState`.
+
+    Attributes:
+        sources: of B sentences, which the rows share. owners: (R,) int64 the sentence of each row.
+        hidden, memory: h and c (layers, R, H). output: o (R, H). All in float32.
+        shortlist: the output layer where sentences may have a few words alone.
+        length_ratios: (B,) of the first state of a model with a length task, else None.
+    """
+
+    sources: NativeSources
+    owners: Tensor
+    hidden: Tensor
+    memory: Tensor
+    output: Tensor
+    shortlist: NativeShortlist | None = None
+    length_ratios: Tensor | None = None
+
+    def select(self, rows: Tensor, cells: Tensor, width: int) -> NativeState:
+        """See :meth:`econmt.decoding.search_model.SearchState.select`."""
+        hidden, memory = (part.index_select(1, rows) for part in (self.hidden, self.memory))
+        owners = torch.div(cells, width, rounding_mode="floor")
+        return NativeState(
+            self.sources, owners, hidden, memory, self.output.index_select(0, rows), self.shortlist
+        )
+
+    def keep(self, sentences: Tensor) -> NativeState:
+        """See :meth:`econmt.decoding.search_model.SearchState.keep`."""
+        shortlist = self.shortlist
+        if shortlist is not None:
+            shortlist = shortlist._replace(barred=shortlist.barred.index_select(0, sentences))
+        owners = torch.searchsorted(sentences, self.owners)
+        return self._replace(sources=self.sources.keep(sentences), owners=owners, shortlist=shortlist)
 
 
 class NativeDecoder:
@@ -75,6 +139,7 @@ class NativeDecoder:
         self.weights = [None if each is None else SearchWeight(each[0], each[1], dtype) for each in made]
         self._values = laid_out(weight[:, size:], None, dtype)
         self._contexts, self._scale = contexts, attention.scale
+        self._log_probs = torch.empty(0)
         self.sizes = {
             "layers": config.layers,
             "size": size,
@@ -116,4 +181,69 @@ class NativeDecoder:
         keys = keys.float() if math.isclose(self._scale, 1.0) else keys.float() * self._scale
         padding = padding_mask(lengths, keys.shape[1], keys.device).to(torch.uint8)
         layers = torch.stack([part.float() for parts in first.layers for part in parts])
-        return NativeSources(keys.contiguous(), shares.float().contiguous(), padding, layers)
+        return NativeSources(
+            keys.contiguous(), shares.float().contiguous(), padding, layers.view(-1, 2, *layers.shape[1:])
+        )
+
+    def start(self, sources: NativeSources, ratios: Tensor | None) -> NativeState:
+        """The state before the first target token, one row a sentence.
+
+        ``ratios``: (B,) the lengths that a model with a length task expects, else None.
+        """
+        hidden, memory = (part.contiguous() for part in sources.first.unbind(1))
+        output = torch.zeros_like(hidden[0])
+        return NativeState(sources, torch.arange(len(output)), hidden, memory, output, None, ratios)
+
+    def restrict(self, state: NativeState, words: Tensor, allowed: Tensor) -> NativeState:
+        """See :meth:`econmt.decoding.search_model.SearchModel.restrict`."""
+        return state._replace(shortlist=self.shortlist(words, allowed))
+
+    def shortlist(self, words: Tensor, allowed: Tensor) -> NativeShortlist:
+        """The output layer of ``words`` (N,), of which ``allowed`` (B, N) bool says which each sentence may have."""
+        output = self.weights[OUTPUT]
+        assert output is not None
+        return NativeShortlist(
+            output.only(words), torch.zeros(allowed.shape).masked_fill_(~allowed, -torch.inf)
+        )
+
+    def step(self, tokens: Tensor, state: NativeState) -> tuple[Tensor, Tensor, NativeState]:
+        """See :meth:`econmt.decoding.search_model.SearchModel.step`."""
+        weights, barred, sources = [*self.weights], None, state.sources
+        if state.shortlist is not None:
+            weights[OUTPUT], barred = state.shortlist
+        output = weights[OUTPUT]
+        assert output is not None
+        sentences, positions, compared = sources.keys.shape
+        seen, size = torch.empty(len(tokens), positions), len(tokens) * output.outputs
+        # New memory of this size is new pages each time, which take longer than what is written into them.
+        if self._log_probs.numel() < size:
+            self._log_probs = torch.empty(size)
+        log_probs = self._log_probs[:size].view(len(tokens), output.outputs)
+        hidden, memory, outputs = state.hidden.clone(), state.memory.clone(), state.output.clone()
+        search_step(
+            weights,
+            {
+                **self.sizes,
+                "sentences": sentences,
+                "positions": positions,
+                "compared": compared,
+                "summed": sources.values.shape[2],
+            },
+            {
+                **self.tensors,
+                "barred": barred,
+                "keys": sources.keys,
+                "values": sources.values,
+                "padding": sources.padding,
+            },
+            {
+                "owners": state.owners,
+                "tokens": tokens.contiguous(),
+                "h": hidden,
+                "c": memory,
+                "output": outputs,
+                "seen": seen,
+                "log_probs": log_probs,
+            },
+        )
+        return log_probs, seen, state._replace(hidden=hidden, memory=memory, output=outputs)

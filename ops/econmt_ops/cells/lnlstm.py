@@ -34,7 +34,7 @@ from econmt_ops.core.weights import (
 
 def _standardised(values: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """Values (B, N) with mean 0 and variance 1 in each of ``groups`` parts of a row, and the factors (B, groups, 1)."""
-    parts = values.reshape(*values.shape[:-1], groups, -1)
+    parts = values.reshape(*values.shape[:-1], groups, values.shape[-1] // groups)
     centred = parts - parts.mean(-1, keepdim=True)
     factors = torch.rsqrt(centred.square().mean(-1, keepdim=True) + LAYER_NORM_EPSILON)
     return (centred * factors).flatten(-2), factors
@@ -43,7 +43,7 @@ def _standardised(values: Tensor, groups: int) -> tuple[Tensor, Tensor]:
 def _standardised_back(dvalues: Tensor, made: Tensor, factors: Tensor) -> Tensor:
     """Backward of :func:`_standardised`, which gave ``made`` and ``factors``."""
     groups = factors.shape[-2]
-    d, y = (part.view(*part.shape[:-1], groups, -1) for part in (dvalues, made))
+    d, y = (part.view(*part.shape[:-1], groups, part.shape[-1] // groups) for part in (dvalues, made))
     result = (d - d.mean(-1, keepdim=True) - y * (d * y).mean(-1, keepdim=True)) * factors
     return result.flatten(-2)
 

@@ -8,13 +8,18 @@ it, another view of the input:
 
     coupled     a = f           b = (1 - f) u       du = d (1 - f)      df = (e - d u) f (1 - f)
     gated       a = f           b = i u             du = d i            df = e f (1 - f)        di = d u i (1 - i)
-    shared      a = f / (f+i)   b = i / (f+i) u     as coupled with f / (f+i) in the place of f
+    shared      a = s           b = (1 - s) u       du = d (1 - s)      ds = (e - d u) s (1 - s)
+                                                    df = ds (1 - f)     di = -ds (1 - i)
 
     plain       h = c                               dc = dh
     relu        h = max(c, 0)                       dc = dh where c > 0
     gate        h = o c                             dc = dh o           do = dh c o (1 - o)
     highway     h = o tanh c + (1 - o) x            dc = dh o (1 - tanh^2 c)    do = dh (tanh c - x) o (1 - o)
                                                     dx = dh (1 - o)
+
+Of a shared recurrence, s = f / (f + i) is computed from the sums F and I under the gates f = sigmoid(F) and i =
+sigmoid(I), as sigmoid(log f - log i), in kernels as (1 + e^-I) / (2 + e^-F + e^-I): the gates may be too small for a
+float, their share is not.
 
 d is the gradient of b_t, which is that of c_t with all that flows back through the steps after t:
 d_t = dc_t + a_{t+1} d_{t+1}; and e = d_t c_{t-1} that of a_t.
@@ -29,6 +34,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from econmt_ops.core.weights import GateWeights, GILRLSTMWeights
 
@@ -41,6 +47,11 @@ def through_sigmoid(dgate: Tensor, gate: Tensor) -> Tensor:
     return made
 
 
+def _share(f: Tensor, i: Tensor) -> Tensor:
+    """Returns sigmoid(f) / (sigmoid(f) + sigmoid(i)) of the sums under two gates, however small the gates are."""
+    return torch.sigmoid(functional.logsigmoid(f) - functional.logsigmoid(i))
+
+
 class Recurrence(NamedTuple):
     """How a and b come from the parts u and gates."""
 
@@ -48,12 +59,12 @@ class Recurrence(NamedTuple):
     gates: int
 
     def forward(self, parts: Parts) -> tuple[Tensor, Tensor]:
-        """a and b of the activated parts u, f(, i)."""
+        """Returns a and b of the activated parts u, f(, i); a shared recurrence takes the sums under f and i."""
         u, f = parts[:2]
         if self.name == "gated":
             return f, parts[2] * u
         if self.name == "shared":
-            f = f / (f + parts[2])
+            f = _share(f, parts[2])
         return f, torch.addcmul(u, f, u, value=-1.0)
 
     def backward(self, parts: Parts, ddecay: Tensor, delta: Tensor) -> list[Tensor]:
@@ -65,10 +76,10 @@ class Recurrence(NamedTuple):
         of_share = ddecay.addcmul_(delta, u, value=-1.0)
         if self.name == "coupled":
             return [torch.addcmul(delta, delta, f, value=-1.0), through_sigmoid(of_share, f)]
-        i = parts[2]
-        total = f + i
-        of_share *= f * i / (total * total)
-        return [delta * i / total, of_share * (1.0 - f), of_share * (i - 1.0)]
+        share = _share(f, parts[2])
+        of_sum = through_sigmoid(of_share, share)
+        du = torch.addcmul(delta, delta, share, value=-1.0)
+        return [du, of_sum * torch.sigmoid(-f), -of_sum * torch.sigmoid(-parts[2])]
 
 
 class Output(NamedTuple):
@@ -122,9 +133,15 @@ class ScanCell(NamedTuple):
         return 1 + self.recurrence.gates + self.output.gates
 
     def activate(self, products: Tensor, hidden: int) -> list[Tensor]:
-        """The parts of products (..., K H) after their nonlinearities: u, f(, i)(, o)(, view of the input)."""
+        """Returns the parts of products (..., K H) after their nonlinearities: u, f(, i)(, o)(, view of the input).
+
+        A shared recurrence takes f and i as they are.
+        """
         u, *rest = torch.split(products, hidden, -1)
         count = self.recurrence.gates + self.output.gates
+        if self.recurrence.name == "shared":
+            assert not self.squashes
+            return [u, *rest[:2], *(o.sigmoid() for o in rest[2:count]), *rest[count:]]
         gates = torch.split(products[..., hidden : (1 + count) * hidden].sigmoid(), hidden, -1)
         return [torch.tanh(u) if self.squashes else u, *gates, *rest[count:]]
 

@@ -6,6 +6,9 @@ pass saves and gets back, and the order of the gradients. `Operator` registers a
 `torch.library.custom_op` hides every kernel from torch.compile by a decorator that imports the compiler at the first
 call: 70 MB and two seconds, whether something is compiled or not. Kernels registered by `custom_op` here are hidden in
 the same way as soon as the compiler is there; before, nobody could look.
+
+Kernels get every tensor with a contiguous last axis (`rows_of`): other views, such as the expanded gradients that `sum`
+passes back, are copied on entry; all other tensors are passed on as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
+from econmt_ops.core.chunks import rows_of
 from econmt_ops.core.precision import explicit_casts
 
 _KINDS: dict[Any, str] = {
@@ -55,10 +59,37 @@ def custom_op(name: str, *, schema: str | None = None) -> Callable[[Callable[...
         operator = torch.library.custom_op(name, kernel, mutates_args=(), schema=schema)
         # Where PyTorch keeps what it calls for all devices: the kernel, decorated.
         assert set(operator._backend_fns) == {None}
-        operator._backend_fns[None] = _hidden_from_the_compiler(kernel)
+        operator._backend_fns[None] = _hidden_from_the_compiler(
+            _given_rows(kernel, operator._opoverload._schema)
+        )
         return operator
 
     return register
+
+
+def _given_rows(kernel: Callable[..., Any], schema: torch.FunctionSchema) -> Callable[..., Any]:
+    """Wraps a kernel of a schema so that all of its tensors, alone or in lists, have a contiguous last axis."""
+    kinds = [str(argument.type) for argument in schema.arguments]
+    tensors = [number for number, kind in enumerate(kinds) if kind in ("Tensor", "Optional[Tensor]")]
+    lists = [number for number, kind in enumerate(kinds) if kind == "List[Tensor]"]
+
+    @functools.wraps(kernel)
+    def call(*arguments: Any) -> Any:
+        # Every call runs these loops: they take a microsecond. Tensors are mostly contiguous, and then asked no more.
+        given = list(arguments)
+        for number in tensors:
+            # Arguments that have their defaults are missing at the end.
+            tensor = given[number] if number < len(given) else None
+            if tensor is not None and not tensor.is_contiguous():
+                given[number] = rows_of(tensor)
+        for number in lists:
+            parts = given[number]
+            for place, part in enumerate(parts):
+                if not part.is_contiguous():
+                    parts[place] = rows_of(part)
+        return kernel(*given)
+
+    return call
 
 
 def _hidden_from_the_compiler(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -224,7 +224,10 @@ def with_stash(
         others: options beside the level.
         gradients: whether a backward pass will follow; if not, nothing is kept.
     """
-    level = chosen.traits.fastest_stash if asked == stash == "auto" and gradients else stash
+    level = stash
+    if asked == stash == "auto" and gradients:
+        # As with what is light: rules alone are followed by a model's run or its estimate.
+        level = chosen.traits.model_stash if MODE.rules_only else "gates"
     if not chosen.traits.takes_stash or level == "auto":
         return Candidate(chosen, {**others})
     return Candidate(chosen, {**others, "stash": level})

@@ -42,7 +42,8 @@ class Traits:
         recomputes: it keeps less than autograd would and makes the rest again in the backward pass.
         loops: it launches kernels for every step, so that on a GPU it is for captured steps.
         takes_stash: it has the argument ``stash``, one of `econmt_ops.core.chunks.STASHES`.
-        fastest_stash: the level with which it is fastest, for calls that leave both it and the level to "auto".
+        model_stash: the level of a model in training whose implementation and level are left to "auto". A call alone
+            keeps "gates", the fastest level; of kernels that make gates again quickly a model keeps less.
         casts: it casts weights and looks repeated rows up inside, so that no copies are kept from the forward to the
             backward pass; others are given both made.
         capturable: its calls can be captured in a CUDA graph.
@@ -63,7 +64,7 @@ class Traits:
     recomputes: bool = False
     loops: bool = False
     takes_stash: bool = False
-    fastest_stash: str = "gates"
+    model_stash: str = "gates"
     casts: bool = False
     capturable: bool = True
     warms_up: bool = False

@@ -173,7 +173,7 @@ class _Blocks:
         size = self.steps if row <= space else max(1, self.steps * space // row)
         self.places = [
             (slice(begin, begin + rows), slice(start, min(self.steps, start + size)))
-            for begin in range(0, self.batch, rows)
+            for begin in range(0, max(1, self.batch), rows)  # at least one, which writes all gradients
             for start in range(0, self.steps, size)
         ]
         weights = [weight.to(self.dtype) for weight in call.weights]

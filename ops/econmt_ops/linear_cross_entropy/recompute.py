@@ -32,6 +32,10 @@ TRAITS = Traits(recomputes=True)
 CHUNK_BYTES = 32 << 20
 """The workspace for the logits of one chunk, in the accumulate type."""
 
+LARGE_VOCABULARY = 1 << 16
+"""Words from which on kernels go through the vocabulary instead of the rows, `backends.triton.words_cross_entropy`: the
+float32 sum of the weight's gradient, read and written once a chunk of rows, takes longer than making logits twice."""
+
 
 class Arguments(NamedTuple):
     """Of the operator.
@@ -102,10 +106,12 @@ class _Layer:
 class _Sums:
     """The gradients of hidden, weight and bias, summed in the accumulate type."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, call: Arguments) -> None:
+        hidden, weight, bias = call.hidden, call.weight, call.bias
         accumulate = accumulate_dtype(hidden.dtype)
         self.hidden = torch.zeros_like(hidden, memory_format=torch.contiguous_format)
-        self.weight = torch.empty_like(weight, dtype=accumulate, memory_format=torch.contiguous_format)
+        of_weight = weight.dtype if _goes_by_words(call) else accumulate
+        self.weight = torch.empty_like(weight, dtype=of_weight, memory_format=torch.contiguous_format)
         self._fresh = True
         self.bias = None if bias is None else torch.zeros_like(bias, dtype=accumulate)
 
@@ -127,9 +133,29 @@ class _Sums:
         return self.hidden, self.weight, self.bias
 
 
+def _goes_by_words(call: Arguments) -> bool:
+    """Whether kernels go through the vocabulary in slices: each part of the weight's gradient is then made at once."""
+    rows, inner = call.hidden.shape
+    suits = call.hidden.dtype == torch.bfloat16 and call.weight.dtype in (torch.bfloat16, torch.float32)
+    large = len(call.weight) >= LARGE_VOCABULARY and rows > 0 and inner % 8 == 0
+    return suits and large and call.backend == "triton" and triton.serves(call.hidden)
+
+
 def _walk(call: Arguments, factors: Tensor | None, sums: _Sums | None) -> Tensor:
-    """The losses (N,) in the accumulate type; ``sums`` gets the gradients of their sum, each row's times its factor."""
+    """The losses (N,) in the accumulate type; ``sums`` gets the gradients of their sum, each row's times its factor.
+
+    ``factors``: (N,), or of kernels that go by words one for all.
+    """
     hidden, weight = call.hidden, call.weight
+    if _goes_by_words(call):
+        kernels = importlib.import_module("econmt_ops.backends.triton.words_cross_entropy")
+        if factors is None:
+            factors = hidden.new_ones((), dtype=torch.float32)
+        gradients = None if sums is None else sums.take()
+        of_words: Tensor = kernels.walk(
+            hidden, weight, call.targets, call.bias, call.smoothing, call.ignore_index, factors, gradients
+        )
+        return of_words
     if call.backend == "triton" and triton.serves(hidden):
         kernels = importlib.import_module("econmt_ops.backends.triton.cross_entropy")
         gradients = None if sums is None else sums.take()
@@ -155,17 +181,20 @@ def _walk(call: Arguments, factors: Tensor | None, sums: _Sums | None) -> Tensor
 
 
 def _forward(call: Arguments, keep: bool) -> Results:
-    sums = _Sums(call.hidden, call.weight, call.bias) if keep and call.reduction != "none" else None
-    losses = _walk(call, None, sums)
-    counted = (call.targets != call.ignore_index).sum().to(losses.dtype)
+    sums = _Sums(call) if keep and call.reduction != "none" else None
+    counted = (call.targets != call.ignore_index).sum().to(accumulate_dtype(call.hidden.dtype))
+    # What is rounded to the type of the weight is divided before, and then counts as one row's.
+    divides = call.reduction == "mean" and _goes_by_words(call)
+    losses = _walk(call, counted.reciprocal() if divides else None, sums)
     loss = losses if call.reduction == "none" else losses.sum()
-    return _results(call, loss / counted if call.reduction == "mean" else loss, sums, counted)
+    loss = loss / counted if call.reduction == "mean" else loss
+    return _results(call, loss, sums, torch.ones_like(counted) if divides else counted)
 
 
 def _empty_results(call: Arguments, keep: bool) -> Results:
     accumulate = accumulate_dtype(call.hidden.dtype)
     loss = call.hidden.new_empty(call.targets.shape if call.reduction == "none" else (), dtype=accumulate)
-    sums = _Sums(call.hidden, call.weight, call.bias) if keep and call.reduction != "none" else None
+    sums = _Sums(call) if keep and call.reduction != "none" else None
     return _results(call, loss, sums, call.hidden.new_empty((), dtype=accumulate))
 
 
@@ -185,7 +214,7 @@ def _saves(call: Arguments) -> tuple[str, ...]:
 
 
 def _backward_by_row(call: Arguments, results: Results, incoming: Incoming) -> Gradients:  # noqa: ARG001
-    sums = _Sums(call.hidden, call.weight, call.bias)
+    sums = _Sums(call)
     _walk(call, incoming["loss"], sums)
     dhidden, dweight, dbias = sums.results()
     return {"hidden": dhidden, "weight": dweight, "bias": dbias}

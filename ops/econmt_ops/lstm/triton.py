@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from econmt_ops.backends.triton.persistent import Partition
 
 TRAITS = with_kernels(
-    recompute.TRAITS, fastest_stash="attention", serves=lambda sizes, _: sizes["H"] <= MOST_UNITS
+    recompute.TRAITS, model_stash="attention", serves=lambda sizes, _: sizes["H"] <= MOST_UNITS
 )
 
 

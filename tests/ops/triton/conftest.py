@@ -29,7 +29,7 @@ def _let_numbers_be_indices() -> None:
 
 
 def _import_interpreted() -> None:
-    assert "triton" not in sys.modules, "triton was imported before its interpreter could be turned on"
+    assert sys.modules.get("triton") is None, "triton was imported before its interpreter could be turned on"
     os.environ["TRITON_INTERPRET"] = "1"
     try:
         _let_numbers_be_indices()

@@ -9,10 +9,10 @@ from tests.ops.triton.compiled import compiled
 # By call, forward and backward: registers of a thread and bytes of shared memory, at most.
 MOST = {
     "tiles float32": [(128, 0), (192, 0)],
-    "walk float32": [(80, 0), (120, 0)],
+    "walk float32": [(64, 0), (72, 0)],
     "tiles bfloat16 again": [(255, 0), (255, 0)],
-    "walk bfloat16": [(112, 0), (184, 0)],
-    "walk bfloat16 again": [(88, 0), (176, 0)],
+    "walk bfloat16": [(64, 0), (72, 0)],
+    "walk bfloat16 again": [(64, 0), (144, 0)],
     "tiles float64 again": [(255, 0), (255, 0)],
 }
 SPILLED = 64

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -116,6 +117,34 @@ def test_many_chunks_of_rows(
     found = assert_same(arguments(130, 8, 101, True, dtype), device, dtype, reduction, 0.1)
     assert found[1][2::3].eq(0).all()
     assert found[1][0].ne(0).any()
+
+
+@pytest.mark.parametrize(("hidden", "vocabulary"), [(16, 77), (13, 77), (13, 72)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_odd_widths_of_a_16_bit_weight(
+    hidden: int, vocabulary: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight that needs no cast is padded too: no product has an odd width, and the results are the same."""
+    given = arguments(72, hidden, vocabulary, True, dtype)
+    given = {name: value.to(dtype) if name in ("weight", "bias") else value for name, value in given.items()}
+    widths: list[tuple[int, ...]] = []
+
+    def spy(product: Any, *operands: Any, **options: Any) -> Any:
+        widths.extend(tuple(each.shape) for each in operands[-2:])
+        return product(*operands, **options)
+
+    for name in ("mm", "addmm"):
+        monkeypatch.setattr(torch, name, functools.partial(spy, getattr(torch, name)))
+    options = {"label_smoothing": 0.1, "ignore_index": -7, "reduction": "sum"}
+    found = results(linear_cross_entropy, moved(given, device), torch.ones((), device=device), **options)
+    assert widths
+    assert all(columns % 8 == 0 for _, columns in widths), widths
+    monkeypatch.undo()
+    expected = results(by_torch, given, torch.ones((), dtype=torch.float64), dtype=dtype, **options)
+    for left, right in zip(found, expected, strict=True):
+        assert left.dtype == (torch.float32 if left.dim() == 0 else dtype)
+        error = float((left.cpu().double() - right.double()).detach().abs().max())
+        assert error <= TOLERANCE[dtype] * max(1.0, float(right.detach().abs().max()))
 
 
 def test_sizes_of_chunks() -> None:

@@ -18,7 +18,14 @@ from tests.ops.helpers import (
     scatter_strides,
     to,
 )
-from tests.ops.test_cells import CASES, SCANS, arguments
+from tests.ops.test_cells import (
+    CASES,
+    SCANS,
+    TINY_GATES,
+    arguments,
+    check_closed_gates,
+    check_tiny_shares,
+)
 
 FIRST = ("sru", "ssru", "gilr_lstm")
 """One of each kind of recurrence and output; in the interpreter the others take their time."""
@@ -126,3 +133,14 @@ def test_chunks_of_steps(name: str, ragged: bool, device: str, monkeypatch: pyte
     given = arguments(CASES[name], Make(device), 3 if ragged else 1, 20, 2, 3, 1)
     options = {"lengths": lengths}
     assert_same_function(function(name, **options), function(name, "reference", **options), given)
+
+
+@TINY_GATES
+def test_min_lstm_divides_gates_too_small_for_a_float(
+    dtype: torch.dtype, f: float, i: float, device: str
+) -> None:
+    check_tiny_shares("triton", device, dtype, f, i)
+
+
+def test_min_lstm_has_gates_that_are_closed_and_passes_nan_on(device: str) -> None:
+    check_closed_gates("triton", device)

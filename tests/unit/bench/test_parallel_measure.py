@@ -23,7 +23,7 @@ from econmt.bench.parallel_calibration import (
     write_calibration,
 )
 from econmt.bench.parallel_hardware import H200, paper_profile
-from econmt.bench.parallel_measure import Way, _counting, predicted, stack_of, verdict, ways
+from econmt.bench.parallel_measure import Way, _counting, left_out, predicted, stack_of, verdict, ways
 from econmt.bench.parallel_processes import Job, together
 from econmt.bench.parallel_profile import _parted
 from econmt.bench.rows import Row
@@ -155,6 +155,20 @@ def test_ways_of_several_processes() -> None:
         "alone",
         "4 stages",
         "2 x 2 stages",
+    ]
+
+
+def test_what_is_left_out_has_a_reason() -> None:
+    iwslt = load_recipe("iwslt")
+    assert left_out(iwslt, [1, 2, 4], ["data"]) == []
+    assert left_out(iwslt, [1], ["pipeline", "both"]) == []
+    assert left_out(iwslt, [2, 3, 4], ["data", "pipeline", "both"]) == [
+        "division both of 2 processes is not measured: 2 is no product of at least 2 pipelines and 2 to 2 stages",
+        "division pipeline of 3 processes is not measured: parallel.pipeline 3: model.encoder and model.decoder have "
+        "at most 2 layers; a pipeline has at most as many stages as layers",
+        "division both of 3 processes is not measured: 3 is no product of at least 2 pipelines and 2 to 2 stages",
+        "division pipeline of 4 processes is not measured: parallel.pipeline 4: model.encoder and model.decoder have "
+        "at most 2 layers; a pipeline has at most as many stages as layers",
     ]
 
 

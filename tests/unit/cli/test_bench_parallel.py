@@ -142,3 +142,33 @@ def test_two_processes_are_timed(call: Call, tmp_path: Path) -> None:
     with (tmp_path / "p.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert [row["division"] for row in rows] == ["alone", "2 data"]
+
+
+@pytest.mark.parametrize(
+    ("division", "processes", "lines"),
+    [
+        (
+            "pipeline",
+            "1,2",
+            [
+                "division pipeline of 2 processes is not measured: parallel.pipeline 2: model.encoder and model.decoder "
+                "have at most one layer; a pipeline has at most as many stages as layers"
+            ],
+        ),
+        (
+            "both",
+            "2,4",
+            [
+                f"division both of {count} processes is not measured: parallel.pipeline 2: model.encoder and "
+                "model.decoder have at most one layer; a pipeline has at most as many stages as layers"
+                for count in (2, 4)
+            ],
+        ),
+    ],
+)
+def test_a_division_that_cannot_be_measured_is_refused_with_the_reason(
+    call: Call, division: str, processes: str, lines: list[str]
+) -> None:
+    ended = call("bench", "parallel", "quickstart", "--processes", processes, "--division", division)
+    assert ended.code == 2
+    assert ended.err.splitlines() == [f"econmt: error: {line}" for line in lines]

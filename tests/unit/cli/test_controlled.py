@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import econmt
 from econmt.errors import InputError
+from econmt_ops.backends import c as native
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_translate import failure
 
@@ -39,6 +41,26 @@ def test_lines_of_json_go_in_and_come_out(call: Call, word_model: Path) -> None:
     assert "A" not in last["translation"].split()
     texts = call("translate", "-m", word_model, "--json-input", text=given).lines
     assert texts == [first["translation"], second["translation"], "", last["translation"]]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8"])
+def test_the_search_that_runs_is_told_and_changes_nothing(
+    precision: str, call: Call, subword_model: Path, text: Path, tmp_path: Path
+) -> None:
+    """A phrase that no translation holds, and pruning that prunes nothing, go by another search."""
+    avoided = tmp_path / "avoid.txt"
+    avoided.write_text("H A H A H A H A\n")
+    given = ("translate", "-m", subword_model, "-i", text / "test.src", "--precision", precision)
+    given = (*given, "--beam-size", 5, "--nbest-size", 5, "--output-type", "json")
+    plain, steered, pruned = (
+        call(*given, *more) for more in ((), ("--avoid-list", avoided), ("--beam-prune", 50))
+    )
+    assert len(plain.lines) == 12
+    assert steered.lines == pruned.lines == plain.lines
+    in_c = native.serves(torch.empty(1))
+    assert f"; search in {'C' if in_c else 'PyTorch'}, {precision}\n" in plain.err
+    for other in (steered, pruned):
+        assert f"; search in PyTorch{' with steps in C' if in_c else ''}, {precision}\n" in other.err
 
 
 def rounded(tree: Any) -> Any:

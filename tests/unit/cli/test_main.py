@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import econmt.engine.devices  # noqa: F401  which every command that computes imports
 from econmt import __version__
 from econmt.cli import main as command
+from econmt.cli import options
 from econmt.errors import InputError, TrainingError
 from tests.conftest import ROOT, RunEconmt, econmt_environment
 from tests.unit.cli.conftest import Call
@@ -116,6 +118,13 @@ def test_debug_shows_the_traceback(
     assert output.splitlines()[-1].startswith("econmt: error: nosuch: no such recipe")
 
 
+def test_a_bug_told_with_its_traceback_needs_no_other_option(run_verb: Any) -> None:
+    code, _, said = run_verb(fails_with(AssertionError("no such symbol")), "--debug")
+    assert code == 70
+    assert "Traceback (most recent call last)" in said
+    assert said.splitlines()[-1] == "econmt: error: this is a bug in econmt: AssertionError: no such symbol"
+
+
 def test_debug_after_two_dashes_is_an_argument(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["recipes", "show", "--", "--debug"])
@@ -126,7 +135,7 @@ def test_interrupted_is_quiet_however_often(run_verb: Any, monkeypatch: pytest.M
     handlers: list[object] = []
     monkeypatch.setattr(command.signal, "signal", lambda _, handler: handlers.append(handler))
     assert run_verb(fails_with(KeyboardInterrupt())) == (130, "", "")
-    assert handlers == [signal.SIG_IGN]
+    assert handlers == [command._interrupt, signal.SIG_IGN]
 
 
 def test_version(run_econmt: RunEconmt) -> None:
@@ -252,3 +261,70 @@ def test_what_libraries_say_when_memory_is_full(message: str, full: bool) -> Non
     assert (code == 1) == full
     assert lines[0].startswith("out of memory") == full
     assert ("lower training.batch.size" in lines[0]) == full
+
+
+def test_parameters_are_read_as_the_function_gets_them() -> None:
+    """Before typer 0.29 ``context.params`` holds the words of the command line, not the values of the parameters."""
+    folder = Path(options.__file__).parent
+    readers = [
+        file.name for file in folder.glob("*.py") if "context.params" in file.read_text(encoding="utf-8")
+    ]
+    assert readers == []
+
+
+def test_ctrl_c_while_a_module_is_imported_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def imports(words: Sequence[str]) -> None:
+        try:
+            try:
+                raise KeyboardInterrupt
+            except KeyboardInterrupt as pressed:
+                raise SystemError("initialization of _c_extension raised an error") from pressed
+        except SystemError:
+            raise ImportError("cannot import name Figure") from None  # as a module in C says it
+
+    monkeypatch.setattr(command, "_application", imports)
+    for words in ([], ["--debug"]):
+        with pytest.raises(SystemExit) as end:
+            command.main(["train", *words])
+        assert end.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_while_python_ends_changes_nothing() -> None:
+    code = (
+        "import atexit, os, signal\n"
+        "from econmt.cli.main import main\n"
+        "atexit.register(lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(3)])\n"
+        "main(['--version'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=econmt_environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"econmt {__version__}\n", "")
+
+
+def test_ctrl_c_in_executed_text_is_no_death_by_signal(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "import econmt.cli.main as command\n"
+        "from econmt.__main__ import main\n"
+        "def run(*_):\n"
+        "    exec('os.kill(os.getpid(), signal.SIGINT)\\nfor _ in range(1000): pass')\n"
+        "command._application = run\n"
+        f"import atexit; atexit.register(open, {str(tmp_path / 'made')!r}, 'w')\n"
+        "sys.argv = ['econmt', 'train']\n"
+        "main()"
+    )
+    (tmp_path / "presses.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "presses"],
+        cwd=tmp_path,
+        env=econmt_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (tmp_path / "made").exists()

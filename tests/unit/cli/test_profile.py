@@ -11,6 +11,9 @@ import torch
 
 from econmt.cli import profile as verb
 from econmt.memory import profiling
+from econmt.memory.measure.ledger import Ledger
+from econmt.model import Implementations
+from econmt.recipe import load_recipe, shipped_recipes
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import write_recipe
 
@@ -282,3 +285,66 @@ def test_nothing_to_trace_where_no_step_fits(
     ended = call("profile", recipe, *BUCKET, "--trace", tmp_path / "t.json")
     assert ended.code == 2
     assert "there is no step to trace" in ended.err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_techniques_that_were_measured_are_printed_when_another_fails(
+    call: Call, recipe: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    real = profiling.Step.measure
+
+    def measure(step: profiling.Step) -> Ledger:
+        if step.training.precision.dtype == torch.bfloat16:
+            raise AssertionError("no value for symbol s23")
+        return real(step)
+
+    monkeypatch.setattr(profiling.Step, "measure", measure)
+    ended = call("profile", recipe, *BUCKET, "--compare", *(["--json"] if as_json else []))
+    assert ended.code == 70
+    assert ended.err.splitlines()[-1].startswith(
+        "econmt: error: this is a bug in econmt: AssertionError: no value for symbol s23"
+    )
+    note = "Not measured: all, bfloat16 (AssertionError: no value for symbol s23)."
+    if as_json:
+        found = json.loads(ended.out)
+        names = [each["technique"] for each in found["profiles"]]
+        assert names == ["reference", "+ decoder", "+ encoder", "+ output", "all"]
+        assert note in found["notes"]
+    else:
+        assert note in ended.lines
+        assert [line for line in ended.lines if line.startswith("reference ")]
+        assert not [line for line in ended.lines if line.startswith("all, bfloat16")]
+
+
+_OF_A_TEST = {
+    "translation": ["model.encoder.size=64", "model.decoder.size=64", "model.attention.size=64"],
+    "language_model": ["model.size=64"],
+}
+"""Sizes of every model, so that a step takes little time and memory, and ops are still worth measuring."""
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("encoder", ["as it is", "reference"])
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_a_shipped_recipe_is_estimated_as_it_runs(
+    call: Call, tmp_path: Path, name: str, encoder: str
+) -> None:
+    shipped = load_recipe(name)
+    sizes = [f"output={tmp_path / 'run'}", "model.embedding=64", *_OF_A_TEST[shipped.task]]
+    sizes += [f"ops.encoder={encoder}"] * (encoder == "reference")  # oneDNN's LSTM in float32
+    shape = ["--bucket", "24x24"] if shipped.task == "translation" else ["training.bptt=24"]
+    command = ("profile", name, *sizes, *shape, "--batch", 64, "--device", "cpu", "--json")
+    found = []
+    for how in ("--estimate", "--measure"):
+        ended = call(*command, how)
+        assert ended.code == 0, ended.err
+        found.append(json.loads(ended.out))
+    estimated, measured = found
+    chosen = [[note for note in each["notes"] if note.startswith("Ops that auto means")] for each in found]
+    assert [text.partition("(")[0] for text in chosen[0]] == [text.partition("(")[0] for text in chosen[1]]
+    assert len(chosen[0]) == int("auto" in Implementations.of(shipped.ops))
+    (one,), (other,) = estimated["profiles"], measured["profiles"]
+    assert (one["bytes"], other["bytes"]) == ("estimated", "measured")
+    assert (one["ops"], one["precision"]) == (other["ops"], other["precision"])
+    most, peak = (each["ledger"]["peak_bytes"] for each in (one, other))
+    assert 0.98 * peak <= most <= 1.1 * peak

@@ -6,6 +6,7 @@ import http.client
 import importlib.util
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from econmt.cli.serve import _is_tiny
+from econmt.cli.serve import _is_tiny, _proxies
 from econmt.recipe import load_recipe, recipe_text
-from tests.conftest import econmt_environment
+from tests.conftest import ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.serving.conftest import folder as folder
 
@@ -44,6 +45,38 @@ def test_what_cannot_be_served_is_told_in_a_line(
         lacking.err
         == "econmt: error: econmt serve needs the package uvicorn; pip install starlette uvicorn prometheus-client\n"
     )
+
+
+@pytest.mark.parametrize("given", ["nonsense", "*", "10.0.0.1/8", "127.0.0.1, x" * 1000])
+def test_proxies_are_addresses_or_networks(call: Call, tmp_path: Path, given: str) -> None:
+    said = call("serve", "-m", tmp_path, "--port", 0, "--forwarded-allow-ips", given)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert said.err.startswith("econmt: error: --forwarded-allow-ips: '")
+    assert said.err.endswith("' is no address and no network; name the proxies, as 127.0.0.1 or 10.0.0.0/8\n")
+
+
+def test_proxies_of_ipv4_are_known_by_a_socket_of_ipv6() -> None:
+    assert _proxies("") == []
+    assert _proxies("10.0.0.0/8, ::1,192.0.2.1") == [
+        *("10.0.0.0/8", "::ffff:10.0.0.0/104"),
+        "::1/128",
+        *("192.0.2.1/32", "::ffff:192.0.2.1/128"),
+    ]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_the_documented_unit_is_one(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    found = re.search(r"```ini\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    assert "--api-keys ${CREDENTIALS_DIRECTORY}/keys" in found[1]
+    assert "\nLoadCredential=keys:/" in found[1]
+    unit = tmp_path / "econmt.service"
+    unit.write_text(found[1].replace("/opt/econmt/.venv/bin/econmt", sys.executable), encoding="utf-8")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_auto_is_8_bits_where_the_model_is_not_tiny(tmp_path: Path) -> None:

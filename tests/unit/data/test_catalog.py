@@ -110,3 +110,21 @@ class TestTatoeba:
             opened.writestr("other.txt", "x")
         with pytest.raises(InputError, match="not the archive it should be"):
             find_corpus("tatoeba-en-de/train", "en", "de", [], progress=False)
+
+    @pytest.mark.parametrize("damage", ["content", "method", "encrypted"])
+    def test_an_archive_that_cannot_be_unpacked(self, archive: Path, damage: str) -> None:
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
+            opened.writestr("deu.txt", "a\tb\n" * 100)
+        content = bytearray(archive.read_bytes())
+        entry = content.index(b"PK\x01\x02")
+        if damage == "content":
+            content[40] ^= 0xFF  # the deflated text
+        elif damage == "method":
+            content[8] = content[entry + 10] = 99
+        else:
+            content[6] |= 1
+            content[entry + 8] |= 1
+        archive.write_bytes(content)
+        with pytest.raises(InputError, match="not the archive it should be"):
+            find_corpus("tatoeba-en-de/train", "en", "de", [], progress=False)
+        assert not archive.exists()

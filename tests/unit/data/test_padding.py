@@ -32,7 +32,7 @@ SIZES = [BatchSize(type="sentence", size=7), BatchSize(type="word", size=60)]
 def test_of_one_batch() -> None:
     found = measure_padding([PlannedBatch(np.array([1, 3]), np.array([2, 1]), (4, 4))], WORK)
     real = (2 + 10 + 2) + (6 + 5 + 3)
-    assert found == (1, 2 * (8 + 20 + 16) / real, 2 * (6 + 10 + 6) / real)
+    assert found == (1, 2 * (8 + 20 + 16) / real, 2 * (6 + 10 + 6) / real, 1)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -61,6 +61,7 @@ def test_of_an_epoch(
         len({shape[1:] for shape in wide}),
         cost(wide) / real,
         cost(tight) / real,
+        len({shape[1:] for shape in tight}),
     )
     counts = count_lengths(store.source_lengths, store.target_lengths)
     assert real_work(counts, WORK) == real

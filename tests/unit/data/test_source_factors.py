@@ -24,7 +24,15 @@ from econmt.data.source_factors import (
     word_numbers,
 )
 from econmt.data.store import PreparedData, open_prepared, prepare
-from econmt.data.subwords import EOS, PAD, UNK, SentencePieceVocabulary, Vocabularies, WordVocabulary
+from econmt.data.subwords import (
+    EOS,
+    PAD,
+    SPECIAL_TOKENS,
+    UNK,
+    SentencePieceVocabulary,
+    Vocabularies,
+    WordVocabulary,
+)
 from econmt.data.token_store import token_type
 from econmt.errors import InputError
 from econmt.factored_ids import joined_ids, separate_ids
@@ -353,3 +361,29 @@ def test_examples_of_many_factors_fit_into_one_number(make_recipe: MakeRecipe) -
         int(part.min()) >= 0 and int(part.max()) < size
         for part, size in zip(separate_ids(batch.source, (source, *factors)), (source, *factors), strict=True)
     )
+
+
+def test_streams_in_another_order_are_refused() -> None:
+    words, tags, first = (
+        WordVocabulary([*SPECIAL_TOKENS, *tokens])
+        for tokens in (WORDS, ("long", "short"), ("l", "n", "w", "s"))
+    )
+    vocabularies = Vocabularies(words, words, (tags, first))
+    texts = ["lower newest", "wide"]
+
+    def place(number: int, stream: int | None) -> str:
+        return f"file{'' if stream is None else stream}:{number + 1}"
+
+    right = encode_sources(vocabularies, texts, [("long long", "l n"), ("short", "w")], place)
+    assert [len(ids) for ids in right] == [2, 1]
+    with pytest.raises(InputError) as refused:
+        encode_sources(vocabularies, texts, [("l n", "long long"), ("w", "short")], place)
+    assert str(refused.value) == (
+        "file0:1: the model's stream 1 of source factors knows none of its tokens, and stream 2 knows all of them; "
+        "give the streams in the order of data.source_factors"
+    )
+    told: list[str] = []
+    encode_sources(vocabularies, ["wide"], [("medium", "w")], place, warn=told.append)
+    assert told == [
+        "file0:1: the model's stream 1 of source factors knows none of its tokens; is it another set of factors?"
+    ]

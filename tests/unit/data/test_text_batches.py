@@ -80,6 +80,33 @@ def test_evaluation_reads_every_token_once(store: TokenStore, rows: int) -> None
     assert sum(batch.target_tokens for batch in found) == store.total_tokens
 
 
+@pytest.mark.parametrize(("rows", "context"), [(1, 5), (2, 3), (3, 5), (3, 10_000), (7, 1)])
+def test_rows_first_read_what_stands_before_them(store: TokenStore, rows: int, context: int) -> None:
+    found = list(whole_text(store, rows, 4, context))
+    length, ids = -(-store.total_tokens // rows), [EOS, *flat(store)]
+    before = min(context, length) if rows > 1 else 0
+    assert sum(batch.target_tokens for batch in found) == store.total_tokens
+    inputs, targets = (
+        torch.cat([getattr(batch, side) for batch in found], 1) for side in ("inputs", "targets")
+    )
+    assert inputs.shape == (rows, before + length)
+    for row in range(rows):
+        first = row * length
+        assert targets[row, :before].tolist() == [PAD] * before
+        own = ids[first + 1 : first + 1 + length]
+        assert targets[row, before : before + len(own)].tolist() == own
+        if row:
+            assert inputs[row, :before].tolist() == ids[first - before : first]
+        assert inputs[row, before : before + len(own)].tolist() == ids[first : first + len(own)]
+    # Every row begins without a state; the first one does so where the text begins.
+    carries = torch.stack([batch.carries for batch in found], 1)
+    windows = -(-before // 4)
+    assert not carries[0, : windows + 1].any()
+    assert carries[0, windows + 1 :].all()
+    assert not carries[1:, 0].any()
+    assert carries[1:, 1:].all()
+
+
 def test_a_stream_goes_on_where_it_stood(store: TokenStore) -> None:
     whole = TextBatches(store, 2, 5, jitter=True, seed=3)
     for _ in range(40):

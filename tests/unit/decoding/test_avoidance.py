@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from econmt.data.subwords import SPECIAL_TOKENS, WordVocabulary
+from econmt.data.subwords import SPECIAL_TOKENS, UNK, WordVocabulary
 from econmt.decoding.avoidance import START, Avoidance
 from econmt.decoding.constraints import Phrase
 from econmt.decoding.control import Control, Wish
@@ -89,6 +89,36 @@ def test_words_are_ruled_out_at_once() -> None:
     assert avoidance.moves(reached).barred.tolist() == [4]
     assert avoidance.moves(reached).risky.tolist() == []
     assert avoidance.moves(avoidance.after(START, 6)).barred.tolist() == []
+
+
+@pytest.mark.parametrize("vocabulary", [WordVocabulary([*SPECIAL_TOKENS, "a", "b"]), VOCABULARY])
+def test_the_token_of_unknown_words_can_be_avoided(vocabulary: WordVocabulary | Pieces) -> None:
+    avoidance = Avoidance(["<unk>", "a b"], Spelling(vocabulary))
+    reached = START
+    for token in (4, 5, 4):
+        assert UNK in avoidance.moves(reached).barred.tolist()
+        reached = avoidance.after(reached, token)
+    assert UNK in avoidance.moves(reached).barred.tolist()
+    assert avoidance.is_in([5, UNK])
+    assert not avoidance.is_in([5])
+    assert UNK not in Avoidance(["a b"], Spelling(vocabulary)).moves(START).barred.tolist()
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_search_leaves_out_the_token_of_unknown_words(beam_size: int) -> None:
+    spelling = Spelling(WordVocabulary([*SPECIAL_TOKENS, "a", "b"]))
+    options = SearchOptions(beam_size, nbest_size=beam_size)
+
+    def search(phrases: list[str]) -> list[list[int]]:
+        wishes = [Wish(avoidances=(Avoidance(phrases, spelling),))] * 5
+        control = Control(wishes, spelling.joins, options)
+        found = beam_search(
+            ToyModel(1), *sources(0, 1, 2, 3, 4), torch.full((5,), 5), options, steering=control
+        )
+        return [list(hypothesis.ids) for hypotheses in found for hypothesis in hypotheses]
+
+    assert any(UNK in ids for ids in search(["c c c"]))
+    assert not any(UNK in ids for ids in search(["<unk>"]))
 
 
 def test_units_are_words_and_signs() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
 
 from econmt.data.subwords import EOS, UNK
-from econmt.decoding.constraints import Automata, Phrase, Phrases, share_out
+from econmt.decoding.constraints import MOST_READINGS, Automata, Phrase, Phrases, share_out
 from econmt.decoding.control import Control, Wish
 from econmt.decoding.ensemble import Ensemble
 from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
@@ -190,6 +190,91 @@ def test_the_automaton_counts_a_phrase_only_where_it_is(seed: int) -> None:
             progress = sentence.after(progress, ids[-1])
 
 
+def every_text(longest: int) -> list[tuple[int, ...]]:
+    return [ids for length in range(longest + 1) for ids in product((UNK, 4, 5), repeat=length)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_text_is_accepted_where_its_tokens_can_be_divided_among_the_phrases(seed: int) -> None:
+    """Phrases are repeated, begin one another and overlap; every text of up to six tokens is tried."""
+    for wished in random_wishes(100 + seed, 20):
+        sentence = Phrases(wished.phrases, JOINS.tolist())
+        reached = {(): sentence.start}
+        for ids in every_text(6):
+            if ids:
+                reached[ids] = sentence.after(reached[ids[:-1]], ids[-1])
+            accepted = sentence.remaining(reached[ids]) == 0
+            assert accepted == holds(ids, wished.phrases), (wished.phrases, ids)
+
+
+def test_what_remains_is_the_least_number_of_tokens() -> None:
+    for wished in [*random_wishes(7, 20), wish((4, 5), (4, 4)), wish((4, 5), (5, 4), (4, 5))]:
+        sentence = Phrases(wished.phrases, JOINS.tolist())
+        for ids in every_text(3):
+            progress = sentence.start
+            for token in ids:
+                progress = sentence.after(progress, token)
+            remaining = sentence.remaining(progress)
+            if remaining <= 4:
+                least = min(
+                    len(rest) for rest in every_text(remaining) if holds((*ids, *rest), wished.phrases)
+                )
+                assert remaining == least, (wished.phrases, ids)
+
+
+def test_the_best_text_that_holds_overlapping_phrases_is_found() -> None:
+    """In 4 4 5 4 4 the first two tokens are not those of the phrase 4 4."""
+    model = Fixed(11, end_bias=1.0)
+    wishes = [wish((4, 5), (4, 4)), wish((4, 5), (5, 4), (4,)), *random_wishes(31, 12)]
+    needed = [len(each.prefix) + sum(len(one.ids) for one in each.phrases) for each in wishes]
+    short = [each for each, least in zip(wishes, needed, strict=True) if each.phrases and least <= 6]
+    assert len(short) >= 8
+    settings = SearchOptions(1000, nbest_size=5, length_penalty_alpha=0.0)
+    found = beam_search(
+        model,
+        *sources(*[0] * len(short)),
+        torch.full((len(short),), 6),
+        settings,
+        steering=Control(short, JOINS, settings),
+    )
+    scored = sorted(((total, ids) for ids, total in model.everything(0, 6)), reverse=True)
+    for wished, hypotheses in zip(short, found, strict=True):
+        expected = [
+            ids
+            for _, ids in scored
+            if ids[: len(wished.prefix)] == wished.prefix and holds(ids, wished.phrases)
+        ][:5]
+        assert [tuple(each.ids) for each in hypotheses] == expected, wished
+
+
+def test_a_text_is_taken_whose_later_tokens_serve_an_earlier_phrase() -> None:
+    text = [4, 4, 5, 4, 4]
+    likely = {**{token: {4: 1.0} for token in range(6)}, 4: {4: 0.45, 5: 0.45, EOS: 0.1}}
+    for beam_size in (1, 5, 400):
+        found = search(
+            Telling(6, likely), [wish((4, 5), (4, 4))], 5, beam_size=beam_size, nbest_size=beam_size
+        )
+        if beam_size > 5:
+            assert text in [each.ids for each in found[0]]
+        assert all(holds(each.ids, (Phrase((4, 5), False), Phrase((4, 4), False))) for each in found[0])
+
+
+def test_many_phrases_that_overlap_do_not_take_exponential_time() -> None:
+    pairs = [(4 + 2 * number, 5 + 2 * number) for number in range(40)]
+    phrases = [Phrase(ids, False) for pair in pairs for ids in (pair, pair[::-1])]
+    sentence = Phrases(phrases, [False] * 90)
+    progress = sentence.start
+    for one, other in pairs:
+        for token in (one, other, one, 3):
+            progress = sentence.after(progress, token)
+    assert len(progress) <= 2 * MOST_READINGS
+    assert sentence.remaining(progress) == 80
+    for one, other in pairs:
+        for token in (one, other, one, other, 3):
+            progress = sentence.after(progress, token)
+    assert sentence.remaining(progress) == 0
+
+
 def test_a_phrase_that_begins_within_another_is_found() -> None:
     sentence = Phrases([Phrase((4, 4, 5), False)], JOINS.tolist())
     progress = sentence.start
@@ -234,6 +319,19 @@ def test_places_go_round_the_banks_and_what_one_cannot_fill_to_the_others() -> N
     assert share_out(totals, banks, 5).tolist() == [[5, 4, 0, 1, 2]]
     assert share_out(totals, banks, 2).tolist() == [[5, 4]]
     assert share_out(totals, torch.zeros_like(banks), 4).tolist() == [[0, 1, 2, 3]]
+
+
+class Fixed(ToyModel):
+    """Remembers its tables, which take long to make anew."""
+
+    def __init__(self, seed: int, end_bias: float) -> None:
+        super().__init__(seed, end_bias)
+        self._tables: dict[int, torch.Tensor] = {}
+
+    def table(self, sentence: int, prefix: int) -> torch.Tensor:
+        if prefix not in self._tables:
+            self._tables[prefix] = super().table(sentence, prefix)
+        return self._tables[prefix]
 
 
 class Telling(ToyModel):

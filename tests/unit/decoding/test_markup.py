@@ -45,6 +45,10 @@ def straight(count: int) -> list[tuple[int, int]]:
         ("<b>a</b> b", "a b", "B", [(1, 0)], "<b></b> B"),
         ("<b>a <i>c</i></b>", "a c", "C", [(1, 0)], "<b><i>C</i></b>"),
         ("<!-- b -->x", "x", "X", straight(1), "<!-- b -->X"),
+        ("<!-- a < b > c -->x", "x", "X", straight(1), "<!-- a < b > c -->X"),
+        ('<a title="2 > 1 < 3">x</a> y', "x y", "X Y", straight(2), '<a title="2 > 1 < 3">X</a> Y'),
+        ("<a title='>' alt=\">\"/>x", "x", "X", straight(1), "<a title='>' alt=\">\"/>X"),
+        ("<a title=it's>x</a> isn't", "x isn't", "X isn't", straight(2), "<a title=it's>X</a> isn't"),
     ],
 )  # fmt: skip
 def test_marks_stand_where_their_words_are(

@@ -1,21 +1,23 @@
-"""Beam search in one call of the C library against that of tensors."""
+"""Beam search in one call of the C library against that of tensors, and against steps in C."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from econmt.data.subwords import Vocabularies
+from econmt.decoding.control import Control, Wish
 from econmt.decoding.native_search import has_native_search, native_search
 from econmt.decoding.requests import Request
 from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.shortlist import Restricted
 from econmt.decoding.translator import Translator, pad_sources
-from econmt.model import IncrementalModel
+from econmt.model import IncrementalModel, TranslationModel
 from econmt_ops.backends import c as native
 from econmt_ops.backends.c.library import Library
 from tests.unit.decoding.test_real_model import SIZE, SOURCES, VARIANTS, make_model
@@ -55,21 +57,107 @@ def agree(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]], toleran
                 torch.testing.assert_close(left.attention, right.attention, rtol=0, atol=tolerance)
 
 
+def by_tensors(
+    model: TranslationModel, options: SearchOptions, precision: torch.dtype = torch.float32
+) -> list[list[Hypothesis]]:
+    with native.without():
+        return beam_search(IncrementalModel(model, precision), *BATCH, options)
+
+
+def are_equal(found: list[list[Hypothesis]], wanted: list[list[Hypothesis]]) -> None:
+    """Raises AssertionError if hypotheses differ in a bit."""
+    for one, other in zip(found, wanted, strict=True):
+        assert [each._replace(attention=None) for each in one] == [
+            each._replace(attention=None) for each in other
+        ]
+        for left, right in zip(one, other, strict=True):
+            assert (left.attention is None) == (right.attention is None)
+            if left.attention is not None and right.attention is not None:
+                assert torch.equal(left.attention, right.attention)
+
+
 @pytest.mark.parametrize("given", OPTIONS, ids=str)
 @pytest.mark.parametrize("variant", KNOWN)
 def test_it_finds_what_the_search_of_tensors_finds(variant: str, given: dict[str, Any]) -> None:
-    model, options = IncrementalModel(make_model(variant)), SearchOptions(**given)
-    assert has_native_search(model, options)
-    agree(native_search(model, *BATCH, options), beam_search(model, *BATCH, options), 1e-4)
+    model, options = make_model(variant), SearchOptions(**given)
+    assert has_native_search(IncrementalModel(model), options)
+    agree(native_search(IncrementalModel(model), *BATCH, options), by_tensors(model, options), 1e-4)
 
 
 @pytest.mark.usefixtures("_level")
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16, torch.int8])
 def test_every_instruction_set_and_precision_finds_it(precision: torch.dtype) -> None:
     """In few bits hypotheses near each other may change places; the best ones here are not near."""
-    model, options = IncrementalModel(make_model("additive"), precision), SearchOptions(beam_size=3)
+    model, options = make_model("additive"), SearchOptions(beam_size=3)
     tolerance = 1e-4 if precision == torch.float32 else 0.05
-    agree(native_search(model, *BATCH, options), beam_search(model, *BATCH, options), tolerance)
+    found = native_search(IncrementalModel(model, precision), *BATCH, options)
+    agree(found, by_tensors(model, options, precision), tolerance)
+
+
+PRECISIONS = [torch.float32, torch.bfloat16, torch.int8]
+
+
+@pytest.mark.usefixtures("_level")
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("given", OPTIONS, ids=str)
+@pytest.mark.parametrize("variant", KNOWN)
+def test_searches_give_equal_translations(
+    variant: str, given: dict[str, Any], precision: torch.dtype
+) -> None:
+    """In C, as PyTorch has it with pruning that prunes nothing, and with wishes that rule nothing out."""
+    model, options = IncrementalModel(make_model(variant), precision), SearchOptions(**given)
+    wanted = native_search(model, *BATCH, options)
+    are_equal(beam_search(model, *BATCH, replace(options, beam_prune=100.0)), wanted)
+    steering = Control([Wish()] * len(SOURCES), torch.zeros(SIZE, dtype=torch.bool), options)
+    are_equal(beam_search(model, *BATCH, options, steering=steering), wanted)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("beam_size", [1, 2, 7])
+def test_words_with_equal_probabilities_come_in_the_same_order(
+    precision: torch.dtype, beam_size: int
+) -> None:
+    model = make_model("additive")
+    with torch.no_grad():
+        # Three kinds of words, of which those of a kind are as probable as each other.
+        kinds = torch.arange(SIZE) % 3
+        model.output_weight.copy_(model.output_weight[kinds])
+        model.output_bias.copy_(model.output_bias[kinds])
+        model.target_embedding.weight.copy_(model.target_embedding.weight[kinds])
+    searched = IncrementalModel(model, precision)
+    options = SearchOptions(beam_size=beam_size, nbest_size=beam_size, length_penalty_alpha=0.7)
+    wanted = native_search(searched, *BATCH, options)
+    scores = [each.score for best in wanted for each in best]
+    assert beam_size < 7 or len({*scores}) < len(scores)
+    are_equal(beam_search(searched, *BATCH, replace(options, beam_prune=100.0)), wanted)
+    steering = Control([Wish()] * len(SOURCES), torch.zeros(SIZE, dtype=torch.bool), options)
+    are_equal(beam_search(searched, *BATCH, options, steering=steering), wanted)
+
+
+@pytest.mark.parametrize("variant", KNOWN)
+def test_a_step_in_c_is_one_of_tensors(variant: str) -> None:
+    model = make_model(variant)
+    searched, (source, lengths, _) = IncrementalModel(model), BATCH
+    state: Any = searched.encode(source, lengths)
+    tensors: Any = searched.encode_tensors(source, lengths)
+    rows, cells = torch.tensor([3, 0, 0, 2]), torch.tensor([6, 0, 1, 4])
+    for words in ([2, 2, 2, 2], [5, 6, 7, 8], [9, 9, 1, 4]):
+        found, seen, after = searched.step(torch.tensor(words), state)
+        again, _, _ = searched.step(torch.tensor(words), state._replace(output=state.output.clone()))
+        assert torch.equal(found, again), "a step must leave the state before it as it was"
+        expected, wanted, tensors = searched.step(torch.tensor(words), tensors)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(seen[:, : wanted.shape[1]], wanted, rtol=0, atol=1e-5)
+        state, tensors = after.select(rows, cells, 2), tensors.select(rows, cells, 2)
+        rows, cells = torch.tensor([0, 1, 2, 3]), torch.tensor([7, 0, 1, 5])
+    state, tensors = (
+        each.select(torch.arange(1, 4), torch.tensor([0, 1, 5]), 2) for each in (state, tensors)
+    )
+    state, tensors = (each.keep(torch.tensor([0, 2])) for each in (state, tensors))
+    found, seen, _ = searched.step(torch.tensor([4, 5, 6]), state)
+    expected, wanted, _ = searched.step(torch.tensor([4, 5, 6]), tensors)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(seen, wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.int8])
@@ -95,7 +183,7 @@ def test_shortlists_are_those_of_the_search_of_tensors(precision: torch.dtype) -
         for best in beam_search(restricted, *BATCH, options)
     ]
     found = native_search(model, *BATCH, options, allowed=allowed)
-    agree(found, wanted, 1e-4 if precision == torch.float32 else 0.05)
+    are_equal(found, wanted)
     for row, best in enumerate(found):
         assert all(bool(allowed[row, each.ids].all()) for each in best)
 
@@ -197,4 +285,24 @@ def test_wishes_go_another_way() -> None:
     translator = Translator([model], Vocabularies(Few(), Few()), SearchOptions(beam_size=4))
     plain, wished = translator.translate(["abc", Request("abc", constraints=("h",))])
     assert "h" in wished.text
+    assert translator.searches == {"C, float32", "PyTorch with steps in C, float32"}
     assert plain.text == next(iter(translator.translate(["abc"]))).text
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_phrase_that_never_occurs_and_pruning_of_nothing_change_nothing(precision: torch.dtype) -> None:
+    class Few(Letters):
+        size = SIZE
+
+    model, options = IncrementalModel(make_model("additive"), precision), SearchOptions(4, nbest_size=4)
+    texts = ["abc", "ha", "def gab", "c"]
+
+    def results(search: SearchOptions, **given: Any) -> list[list[tuple[str, float]]]:
+        translator = Translator([model], Vocabularies(Few(), Few()), search, **given)
+        return [[(each.text, each.score) for each in one.hypotheses] for one in translator.translate(texts)]
+
+    wanted = results(options)
+    written = {letter for best in wanted for text, _ in best for letter in text}
+    absent = next(letter for letter in "abcdefghijklmnopq" if letter not in written)
+    assert results(options, avoid=[absent * 3]) == wanted
+    assert results(replace(options, beam_prune=50.0)) == wanted

@@ -151,6 +151,15 @@ def test_length_penalty_is_sockeyes() -> None:
     assert length_penalty(torch.tensor([1, 9]), options).tolist() == pytest.approx([1.0, (14 / 6) ** 0.7])
 
 
+@pytest.mark.parametrize("alpha", [0.3, 0.6, 0.7, 1.0])
+def test_a_length_has_the_same_penalty_wherever_it_is_asked_for(alpha: float) -> None:
+    options = SearchOptions(length_penalty_alpha=alpha)
+    table = length_penalty(torch.arange(100), options)
+    for size in range(2, 30):
+        assert torch.equal(length_penalty(torch.arange(size), options), table[:size])
+    assert [float(length_penalty(length, options)) for length in range(100)] == table.tolist()
+
+
 @pytest.mark.parametrize("beam_size", [1, 3, 5])
 def test_a_sentence_gives_the_same_alone_as_in_a_batch(beam_size: int) -> None:
     model = ToyModel(11)
@@ -305,6 +314,9 @@ def test_the_highest_numbers_are_found_wherever_they_are(width: int, count: int)
     found, where = highest(values, count)
     assert torch.equal(found, values.topk(count, dim=1).values)
     assert torch.equal(values.gather(1, where), found)
+    in_order = values.sort(dim=1, descending=True, stable=True).indices[:, :count]
+    finite = found > -torch.inf
+    assert torch.equal(where[finite], in_order[finite])
     assert all(len(set(row)) == count for row in where.tolist())
 
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from econmt.memory.measure import process
 from econmt.memory.measure.process import FREE, LIBRARIES, OTHERS, PYTHON, TENSORS, TORCH, resident_parts
@@ -37,6 +39,17 @@ def test_every_storage_counts_once() -> None:
     held.grad = torch.ones(1000)
     assert process.tensor_bytes() - before == 8000
     del held, views
+    assert process.tensor_bytes() == before
+
+
+def test_tensors_without_memory_do_not_count() -> None:
+    """Fake tensors, of which torch.compile leaves some alive, with sizes that are symbols or numbers."""
+    before = process.tensor_bytes()
+    modes = [FakeTensorMode(), FakeTensorMode(shape_env=ShapeEnv())]
+    held = [mode.from_tensor(torch.ones(1000, 50)) for mode in modes]
+    assert held[0].device.type == "cpu"
+    assert isinstance(held[1].shape[0], torch.SymInt)
+    held[1].fake_mode.shape_env.var_to_range.clear()  # type: ignore[union-attr]  # as after a compilation
     assert process.tensor_bytes() == before
 
 

@@ -14,7 +14,7 @@ from econmt.memory import profiling
 from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.measure.machine import describe_machine, free_memory
-from econmt.memory.profiling import Step, affordable_rows, profile, rows_that_fit
+from econmt.memory.profiling import Failures, Step, affordable_rows, profile, rows_that_fit
 from econmt.model import Implementations
 from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
@@ -143,6 +143,8 @@ def test_on_a_gpu_what_does_not_fit_is_estimated(
     speed: float,
     outside: int | None,
 ) -> None:
+    pytest.importorskip("triton")
+
     class FakeStep:
         """A step on a GPU that is too small for the reference."""
 
@@ -180,6 +182,8 @@ def test_on_a_gpu_what_does_not_fit_is_estimated(
 
 
 def test_a_gpu_too_small_for_the_model(task: TranslationTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+
     def fail(*_: object) -> None:
         raise torch.cuda.OutOfMemoryError
 
@@ -313,10 +317,70 @@ def test_each_technique_alone_keeps_less_than_the_reference(row: Technique) -> N
 
 
 def test_kernels_are_compared_as_a_run_uses_them() -> None:
+    pytest.importorskip("triton")
     with rules_only("cuda"):
         rows = {row.name: row.implementations for row in techniques("auto", "cuda", False)}
         named = {row.name: row.implementations for row in techniques("gates", "cuda", False)}
-    level = implementations_of("attentional_lstm")["triton"].traits.fastest_stash
+    level = implementations_of("attentional_lstm")["triton"].traits.model_stash
     assert rows["all"] == Implementations.everywhere("triton", level)
     assert named["all"].stash == "gates"
     assert rows["all, recompute"] == Implementations.everywhere("recompute", level)
+
+
+@pytest.mark.parametrize("moment", ["run", "measure"])
+def test_a_technique_that_fails_leaves_the_others_measured(
+    task: TranslationTask, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """In the trial steps that tell how many rows can be measured, and when it is measured itself."""
+    real = getattr(Step, moment)
+
+    def fails(step: Step) -> object:
+        if step.training.implementations == ROWS[1].implementations:
+            raise AssertionError("no value for symbol s23")
+        return real(step)
+
+    monkeypatch.setattr(Step, moment, fails)
+    failures = Failures()
+    found = profile(task, ROWS[:2], SHAPE, CPU, patient=moment == "measure", say=str, failures=failures)
+    assert [each.technique for each in found] == ROWS[:1]
+    assert found[0].measured
+    assert found[0].bytes.seconds > 0.0
+    assert failures.notes == ["Not measured: all (AssertionError: no value for symbol s23)."]
+    with pytest.raises(AssertionError, match="no value for symbol s23"):
+        failures.raise_first()
+    with pytest.raises(AssertionError, match="no value for symbol s23"):
+        profile(task, ROWS[1:2], SHAPE, CPU, patient=True, say=str)
+
+
+def test_a_gpu_technique_that_fails_leaves_the_others_measured(
+    task: TranslationTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FakeStep:
+        """A step on a GPU whose second technique cannot be compiled."""
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def use(self, technique: Technique) -> None:
+            self.technique = technique
+
+        def measure(self) -> Ledger:
+            if self.technique == ROWS[1]:
+                raise RuntimeError("no compiler")
+            return Ledger(peak=7, tokens=10, seconds=3.0)
+
+        def forget(self) -> None:
+            pass
+
+        def replay(self, _: int) -> None:
+            return None
+
+        def seconds(self) -> float:
+            return 2.0
+
+    monkeypatch.setattr(profiling, "Step", FakeStep)
+    failures, device = Failures(), torch.device("cuda")
+    found = profile(task, ROWS, SHAPE, device, patient=False, say=str, failures=failures)
+    assert [each.technique for each in found] == [ROWS[0], ROWS[2]]
+    assert [each.bytes.seconds for each in found] == [2.0, 2.0]
+    assert list(failures.errors) == [ROWS[1]]

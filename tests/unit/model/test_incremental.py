@@ -29,8 +29,10 @@ KINDS = pytest.mark.parametrize(
 
 
 def begin(model: IncrementalModel) -> IncrementalState:
+    """The state after the first step, of tensor operations."""
     source, lengths, target_input, _ = make_batch()
-    _, _, state = model.step(target_input[:, 0], model.initial_state(model.encode(source, lengths)))
+    _, _, state = model.step(target_input[:, 0], model.encode_tensors(source, lengths))
+    assert isinstance(state, IncrementalState)
     return state
 
 

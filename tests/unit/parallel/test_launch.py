@@ -1,62 +1,129 @@
-"""What the one who starts ranks does when they end, or do not."""
+"""How the launcher treats ranks that end, stay, or are killed, with programs of one line as ranks."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 
 import pytest
 
 from econmt.parallel import launch
-from econmt.parallel.launch import _Attempt
-from econmt.parallel.processes import LEFT
+from tests.conftest import econmt_environment
 
-SLEEPS = "import os, sys, time\nif os.environ['RANK'] == '{}': time.sleep(600)\nsys.exit({})"
-
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_LOOK", 0.05)
-    monkeypatch.setattr(launch, "_ENDING", 0.3)
-    monkeypatch.setattr(launch, "_GRACE", 0.3)
+BEGIN = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n"
 
 
-def wait_for(code: str, left: int | None = None) -> tuple[int, bool]:
-    attempt = _Attempt([], 2, 0)
-    attempt._command = [sys.executable, "-S", "-c", code]
-    if left is not None:
-        attempt._keys.set(f"{LEFT}/{left}", "1")
-    try:
-        attempt.start()
-        return attempt.wait()
-    finally:
-        attempt.end()
+def run(
+    monkeypatch: pytest.MonkeyPatch, code: str, restarts: int = 0, *words: str, grace: float = 0.3
+) -> int:
+    monkeypatch.setattr(launch, "_COMMAND", ("-S", "-c", BEGIN + code))
+    monkeypatch.setattr(launch, "_GRACE", grace)
+    for name in (
+        "ECONMT_LAUNCHER",
+        "GLOO_SOCKET_IFNAME",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    ):  # what it sets goes when the test ends
+        monkeypatch.setenv(name, "")
+    return launch.launch(words, 2, restarts)
 
 
-@pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize(("rank", "left"), [(1, None), (0, 0)], ids=["others are done", "it is done"])
-def test_a_rank_that_does_not_end_is_killed_in_one_line(
-    capfd: pytest.CaptureFixture[str], rank: int, left: int | None
+def test_one_process_does_not_import_the_elastic_agent() -> None:
+    code = "import sys, econmt.cli.train; print([name for name in sys.modules if 'elastic' in name])"
+    assert subprocess.check_output([sys.executable, "-c", code], env=econmt_environment()) == b"[]\n"
+
+
+def test_a_rank_that_was_killed_is_named_and_the_others_are_ended(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert wait_for(SLEEPS.format(rank, 0), left) == (0, False)
-    said = capfd.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith(f"econmt: rank {rank} (")
-    assert "did not end within 0 s after the run was done: it is killed, and nothing is lost" in said
-
-
-@pytest.mark.usefixtures("soon")
-def test_rank_0_may_take_its_time_with_the_results(capfd: pytest.CaptureFixture[str]) -> None:
-    code = "import os, time\nif os.environ['RANK'] == '0': time.sleep(1)"
-    assert wait_for(code) == (0, False)
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.usefixtures("soon")
-def test_a_rank_that_was_killed_is_named_and_the_others_are_ended(capfd: pytest.CaptureFixture[str]) -> None:
-    code = f"import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), {int(signal.SIGKILL)})\ntime.sleep(600)"
-    assert wait_for(code) == (1, True)
+    assert run(monkeypatch, "if rank: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)") == 1
     said = capfd.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("econmt: error: rank 1 (")
     assert "was killed by SIGKILL; all ranks leave" in said
+
+
+def test_all_start_again_when_one_was_lost(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    again = "if rank and os.environ['TORCHELASTIC_RESTART_COUNT'] < '2': os.kill(os.getpid(), signal.SIGKILL)"
+    assert run(monkeypatch, again, 3) == 0
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.rpartition(" (")[2] for line in lines[1::2]] == ["1 of 3)", "2 of 3)"]
+    assert all("was killed by SIGKILL" in line for line in lines[::2])
+    assert len(lines) == 4
+
+
+def test_no_rank_starts_again_after_an_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "print(rank, file=sys.stderr)\nsys.exit(2)", 3) == 2
+    assert sorted(capfd.readouterr().err.split()) == ["0", "1"]
+
+
+def test_rank_0_may_take_its_time_with_the_results(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "if rank == 0: time.sleep(1)") == 0
+    assert capfd.readouterr().err == ""
+
+
+def test_words_reach_the_ranks_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ("output=a$$b", "${local_rank}", "$x")
+    assert run(monkeypatch, "print(sys.argv[1:]) if rank else None", 0, *words) == 0
+    assert capfd.readouterr().out.strip() == str(list(words))
+
+
+def test_ranks_that_leave_on_a_signal_have_time_to_save(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = """
+def leave(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one would end it
+    if rank == 0:
+        time.sleep(0.5)  # the other has left already
+        print("saved", flush=True)
+    os._exit(143)
+signal.signal(signal.SIGTERM, leave)
+if rank == 0:
+    time.sleep(0.5)
+    os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(600)
+"""
+    assert run(monkeypatch, code, 3, grace=60.0) == 143
+    assert capfd.readouterr().out == "saved\n"
+
+
+def test_a_signal_before_ranks_can_save_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        run(monkeypatch, "os.kill(os.getppid(), signal.SIGTERM) if rank else None\ntime.sleep(600)", 3) == 143
+    )
+
+
+def test_nohup_holds_and_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(monkeypatch, "if rank: os.kill(os.getppid(), signal.SIGHUP)") == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before[signal.SIGHUP])
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_other_host_reaches_the_store(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = """
+if rank:
+    port = f":{int(os.environ['MASTER_PORT']):04X}"
+    lines = open('/proc/net/tcp').readlines()[1:] + open('/proc/net/tcp6').readlines()[1:]
+    sockets = [line.split() for line in lines]
+    print(*(each[1] for each in sockets if each[1].endswith(port) and each[3] == '0A'))
+"""
+    assert run(monkeypatch, code) == 0
+    address, _, _ = capfd.readouterr().out.strip().partition(":")
+    assert address == "0100007F", "127.0.0.1 in the kernel's order of bytes, and no other"

@@ -77,7 +77,7 @@ def test_ranks_that_make_no_pipelines_are_refused(group: Group, text: Path, tmp_
         (("training.optimizer.name=adam8bit",), "adam8bit needs whole matrices"),
         (("parallel.shard_optimizer=true",), "leave shard_optimizer out"),
         (("model.encoder.cell=gru",), "model.encoder.cell gru cannot be divided"),
-        (("model.encoder.layers=1", "model.decoder.layers=1"), "at most 1 layers to divide"),
+        (("model.encoder.layers=1", "model.decoder.layers=1"), "have at most one layer; a pipeline"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(given: tuple[str, ...], told: str) -> None:

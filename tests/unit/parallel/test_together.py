@@ -16,7 +16,7 @@ from econmt.parallel import processes
 from econmt.parallel.launch import launch
 from econmt.parallel.processes import _Watch
 from econmt.training.folder import ModelFolder
-from scripts.kill_ranks import ranks_of
+from scripts.processes_of_run import MARK, ranks_of_run
 from tests.unit.parallel import jobs
 from tests.unit.parallel.group import Group
 from tests.unit.parallel.test_data_parallel import assert_like_one, recipe_in, train
@@ -68,8 +68,13 @@ def test_a_rank_that_hangs_is_named_when_the_others_have_waited_long_enough(grou
 
 @pytest.mark.slow
 def test_a_run_whose_rank_is_killed_goes_on_with_the_same_bits(
-    group: Group, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    group: Group,
+    text: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(MARK, str(tmp_path))
     path = recipe_in(tmp_path, text)
     given = ["training.max_updates=24", "training.checkpoint_interval=4"]
     whole = train(group, 2, path, text, *given, name="whole")
@@ -79,7 +84,7 @@ def test_a_run_whose_rank_is_killed_goes_on_with_the_same_bits(
     def kill() -> None:
         while not (folder.commits() or stopped.wait(0.01)):
             pass
-        os.kill(ranks_of(os.getpid())[1], signal.SIGKILL)
+        os.kill(ranks_of_run(str(tmp_path))[1], signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
     thread.start()
@@ -119,5 +124,5 @@ def test_when_whoever_keeps_the_store_is_gone_one_rank_tells(monkeypatch: pytest
     del keeper
     assert all(each.wait(20) for each in ended)
     (line,) = said
-    assert f"has lost rank 0 ({socket.gethostname()}, process {os.getpid()}), which keeps" in line
+    assert "has lost rank 0, which keeps " in line
     assert "after update 5; all ranks leave: the same command goes on from the last saved state" in line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,11 +79,13 @@ class Client:
 
 
 @contextmanager
-def serving(folder: Path, settings: Settings, keys: Keys | None = None) -> Iterator[Client]:
+def serving(
+    folder: Path, settings: Settings, keys: Keys | None = None, proxies: Sequence[str] = ()
+) -> Iterator[Client]:
     """A server in a thread of this process."""
     models = by_pair([folder], settings, lambda folders: econmt.load(list(folders), precision="float32"))
     service = Service(models, settings, keys or Keys())
-    server = Server(service)
+    server = Server(service, proxies)
     with bind("127.0.0.1", 0) as bound:
         thread = threading.Thread(target=server.run, args=[bound])
         thread.start()

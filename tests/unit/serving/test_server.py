@@ -273,6 +273,90 @@ def test_bodies_that_are_none(client: Client) -> None:
     assert client.get("/no/such").json == {"error": "Not Found"}
 
 
+TWICE = [
+    (b'{"q": "a", "q": "b"}', "the key 'q' is given twice"),
+    (b'{"q": {"text": "a", "id": 1, "id": 1}}', "the key 'id' is given twice"),
+    (b'{"q": "a", "\\u0071": "b"}', "the key 'q' is given twice"),
+    (b'{"q": "a", "' + b"x" * 9000 + b'": 1, "' + b"x" * 9000 + b'": 1}', "the key 'xxx"),
+    (b'{"q": {"text": "a", "id": NaN}}', "NaN is not a finite number"),
+    (b'{"q": {"text": "a", "id": -Infinity}}', "-Infinity is not a finite number"),
+    (b'{"q": {"text": "a", "id": 1e999}}', "1e999 is not a finite number"),
+    (b'{"q": {"text": "a", "id": -' + b"9" * 400 + b".0}}", "is not a finite number"),
+    (b'{"q": {"text": "a", "id": ' + b"9" * 5000 + b"}}", "Exceeds the limit"),
+]
+
+
+@pytest.mark.parametrize(("body", "said"), TWICE)
+def test_json_with_two_meanings_or_none_is_refused(client: Client, body: bytes, said: str) -> None:
+    answer = client.ask("POST", "/translate", body, {"Content-Type": "application/json"})
+    assert answer.status == 400
+    assert answer.json["error"].startswith("the request: broken, not valid JSON (")
+    assert said in answer.json["error"]
+    assert answer.json["error"].endswith(
+        '); send a JSON object, as {"q": "A dog runs.", "source": "en", "target": "de"}'
+    )
+    assert len(answer.json["error"]) < 300
+
+
+def test_a_form_s_field_twice_is_refused(client: Client) -> None:
+    kind = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = client.ask("POST", "/translate", b"q=a&source=src&q=b", kind)
+    assert (answer.status, answer.json["error"]) == (
+        400,
+        "the request: a field is given twice; give each once",
+    )
+
+
+LONG = "x" * 200_000
+ECHOED: list[tuple[dict[str, object], str]] = [
+    ({"q": "a", "source": LONG}, "nothing translates xxx"),
+    ({"q": "a", "target": LONG}, "nothing translates auto to xxx"),
+    ({"q": "a", LONG: 1}, "the request: xxx"),
+    ({"q": "a", "format": LONG}, "the request: format: must be one of text, html, found the text 'xxx"),
+    (
+        {"q": "a", "alternatives": LONG},
+        "the request: alternatives: expected a whole number, found the text 'xxx",
+    ),
+    ({"q": "a", "alternatives": 10**4000}, "the request: alternatives: "),
+    ({"q": "a", "glossary": {LONG: 1}}, "the request: glossary.xxx"),
+    ({"q": "a", "source": "\u202e" * 20_000}, "nothing translates \\u202e"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), ECHOED)
+def test_what_a_client_wrote_is_not_repeated_at_length(
+    client: Client, fields: dict[str, object], said: str
+) -> None:
+    answer = client.post("/translate", **fields)
+    assert answer.status == 400
+    assert answer.json["error"].startswith(said)
+    assert len(answer.json["error"]) < 500
+
+
+def test_phrases_in_errors_are_cut(folder: Path) -> None:
+    with serving(folder, Settings(most_characters=100_000)) as client:
+        for fields in (
+            {"constraints": ["ß" * 90_000]},
+            {"glossary": {"ß" * 90_000: " "}},
+            {"q": {"text": "a", "target_prefi": "a", "x" * 90_000: 1}},
+        ):
+            answer = client.post("/translate", **{"q": "a", **fields})
+            assert answer.status in (400, 413)
+            assert len(answer.json["error"]) <= 1000
+        streamed = client.post("/translate", q="a", constraints=["ß" * 90_000], stream=True)
+        assert len(streamed.content) < 10_000
+
+
+def test_a_content_type_is_not_repeated_at_length(client: Client) -> None:
+    answer = client.ask("POST", "/translate", b"{}", {"Content-Type": "x" * 30_000})
+    assert (answer.status, len(answer.content) < 300) == (415, True)
+
+
+def test_an_address_with_a_slash_too_much_is_not_found(client: Client) -> None:
+    answer = client.ask("GET", "/languages/?" + "x" * 30_000)
+    assert (answer.status, answer.json) == (404, {"error": "Not Found"})
+
+
 def exchange(client: Client, *parts: bytes, wait: bool = True) -> bytes:
     """What a server says to bytes that are sent as they are."""
     with socket.create_connection(("127.0.0.1", client.port), timeout=20) as connection:

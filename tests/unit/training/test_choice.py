@@ -14,7 +14,7 @@ from econmt.errors import InputError
 from econmt.model import Implementations, build_model
 from econmt.recipe import load_recipe
 from econmt.tasks.translation import TranslationTask
-from econmt.training import choice, run
+from econmt.training import choice
 from econmt.training.choice import (
     Shape,
     as_saved,
@@ -173,7 +173,7 @@ def test_a_run_is_measured_at_its_start_and_keeps_the_choice(
     )
     assert "ops: encoder reference" in one.folder.log.read_text()
     # It goes on as it began, although the rule says otherwise now.
-    monkeypatch.setattr(run, "measure", None)
+    monkeypatch.setattr(choice, "measure", None)
     later = Run(text, tmp_path / "one", ("training.max_updates=4",))
     trainer = later.trainer()
     assert trainer.step.implementations == chosen
@@ -195,7 +195,7 @@ def test_a_second_run_finds_what_the_first_has_measured(
 
 
 def test_tiny_runs_follow_the_rule(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "measure", None)
+    monkeypatch.setattr(choice, "measure", None)
     tiny = Run(text, tmp_path / "tiny", ("training.max_updates=2",))
     tiny.train()
     assert "stash gates (by the rule: too small to measure)" in tiny.said()
@@ -240,7 +240,5 @@ def test_in_cuda_graphs_the_rule_recomputes() -> None:
             found = choose_implementations(AUTO, [], device="cuda")
     assert {found.traits(key).recomputes for key in ("encoder", "decoder", "output")} == {True}
     assert (
-        found.stash
-        == eager.stash
-        == implementations_of("attentional_lstm")[found.decoder].traits.fastest_stash
+        found.stash == eager.stash == implementations_of("attentional_lstm")[found.decoder].traits.model_stash
     )

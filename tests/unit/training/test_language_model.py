@@ -19,6 +19,7 @@ from econmt.memory.measure.ledger import measure_step
 from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel
 from econmt.recipe import load_recipe, recipe_text, shipped_recipes
+from econmt.tasks import language_model
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape
 from econmt.training.checkpoints import load_task
@@ -183,6 +184,27 @@ def test_windows_are_the_whole_text_and_a_reset_state_is_not(make_run: MakeRun, 
 
     assert nats(4) == pytest.approx(nats(1000), rel=1e-5)
     assert abs(nats(4, carried=False) - nats(1000)) > 1e-4
+
+
+def test_final_figures_are_of_rows_with_the_tokens_before_them(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_run(NO_DROPOUT).trainer()
+    prepared = trainer.prepared
+    trainer.model.eval()
+    whole = perplexity(trainer.step, trainer.task.evaluation(prepared, "valid", exact=True))
+    assert {len(b.rows) for b in whole_text(prepared.valid, 1, 9)} == {1}  # a short text is one row
+    found = {}
+    for context in (0, 1, 6):
+        batches = whole_text(prepared.valid, 3, 5, context)
+        evaluation = trainer.task.evaluation(prepared, "valid")._replace(batches=batches)
+        found[context] = abs(perplexity(trainer.step, evaluation) / whole - 1.0)
+    assert 1e-6 < found[6] < 0.2 * found[1] < found[0]
+    # A longer text is cut as the task says.
+    monkeypatch.setattr(language_model, "CONTEXT", 2)
+    rows = {len(batch.rows) for batch in trainer.task.evaluation(prepared, "valid", exact=True).batches}
+    assert rows == {min(prepared.valid.total_tokens // 8, 32)}
+    assert rows != {1}
 
 
 def test_training_carries_the_state_to_the_next_batch_and_forgets_it_with_the_epoch(

@@ -143,6 +143,7 @@ EXPORT int64_t econmt_size(const char *name) {
   SIZE(weight);
   SIZE(lstm_sequence);
   SIZE(beam_search);
+  SIZE(search_step);
   SIZE(losses);
   SIZE(add_rows);
   SIZE(recurrence_forward);
@@ -241,6 +242,16 @@ EXPORT int econmt_beam_search(const struct beam_search *a, int64_t threads) {
   struct search_room room;
   int64_t bytes = make_search_room(a, &room, a->sentences / threads + 1, NULL);
   return spread(PICK(beam_search), a, a->sentences, threads, 0, bytes / 4 + 16, NULL);
+}
+
+/* Every thread has some rows. */
+EXPORT int econmt_search_step(const struct search_step *a, int64_t threads) {
+  if (a->rows < 1) return 0;
+  if (!parallel || threads < 1) threads = 1;
+  if (threads > a->rows) threads = a->rows;
+  struct search_room room;
+  int64_t bytes = make_search_room(a->search, &room, a->rows / threads + 1, NULL);
+  return spread(PICK(search_step), a, a->rows, threads, 0, bytes / 4 + 16, NULL);
 }
 
 EXPORT int econmt_attention_backward(const struct attention_backward *a, int64_t threads) {

@@ -190,6 +190,16 @@ struct beam_search {
   float *seen;    /* (B, T, K, S) the attention of each step's rows; or NULL */
 };
 
+/* One step of a search that chooses its hypotheses elsewhere: the arithmetic is that of beam_search, to the last bit. */
+struct search_step {
+  int64_t rows;
+  const struct beam_search *search; /* its sizes, of one place a sentence, its weights, and what it knows of the sentences */
+  const int64_t *owners, *tokens;   /* (R) the sentence of each row, and its newest word */
+  float *h, *c, *output;            /* (layers, R, H), (layers, R, H) and (R, H), are read and written */
+  float *seen;                      /* (R, S), the attention, is written */
+  float *log_probs;                 /* (R, N) of the next word, is written */
+};
+
 enum { WORDS, LOWEST, OWN, QUERY, READOUT, OUTPUT, UPPER }; /* after which one comes for each layer above the lowest */
 
 /* Cross entropies of logits with smoothed labels. */

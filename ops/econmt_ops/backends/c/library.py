@@ -58,6 +58,7 @@ BeamSearch = _structure(
     "*weights *embedding *bytes *scales *shares *known *ids *barred *keys *score *values *padding *first *limits "
     "*penalties *watch *stopped *ended *count *grown *seen",
 )
+SearchStep = _structure("search_step", "rows *search *owners *tokens *h *c *output *seen *log_probs")
 AttentionBackward = _structure(
     "attention_backward",
     "rows positions size narrow *query query_stride *keys *score *padding *weights *dweights *dkeys *dscore *dquery "
@@ -129,6 +130,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "best_words": BestWords,
     "lstm_sequence": LSTMSequence,
     "beam_search": BeamSearch,
+    "search_step": SearchStep,
     "losses": Losses,
     "add_rows": AddRows,
     "recurrence_forward": RecurrenceForward,

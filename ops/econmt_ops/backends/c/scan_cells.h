@@ -3,18 +3,35 @@
  * cache. The mathematics is that of econmt_ops.cells.scan.
  */
 
-/* The parts of a step after their nonlinearities: u, the gates, and as it is what stands behind them. */
+/* The sums f and i under two gates become the powers e^-f and e^-i, from which (1 + e^-i) / (2 + e^-f + e^-i) is f / (f + i)
+ * of the gates. If one is below -60, both powers are divided so that the larger is e^60: then 1 and 2, which would be divided
+ * too, are nothing beside it, and no power is infinite. A sum of -inf closes its gate. */
+static INLINE void NAME(powers)(float *f, float *i, int64_t count) {
+  SIMD for (int64_t k = 0; k < count; k++) {
+    float least = f[k] < i[k] ? f[k] : i[k];
+    least = least < 0.0f ? least : 0.0f;
+    least = least < -1e30f ? -1e30f : least;
+    float most = -least < 60.0f ? -least : 60.0f;
+    f[k] = NAME(exponential)(most + (least - f[k]));
+    i[k] = NAME(exponential)(most + (least - i[k]));
+  }
+}
+
+/* The parts of a step after their nonlinearities: u, the gates, and as it is what stands behind them. The gates of a shared
+ * recurrence are powers. */
 static INLINE void NAME(activate)(float parts[MOST_PARTS][CHUNK], const void *products, int64_t place, int64_t hidden,
                                   int64_t count, const struct scan_cell *cell) {
+  int64_t powers = cell->recurrence == SHARED ? 2 : 0;
   for (int64_t part = 0; part < cell->parts; part++) {
     float *values = parts[part];
     NAME(load)(values, products, place + part * hidden, count, cell->narrow);
     if (part == 0 && cell->squashes) {
       SIMD for (int64_t k = 0; k < count; k++) values[k] = NAME(squash)(values[k]);
-    } else if (part > 0 && part <= cell->gates) {
+    } else if (part > powers && part <= cell->gates) {
       SIMD for (int64_t k = 0; k < count; k++) values[k] = NAME(sigmoid)(values[k]);
     }
   }
+  if (powers) NAME(powers)(parts[1], parts[2], count);
 }
 
 /* What a highway lets through: a part of the products, or the input, for which there is room. */
@@ -45,7 +62,7 @@ static void NAME(scan_cell_forward)(const void *given, int64_t begin, int64_t en
       if (cell->recurrence == GATED) {
         SIMD for (int64_t k = 0; k < count; k++) c[k] = f[k] * c[k] + i[k] * u[k];
       } else if (cell->recurrence == SHARED) {
-        SIMD for (int64_t k = 0; k < count; k++) c[k] = u[k] + f[k] / (f[k] + i[k]) * (c[k] - u[k]);
+        SIMD for (int64_t k = 0; k < count; k++) c[k] = u[k] + (1.0f + i[k]) / (2.0f + f[k] + i[k]) * (c[k] - u[k]);
       } else {
         SIMD for (int64_t k = 0; k < count; k++) c[k] = u[k] + f[k] * (c[k] - u[k]);
       }
@@ -118,12 +135,12 @@ static void NAME(scan_cell_backward)(const void *given, int64_t begin, int64_t e
         }
       } else if (cell->recurrence == SHARED) {
         SIMD for (int64_t k = 0; k < count; k++) {
-          float delta = dh[k] + carried[k], inverse = 1.0f / (f[k] + i[k]), keep = f[k], take = i[k];
-          float slope = delta * (before[k] - u[k]) * keep * take * inverse * inverse;
-          carried[k] = keep * inverse * delta;
-          f[k] = slope * (1.0f - keep);
-          i[k] = slope * (take - 1.0f);
-          u[k] = delta * take * inverse * (cell->squashes ? 1.0f - u[k] * u[k] : 1.0f);
+          float inverse = 1.0f / (2.0f + f[k] + i[k]), keep = (1.0f + i[k]) * inverse, take = (1.0f + f[k]) * inverse;
+          float delta = dh[k] + carried[k], slope = delta * (before[k] - u[k]) * inverse;
+          carried[k] = keep * delta;
+          f[k] *= slope * keep;
+          i[k] *= -slope * take;
+          u[k] = delta * take * (cell->squashes ? 1.0f - u[k] * u[k] : 1.0f);
         }
       } else {
         SIMD for (int64_t k = 0; k < count; k++) {

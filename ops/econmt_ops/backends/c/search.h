@@ -159,16 +159,19 @@ static void NAME(decode)(const struct beam_search *a, const struct search_room *
   }
 }
 
+/* What the output layer reads of the rows. */
+static const float *NAME(read_out)(const struct beam_search *a, const struct search_room *m, int64_t rows) {
+  if (!a->weights[READOUT].outputs) return m->output;
+  NAME(apply)(a->weights + READOUT, m->output, rows, NULL, m->read, m->product);
+  return m->read;
+}
+
 /* The best words of each row; in rows that have reached their limit the end alone. */
 static void NAME(choose_words)(const struct beam_search *a, const struct search_room *m, int64_t rows, int64_t width,
                                int64_t position) {
   const struct weight *w = a->weights + OUTPUT;
   const int64_t skipped[2] = {0, 2};
-  const float *read = m->output;
-  if (a->weights[READOUT].outputs) {
-    NAME(apply)(a->weights + READOUT, m->output, rows, NULL, m->read, m->product);
-    read = m->read;
-  }
+  const float *read = NAME(read_out)(a, m, rows);
   for (int64_t first = 0; first < rows; first += LOGITS_AT_ONCE) {
     int64_t some = rows - first < LOGITS_AT_ONCE ? rows - first : LOGITS_AT_ONCE;
     NAME(apply)(w, read + first * w->inputs, some, NULL, m->logits, m->product);
@@ -301,5 +304,44 @@ static void NAME(beam_search)(const void *given, int64_t begin, int64_t end, flo
     m.h = m.next_h, m.c = m.next_c, m.output = m.next_output;
     m.next_h = h, m.next_c = c, m.next_output = output;
     rows = made;
+  }
+}
+
+/* Rows begin to end of a step, with all memory in the scratch. */
+static void NAME(search_step)(const void *given, int64_t begin, int64_t end, float *scratch) {
+  const struct search_step *s = given;
+  const struct beam_search *a = s->search;
+  const struct weight *w = a->weights + OUTPUT;
+  int64_t rows = end - begin, size = a->size, words = w->outputs;
+  struct search_room m;
+  if (!rows) return;
+  make_search_room(a, &m, rows, (char *)(((uintptr_t)scratch + 63) / 64 * 64));
+  memcpy(m.now.owners, s->owners + begin, (size_t)rows * sizeof *s->owners);
+  memcpy(m.now.tokens, s->tokens + begin, (size_t)rows * sizeof *s->tokens);
+  for (int64_t layer = 0; layer < a->layers; layer++) {
+    memcpy(m.h + layer * rows * size, s->h + (layer * s->rows + begin) * size, (size_t)(rows * size) * sizeof *s->h);
+    memcpy(m.c + layer * rows * size, s->c + (layer * s->rows + begin) * size, (size_t)(rows * size) * sizeof *s->c);
+  }
+  memcpy(m.output, s->output + begin * size, (size_t)(rows * size) * sizeof *s->output);
+  NAME(decode)(a, &m, rows);
+  for (int64_t layer = 0; layer < a->layers; layer++) {
+    memcpy(s->h + (layer * s->rows + begin) * size, m.h + layer * rows * size, (size_t)(rows * size) * sizeof *s->h);
+    memcpy(s->c + (layer * s->rows + begin) * size, m.c + layer * rows * size, (size_t)(rows * size) * sizeof *s->c);
+  }
+  memcpy(s->output + begin * size, m.output, (size_t)(rows * size) * sizeof *s->output);
+  memcpy(s->seen + begin * a->positions, m.weights, (size_t)(rows * a->positions) * sizeof *s->seen);
+  const float *read = NAME(read_out)(a, &m, rows);
+  for (int64_t row = 0; row < rows; row++) {
+    float *logits = s->log_probs + (begin + row) * words;
+    if (row % LOGITS_AT_ONCE == 0) {
+      int64_t some = rows - row < LOGITS_AT_ONCE ? rows - row : LOGITS_AT_ONCE;
+      NAME(apply)(w, read + row * w->inputs, some, NULL, logits, m.product);
+    }
+    if (a->barred) {
+      const float *restrict barred = a->barred + m.now.owners[row] * words;
+      SIMD for (int64_t k = 0; k < words; k++) logits[k] += barred[k];
+    }
+    float total = NAME(log_sum)(logits, words);
+    SIMD for (int64_t k = 0; k < words; k++) logits[k] -= total;
   }
 }

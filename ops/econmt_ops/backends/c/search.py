@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from econmt_ops.backends import c as native
-from econmt_ops.backends.c.library import Weight
+from econmt_ops.backends.c.library import BeamSearch, Weight
 
 MOST_PLACES = 64
 """That of search_room.h."""
@@ -47,6 +47,11 @@ class SearchWeight:
             self._rows = weight.detach().to(dtype)
         self._laid_out: tuple[Tensor, Tensor | None] | None = None
 
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return len(self._rows)
+
     def only(self, outputs: Tensor) -> SearchWeight:
         """That of some outputs (M,)."""
         made = object.__new__(SearchWeight)
@@ -75,6 +80,10 @@ class SearchWeight:
 
 def _place(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _array(weights: Sequence[SearchWeight | None]) -> Any:
+    return (Weight * len(weights))(*(Weight() if each is None else each.structure() for each in weights))
 
 
 def lstm_sequence(
@@ -173,7 +182,7 @@ def beam_search(
         return int(kept.error is not None)
 
     stopped = torch.zeros(1, dtype=torch.int64)
-    array = (Weight * len(weights))(*(Weight() if each is None else each.structure() for each in weights))
+    array = _array(weights)
     function = _Watch(watched)
     assert all(part is None or part.is_contiguous() for part in tensors.values())
     with _signals_wait() as handle:
@@ -190,3 +199,25 @@ def beam_search(
         )
     if kept.error is not None:
         raise kept.error
+
+
+def search_step(
+    weights: Sequence[SearchWeight | None],
+    sizes: Mapping[str, int],
+    tensors: Mapping[str, Tensor | None],
+    rows: Mapping[str, Tensor],
+) -> None:
+    """One step of the decoder for hypotheses that are chosen elsewhere, with the arithmetic of :func:`beam_search`.
+
+    Args:
+        weights, sizes, tensors: as there, without what a search alone has.
+        rows: the fields of the step's structure by their names, contiguous: ``owners`` and ``tokens`` (R,) int64;
+            ``h`` and ``c`` (layers, R, H) and ``output`` (R, H), which are overwritten; ``seen`` (R, S) and
+            ``log_probs`` (R, N), which are written.
+    """
+    array = _array(weights)
+    places = {name: _place(part) for name, part in tensors.items()}
+    search = BeamSearch(**sizes, **places, beam=1, nbest=1, weights=ctypes.addressof(array))
+    assert all(part is None or part.is_contiguous() for part in (*tensors.values(), *rows.values()))
+    log_probs = rows["log_probs"]
+    native.call("search_step", log_probs.numel(), (len(log_probs),), search=ctypes.addressof(search), **rows)

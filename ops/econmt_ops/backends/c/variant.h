@@ -616,28 +616,47 @@ static void NAME(sums_of_16_narrow)(const uint8_t *left, int64_t stride, int64_t
   }
 }
 
-/* Of a few rows of floats, whose sums stay in registers. */
+/* Of a few rows of floats and one or two groups of 16 outputs, whose sums stay in registers. */
 static INLINE void NAME(tile)(const float *left, int64_t stride, int64_t inputs, const float *weight, const int rows,
-                              float (*sums)[16]) {
-  sixteen sum[12];
-  for (int row = 0; row < rows; row++) sum[row] = (sixteen){0};
+                              const int groups, float (*sums)[16]) {
+  sixteen sum[24], w[2];
+  for (int k = 0; k < rows * groups; k++) sum[k] = (sixteen){0};
   for (int64_t k = 0; k < inputs; k++) {
-    sixteen w;
-    memcpy(&w, weight + k * 16, sizeof w);
-    for (int row = 0; row < rows; row++) sum[row] += w * left[row * stride + k];
+    for (int group = 0; group < groups; group++) memcpy(&w[group], weight + (group * inputs + k) * 16, sizeof w[group]);
+    for (int row = 0; row < rows; row++)
+      for (int group = 0; group < groups; group++) sum[row * groups + group] += w[group] * left[row * stride + k];
   }
-  for (int row = 0; row < rows; row++) memcpy(sums[row], &sum[row], sizeof sum[row]);
+  for (int row = 0; row < rows; row++)
+    for (int group = 0; group < groups; group++)
+      memcpy(sums[group * ROWS_AT_ONCE + row], &sum[row * groups + group], sizeof sum[0]);
+}
+
+/* Of all rows; the second group's sums lie ROWS_AT_ONCE rows behind those of the first. */
+static INLINE void NAME(sums_of_groups)(const float *left, int64_t stride, int64_t inputs, const float *weight, int64_t rows,
+                                        const int groups, float (*sums)[16]) {
+  int64_t row = 0;
+#define TILES(count)                        \
+  for (; row + count <= rows; row += count) \
+  NAME(tile)(left + row * stride, stride, inputs, weight, count, groups, sums + row)
+#if LANES == 16
+  TILES(12);
+#endif
+  TILES(5);
+  TILES(4);
+  TILES(2);
+  TILES(1);
+#undef TILES
 }
 
 static void NAME(sums_of_16_floats)(const float *left, int64_t stride, int64_t inputs, const float *weight, int64_t rows,
                                     float (*sums)[16]) {
-  int64_t row = 0;
-#if LANES == 16
-  for (; row + 12 <= rows; row += 12) NAME(tile)(left + row * stride, stride, inputs, weight, 12, sums + row);
-#endif
-  for (; row + 5 <= rows; row += 5) NAME(tile)(left + row * stride, stride, inputs, weight, 5, sums + row);
-  for (; row + 2 <= rows; row += 2) NAME(tile)(left + row * stride, stride, inputs, weight, 2, sums + row);
-  for (; row < rows; row++) NAME(tile)(left + row * stride, stride, inputs, weight, 1, sums + row);
+  NAME(sums_of_groups)(left, stride, inputs, weight, rows, 1, sums);
+}
+
+/* Each value of a row that is read serves two groups of outputs. */
+static void NAME(sums_of_32_floats)(const float *left, int64_t stride, int64_t inputs, const float *weight, int64_t rows,
+                                    float (*sums)[16]) {
+  NAME(sums_of_groups)(left, stride, inputs, weight, rows, 2, sums);
 }
 
 /* What 16 outputs or fewer of a row become of their sums. */
@@ -698,15 +717,16 @@ static void NAME(multiply)(const struct weight *w, const float *left, int64_t le
     for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
       int64_t some = rows - first < ROWS_AT_ONCE ? rows - first : ROWS_AT_ONCE;
       const uint8_t *own = rounded + first * stride;
-      for (int64_t n = 0; n < all; n += 16) {
+      for (int64_t n = 0, groups; n < all; n += 16 * groups) {
+        groups = LANES == 16 && w->kind == FLOATS && all - n > 16 ? 2 : 1;
         if (w->kind == BYTES)
           SUMS_OF_16(NAME(sums_of_16))(own, stride, wide, (const int8_t *)w->values + (at + n) * wide, some, sums.whole[n / 16]);
         else if (w->kind == BFLOATS)
           NARROW_SUMS_OF_16(NAME(sums_of_16_narrow))
           (own, stride, wide, (const uint16_t *)w->values + (at + n) * wide, some, sums.floats[n / 16]);
         else
-          NAME(sums_of_16_floats)((const float *)own, stride / 4, wide, (const float *)w->values + (at + n) * wide, some,
-                                  sums.floats[n / 16]);
+          (groups == 2 ? NAME(sums_of_32_floats) : NAME(sums_of_16_floats))(
+              (const float *)own, stride / 4, wide, (const float *)w->values + (at + n) * wide, some, sums.floats[n / 16]);
       }
       for (int64_t row = 0; row < some; row++) {
         for (int64_t n = 0; n < all; n += 16) {
@@ -728,7 +748,18 @@ static void NAME(product_int8)(const void *given, int64_t begin, int64_t end, fl
                  a->output + begin * a->output_stride, a->output_stride, scratch);
 }
 
-/* scratch: V floats. */
+/* The logarithm of the sum of exponentials: by how much logits lie above log-probabilities. */
+static INLINE float NAME(log_sum)(const float *restrict logits, int64_t count) {
+  float top = -INFINITY, sum = 0.0f;
+  MAXIMUM(top) for (int64_t k = 0; k < count; k++) top = logits[k] > top ? logits[k] : top;
+  SUM(sum) for (int64_t k = 0; k < count; k++) {
+    float power = NAME(exponential)(logits[k] - top);
+    sum += logits[k] == -INFINITY ? 0.0f : power;
+  }
+  return top + logf(sum);
+}
+
+/* Equal ones are taken in the order of their numbers. scratch: V floats. */
 static void NAME(best_words)(const void *given, int64_t begin, int64_t end, float *scratch) {
   const struct best_words *a = given;
   float *restrict logits = scratch;
@@ -738,13 +769,7 @@ static void NAME(best_words)(const void *given, int64_t begin, int64_t end, floa
       const float *restrict barred = a->barred + a->owners[row] * a->vocabulary;
       SIMD for (int64_t k = 0; k < a->vocabulary; k++) logits[k] += barred[k];
     }
-    float top = -INFINITY, sum = 0.0f;
-    MAXIMUM(top) for (int64_t k = 0; k < a->vocabulary; k++) top = logits[k] > top ? logits[k] : top;
-    SUM(sum) for (int64_t k = 0; k < a->vocabulary; k++) {
-      float power = NAME(exponential)(logits[k] - top);
-      sum += logits[k] == -INFINITY ? 0.0f : power;
-    }
-    float total = top + logf(sum);
+    float total = NAME(log_sum)(logits, a->vocabulary);
     a->end[row] = logits[3] - total;
     logits[a->skipped[0]] = logits[a->skipped[1]] = -INFINITY;
     float *values = a->values + row * a->count;
@@ -754,19 +779,19 @@ static void NAME(best_words)(const void *given, int64_t begin, int64_t end, floa
       int64_t last = at + 64 < a->vocabulary ? at + 64 : a->vocabulary;
       float most = -INFINITY;
       MAXIMUM(most) for (int64_t k = at; k < last; k++) most = logits[k] > most ? logits[k] : most;
-      if (held == a->count && !(most > values[held - 1])) continue;
+      if (held == a->count && !(most - total > values[held - 1])) continue;
       for (int64_t k = at; k < last; k++) {
-        if (held == a->count && !(logits[k] > values[held - 1])) continue;
+        float value = logits[k] - total;
+        if (held == a->count && !(value > values[held - 1])) continue;
         int64_t place = held < a->count ? held++ : held - 1;
-        for (; place > 0 && logits[k] > values[place - 1]; place--) {
+        for (; place > 0 && value > values[place - 1]; place--) {
           values[place] = values[place - 1];
           words[place] = words[place - 1];
         }
-        values[place] = logits[k];
+        values[place] = value;
         words[place] = k;
       }
     }
-    for (int64_t k = 0; k < held; k++) values[k] -= total;
   }
 }
 

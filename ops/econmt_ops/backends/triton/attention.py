@@ -423,7 +423,7 @@ class KeyGradients:
         """Add what rows leave: query (R, A) and dscores (R, S) float32; ``group`` as for `Attention.forward`."""
         attention = self.attention
         batch, positions, size = attention.keys.shape
-        steps = len(query) // batch
+        steps = len(query) // max(1, batch)
         rows, width = self._tile
         attention_sum[(batch, triton.cdiv(positions, rows), triton.cdiv(size, width))](
             query,

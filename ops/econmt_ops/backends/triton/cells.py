@@ -156,9 +156,15 @@ def division(rows: int, hidden: int) -> tuple[tuple[int, int], dict[str, int]]:
 
 
 def row_stride(rows: Tensor | None) -> int:
-    """The distance between two rows of (R, N), whose last axis is contiguous; 0 for None."""
-    assert rows is None or (rows.dim() == 2 and (rows.stride(1) == 1 or rows.shape[1] == 1))
-    return 0 if rows is None else rows.stride(0)
+    """Returns the distance between two rows of (R, N), whose last axis is contiguous; 0 for None.
+
+    The last axis may have any stride where it is never walked: if it has one value, or the tensor none.
+    """
+    if rows is None:
+        return 0
+    assert rows.dim() == 2, rows.shape
+    assert rows.stride(1) == 1 or rows.shape[1] == 1 or not rows.numel(), rows.stride()
+    return rows.stride(0)
 
 
 def forward(

@@ -288,8 +288,8 @@ Gradients = tuple[Tensor, Tensor, Tensor | None]
 class Products:
     """The products of an output layer, chunk by chunk.
 
-    A weight that is copied anyway is padded, or its products would be those of an odd number of columns, and those of
-    rows that begin at odd addresses.
+    A weight of odd sizes, or of another type, is copied and padded: its products would be those of an odd number of
+    columns, and those of rows that begin at odd addresses.
 
     Args:
         hidden: (N, H) in the compute type: float32, bfloat16 or float16. N > 0.
@@ -312,7 +312,8 @@ class Products:
         rows, self._inner = hidden.shape
         unit = _ROUND_BYTES // hidden.element_size()
         self._stride = triton.cdiv(widest or len(weight), unit) * unit
-        copied = weight.dtype != hidden.dtype
+        widths = even(len(weight), hidden.dtype), even(self._inner, hidden.dtype)
+        copied = weight.dtype != hidden.dtype or weight.shape != widths
         self._columns = self._stride if copied else len(weight)
         units = even(self._inner, hidden.dtype) if copied else self._inner
         self._weight = _cast(weight, hidden.dtype, self._columns, units)

@@ -1,7 +1,9 @@
 """Kernels of the linear recurrence: each thread walks through steps of a unit of its own.
 
-Where there are units enough, a program walks through all steps of its units. Its threads ask for the values of the next
-COUNT steps before they go through those that are there, so that enough is on its way from memory at any time.
+Where there are units enough, a program walks through all steps of its units. Its threads have the values of COUNT steps
+in registers or on their way from memory: where a step has been gone through, those of the step COUNT further are asked
+for. Such a program is one warp, of which a multiprocessor has few, so that its instructions a step decide: addresses
+are counted on by one addition, and steps past a row's length are left to a loop of their own.
 Otherwise (TILED) a program has BLOCK steps of them, which its threads keep in registers, so that memory is read once:
 it finds what they make of the state before them, h -> P h + e, hands that on, gets the state, and goes through them.
 
@@ -169,6 +171,111 @@ def go_through(
     return state
 
 
+@triton.jit
+def line_of(at, stride, length, last: tl.constexpr, REVERSE: tl.constexpr):
+    """Where the units of a row's first step lie, or with ``last`` of its last one, and how far it is to the next.
+
+    The next is the one that comes after it in a walk from there through all steps.
+    """
+    wide = stride + tl.zeros((), tl.int64)
+    end = at + (length - 1) * wide
+    if last == REVERSE:
+        return at, wide
+    else:
+        return end, -wide
+
+
+@triton.jit
+def fill(at, stride, first, steps, inside, dtype: tl.constexpr, UNITS: tl.constexpr):
+    """Zeros at the positions from ``first`` on, where a row has no steps."""
+    nothing = tl.zeros((UNITS,), dtype)
+    for step in range(first, steps):
+        tl.store(at + (step + tl.zeros((), tl.int64)) * stride, nothing, mask=inside)
+
+
+@triton.jit
+def begun(at, stride, count, inside, other, COUNT: tl.constexpr):
+    """The values of COUNT steps from ``at`` on, ``other`` from the ``count``-th on, and where the next ones lie."""
+    found = ()
+    for k in tl.static_range(COUNT):
+        found = found + (tl.load(at, mask=inside & (k < count), other=other),)
+        at += stride
+    return found, at
+
+
+@triton.jit
+def walk(
+    a_at, a_step, b_at, b_step, made_at, carries_at, state, length, steps, hidden, inside, BLOCK: tl.constexpr,
+    COUNT: tl.constexpr, UNITS: tl.constexpr, REVERSE: tl.constexpr, HAS_LENGTHS: tl.constexpr, KEEPS: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    """Writes the states of all steps of a row, and with KEEPS in carries the one before every BLOCK of them."""
+    if HAS_LENGTHS:
+        fill(made_at, hidden, length, steps, inside, made_at.dtype.element_ty, UNITS)
+    a_at, a_step = line_of(a_at, a_step, length, False, REVERSE)
+    b_at, b_step = line_of(b_at, b_step, length, False, REVERSE)
+    made_at, made_step = line_of(made_at, hidden, length, False, REVERSE)
+    a, a_at = begun(a_at, a_step, length, inside, 1.0, COUNT)
+    b, b_at = begun(b_at, b_step, length, inside, 0.0, COUNT)
+    for first in range(0, length, COUNT):
+        if KEEPS and first % BLOCK == 0:
+            block = first // BLOCK + tl.zeros((), tl.int64)
+            tl.store(carries_at + block * hidden, state, mask=inside)
+        left = length - first
+        next_a, next_b = (), ()
+        for k in tl.static_range(COUNT):
+            state = after(a[k].to(ACC), b[k].to(ACC), state)
+            tl.store(made_at, state.to(made_at.dtype.element_ty), mask=inside & (k < left))
+            next_a = next_a + (tl.load(a_at, mask=inside & (COUNT + k < left), other=1.0),)
+            next_b = next_b + (tl.load(b_at, mask=inside & (COUNT + k < left), other=0.0),)
+            a_at += a_step
+            b_at += b_step
+            made_at += made_step
+        a, b = next_a, next_b
+
+
+@triton.jit
+def walk_back_once(
+    a_at, a_step, d_at, d_step, kept_at, kept_step, ddecay_at, dinputs_at, begin, length, steps, hidden, inside,
+    COUNT: tl.constexpr, UNITS: tl.constexpr, REVERSE: tl.constexpr, HAS_LENGTHS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """As :func:`go_back`, of all steps of a row whose outputs are there; ``begin`` is the state before the first."""
+    if HAS_LENGTHS:
+        fill(ddecay_at, hidden, length, steps, inside, ddecay_at.dtype.element_ty, UNITS)
+        fill(dinputs_at, hidden, length, steps, inside, ddecay_at.dtype.element_ty, UNITS)
+    a_at, a_step = line_of(a_at, a_step, length, True, REVERSE)
+    d_at, d_step = line_of(d_at, d_step, length, True, REVERSE)
+    h_at, h_step = line_of(kept_at, kept_step, length, True, REVERSE)
+    ddecay_at, made_step = line_of(ddecay_at, hidden, length, True, REVERSE)
+    dinputs_at, _ = line_of(dinputs_at, hidden, length, True, REVERSE)
+    h_at += h_step  # that of the step before
+    begin = begin.to(kept_at.dtype.element_ty)
+    a, a_at = begun(a_at, a_step, length, inside, 1.0, COUNT)
+    d, d_at = begun(d_at, d_step, length, inside, 0.0, COUNT)
+    h, h_at = begun(h_at, h_step, length - 1, inside, begin, COUNT)
+    behind, delta = tl.full((UNITS,), 1.0, ACC), tl.zeros((UNITS,), ACC)
+    for first in range(0, length, COUNT):
+        left = length - first
+        next_a, next_d, next_h = (), (), ()
+        for k in tl.static_range(COUNT):
+            there = k < left
+            delta = tl.where(there, after(behind, d[k].to(ACC), delta), delta)
+            behind = tl.where(there, a[k].to(ACC), behind)
+            tl.store(dinputs_at, delta.to(dinputs_at.dtype.element_ty), mask=inside & there)
+            product = delta * h[k].to(ACC)
+            tl.store(ddecay_at, product.to(ddecay_at.dtype.element_ty), mask=inside & there)
+            next_a = next_a + (tl.load(a_at, mask=inside & (COUNT + k < left), other=1.0),)
+            next_d = next_d + (tl.load(d_at, mask=inside & (COUNT + k < left), other=0.0),)
+            next_h = next_h + (tl.load(h_at, mask=inside & (COUNT + k + 1 < left), other=begin),)
+            a_at += a_step
+            d_at += d_step
+            h_at += h_step
+            dinputs_at += made_step
+            ddecay_at += made_step
+        a, d, h = next_a, next_d, next_h
+    return behind, delta
+
+
 @triton.jit(do_not_specialize=["steps", "blocks"])
 def recurrence_forward(
     decay, inputs, initial, lengths, outputs, carries, parts, states, flags, decay_batch, decay_step, inputs_batch,
@@ -220,17 +327,10 @@ def recurrence_forward(
             ACC,
         )
     else:
-        a = fetch(a_at, decay_step, start, live, length, inside, 1.0, COUNT, REVERSE)
-        b = fetch(b_at, inputs_step, start, live, length, inside, 0.0, COUNT, REVERSE)
-        for first in range(start, steps.to(tl.int64), COUNT):
-            next_a = fetch(a_at, decay_step, first + COUNT, live, length, inside, 1.0, COUNT, REVERSE)
-            next_b = fetch(b_at, inputs_step, first + COUNT, live, length, inside, 0.0, COUNT, REVERSE)
-            if KEEPS and first % BLOCK == 0:
-                tl.store(carries + (row * blocks + first // BLOCK) * hidden + unit, state, mask=inside)
-            state = go_through(
-                a, b, state, state, first, outputs_at, hidden, length, steps, inside, COUNT, TILED, REVERSE, ACC
-            )  # fmt: skip
-            a, b = next_a, next_b
+        walk(
+            a_at, decay_step, b_at, inputs_step, outputs_at, carries + row * blocks * hidden + unit, state,
+            length.to(tl.int32), steps, hidden, inside, BLOCK, COUNT, UNITS, REVERSE, HAS_LENGTHS, KEEPS, ACC,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -279,43 +379,34 @@ def outputs_again(
 
 
 @triton.jit
-def walk_back(
-    a_at, a_step, d_at, d_step, kept_at, kept_step, carries_at, ddecay_at, dinputs_at, behind, delta, begin, length,
-    steps, hidden, inside, BLOCK: tl.constexpr, COUNT: tl.constexpr, REVERSE: tl.constexpr, AGAIN: tl.constexpr,
-    ACC: tl.constexpr,
+def walk_back_again(
+    a_at, a_step, d_at, d_step, kept_at, kept_step, carries_at, ddecay_at, dinputs_at, behind, delta, length, steps,
+    hidden, inside, BLOCK: tl.constexpr, COUNT: tl.constexpr, REVERSE: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """As :func:`go_back`, of all steps of a row."""
-    h_at, h_step = (ddecay_at, hidden) if AGAIN else (kept_at, kept_step)
+    """As :func:`go_back`, of all steps of a row, whose outputs are made again block by block where ddecay will be."""
     count = tl.cdiv(steps.to(tl.int64), COUNT)
     last = (count - 1) * COUNT
     a = fetch(a_at, a_step, last, length, length, inside, 1.0, COUNT, REVERSE)
     d = fetch(d_at, d_step, last, length, length, inside, 0.0, COUNT, REVERSE)
-    if not AGAIN:
-        h = fetch(h_at, h_step, last - 1, length, length, inside, 0.0, COUNT, REVERSE)
     for turn in range(count):
         first = last - turn * COUNT
         before = first - COUNT
-        if AGAIN:
-            block = first // BLOCK
-            begin = tl.load(carries_at + block * hidden, mask=inside, other=0.0)
-            if (turn == 0) | ((first + COUNT) % BLOCK == 0):
-                outputs_again(
-                    a_at, a_step, kept_at, kept_step, h_at, begin, block * BLOCK, first + COUNT, length, length, steps,
-                    hidden, inside, COUNT, REVERSE, ACC,
-                )  # fmt: skip
-            h = fetch(h_at, h_step, first - 1, length, length, inside, 0.0, COUNT, REVERSE)
+        block = first // BLOCK
+        begin = tl.load(carries_at + block * hidden, mask=inside & (first < length), other=0.0)
+        if (turn == 0) | ((first + COUNT) % BLOCK == 0):
+            start = tl.load(carries_at + block * hidden, mask=inside & (block * BLOCK < length), other=0.0)
+            outputs_again(
+                a_at, a_step, kept_at, kept_step, ddecay_at, start, block * BLOCK, first + COUNT, length, length, steps,
+                hidden, inside, COUNT, REVERSE, ACC,
+            )  # fmt: skip
+        h = fetch(ddecay_at, hidden, first - 1, length, length, inside, 0.0, COUNT, REVERSE)
         next_a = fetch(a_at, a_step, before, length, length, inside, 1.0, COUNT, REVERSE)
         next_d = fetch(d_at, d_step, before, length, length, inside, 0.0, COUNT, REVERSE)
-        if not AGAIN:
-            next_h = fetch(h_at, h_step, before - 1, length, length, inside, 0.0, COUNT, REVERSE)
-        begins = (first % BLOCK == 0) if AGAIN else (first == 0)
         behind, delta = go_back(
-            a, d, h, behind, delta, begin, begins, first, ddecay_at, dinputs_at, hidden, length, steps, inside, COUNT,
-            REVERSE, ACC,
+            a, d, h, behind, delta, begin, first % BLOCK == 0, first, ddecay_at, dinputs_at, hidden, length, steps,
+            inside, COUNT, REVERSE, ACC,
         )  # fmt: skip
         a, d = next_a, next_d
-        if not AGAIN:
-            h = next_h
     return behind, delta
 
 
@@ -371,10 +462,15 @@ def recurrence_backward(
             a, d, h, behind, delta, begin, start == 0, start, ddecay + made, dinputs + made, hidden, length, steps,
             inside, BLOCK, REVERSE, ACC,
         )  # fmt: skip
-    else:
-        behind, delta = walk_back(
+    elif AGAIN:
+        behind, delta = walk_back_again(
             a_at, decay_step, d_at, doutputs_step, kept_at, kept_step, carries_at, ddecay + made, dinputs + made,
-            behind, delta, begin, length, steps, hidden, inside, BLOCK, COUNT, REVERSE, AGAIN, ACC,
+            behind, delta, length, steps, hidden, inside, BLOCK, COUNT, REVERSE, ACC,
+        )  # fmt: skip
+    else:
+        behind, delta = walk_back_once(
+            a_at, decay_step, d_at, doutputs_step, kept_at, kept_step, ddecay + made, dinputs + made, begin,
+            length.to(tl.int32), steps, hidden, inside, COUNT, UNITS, REVERSE, HAS_LENGTHS, ACC,
         )  # fmt: skip
     if start == 0:
         tl.store(dinitial + row * hidden + unit, tl.where(length > 0, behind * delta, 0.0), mask=inside)

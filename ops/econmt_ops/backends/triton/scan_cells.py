@@ -71,13 +71,34 @@ def load_parts(place, there, PARTS: tl.constexpr, HIDDEN: tl.constexpr):
 
 
 @triton.jit
-def activate(sums, bias, PARTS: tl.constexpr, GATES: tl.constexpr, SQUASHES: tl.constexpr, ACC: tl.constexpr):
-    """The parts after their nonlinearities: u, the gates, and as it is what stands behind them."""
+def powers(f, i):
+    """Returns e^-f and e^-i of the sums under two gates, of which (1 + e^-i) / (2 + e^-f + e^-i) is f / (f + i).
+
+    If a sum is below -60, both powers are divided so that the larger is e^60: then 1 and 2, which would be divided too,
+    are nothing beside it, and no power is infinite. A sum of -inf closes its gate.
+    """
+    f = tl.maximum(f, -1e30, propagate_nan=tl.PropagateNan.ALL)
+    i = tl.maximum(i, -1e30, propagate_nan=tl.PropagateNan.ALL)
+    least = tl.minimum(tl.minimum(f, i), 0.0)
+    most = tl.minimum(-least, 60.0)
+    return tl.exp(most + (least - f)), tl.exp(most + (least - i))
+
+
+@triton.jit
+def activate(sums, bias, PARTS: tl.constexpr, GATES: tl.constexpr, RECURRENCE: tl.constexpr, SQUASHES: tl.constexpr,
+             ACC: tl.constexpr):  # fmt: skip
+    """Returns the parts after their nonlinearities: u, the gates, and as it is what stands behind them.
+
+    The gates of a shared recurrence are `powers`.
+    """
+    SHARED: tl.constexpr = RECURRENCE == "shared"
     u = sums[0].to(ACC) + bias[0]
     if SQUASHES:
         u = squash(u, ACC)
     found = (u,)
-    for part in tl.static_range(1, PARTS):
+    if SHARED:
+        found = found + powers(sums[1].to(ACC) + bias[1], sums[2].to(ACC) + bias[2])
+    for part in tl.static_range(3 if SHARED else 1, PARTS):
         value = sums[part].to(ACC) + bias[part]
         if part <= GATES:
             value = logistic(value, ACC)
@@ -91,8 +112,8 @@ def recur(parts, RECURRENCE: tl.constexpr):
     if RECURRENCE == "gated":
         return parts[1], parts[2] * parts[0]
     elif RECURRENCE == "shared":
-        share = parts[1] / (parts[1] + parts[2])
-        return share, (1.0 - share) * parts[0]
+        inverse = 1.0 / (2.0 + parts[1] + parts[2])
+        return (1.0 + parts[2]) * inverse, (1.0 + parts[1]) * inverse * parts[0]
     else:
         return parts[1], (1.0 - parts[1]) * parts[0]
 
@@ -107,10 +128,11 @@ def recur_back(parts, delta, before, RECURRENCE: tl.constexpr, SQUASHES: tl.cons
         rest = (delta * before * f * (1.0 - f), delta * u * i * (1.0 - i))
     elif RECURRENCE == "shared":
         i = parts[2]
-        inverse = 1.0 / (f + i)
-        du = delta * i * inverse
-        dshare = delta * (before - u) * f * i * inverse * inverse
-        rest = (dshare * (1.0 - f), dshare * (i - 1.0))
+        inverse = 1.0 / (2.0 + f + i)
+        keep, take = (1.0 + i) * inverse, (1.0 + f) * inverse
+        du = delta * take
+        dshare = delta * (before - u) * inverse
+        rest = (dshare * keep * f, -dshare * take * i)
     else:
         du = delta * (1.0 - f)
         rest = (delta * (before - u) * f * (1.0 - f),)
@@ -210,7 +232,7 @@ def scan_cell_forward(
         for index in tl.static_range(BLOCK):
             live = begin + index < length
             values = block[index]
-            parts = activate(values, biases, PARTS, GATES, SQUASHES, ACC)
+            parts = activate(values, biases, PARTS, GATES, RECURRENCE, SQUASHES, ACC)
             a, b = recur(parts, RECURRENCE)
             c = tl.where(live, a * c + b, c)
             if SUMMARY:
@@ -301,7 +323,7 @@ def scan_cell_backward(
             values, before, x, dh = block[index]
             before = tl.where(step == 0, start, before)
             dh = dh.to(ACC) if HAS_DOUTPUTS else tl.zeros((UNITS,), ACC)
-            parts = activate(values, biases, PARTS, GATES, SQUASHES, ACC)
+            parts = activate(values, biases, PARTS, GATES, RECURRENCE, SQUASHES, ACC)
             a, _ = recur(parts, RECURRENCE)
             x = x.to(ACC) if READS else parts[PARTS - 1]
             dc, dgate, dx = give_back(c, parts[GATES], x, dh, OUTPUT, ACC)

@@ -94,11 +94,15 @@ def slice_gradient(
     smoothing,
     ignore_index,
     RANKS: tl.constexpr,
+    BY_ROW: tl.constexpr,
     PRECISE: tl.constexpr,
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """A program a row: its loss (C,), from the numbers (R, 3, C) of all, and the gradient of ``scale`` times that."""
+    """A program a row: its loss (C,), from the numbers (R, 3, C) of all, and the gradient of ``scale`` times that.
+
+    BY_ROW: ``scale`` is (C,).
+    """
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)
@@ -115,7 +119,7 @@ def slice_gradient(
     normalizer = largest + tl.log(tl.sum(tl.exp(of_slices - largest), 0))
     loss = normalizer - (1.0 - smoothing) * wanted - smoothing / vocabulary * plain
     tl.store(losses + row, tl.where(counts, loss, 0.0))
-    factor = tl.where(counts, tl.load(scale).to(tl.float32), 0.0)
+    factor = tl.where(counts, tl.load(scale + row if BY_ROW else scale).to(tl.float32), 0.0)
     share, at_target = factor * smoothing / vocabulary, (1.0 - smoothing) * factor
     put_gradient(
         logits, stride, tl.where(here, place, -1), wanted, counts, normalizer, factor, share, at_target, own, True,
@@ -204,5 +208,6 @@ def _end(chunk: _Chunk, own: int, targets: Tensor, labels: Labels, scale: Tensor
         labels.smoothing,
         labels.ignore_index,
         RANKS=triton.next_power_of_2(len(numbers)),
+        BY_ROW=False,
         **row_constants(chunk.logits, own),
     )

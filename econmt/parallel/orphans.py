@@ -1,0 +1,44 @@
+"""Ends a rank together with the launcher that started it, however the launcher ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+LAUNCHER = "ECONMT_LAUNCHER"
+"""The environment variable with the process id of the launcher."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_launcher() -> None:
+    """Makes a rank end when its launcher does; does nothing in other processes.
+
+    Call it before torch is imported. On Linux the kernel sends SIGKILL, which also ends a rank that is stopped or in C
+    code that holds Python's lock; saved states stay whole whenever a rank is killed. Other systems cannot do that, so
+    a thread looks each second whether the parent is another process. A pipe from the launcher would need no polling,
+    but the elastic agent does not hand open files to its processes.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    launcher = os.environ.get(LAUNCHER, str(os.getppid()))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _end_without(launcher)  # it may have ended before
+    else:
+        threading.Thread(target=_watch, args=(launcher,), daemon=True, name="econmt-launcher").start()
+
+
+def _watch(launcher: str) -> None:
+    while True:
+        _end_without(launcher)
+        time.sleep(1.0)
+
+
+def _end_without(launcher: str) -> None:
+    if str(os.getppid()) != launcher:
+        os._exit(1)

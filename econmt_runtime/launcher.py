@@ -1,0 +1,99 @@
+"""Translates standard input, a sentence a line: python FOLDER < text.
+
+``econmt export --runtime`` writes this file as the ``__main__.py`` of a folder, with the checksums of the modules in
+the folder's ``econmt_runtime``. They are compared before any of these modules is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import stat
+import sys
+from pathlib import Path
+
+MODULES: dict[str, str] = {}
+_LARGEST = 1 << 20
+
+
+class Loader(importlib.machinery.SourceFileLoader):
+    """Loader of modules whose sources are in memory. Cached bytecode, which has no checksum, is not used."""
+
+    def __init__(self, name: str, path: str, source: bytes) -> None:
+        super().__init__(name, path)
+        self._source = source
+
+    def get_data(self, path: str) -> bytes:  # noqa: ARG002  there is one source
+        """Returns the source that was compared."""
+        return self._source
+
+    def path_stats(self, path: str) -> dict[str, float]:
+        """Refuses, which keeps importlib from reading and writing bytecode."""
+        raise OSError(path)
+
+
+class Finder:
+    """Finder of the modules in the folder.
+
+    Args:
+        package: the folder's ``econmt_runtime``. sources: by file name.
+    """
+
+    def __init__(self, package: Path, sources: dict[str, bytes]) -> None:
+        self._package, self._sources = package, sources
+
+    def find_spec(
+        self,
+        name: str,
+        path: object = None,  # noqa: ARG002  of importlib's protocol
+        target: object = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Finds ``econmt_runtime`` and its modules; None for any other module."""
+        package, _, module = name.partition(".")
+        file = f"{module or '__init__'}.py"
+        if package != "econmt_runtime" or file not in self._sources:
+            return None
+        place = str(self._package / file)
+        return importlib.util.spec_from_file_location(
+            name, place, loader=Loader(name, place, self._sources[file])
+        )
+
+
+def read_sources(package: Path) -> dict[str, bytes]:
+    """Reads the modules; leaves with one line and exit code 2 if one is not what was exported."""
+    sources = {}
+    for name, checksum in MODULES.items():
+        sources[name] = _read(package / name)
+        if hashlib.sha256(sources[name]).hexdigest() != checksum:
+            sys.stderr.write(
+                f"econmt_runtime: error: {package / name}: absent or changed since it was exported; export the model "
+                "again\n"
+            )
+            sys.exit(2)
+    return sources
+
+
+def _read(path: Path) -> bytes:
+    """Reads a regular file, at most ``_LARGEST`` bytes of it; nothing where there is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            return file.read(_LARGEST) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+    except OSError:
+        return b""
+
+
+def run(folder: Path) -> int:
+    """Runs the command line of a folder; returns the exit code."""
+    package = folder / "econmt_runtime"
+    sys.meta_path.insert(0, Finder(package, read_sources(package)))
+    sys.path[:] = [place for place in sys.path if Path(place) != folder]  # nothing else in it is imported
+    from econmt_runtime.__main__ import main
+
+    return main(str(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(run(Path(__file__).parent))

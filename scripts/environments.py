@@ -1,0 +1,189 @@
+"""Installs econmt in many environments, from nothing, and runs ``scripts/smoke.py`` in each.
+
+They differ in Python, in the versions of dependencies (the lowest that pyproject.toml allows, those of constraints.txt,
+the newest), in how econmt is installed (wheel, editable), and in what is there (no C compiler; econmt_ops alone).
+PyTorch is that of constraints.txt except in "lowest", which fetches some gigabytes. What is installed is the last
+commit, for "editable" the folder as it is. Each environment is made in a folder that is deleted afterwards. Exit code 1
+if any of them fails.
+
+Examples:
+    python scripts/environments.py
+    python scripts/environments.py --only editable no-compiler
+    python scripts/environments.py --python ~/.pyenv/versions/3.12.1/bin/python
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import requires
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+EXTRAS = "serve,parquet,language,sentences,hub"
+SOME_EXTRAS = {
+    "lowest": "serve,parquet,sentences,hub",  # no version of py3langid without a pickled model allows numpy 1
+    "no-compiler": "serve",  # what the other extras bring must not be missed
+}
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+CHOICES = ("lowest", "tested", "newest", "editable", "no-compiler", "ops")
+NO_COMPILER = {"CC": "/nonexistent/cc"}
+TORCH, TRITON = re.compile(r"^torch==.*", re.MULTILINE), re.compile(r"^triton==.*\n", re.MULTILINE)
+
+
+class Environment(NamedTuple):
+    """One environment.
+
+    Attributes:
+        name: what it is called.
+        python: the interpreter.
+        constraints: lines for pip that pin versions.
+        editable: installed from this folder with ``--editable``, not as a wheel.
+        compiler: whether a C compiler is found.
+        ops: only ``econmt_ops`` and PyTorch are there.
+    """
+
+    name: str
+    python: str
+    constraints: str
+    editable: bool = False
+    compiler: bool = True
+    ops: bool = False
+
+
+def lower_bounds() -> str:
+    """Lines that pin every dependency, those of :data:`EXTRAS` too, to the lowest version that econmt allows."""
+    wanted = [each.partition(";") for each in requires("econmt") or ()]
+    own = [what for what, _, marker in wanted if not marker or marker.split('"')[1] in EXTRAS.split(",")]
+    return "".join(f"{what.strip().replace('>=', '==')}\n" for what in own)
+
+
+def environments(pythons: Sequence[str], names: Sequence[str]) -> Iterator[Environment]:
+    """The environments of these names; ``pythons`` are interpreters, the oldest version first."""
+    tested = TRITON.sub("", (ROOT / "constraints.txt").read_text(encoding="utf-8"))  # torch's own, if any
+    torch = "".join(TORCH.findall(tested)) + "\n"
+    if "lowest" in names:
+        yield Environment("lowest", pythons[0], lower_bounds())
+    if "tested" in names:
+        for python in pythons:
+            yield Environment("tested", python, tested)
+    if "newest" in names:
+        yield Environment("newest", pythons[-1], torch)
+    if "editable" in names:
+        yield Environment("editable", sys.executable, tested, editable=True)
+    if "no-compiler" in names:
+        yield Environment("no-compiler", sys.executable, tested, compiler=False)
+    if "ops" in names:
+        yield Environment("ops", sys.executable, tested, ops=True)
+
+
+def found_pythons() -> list[str]:
+    """The interpreters of supported versions that are on the path and run; a stub of pyenv may not."""
+    there = [path for version in PYTHONS if (path := shutil.which(f"python{version}")) is not None]
+    return [path for path in there if version_of(path)] or [sys.executable]
+
+
+def version_of(python: str) -> tuple[int, ...]:
+    """The version of an interpreter; empty if it does not run."""
+    code = "import sys; print(*sys.version_info[:2])"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return tuple(map(int, done.stdout.split())) if done.returncode == 0 else ()
+
+
+def run(words: Sequence[object], env: Mapping[str, str], cwd: Path) -> None:
+    """Runs a command; what it said is shown if it fails.
+
+    Raises:
+        subprocess.CalledProcessError: it failed.
+    """
+    done = subprocess.run(
+        [str(word) for word in words], env=env, cwd=cwd, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        said = [line for line in (done.stdout + done.stderr).splitlines() if "WARNING" not in line]
+        print("\n".join(said[-40:]), flush=True)
+        done.check_returncode()
+
+
+def try_one(which: Environment, folder: Path) -> None:
+    """Makes the environment in a folder and runs the suite in it.
+
+    Raises:
+        subprocess.CalledProcessError: something failed; its output is printed.
+    """
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "CC")}
+    env |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"} | ({} if which.compiler else NO_COMPILER)
+    # Editable: installed from the checkout itself; else from a copy, so that building leaves nothing behind.
+    source = ROOT
+    if not which.editable:
+        source = folder / "source"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True)
+    constraints = folder / "constraints.txt"
+    constraints.write_text(which.constraints, encoding="utf-8")
+    run([which.python, "-m", "venv", folder / "venv"], env, folder)
+    python = folder / "venv" / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints]
+    if which.ops:
+        run(
+            [python, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder / "wheels", source],
+            env,
+            folder,
+        )
+        (wheel,) = (folder / "wheels").glob("*.whl")
+        run([*pip, "torch", "numpy"], env, folder)
+        (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(site, [name for name in archive.namelist() if name.startswith("econmt_ops/")])
+    else:
+        extras = SOME_EXTRAS.get(which.name, EXTRAS)
+        run([*pip, *(["--editable"] if which.editable else []), f"{source}[{extras}]"], env, folder)
+    suite = [python, ROOT / "scripts" / "smoke.py", *(["--ops"] if which.ops else [])]
+    done = subprocess.run(
+        [str(word) for word in [*suite, "--library", "yes" if which.compiler else "no"]],
+        env={key: value for key, value in env.items() if key != "CC"},
+        cwd=folder,
+        check=False,
+    )
+    done.check_returncode()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tries the environments; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=CHOICES, default=CHOICES, help="which; all if left out")
+    parser.add_argument(
+        "--python",
+        action="append",
+        help="an interpreter, any number of times; python3.10 to python3.13 on the path if left out",
+    )
+    given = parser.parse_args(arguments)
+    pythons = sorted(given.python or found_pythons(), key=version_of)
+    failed = []
+    for which in environments(pythons, given.only):
+        title = f"{which.name}, Python {'.'.join(map(str, version_of(which.python)))}"
+        print(title, flush=True)
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="econmt-environment-") as folder:
+            try:
+                try_one(which, Path(folder))
+            except subprocess.CalledProcessError as error:
+                print(f"  failed: {error}", flush=True)
+                failed.append(title)
+        print(f"  {time.monotonic() - start:.0f} s", flush=True)
+    print(f"failed: {'; '.join(failed)}" if failed else "all environments passed")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

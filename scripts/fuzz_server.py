@@ -1,0 +1,478 @@
+"""Sends requests that nobody would write to a server of a tiny model, over raw sockets, and checks what it does.
+
+The server runs in this process with short limits. Each input is what one connection sends: bytes and pauses. Whatever
+they are, the connection must end within a few seconds, every answer must be one that the documentation lists, an error
+must be one printable line of JSON that does not repeat much of the request, and nothing may be logged. Between inputs
+the server must still translate as before. The same seed gives the same inputs; one that fails is saved, and
+``--again FILE`` sends it alone.
+
+Examples:
+    python scripts/fuzz_server.py --requests 2000
+    python scripts/fuzz_server.py --again fuzz-failures/chunks-17.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import io
+import json
+import logging
+import random
+import re
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from fuzz import Place, any_changes, any_text, changed_data, edited, edited_bytes
+
+import econmt
+from econmt.errors import printable
+from econmt.serving import server, unread
+from econmt.serving.access import Keys
+from econmt.serving.app import Service
+from econmt.serving.models import by_pair
+from econmt.serving.settings import Settings
+
+Random = random.Random
+Input = list[bytes]
+"""What a connection sends; between two parts it pauses."""
+
+PAUSE_SECONDS = 0.05
+MOST_SECONDS = 6.0
+"""From the last byte to the end of a connection."""
+STATUSES = {100, 200, 400, 403, 404, 405, 408, 413, 415, 429, 503}
+LIMITS = Settings(most_characters=500, read_seconds=0.4)
+BODY = {
+    "q": ["a b", {"text": "b c d", "constraints": ["d"], "id": 3}],
+    "source": "src",
+    "target": "trg",
+    "format": "text",
+    "alternatives": 1,
+    "target_prefix": "",
+    "avoid": ["b"],
+    "glossary": {"a": "d"},
+    "details": True,
+    "stream": False,
+    "api_key": "x",
+}
+PATHS = ["/translate"] * 5 + [
+    "/alternatives",
+    "/detect",
+    "/health",
+    "/metrics",
+    "/languages",
+    "/",
+    "/page.js",
+    "/no",
+]
+LAST = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+# ---------------------------------------------------------------------- inputs
+
+
+def request(
+    draw: Random, body: bytes, *headers: bytes, path: str | None = None, length: bool = True
+) -> bytes:
+    """A request with a body, well-formed but for what is given."""
+    lines = [b"POST %s HTTP/1.1" % (path or draw.choice(PATHS[:7])).encode(), b"Host: x", *headers]
+    if not any(header.lower().startswith(b"content-type") for header in headers):
+        lines.append(b"Content-Type: application/json")
+    if length:
+        lines.append(b"Content-Length: %d" % len(body))
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def fields(draw: Random) -> Input:
+    """A body with other values."""
+    return [request(draw, json.dumps(changed_data(draw, BODY)).encode())]
+
+
+def text(draw: Random) -> Input:
+    """A body's JSON, edited as text."""
+    return [request(draw, edited(json.dumps(BODY), any_changes(draw)).encode("utf-8", "surrogatepass"))]
+
+
+def json_values(draw: Random) -> Input:
+    """A value that JSON has and Python has not, or the other way round: nesting, numbers, surrogates, keys twice."""
+    size = draw.choice([10, 300, 900, 990, 1000, 5000, 100_000])
+    value = draw.choice(
+        [
+            "[" * size + "]" * size,
+            '{"a":' * size + "1" + "}" * size,
+            "[" * size,
+            "9" * size,
+            "-" + "9" * size + ".5",
+            "1e" + "9" * size,
+            *("NaN", "-Infinity", "1e999", "-0", "01", "+1", "0x1", "nan", "True"),
+            *('"\\ud800"', '"\\udfff\\ud800"', '"\\u0000"', '"\\u12"', '"\\x41"', "'a'", '"\t"'),
+            '"' + "\u202e" * min(size, 20_000) + '"',
+            '{"text": "a", "text": "b"}',
+        ]
+    )
+    key = draw.choice(["q", "source", "alternatives", "avoid", "glossary", "details", "api_key", "id"])
+    whole = draw.choice(
+        ['{"q": "a b", "%s": %s}', '{"q": {"text": "a", "%s": %s}}', '{"q": [{"text": "a", "%s": %s}]}']
+    ) % (key, value)
+    return [request(draw, whole.encode("utf-8", "surrogatepass"), path="/translate")]
+
+
+def encodings(draw: Random) -> Input:
+    """A body in another encoding, or said to be in one."""
+    body = draw.choice(
+        [
+            json.dumps({"q": "a ß"}, ensure_ascii=False).encode(
+                draw.choice(["utf-16", "utf-32", "latin-1", "utf-8-sig"])
+            ),
+            b'{"q": "\xc0\xaf\xed\xa0\x80"}',
+            draw.randbytes(draw.randrange(200)),
+            b"q=%ff&source=%zz&target=%",
+            b"&" * 5000,
+            b"q=a&" * 50,
+            b"q=a&alternatives=" + b"9" * draw.choice([3, 400, 6000]),
+            "q=a&alternatives=٣".encode(),
+        ]
+    )
+    kind = draw.choice(
+        [
+            *(
+                b"application/json; charset=utf-7",
+                b"application/x-www-form-urlencoded",
+                b"multipart/form-data",
+            ),
+            *(b"", b"application/json; boundary=\xff", b"APPLICATION/JSON", b"x" * 30_000),
+        ]
+    )
+    return [request(draw, body, b"Content-Type: " + kind, b"Content-Encoding: gzip")]
+
+
+def chunks(draw: Random) -> Input:
+    """A body in chunks, of which some have sizes that are none."""
+    sizes = [
+        b"0",
+        b"-1",
+        b"5",
+        b"zz",
+        b"",
+        b"5;" + b"x" * 30_000,
+        b"F" * 17,
+        b"F" * 100,
+        b"0x5",
+        b"5 ",
+        b"+5",
+        b"1_0",
+    ]
+    sizes += [b"5", b"5", b"5\n", b"FFFFFFF", b"\xff"]
+    parts = [request(draw, b"", b"Transfer-Encoding: chunked", length=False)]
+    ends = [b"\r\n", b"\r\n", b"\n", b""]
+    parts += [draw.choice(sizes) + draw.choice(ends) + b'{"q":\r\n' for _ in range(draw.randrange(1, 6))]
+    if draw.random() < 0.3:
+        parts.append(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+        parts *= draw.choice([1, 8])
+    if draw.random() < 0.5:
+        parts.append(draw.choice([b"0\r\n\r\n", b"0\r\nX: y\r\n\r\n", b"0\r\n" + b"X: y\r\n" * 9000, b"0"]))
+    return parts if draw.random() < 0.2 else [b"".join(parts)]
+
+
+def lengths(draw: Random) -> Input:
+    """A body with a length that is none, another, or two."""
+    values = [
+        b"-1",
+        b"+5",
+        b"0x5",
+        b"5, 5",
+        b"5, 6",
+        b"",
+        b"abc",
+        b"9" * 20,
+        b"9" * 5000,
+        b"1e3",
+        b"\xb2",
+        b"100",
+    ]
+    headers = [b"Content-Length: " + draw.choice(values) for _ in range(draw.randint(1, 3))]
+    if draw.random() < 0.3:
+        headers.append(
+            b"Transfer-Encoding: " + draw.choice([b"chunked", b"identity", b"gzip, chunked", b"chunked\x0b"])
+        )
+    return [request(draw, b'{"q": "a"}', *headers, length=draw.random() < 0.2)]
+
+
+def heads(draw: Random) -> Input:
+    """A head with too much, too little, or something else in it."""
+    sort = [
+        b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n" % (b"x" * draw.choice([100, 70_000])),
+        b"GET / HTTP/1.1\r\nHost: x\r\n"
+        + b"X-%d: y\r\n" % draw.randrange(9) * draw.choice([50, 20_000])
+        + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * draw.choice([1000, 200_000]) + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + draw.randbytes(50),
+        b"GET / HTTP/1.1\nHost: x\n\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n folded\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost : x\r\nno colon\r\n\r\n",
+        b"GET http://x/%2e%2e/%00%0d%0aSet-Cookie:a HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET //evil.example/.. HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"HEAD /health HTTP/1.0\r\n\r\n",
+        b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\r\n" * draw.choice([1, 50_000]),
+        draw.randbytes(draw.randrange(1, 300)),
+    ]
+    return [draw.choice(sort)]
+
+
+def headers(draw: Random) -> Input:
+    """Headers twice, or of other protocols."""
+    choices = [
+        *(
+            b"Authorization: Bearer \xff",
+            b"Authorization: Bearer",
+            b"authorization: bearer x",
+            b"Authorization: Basic eA==",
+        ),
+        *(
+            b"Content-Type: text/plain",
+            b"Content-Type: application/json",
+            b"Host: y",
+            b"Expect: 100-continue",
+        ),
+        *(
+            b"Connection: upgrade\r\nUpgrade: websocket",
+            b"Connection: upgrade\r\nUpgrade: h2c",
+            b"Connection: close",
+        ),
+        *(
+            b"X-Forwarded-For: " + b"1, " * 5000,
+            b"X-Forwarded-Proto: file",
+            b"Forwarded: for=\xff",
+            b"Cookie: \x01",
+        ),
+        *(b"Transfer-Encoding: chunked", b"Content-Length: 3", b"Accept-Encoding: *", b"Range: bytes=0-"),
+    ]
+    body = draw.choice([b'{"q": "a b"}', b"", b"q=a"])
+    return [request(draw, body, *draw.choices(choices, k=draw.randint(1, 6)), path=draw.choice(PATHS))]
+
+
+def pipelined(draw: Random) -> Input:
+    """Many requests at once."""
+    made = [
+        b"".join(draw.choice([fields, text, lengths, heads, headers])(draw))
+        for _ in range(draw.randrange(1, 5))
+    ]
+    made += [b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % draw.choice(PATHS[7:]).encode()] * draw.choice(
+        [1, 5, 200]
+    )
+    draw.shuffle(made)
+    return [b"".join(made)]
+
+
+def slow(draw: Random) -> Input:
+    """Any of the others a part at a time, often without its end."""
+    whole = b"".join(draw.choice([fields, chunks, lengths, heads, headers])(draw))[:5000]
+    cuts = sorted(draw.randrange(len(whole) + 1) for _ in range(draw.randrange(1, 12)))
+    parts = [whole[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+    return parts[: draw.randint(1, len(parts))]
+
+
+def damaged(draw: Random) -> Input:
+    """Any of the others with some of its bytes changed."""
+    kind = draw.choice([fields, chunks, lengths, heads, headers, encodings])
+    return [edited_bytes(b"".join(kind(draw)), any_changes(draw))]
+
+
+def markup(draw: Random) -> Input:
+    """HTML that is none, and texts of signs that mean something somewhere."""
+    parts = [
+        "<b>",
+        "</b>",
+        "<!--",
+        "-->",
+        "<![CDATA[",
+        "<script>",
+        "&#x110000;",
+        "&amp",
+        "<a href='",
+        "a b",
+        "<",
+        "\n",
+    ]
+    parts += [any_text(draw)[:20] for _ in range(4)]
+    q = "".join(draw.choices(parts, k=draw.choice([3, 20, 200])))[:500]
+    body = {
+        "q": q,
+        "format": draw.choice(["html", "text"]),
+        "glossary": {draw.choice(parts): "d"} if draw.random() < 0.3 else {},
+    }
+    return [request(draw, json.dumps(body).encode(), path="/translate")]
+
+
+KINDS: dict[str, Callable[[Random], Input]] = {
+    made.__name__: made
+    for made in (
+        *(fields, text, json_values, encodings, chunks, lengths, heads, headers),
+        *(pipelined, slow, damaged, markup),
+    )
+}
+
+
+def any_input(draw: Random) -> tuple[str, Input]:
+    """One input of any kind; two of three end with a request that must be answered or whose connection must end."""
+    name = draw.choice(list(KINDS))
+    parts = [part for part in KINDS[name](draw) if part]
+    return name, [*parts, LAST] if draw.random() < 2 / 3 else parts
+
+
+# ---------------------------------------------------------------------- the server and what is checked
+
+
+class Logged(logging.Handler):
+    """What was logged: nothing should be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keeps a record."""
+        self.lines.append(self.format(record))
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[int]:
+    """A server with short limits in a thread; yields its port."""
+    server._HEAD_SECONDS, server._WRITE_SECONDS, server._IDLE_SECONDS = 0.4, 1.0, 1
+    unread.LINGER_SECONDS = 0.2
+    service = Service(by_pair([folder], LIMITS, lambda folders: econmt.load(list(folders))), LIMITS, Keys())
+    running = server.Server(service)
+    with server.bind("127.0.0.1", 0) as bound:
+        thread = threading.Thread(target=running.run, args=[bound])
+        thread.start()
+        try:
+            yield bound.getsockname()[1]
+        finally:
+            running.stop()
+            thread.join(60)
+
+
+def exchange(port: int, parts: Input) -> tuple[bytes, float | None]:
+    """What a server says to one connection, and the seconds until it ended; None: it did not."""
+    said = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=MOST_SECONDS) as connection:
+        with contextlib.suppress(ConnectionError):
+            for part in parts[:-1]:
+                connection.sendall(part)
+                time.sleep(PAUSE_SECONDS)
+            connection.sendall(b"".join(parts[-1:]))
+        began = time.monotonic()
+        connection.settimeout(0.5)
+        while time.monotonic() < began + MOST_SECONDS:
+            try:
+                block = connection.recv(1 << 16)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                return said, time.monotonic() - began
+            if not block:
+                return said, time.monotonic() - began
+            said += block
+    return said, None
+
+
+def complaint(said: bytes, seconds: float | None) -> str | None:
+    """What is wrong with what a server said; None: nothing."""
+    if seconds is None:
+        return "the connection did not end"
+    for head, body in re.findall(
+        rb"HTTP/1\.1 (\d{3} .*?)\r\n\r\n(.*?)(?=HTTP/1\.1 \d{3} |\Z)", said, re.DOTALL
+    ):
+        status = int(head[:3])
+        if status not in STATUSES:
+            return f"status {status}: {body[:200]!r}"
+        if status >= 400 and b"application/json" in head and body:
+            line = json.loads(body)["error"]
+            if printable(line) != line or len(line) > 1000:
+                return f"an error that is no printable line: {line[:200]!r}"
+    if said and not said.startswith(b"HTTP/1.1 "):
+        return f"no HTTP: {said[:100]!r}"
+    return None
+
+
+def run_all(port: int, options: argparse.Namespace, logged: Logged) -> int:
+    """Sends inputs, several at a time, and prints how many of each kind there were; 1 if any failed."""
+    draw, counts, statuses, failed = Random(options.seed), Counter[str](), Counter[str](), 0
+    good = request(draw, b'{"q": "a b"}', b"Connection: close", path="/translate")
+    expected = exchange(port, [good])[0].partition(b"\r\n\r\n")[2]
+    slowest = 0.0
+    inputs = [any_input(draw) for _ in range(options.requests)]
+    with ThreadPoolExecutor(16) as senders:
+        found = senders.map(lambda given: exchange(port, given[1]), inputs)
+        for number, ((name, parts), (said, seconds)) in enumerate(zip(inputs, found, strict=True)):
+            counts[name] += 1
+            statuses.update(status.decode() for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", said))
+            slowest = max(slowest, seconds or MOST_SECONDS)
+            failure = complaint(said, seconds)
+            if number % 50 == 49 and exchange(port, [good])[0].partition(b"\r\n\r\n")[2] != expected:
+                failure = "the server does not translate as before"
+            if logged.lines:
+                failure = f"logged: {logged.lines.pop()[-6000:]}"
+            if failure is not None:
+                failed += 1
+                options.failures.mkdir(parents=True, exist_ok=True)
+                path = options.failures / f"{name}-{number}.json"
+                path.write_text(json.dumps([base64.b64encode(part).decode() for part in parts]) + "\n")
+                print(f"{path}: {printable(failure)}", flush=True)
+    print(
+        f"seed {options.seed}: {len(inputs):,} connections, {failed} failed; the last ended after {slowest:.1f} s"
+    )
+    print("  kinds:    " + ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())))
+    print("  answers:  " + ", ".join(f"{name} {count:,}" for name, count in sorted(statuses.items())))
+    return int(failed > 0)
+
+
+def main() -> int:
+    """Starts the server and sends it what the options say."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=500, help="connections (500)")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="of the inputs; the time if left out"
+    )
+    parser.add_argument(
+        "--failures", type=Path, default=Path("fuzz-failures"), help="folder of inputs that failed"
+    )
+    parser.add_argument("--again", type=Path, help="send one saved input and print the answer")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logged = Logged()
+    logging.getLogger().addHandler(logged)
+    with (
+        tempfile.TemporaryDirectory() as name,
+        contextlib.redirect_stderr(io.StringIO()),
+        serving(Place(Path(name)).run) as port,
+    ):
+        if options.again is None:
+            return run_all(port, options, logged)
+        parts = [base64.b64decode(part) for part in json.loads(options.again.read_text(encoding="utf-8"))]
+        said, seconds = exchange(port, parts)
+        print(printable(said[:5000].decode("latin-1")), seconds, *logged.lines, sep="\n")
+        failure = complaint(said, seconds)
+        print(failure or "it passes")
+        return int(failure is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,402 @@
+"""An exported folder reads text as ``econmt translate`` does, and damage of any of its files is told in one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import econmt_runtime
+from econmt import api
+from econmt.data.corpus import read_lines
+from econmt.data.subwords import SPECIAL_TOKENS, WordVocabulary
+from econmt.decoding.streams import read_chunks
+from econmt.errors import InputError
+from econmt.training.runtime_export import _signed, export_runtime
+from econmt_runtime import lines
+from econmt_runtime.text import Words
+from tests.conftest import ROOT, econmt_environment
+from tests.unit.cli.conftest import Call
+from tests.unit.cli.test_runtime import random_model
+
+TEXTS = {
+    "mark": b"\xef\xbb\xbfa b c\na b c\n",
+    "mark in a later line": b"a\n\xef\xbb\xbfa b\n",
+    "two marks": b"\xef\xbb\xbf\xef\xbb\xbfa\n",
+    "a mark alone": b"\xef\xbb\xbf",
+    "carriage returns": b"a b\r\nb\r\r\n\r\nc\rd\n",
+    "no newline at the end": b"a\nb",
+    "a carriage return at the end": b"a\nb\r",
+    "separators of Unicode": "a\u2028b\nc\u2029d\u0085e\n\x0bf\x0c\x1c\x1d\x1e\x1fg\n".encode(),
+    "blanks": "\u00a0\n \t \n\u3000a\u2009\n\u200b\n\x1f\n".encode(),
+    "empty lines": b"\n\n\na\n\n",
+    "nothing": b"",
+    "NUL": b"a\nb\0c\nd\n",
+    "NUL in the first line": b"\0",
+    "no UTF-8": b"a\nb \xff\xfe c\nd\n",
+    "half a character": b"a\n\xc3",
+    "a surrogate": b"a\n\xed\xa0\x80\n",
+    "UTF-16": "a b c\n".encode("utf-16"),
+    "decomposed": "e\u0301 a\n".encode(),
+    "a long line": b"a " * 200_000 + b"\nb\n",
+}
+
+
+def ended(source: Iterator[list[str]] | Iterator[str]) -> tuple[list[str], str | None]:
+    """The lines that a reader gives, and the message with which it ends, if it does."""
+    found: list[str] = []
+    try:
+        for each in source:
+            found += [each] if isinstance(each, str) else each
+    except (InputError, econmt_runtime.RuntimeInputError) as error:
+        return found, str(error)
+    return found, None
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_lines_are_read_as_econmt_reads_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, packed = tmp_path / "text", tmp_path / "text.gz"
+    path.write_bytes(TEXTS[name])
+    packed.write_bytes(gzip.compress(TEXTS[name]))
+    for file in (path, packed):
+        assert ended(lines.file_chunks(file)) == ended(read_lines(file))
+    with path.open("rb") as one, path.open("rb") as other:
+        monkeypatch.setattr(sys, "stdin", other)
+        assert ended(lines.input_chunks()) == ended(read_chunks(one.fileno(), 3))
+
+
+def test_lines_without_an_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LINE_BYTES", 1 << 18)
+    for block, kind in ((b"\0" * 1000, "NUL bytes of"), (b"a" * 1000, "a line of")):
+        found, message = ended(lines._chunks(lambda block=block: block, "device"))
+        assert found == []
+        assert message is not None
+        assert message.startswith(f"device:1: {kind} 263,000 bytes and more")
+
+
+@pytest.mark.parametrize("fault", ["absent", "folder", "pipe", "half.gz"])
+def test_what_is_no_text_file_is_refused(fault: str, tmp_path: Path) -> None:
+    path = tmp_path / fault
+    if fault == "folder":
+        path.mkdir()
+    elif fault == "pipe":
+        os.mkfifo(path)
+    elif fault == "half.gz":
+        path.write_bytes(gzip.compress(random.Random(1).randbytes(1000).hex().encode())[:-20])
+    found, message = ended(lines.file_chunks(path))
+    assert found == []
+    assert message is not None
+    assert message.startswith(f"{path}: ")
+    assert ended(read_lines(path))[1] is not None
+
+
+@pytest.fixture(scope="module")
+def model(word_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder."""
+    return random_model(word_model, tmp_path_factory.mktemp("model") / "model", "additive")
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path) -> Path:
+    """What is exported of it."""
+    return export_runtime(model, model.parent / "runtime")
+
+
+def run(
+    folder: Path, *arguments: str, text: bytes = b"a b\n", **options: Any
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs ``python FOLDER``, which knows no package of this checkout."""
+    environment = {name: value for name, value in econmt_environment().items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, str(folder), *arguments],
+        input=text,
+        env={**environment, **options.pop("env", {})},
+        capture_output=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+def refusal(done: subprocess.CompletedProcess[bytes]) -> str:
+    """The one line with which it was refused."""
+    assert (done.returncode, done.stdout) == (2, b""), done.stderr
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("econmt_runtime: error: ")
+    return line
+
+
+def test_a_folder_translates_a_file_as_econmt_does(
+    model: Path, whole: Path, call: Call, tmp_path: Path
+) -> None:
+    text = b"\xef\xbb\xbfa b c\r\n\n" + "h\u2028g\n d e\u00a0\n\u3000\n".encode() + b"b c\r\r\nzzz"
+    (tmp_path / "text").write_bytes(text)
+    more = "--precision", "float32", "--output-type", "score"
+    expected = [
+        row.split("\t") for row in call("translate", "-m", model, "-i", tmp_path / "text", *more).lines
+    ]
+    for done in (run(whole, "--score", text=text), run(whole, "--score", "-i", str(tmp_path / "text"))):
+        assert (done.returncode, done.stderr) == (0, b"")
+        found = [row.split("\t") for row in done.stdout.decode().split("\n")[:-1]]
+        assert [row[1] for row in found] == [row[1] for row in expected]
+        scores = [float(row[0]) for row in expected]
+        assert [float(row[0]) for row in found] == pytest.approx(scores, abs=1e-4)
+    (first,) = api.load(model, device="cpu", precision="float32").translate(["a b c"])
+    assert scores[0] == pytest.approx(first.score, abs=1e-5)
+
+
+def test_lines_before_one_that_cannot_be_read_are_translated(whole: Path) -> None:
+    expected = run(whole, text=b"a b\nc\n").stdout
+    done = run(whole, text=b"a b\nc\nd\0\ne\n")
+    assert (done.returncode, done.stdout) == (2, expected)
+    assert (
+        done.stderr
+        == b"econmt_runtime: error: standard input:3: NUL byte at column 2; is this a text file?\n"
+    )
+
+
+def test_results_are_utf_8_in_any_locale() -> None:
+    code = "from econmt_runtime.__main__ import _open_output; _open_output(); print('\\u0444')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=econmt_environment({"PYTHONIOENCODING": "ascii"}),
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\u0444\n".encode(), b"")
+
+
+def rewrite(folder: Path, changes: dict[str, Any]) -> None:
+    """Changes values of model.json; see :func:`write_config`."""
+    write_config(folder, {**json.loads((folder / "model.json").read_text()), **changes})
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Writes model.json with the checksum that belongs to it."""
+    rest = {key: value for key, value in config.items() if key != "checksum"}
+    (folder / "model.json").write_text(json.dumps(_signed(rest)))
+
+
+def test_words_with_carriage_returns_keep_their_numbers(tmp_path: Path) -> None:
+    words = [*SPECIAL_TOKENS, "a", "b\rc", "\x0b", "d\u2028e", "f"]
+    path = tmp_path / "vocab.txt"
+    path.write_bytes("".join(word + "\n" for word in words).encode())
+    ours, theirs = Words(path), WordVocabulary(words)
+    assert ours.size == theirs.size
+    text = "f d\u2028e a b\rc"
+    assert ours.encode(text) == theirs.encode(text) == [8, 7, 4, 5]
+    assert ours.decode([4, 5, 6, 7, 8]) == theirs.decode([4, 5, 6, 7, 8])
+
+
+def test_modules_are_compared_before_they_are_imported(whole: Path, tmp_path: Path) -> None:
+    draw, broken = random.Random(25), tmp_path / "broken"
+    shutil.copytree(whole, broken)
+    for module in sorted((broken / "econmt_runtime").glob("*.py")):
+        sound = module.read_bytes()
+        for _ in range(2):
+            damaged = bytearray(sound)
+            damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+            module.write_bytes(damaged)
+            assert f"{module}: absent or changed since it was exported" in refusal(run(broken))
+        module.unlink()
+        assert f"{module}: absent or changed" in refusal(run(broken))
+        module.write_bytes(sound)
+    assert run(broken).returncode == 0
+
+
+def test_no_bytecode_is_written_or_read(whole: Path, tmp_path: Path) -> None:
+    made = tmp_path / "runtime"
+    shutil.copytree(whole, made, ignore=shutil.ignore_patterns("__pycache__"))
+    expected = run(made).stdout
+    assert not list(made.rglob("*.pyc"))
+    compiling = "import compileall, sys; compileall.compile_dir(sys.argv[1], quiet=1)"
+    subprocess.run([sys.executable, "-c", compiling, str(made)], check=True)
+    caches = list((made / "econmt_runtime").rglob("*.pyc"))
+    assert len(caches) > 10
+    for cache in caches:
+        cache.write_bytes(cache.read_bytes()[:20])
+    done = run(made)
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, b"")
+
+
+FILES = ["model.json", "arrays.safetensors", "vocab.source.txt", "econmt_runtime/search.py", "LIBRARY"]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("kind", ["pipe", "zero", "folder", "null"])
+def test_what_is_no_regular_file_is_refused(whole: Path, tmp_path: Path, file: str, kind: str) -> None:
+    made = tmp_path / "runtime"
+    shutil.copytree(whole, made)
+    path = made / file if file != "LIBRARY" else next((made / "econmt_runtime").glob("_kernels*"))
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(f"/dev/{kind}")
+    assert str(path) in refusal(run(made))
+    code = f"import econmt_runtime; econmt_runtime.load({str(made)!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=econmt_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1].startswith(f"econmt_runtime.errors.RuntimeInputError: {path}: ")
+
+
+def test_files_have_bounded_sizes(whole: Path, tmp_path: Path) -> None:
+    for file in ("model.json", "vocab.source.txt", "econmt_runtime/search.py"):
+        made = tmp_path / Path(file).name
+        shutil.copytree(whole, made)
+        os.truncate(made / file, 1 << 40)  # without blocks on the disk
+        with pytest.raises(econmt_runtime.RuntimeInputError, match=r"1,099,511,627,776 bytes, more than"):
+            econmt_runtime.load(made)
+    os.truncate(made / file, (whole / file).stat().st_size)
+
+
+WRONG: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    10**30,
+    2.5,
+    math.nan,
+    math.inf,
+    "",
+    "x",
+    "\ud800",
+    [],
+    [[]],
+    {},
+    {"x": {}},
+)
+
+
+def places(value: Any, *above: Any) -> Iterator[tuple[Any, ...]]:
+    """The keys that lead to each value."""
+    if above:
+        yield above
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from places(each, *above, key)
+
+
+def test_every_value_of_the_configuration_is_checked(whole: Path, tmp_path: Path) -> None:
+    made = tmp_path / "runtime"
+    shutil.copytree(whole, made)
+    sound = json.loads((whole / "model.json").read_text())
+    tried = refused = 0
+    for place in places(sound):
+        if place[0] in ("checksum", "files") and len(place) > 1:
+            continue
+        for wrong in WRONG:
+            config = json.loads(json.dumps(sound))
+            inside = config
+            for key in place[:-1]:
+                inside = inside[key]
+            inside[place[-1]] = wrong
+            write_config(made, config)
+            tried += 1
+            try:
+                econmt_runtime.load(made).translate(["a b", ""])
+            except econmt_runtime.RuntimeInputError:
+                refused += 1
+        if isinstance(place[-1], str) and place[0] != "checksum":
+            del inside[place[-1]]
+            write_config(made, config)
+            with pytest.raises(econmt_runtime.RuntimeInputError):
+                econmt_runtime.load(made)
+    assert tried > 300
+    assert refused > 0.85 * tried
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"files": {"../model.json": "0"}}, "files: '../model.json' is no name of a file in this folder"),
+        ({"files": {"a\0b": "0"}}, "files: 'a\\x00b' is no name of a file in this folder"),
+        ({"files": {"/etc/passwd": "0"}}, "files: '/etc/passwd' is no name"),
+        ({"vocabulary_files": ["no.txt"]}, "vocabulary_files: 'no.txt' is none of its files"),
+        ({"vocabulary_files": []}, "vocabulary_files: not a list of 1 to 64 values"),
+        ({"max_length": "60"}, "max_length: not a whole number from 1 to 10000"),
+        ({"decoding": {"beam_size": 65}}, "decoding.beam_size: not a whole number from 1 to 64"),
+        ({"attention": {"norm": 1, "scale": 1.0}}, "attention.norm: not a value of type bool"),
+        ({"encoder": {"cell": "sru"}}, "encoder.cell: none of gru, lstm, ssru"),
+    ],
+)
+def test_messages_name_the_key(whole: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    made = tmp_path / "runtime"
+    shutil.copytree(whole, made)
+    rewrite(made, changes)
+    with pytest.raises(econmt_runtime.RuntimeInputError) as error:
+        econmt_runtime.load(made)
+    assert f"model.json: {message}" in str(error.value)
+
+
+def test_a_configuration_of_nothing_but_brackets_is_refused(whole: Path, tmp_path: Path) -> None:
+    made = tmp_path / "runtime"
+    shutil.copytree(whole, made)
+    (made / "model.json").write_text("[" * 100_000)
+    with pytest.raises(econmt_runtime.RuntimeInputError, match="not what econmt export --runtime writes"):
+        econmt_runtime.load(made)
+
+
+@pytest.mark.parametrize(
+    ("closed", "message"), [("<&-", "standard input is closed"), (">&-", "standard output is closed")]
+)
+def test_closed_streams_are_told(whole: Path, closed: str, message: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" "$1" {closed}', sys.executable, str(whole)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+EDITABLE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Editable:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        places = {{"econmt": {root!r}, "econmt_runtime": {root!r}, "econmt_ops": {root!r} + "/ops"}}
+        return PathFinder.find_spec(name, [places[name]]) if name in places else None
+
+sys.path = [place for place in sys.path if place not in ({root!r}, {root!r} + "/ops")]
+sys.meta_path.append(Editable)
+"""
+
+
+def test_packages_that_no_folder_of_the_path_holds_are_found(model: Path, tmp_path: Path) -> None:
+    """An editable installation has a finder of its own, and its packages lie in no folder of ``sys.path``."""
+    finder = EDITABLE.format(root=str(ROOT))
+    environment = {name: value for name, value in econmt_environment().items() if name != "PYTHONPATH"}
+    for code in (
+        "from econmt.cli.main import main; main(['export', '--runtime', sys.argv[1], sys.argv[2]])",
+        "import econmt_runtime; print(len(econmt_runtime.load(sys.argv[2]).translate(['a', 'b'])))",
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", finder + code, str(model), str(tmp_path / "made")],
+            env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "2\n"

@@ -1,0 +1,220 @@
+"""A launcher or a rank that is killed at any moment: no process stays, one line tells, the next command goes on."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from econmt.training.folder import ModelFolder
+from scripts.processes_of_run import (
+    MARK,
+    connections_to,
+    imports_torch,
+    port_of,
+    processes_of_run,
+    ranks_of_run,
+    seconds_until_all_ended,
+)
+from tests.conftest import econmt_environment
+from tests.unit.parallel.test_data_parallel import recipe_in
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+
+STARTED = 120.0
+"""Seconds after which a run that has not come to a moment is taken for broken."""
+
+ENDED = 10.0
+"""Seconds in which all processes of a run have ended."""
+
+
+class Run:
+    """``econmt train RECIPE --processes 2``, and what it says."""
+
+    def __init__(self, folder: Path, text: Path, *options: str) -> None:
+        self.folder, self.mark = ModelFolder(folder / "run"), secrets.token_hex(8)
+        self._said = folder / "said"
+        path = recipe_in(folder, text)
+        command = [sys.executable, "-m", "econmt", "train", str(path), "--data-dir", str(text)]
+        patience = "training.early_stopping.max_num_checkpoint_not_improved=null"
+        settings = ["data.prepared=null", "training.max_updates=100000", patience]
+        with self._said.open("wb") as file:
+            self.launcher = subprocess.Popen(
+                [*command, *settings, "--processes", "2", *options],
+                stdout=file,
+                stderr=file,
+                env=econmt_environment({MARK: self.mark}),
+            )
+
+    @property
+    def said(self) -> str:
+        return self._said.read_text()
+
+    def ranks(self) -> dict[int, int]:
+        return ranks_of_run(self.mark)
+
+    def wait_until(self, reached: Callable[[], object]) -> None:
+        until = time.monotonic() + STARTED
+        while not reached():
+            assert self.launcher.poll() is None, self.said
+            assert time.monotonic() < until, self.said
+            time.sleep(0.001)
+
+    def wait_until_it_trains(self) -> None:
+        self.wait_until(self.folder.commits)
+
+    def wait(self) -> int:
+        return self.launcher.wait(STARTED)
+
+    def end(self) -> None:
+        for process in processes_of_run(self.mark):
+            os.kill(process, signal.SIGKILL)
+        self.launcher.wait()
+
+
+@pytest.fixture
+def start(tmp_path: Path, text: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def begin(*options: str) -> Run:
+        runs.append(Run(tmp_path, text, *options))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.end()
+
+
+def wait_for_rendezvous(run: Run) -> None:
+    """Waits until rank 0 waits for rank 1, which is stopped while it imports torch."""
+    run.wait_until(lambda: imports_torch(run.ranks().get(1, 0)))
+    os.kill(run.ranks()[1], signal.SIGSTOP)
+    port = port_of(run.ranks()[0])
+    run.wait_until(lambda: connections_to(port) > 1)  # one is the launcher's
+
+
+MOMENTS: dict[str, Callable[[Run], None]] = {
+    "start of Python": lambda run: run.wait_until(lambda: len(run.ranks()) == 2),
+    "import of torch": lambda run: run.wait_until(lambda: imports_torch(run.ranks().get(0, 0))),
+    "rendezvous": wait_for_rendezvous,
+    "training": Run.wait_until_it_trains,
+    "writing of a checkpoint": lambda run: run.wait_until(run.folder.temporaries),
+}
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "start of Python",
+        pytest.param("import of torch", marks=pytest.mark.slow),
+        "rendezvous",
+        pytest.param("training", marks=pytest.mark.slow),
+        pytest.param("writing of a checkpoint", marks=pytest.mark.slow),
+    ],
+)
+def test_no_rank_outlives_its_launcher(start: Callable[..., Run], moment: str) -> None:
+    run = start()
+    MOMENTS[moment](run)
+    assert run.ranks()
+    run.launcher.kill()
+    run.launcher.wait()
+    assert seconds_until_all_ended(run.mark, ENDED) < ENDED
+
+
+RANK = """
+import sys, time
+sys.platform = sys.argv[1]
+from econmt.parallel.orphans import end_with_launcher
+end_with_launcher()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+LAUNCHER = """
+import os, subprocess, sys
+platform, code = sys.argv[1:]
+os.environ |= {"TORCHELASTIC_RUN_ID": "run", "ECONMT_LAUNCHER": str(os.getpid())}
+rank = subprocess.Popen([sys.executable, "-c", code, platform], stdout=subprocess.PIPE)
+sys.exit(rank.stdout.readline() != b"ready\\n")
+"""
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_a_rank_ends_with_its_launcher_on_any_system(platform: str) -> None:
+    mark = secrets.token_hex(8)
+    command = [sys.executable, "-c", LAUNCHER, platform, RANK]
+    assert subprocess.run(command, env=econmt_environment({MARK: mark}), check=False).returncode == 0
+    assert seconds_until_all_ended(mark, ENDED) < ENDED
+
+
+def test_a_rank_that_starts_after_its_launcher_has_ended_ends(tmp_path: Path) -> None:
+    environment = econmt_environment({"TORCHELASTIC_RUN_ID": "run", "ECONMT_LAUNCHER": "1"})
+    command = [sys.executable, "-c", RANK, "linux"]
+    found = subprocess.run(command, env=environment, capture_output=True, cwd=tmp_path, check=False)
+    assert (found.returncode, found.stdout) == (1, b"")
+
+
+def test_a_rank_that_does_not_come_is_named_in_time(start: Callable[..., Run]) -> None:
+    run = start("parallel.timeout=2")
+    run.wait_until(lambda: len(run.ranks()) == 2)
+    os.kill(run.ranks()[1], signal.SIGSTOP)
+    port = port_of(run.ranks()[0])
+    run.wait_until(lambda: connections_to(port) > 1)
+    assert run.launcher.wait(2 + 2 * ENDED) == 1
+    (line,) = run.said.splitlines()
+    assert line.startswith(
+        "econmt: error: rank 1 (it never came) does not answer, after update 0; all ranks leave"
+    )
+    assert not processes_of_run(run.mark)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize("whom", ["launcher", "rank"])
+def test_a_signal_saves_and_ends_all(
+    start: Callable[..., Run], number: signal.Signals, name: str, whom: str
+) -> None:
+    run = start()
+    run.wait_until_it_trains()
+    os.kill(run.launcher.pid if whom == "launcher" else run.ranks()[1], number)
+    assert run.wait() == 128 + number
+    assert not processes_of_run(run.mark)
+    (line,) = [each for each in run.said.splitlines() if each.startswith("econmt: ")]
+    assert line.startswith(f"econmt: {name}: saved at update ")
+    assert f"saved at update {run.folder.commits()[-1].update} in " in line
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_and_all_end(start: Callable[..., Run]) -> None:
+    run = start("parallel.timeout=2")
+    run.wait_until_it_trains()
+    os.kill(run.ranks()[1], signal.SIGSTOP)
+    assert run.wait() == 1
+    (line,) = [each for each in run.said.splitlines() if each.startswith("econmt: ")]
+    assert line.startswith("econmt: error: rank 1 (")
+    assert "does not answer, after update " in line
+    assert not processes_of_run(run.mark)
+
+
+@pytest.mark.slow
+def test_no_process_of_a_benchmark_outlives_it() -> None:
+    mark = secrets.token_hex(8)
+    code = "import time; from econmt.bench.parallel_processes import together; together(time.sleep, 600, 2, 1, 600)"
+    process = subprocess.Popen([sys.executable, "-c", code], env=econmt_environment({MARK: mark}))
+    try:
+        while sum(map(imports_torch, processes_of_run(mark))) < 3:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        assert seconds_until_all_ended(mark, ENDED) < ENDED
+    finally:
+        for each in processes_of_run(mark):
+            os.kill(each, signal.SIGKILL)

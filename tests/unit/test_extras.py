@@ -1,0 +1,61 @@
+"""Tests of extras that are not installed are skipped; what is missing besides stays an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import econmt_environment
+from tests.extras import optional_packages
+
+# As if two packages of extras were not there.
+_RUN = """
+import sys
+sys.modules["starlette"] = sys.modules["pyarrow"] = None
+import pytest
+sys.exit(pytest.main(["-p", "tests.extras", "-p", "no:cacheprovider", "-ra", "--import-mode=importlib", sys.argv[1]]))
+"""
+
+_FILES = {
+    "test_plain.py": "def test_one(): pass",
+    "test_served.py": "import starlette.applications\ndef test_two(): pass",
+    "tables/conftest.py": "from pyarrow import parquet",
+    "tables/test_tables.py": "def test_three(): pass",
+    "test_typing.py": "import no_such_package\ndef test_four(): pass",
+}
+
+
+def test_modules_and_folders_of_missing_extras_are_skipped(tmp_path: Path) -> None:
+    for name, text in _FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "-c", _RUN, str(tmp_path)]
+
+    def run() -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=econmt_environment(), capture_output=True, text=True, check=False
+        )
+        return done.stdout
+
+    shown = run()
+    assert "2 skipped, 1 error" in shown
+    assert "test_served.py:1: starlette is not installed" in shown
+    assert "tables:1: pyarrow is not installed" in shown
+    assert "No module named 'no_such_package'" in shown
+    (tmp_path / "test_typing.py").unlink()
+    assert "1 passed, 2 skipped" in run()
+
+
+def test_every_extra_is_known() -> None:
+    needed = {
+        "starlette",
+        "uvicorn",
+        "prometheus_client",
+        "pyarrow",
+        "huggingface_hub",
+        "triton",
+        "playwright",
+    }
+    assert needed <= optional_packages()
+    assert not optional_packages() & {"econmt", "torch", "numpy"}

@@ -1,0 +1,166 @@
+"""Values of a recipe that have no effect: each is refused or noted, and really has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from econmt.errors import InputError
+from econmt.recipe import Recipe, load_recipe, shipped_recipes
+from econmt.recipe_conditions import RULES, idle_values, keys_without_effect
+from econmt.training.folder import ModelFolder
+from econmt.training.run import run_recipe
+from econmt.typed_yaml import leaves
+from tests.unit.training.tiny import Run, snapshot, write_text
+
+# Key: (a value, what makes it act); a recipe named ptb is a language model.
+CASES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "model.encoder.reverse_input": ("true", ("model.encoder.bidirectional=none",)),
+    "model.encoder.residual": ("true", ("model.encoder.layers=2",)),
+    "model.decoder.residual": ("true", ("model.decoder.layers=2",)),
+    "model.encoder.first_residual_layer": ("3", ("model.encoder.layers=4", "model.encoder.residual=true")),
+    "model.decoder.first_residual_layer": ("3", ("model.decoder.layers=4", "model.decoder.residual=true")),
+    "model.decoder.attention_in_upper_layers": (
+        "true",
+        ("model.decoder.layers=2",),
+    ),
+    "model.attention.size": ("5", ("model.attention.type=additive",)),
+    "model.attention.mhdot_heads": ("2", ("model.attention.type=mhdot",)),
+    "model.attention.coverage.num_hidden": ("3", ("model.attention.coverage.type=gru",)),
+    "model.attention.coverage.max_fertility": ("3", ("model.attention.coverage.type=fertility",)),
+    "model.dropout.layers": ("0.2", ("model.layers=2",)),
+    "model.dropout.variational": ("true", ("model.dropout.inputs=0.2",)),
+    "model.initialization.scale": ("0.3", ("model.initialization.weights=uniform",)),
+    "ops.stash": ("outputs", ("ops.encoder=recompute",)),
+    "training.max_buckets": ("3", ("training.bucket_width=null",)),
+    "training.optimizer.betas": ("[0.8, 0.9]", ("training.optimizer.name=adam",)),
+    "training.optimizer.eps": ("0.01", ("training.optimizer.name=adam",)),
+    "training.optimizer.momentum": ("0.9", ("training.optimizer.name=sgd",)),
+    "training.averaging.non_monotone_interval": ("3", ("training.averaging.start=non-monotone",)),
+    "training.schedule.reduce_factor": ("0.3", ("training.schedule.name=plateau-reduce",)),
+    "training.schedule.reduce_num_not_improved": ("5", ("training.schedule.name=plateau-reduce",)),
+    "training.gradient_clipping.threshold": ("0.1", ("training.gradient_clipping.type=norm",)),
+    "training.decode_and_evaluate_device": ("cpu", ("training.decode_and_evaluate=5",)),
+    "training.bleu_tokenizer": ("char", ("training.decode_and_evaluate=5",)),
+    "decoding.brevity_penalty_constant_length_ratio": ("1.5", ("decoding.brevity_penalty_weight=1",)),
+    "decoding.length_penalty_beta": ("1", ("decoding.length_penalty_alpha=0.5",)),
+}
+IDLE: dict[str, tuple[str, ...]] = {
+    "model.attention.size": ("model.attention.type=dot",),
+    "model.dropout.layers": ("model.layers=1",),
+    "model.dropout.variational": ("model.dropout={inputs: 0, layers: 0, output: 0, embedding: 0}",),
+    "ops.stash": ("ops.encoder=reference", "ops.decoder=reference"),
+    "training.max_buckets": ("training.bucket_width=8",),
+    "training.optimizer.betas": ("training.optimizer.name=sgd",),
+    "training.optimizer.eps": ("training.optimizer.name=sgd",),
+    "training.gradient_clipping.threshold": ("training.gradient_clipping.type=none",),
+    "training.bleu_tokenizer": (
+        "data.test=null",
+        "training.decode_and_evaluate=0",
+        "training.early_stopping.metric=perplexity",
+    ),
+    "training.decode_and_evaluate_device": (
+        "training.decode_and_evaluate=0",
+        "training.early_stopping.metric=perplexity",
+    ),
+    "decoding.length_penalty_beta": ("decoding.length_penalty_alpha=0",),
+}
+"""What makes a key idle where the recipe as it stands does not."""
+PROCESSES = {"parallel.reduction", "parallel.shard_optimizer", "parallel.timeout"}
+
+
+def recipe_of(key: str) -> str:
+    return "ptb" if key.startswith("model.dropout.") else "quickstart"
+
+
+def test_every_rule_is_tried_and_is_about_a_key() -> None:
+    assert set(CASES) == set(RULES) - PROCESSES
+    keys = {key for name in ("quickstart", "ptb") for key, _ in leaves(load_recipe(name))}
+    assert set(RULES) <= keys
+
+
+@pytest.mark.parametrize("key", sorted(CASES))
+def test_a_value_without_effect_is_refused_or_noted(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    value, acting = CASES[key]
+    name, given = recipe_of(key), f"{key}={value}"
+    load_recipe(name, [*acting, given])
+    assert capsys.readouterr().err == ""
+    expected = f"override '{given}': {key}: "
+    idle = [*IDLE.get(key, ()), given]
+    if RULES[key].refused:
+        with pytest.raises(InputError) as refused:
+            load_recipe(name, idle)
+        said = str(refused.value)
+        assert said.endswith("; set that, or leave this key out")
+    else:
+        load_recipe(name, idle)
+        said = capsys.readouterr().err.removeprefix("econmt: ").removeprefix("note: ")
+    assert said.startswith(expected), said
+    assert " has no effect without " in said
+    assert said.count("\n") <= 1
+
+
+def test_shipped_recipes_have_no_value_without_effect() -> None:
+    for name in shipped_recipes():
+        assert list(idle_values(load_recipe(name))) == [], name
+
+
+def test_defaults_are_never_noted() -> None:
+    assert list(idle_values(Recipe.model_validate(load_recipe("quickstart").model_dump()))) == []
+
+
+def test_one_process_makes_keys_of_several_idle() -> None:
+    recipe = load_recipe("quickstart", ["parallel.shard_optimizer=true"])
+    assert not keys_without_effect(recipe) & PROCESSES
+    assert keys_without_effect(recipe, processes=1) >= PROCESSES
+
+
+def test_a_run_of_one_process_names_the_keys_of_several(tmp_path: Path) -> None:
+    write_text(tmp_path, {"train": 12, "valid": 3})
+    run = Run(tmp_path, tmp_path / "run", ("training.max_updates=1", "parallel.shard_optimizer=true"))
+    run.train()
+    assert "note: without effect in one process: parallel.shard_optimizer\n" in run.said()
+    plain = Run(tmp_path, tmp_path / "plain", ("training.max_updates=1",))
+    plain.train()
+    assert "without effect" not in plain.said()
+
+
+def learnt(folder: ModelFolder) -> dict[str, object]:
+    """What a run has learnt and written; the recipe, which the files of parameters hold too, left out."""
+    files: dict[str, object] = dict(snapshot(folder))
+    for name in files:
+        if name.endswith(".safetensors"):
+            tensors = load_file(folder.path / name)
+            files[name] = {key: tensor.numpy().tobytes() for key, tensor in tensors.items()}
+    return files
+
+
+TRAINED = sorted(key for key in CASES if not RULES[key].refused and not key.startswith("model.dropout"))
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("key", TRAINED)
+def test_what_is_said_to_have_no_effect_has_none(key: str, tmp_path: Path) -> None:
+    write_text(tmp_path, {"train": 24, "valid": 5, "test": 4})
+    base = ("training.max_updates=4", *IDLE.get(key, ()))
+    if "training.optimizer.name=sgd" in base:
+        base = ("training.max_updates=4", "training.optimizer={name: sgd, learning_rate: 0.1}")
+    found = []
+    for number, more in enumerate([(), (f"{key}={CASES[key][0]}",)]):
+        run = Run(tmp_path, tmp_path / str(number), (*base, *more))
+        run_recipe(run.recipe, [tmp_path], console=run.console)
+        found.append(learnt(run.folder))
+    assert found[0] == found[1]
+    assert any(name.startswith("params.") for name in found[0])
+
+
+def test_a_run_goes_on_where_only_a_value_without_effect_differs(tmp_path: Path) -> None:
+    write_text(tmp_path, {"train": 12, "valid": 3})
+    Run(tmp_path, tmp_path / "run", ("training.max_updates=2",)).train()
+    changed = ("training.max_updates=3", "training.schedule.reduce_factor=0.3")
+    assert Run(tmp_path, tmp_path / "run", changed).trainer().state.update == 2
+    acting = ("training.max_updates=3", "training.gradient_clipping.threshold=0.3")
+    with pytest.raises(InputError, match=r"training\.gradient_clipping\.threshold 1\.0 -> 0\.3"):
+        Run(tmp_path, tmp_path / "run", acting).trainer()
