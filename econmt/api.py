@@ -25,25 +25,25 @@ import torch
 from pydantic import ValidationError
 from rich.console import Console
 
-from econmt import limits
-from econmt.data.corpus import search_path
-from econmt.data.subwords import fingerprint, normalized
-from econmt.decoding.glossary import Glossary, read_glossary
+from econmt.checkpoint.checkpoints import LoadedModel, load_model
+from econmt.checkpoint.hub import local_model
+from econmt.checkpoint.lexicons import read_lexicon
+from econmt.config import limits
+from econmt.config.recipe import Recipe, find_recipe, load_recipe
+from econmt.config.yaml_reader import complaints
+from econmt.data.text.corpus import search_path
+from econmt.data.text.subwords import fingerprint, normalized
+from econmt.decoding.constraints.glossary import Glossary, read_glossary
 from econmt.decoding.requests import Request as Request
-from econmt.decoding.search import SearchOptions
-from econmt.decoding.shortlist import Shortlists
+from econmt.decoding.search.beam import SearchOptions
+from econmt.decoding.search.shortlist import Shortlists
 from econmt.decoding.translator import CHUNK_SIZE, Translation, Translator
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.model import IncrementalModel
-from econmt.recipe import Recipe, find_recipe, load_recipe
-from econmt.training.checkpoints import LoadedModel, load_model
-from econmt.training.hub import local_model
-from econmt.training.lexicons import read_lexicon
 from econmt.training.run import Outcome, run_recipe
-from econmt.typed_yaml import complaints
 
 Checkpoint = Union[str, int, Path]
 """The words "best" or "last", the update of a checkpoint, or the path of a parameter file."""
@@ -226,7 +226,7 @@ class TrainedModel:
             nbest_size: how many hypotheses of a sentence are returned.
             batch_size: sentences translated together; None: the recipe's.
             device: where to move before; None: where the models are.
-            search: other fields of :class:`~econmt.decoding.search.SearchOptions`, such as ``sample`` and ``seed``.
+            search: other fields of :class:`~econmt.decoding.search.beam.SearchOptions`, such as ``sample`` and ``seed``.
 
         Returns:
             A :class:`~econmt.decoding.translator.Translation` for each line: its text, score, tokens and ``attention``

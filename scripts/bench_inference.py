@@ -85,7 +85,7 @@ def by_ctranslate2(given: dict[str, Any]) -> Callable[[Sequence[str]], list[str]
     """What translates with a folder of CTranslate2, with text cut by the vocabulary files of ours."""
     import sentencepiece
 
-    from econmt.data.subwords import normalized, vocabulary_files
+    from econmt.data.text.subwords import normalized, vocabulary_files
 
     files = vocabulary_files(Path(given["model"]))
     source, target = (

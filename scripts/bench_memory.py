@@ -52,7 +52,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
-from econmt.data.batches import rows_of_batch
+from econmt.config.recipe import load_recipe
+from econmt.config.yaml_reader import parse_size
+from econmt.data.batching.batches import rows_of_batch
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.errors import EconmtError, InputError
 from econmt.memory.estimate.techniques import Technique
@@ -61,11 +63,9 @@ from econmt.memory.measure.tracker import Tracker
 from econmt.memory.plan.fit import fit, largest_batch
 from econmt.memory.profiling import Step
 from econmt.memory.report.tables import format_bytes, format_rate
-from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt.training.interrupts import Interrupts
-from econmt.typed_yaml import parse_size
 from econmt_ops import linear_cross_entropy
 from econmt_ops.backends.compiled import has_compiler
 

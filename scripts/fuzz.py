@@ -33,26 +33,26 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from econmt.checkpoint.checkpoints import load_model, load_state
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.state import TrainingState
+from econmt.checkpoint.tensor_files import read_metadata, read_tensors
 from econmt.cli.inspection import inspect_folder
 from econmt.cli.main import main as command
-from econmt.data.corpus import split_pair
-from econmt.data.store import StoreDescription
-from econmt.data.subwords import load_vocabularies
+from econmt.config.json_reader import parse_json
+from econmt.config.recipe import Recipe, load_recipe, parse_recipe, recipe_text
+from econmt.config.yaml_reader import check_section, load_section, walk
+from econmt.data.batching.store import StoreDescription
+from econmt.data.text.corpus import split_pair
+from econmt.data.text.subwords import load_vocabularies
 from econmt.decoding.formats import format_nbest, format_translation
 from econmt.decoding.streams import read_chunks, shown_on_terminal
 from econmt.decoding.translator import Translator
 from econmt.errors import EconmtError, printable
 from econmt.evaluation.scoring import Scorer, token_ids
 from econmt.model import IncrementalModel
-from econmt.recipe import Recipe, load_recipe, parse_recipe, recipe_text
-from econmt.training.checkpoints import load_model, load_state
-from econmt.training.folder import ModelFolder
 from econmt.training.results import ResultsFile
 from econmt.training.run import run_recipe
-from econmt.training.state import TrainingState
-from econmt.training.tensor_files import read_metadata, read_tensors
-from econmt.typed_json import parse_json
-from econmt.typed_yaml import check_section, load_section, walk
 
 SMALL = "name: n\noutput: o\ndata: {source: a, target: b, train: [c], valid: d}\nmodel: {}\ntraining: {}\n"
 TINY = """

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from econmt.data.batches import Batch, pad_batch
+from econmt.config.recipe import Recipe, load_recipe
+from econmt.data.batching.batches import Batch, pad_batch
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
-from econmt.recipe import Recipe, load_recipe
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.core.chunks import STASHES
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from econmt.training.folder import ModelFolder
+from econmt.checkpoint.folder import ModelFolder
 from scripts.kill_test import RECIPE, fingerprints, write_text
 from scripts.processes_of_run import (
     connections_to,

@@ -26,8 +26,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from econmt.training.folder import ModelFolder
-from econmt.training.state import TIMES
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.state import TIMES
 
 RECIPE = """\
 name: kill-test

@@ -15,16 +15,16 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from econmt.recipe import OPS, Ops, Recipe, implementation_names
-from econmt.recipe_conditions import RULES
-from econmt.typed_yaml import dump_yaml, members, section_kinds
+from econmt.config.conditions import RULES
+from econmt.config.recipe import OPS, Ops, Recipe, implementation_names
+from econmt.config.yaml_reader import dump_yaml, members, section_kinds
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
 INTRODUCTION = """\
 # Recipes: every key
 
 A recipe is one YAML file that describes one training run, whole. This page is made from the schema in
-`econmt/recipe.py` by `make docs`; a test keeps it up to date.
+`econmt/config/recipe.py` by `make docs`; a test keeps it up to date.
 
 ```console
 econmt recipes list                                  # what is shipped

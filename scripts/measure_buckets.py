@@ -19,16 +19,16 @@ from pathlib import Path
 
 import numpy as np
 
-from econmt.data.batches import BatchIterator, rows_of_batch
-from econmt.data.bucket_shapes import Derived, derive_shapes
-from econmt.data.buckets import count_lengths
-from econmt.data.corpus import search_path
-from econmt.data.padding import PlannedBatch, measure_padding, planned, random_batches
-from econmt.data.pair_flops import PairFlops, pair_flops
-from econmt.data.store import PreparedData, prepare
-from econmt.data.token_store import TokenStore
+from econmt.config.recipe import BatchSize, Recipe, find_recipe, load_recipe
+from econmt.data.batching.batches import BatchIterator, rows_of_batch
+from econmt.data.batching.bucket_shapes import Derived, derive_shapes
+from econmt.data.batching.buckets import count_lengths
+from econmt.data.batching.padding import PlannedBatch, measure_padding, planned, random_batches
+from econmt.data.batching.pair_flops import PairFlops, pair_flops
+from econmt.data.batching.store import PreparedData, prepare
+from econmt.data.batching.token_store import TokenStore
+from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
-from econmt.recipe import BatchSize, Recipe, find_recipe, load_recipe
 
 WIDTHS = (2, 4, 8, 10)
 MOST = (4, 8, 12, 16)

@@ -21,9 +21,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from econmt.checkpoint import tensor_files
+from econmt.checkpoint.tensor_files import check_tensors, read_tensors, write_tensors
 from econmt.data.fingerprints import describe, is_as_described
-from econmt.training import tensor_files
-from econmt.training.tensor_files import check_tensors, read_tensors, write_tensors
 
 PASSES = 5
 

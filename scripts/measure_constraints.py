@@ -18,7 +18,7 @@ from random import Random
 import sacrebleu
 
 import econmt
-from econmt.data.subwords import UNK, Vocabulary
+from econmt.data.text.subwords import UNK, Vocabulary
 
 
 def lines(path: Path, most: int) -> list[str]:

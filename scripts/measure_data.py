@@ -25,7 +25,7 @@ MAX_LENGTH = 100
 
 def generate(folder: Path, pairs: int, mean_length: float) -> None:
     """Write a store whose sentences have log-normal lengths, the two sides of a pair correlated."""
-    from econmt.data.token_store import TokenStoreWriter
+    from econmt.data.batching.token_store import TokenStoreWriter
 
     draw = np.random.default_rng(1)
     spread = 0.55
@@ -76,11 +76,11 @@ def read(folder: Path, batches: int, seeks: int) -> dict[str, object]:
     }
     result["memory_after_import_torch"] = memory()
 
-    from econmt.data.batches import BatchIterator
-    from econmt.data.bucket_shapes import Derived
-    from econmt.data.pair_flops import PairFlops
-    from econmt.data.token_store import TokenStore
-    from econmt.recipe import BatchSize
+    from econmt.config.recipe import BatchSize
+    from econmt.data.batching.batches import BatchIterator
+    from econmt.data.batching.bucket_shapes import Derived
+    from econmt.data.batching.pair_flops import PairFlops
+    from econmt.data.batching.token_store import TokenStore
 
     rule = Derived(12, PairFlops(2, 9, 0))
     began = time.perf_counter()

@@ -12,11 +12,11 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from econmt.data.batches import training_batches
-from econmt.data.corpus import find_corpus, read_lines, read_pairs
-from econmt.data.filters import language_classifier
-from econmt.data.store import prepare
-from econmt.recipe import Data, Recipe, Training
+from econmt.config.recipe import Data, Recipe, Training
+from econmt.data.batching.batches import training_batches
+from econmt.data.batching.store import prepare
+from econmt.data.text.corpus import find_corpus, read_lines, read_pairs
+from econmt.data.text.filters import language_classifier
 
 CERTAINTIES = (0.2, 0.3, 0.5, 0.7, 0.9)
 PAIRS = 5000

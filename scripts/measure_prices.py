@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from econmt.config.recipe import Recipe, WordSubwords, load_recipe
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of
 from econmt.errors import EconmtError
@@ -23,7 +24,6 @@ from econmt.memory.plan.planner import describe
 from econmt.memory.plan.prices import settings
 from econmt.memory.profiling import Step
 from econmt.model import Implementations
-from econmt.recipe import Recipe, WordSubwords, load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 

@@ -22,9 +22,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from econmt.data.batches import Batch, pad_batch, rows_of_batch, training_batches
-from econmt.data.corpus import search_path
-from econmt.data.store import prepare
+from econmt.config.recipe import Recipe, WordSubwords, find_recipe, load_recipe
+from econmt.data.batching.batches import Batch, pad_batch, rows_of_batch, training_batches
+from econmt.data.batching.store import prepare
+from econmt.data.text.corpus import search_path
 from econmt.engine.devices import trims_batches
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep
@@ -34,7 +35,6 @@ from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.model import EncoderOutput, Implementations, TranslationModel
 from econmt.model.decoder import InputFeedingDecoder, Memory, Recurrent
 from econmt.model.layers import draw_seed, weights_of
-from econmt.recipe import Recipe, WordSubwords, find_recipe, load_recipe
 from econmt.tasks.translation import TranslationTask
 from econmt.training.interrupts import Interrupts
 from econmt_ops.additive_attention.reference import LAYER_NORM_EPSILON

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from econmt.data.corpus import read_lines
+from econmt.data.text.corpus import read_lines
 
 WARM = 0.2
 """The share of the time in which memory may still grow: allocators keep what a first crowd needed."""

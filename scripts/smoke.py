@@ -198,7 +198,7 @@ EXTRAS = {
     "pyarrow": """
         import pyarrow, pyarrow.parquet
         from pathlib import Path
-        from econmt.data.corpus import find_corpus, read_pairs
+        from econmt.data.text.corpus import find_corpus, read_pairs
         rows = {"en": ["a", "b"], "de": ["c", "d"]}
         pyarrow.parquet.write_table(pyarrow.table(rows), "pairs.parquet")
         corpus = find_corpus("pairs", "en", "de", [Path.cwd()], False)

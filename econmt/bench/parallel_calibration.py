@@ -16,6 +16,8 @@ import torch.distributed as dist
 from econmt.bench.parallel_hardware import LINKS
 from econmt.bench.parallel_processes import Job, together
 from econmt.bench.parallel_profile import Alone, chosen_by_auto, measured_profile
+from econmt.config.json_reader import Record, json_text, read_json
+from econmt.config.recipe import Recipe
 from econmt.data.files import write_atomically
 from econmt.engine.precision import precision_of
 from econmt.engine.threads import usable_cores
@@ -23,8 +25,6 @@ from econmt.errors import InputError
 from econmt.model import Implementations
 from econmt.parallel.cost_layers import Layer, Profile, Side, Unit
 from econmt.parallel.cost_network import Link, Machine
-from econmt.recipe import Recipe
-from econmt.typed_json import Record, json_text, read_json
 from econmt_ops.dispatch.measurements import processor
 from econmt_ops.dispatch.timing import quantile, synchronizer
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from econmt.data.pair_flops import PairFlops, pair_flops
+from econmt.config.model import LayerShape, Model, layer_shapes
+from econmt.config.recipe import LanguageModelSection, Recipe
+from econmt.data.batching.pair_flops import PairFlops, pair_flops
 from econmt.parallel.cost_layers import Layer, Points, Profile, Side, Unit
 from econmt.parallel.cost_network import Link, Machine
-from econmt.recipe import LanguageModelSection, Recipe
-from econmt.recipe_model import LayerShape, Model, layer_shapes
 
 LINKS = {
     link.name: link

@@ -8,14 +8,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from econmt.data.batches import rows_of_batch
-from econmt.data.bucket_shapes import Counts, Derived, choose, derive_shapes
-from econmt.data.corpus import read_lines
-from econmt.data.pair_flops import PairFlops, pair_flops
+from econmt.config.model import Model
+from econmt.config.recipe import Recipe
+from econmt.data.batching.batches import rows_of_batch
+from econmt.data.batching.bucket_shapes import Counts, Derived, choose, derive_shapes
+from econmt.data.batching.pair_flops import PairFlops, pair_flops
+from econmt.data.text.corpus import read_lines
 from econmt.errors import InputError
 from econmt.parallel.cost_layers import Batch
-from econmt.recipe import Recipe
-from econmt.recipe_model import Model
 
 Buckets = Literal["derived", "none"]
 
@@ -56,7 +56,7 @@ def counts_of_figures(text: TextFigures) -> Counts:
     distribution alone would have one of 98 words in the Penn Treebank.
 
     Returns:
-        (2, T + 1): see :data:`econmt.data.bucket_shapes.Counts`; there is one source position.
+        (2, T + 1): see :data:`econmt.data.batching.bucket_shapes.Counts`; there is one source position.
     """
     mean, share = text.words / text.sentences, text.held / text.sentences
 

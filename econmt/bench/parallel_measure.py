@@ -15,20 +15,20 @@ from econmt.bench.parallel_processes import Job, together
 from econmt.bench.parallel_profile import shape_of
 from econmt.bench.rows import Row, Say
 from econmt.bench.training import vocabulary_sizes
-from econmt.data.batch import AnyBatch
+from econmt.config.parallel import check_pipeline
+from econmt.config.recipe import LanguageModelSection, Recipe
+from econmt.data.batching.batch import AnyBatch
+from econmt.engine.communicator import World
 from econmt.engine.devices import peak_memory
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep
-from econmt.engine.world import World
 from econmt.errors import EconmtError
 from econmt.model import Implementations
 from econmt.parallel.cost_layers import Batch, Division
 from econmt.parallel.cost_model import Kind, best, predict
-from econmt.parallel.place import place_of_environment
 from econmt.parallel.processes import joined
-from econmt.recipe import LanguageModelSection, Recipe
-from econmt.recipe_parallel import check_pipeline
+from econmt.parallel.rank_environment import place_of_environment
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.pipelines import make_pipeline
 from econmt_ops.dispatch.timing import quantile, synchronizer

@@ -11,14 +11,14 @@ import torch
 
 from econmt.bench.parallel_hardware import H200, paper_profile
 from econmt.bench.training import vocabulary_sizes
-from econmt.data.batch import AnyBatch
+from econmt.config.recipe import LanguageModelSection, Recipe
+from econmt.data.batching.batch import AnyBatch
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import Precision, precision_of
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.ledger import measure_step
 from econmt.model import Implementations
 from econmt.parallel.cost_layers import Layer, Phase, Profile, value_at
-from econmt.recipe import LanguageModelSection, Recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.choice import choose_implementations, measure

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from econmt.bench.rows import Row, save_figure
+from econmt.config.recipe import Recipe, load_recipe
 from econmt.parallel.cost_layers import Batch, Division, Profile
 from econmt.parallel.cost_model import Kind, Prediction, best, predict
 from econmt.parallel.cost_network import Machine
-from econmt.recipe import Recipe, load_recipe
 
 RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 

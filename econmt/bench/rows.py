@@ -16,8 +16,8 @@ import torch
 from rich.table import Table
 
 import econmt
+from econmt.checkpoint.tensor_files import write_text
 from econmt.errors import InputError
-from econmt.training.tensor_files import write_text
 from econmt_ops.dispatch.measurements import processor, sources
 from econmt_ops.dispatch.timing import Timing, alternate, synchronizer
 

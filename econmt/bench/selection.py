@@ -13,10 +13,10 @@ from torch import Tensor
 
 import econmt_ops
 from econmt.bench.rows import Row, Say
+from econmt.config.recipe import Recipe
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations
-from econmt.recipe import Recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.choice import POSITIONS, choose_implementations, measure

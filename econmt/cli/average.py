@@ -9,20 +9,20 @@ from typing import Annotated
 import typer
 from torch import Tensor
 
-from econmt import limits
+from econmt.checkpoint.checkpoints import check_vocabulary
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.quantized import restored
+from econmt.checkpoint.tensor_files import read_tensors
 from econmt.cli.computing import use_threads
 from econmt.cli.inspection import checkpoint_scores, read_metrics, read_recipe
 from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption
+from econmt.config import limits
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
-from econmt.data.subwords import fingerprint
+from econmt.data.text.subwords import fingerprint
 from econmt.decoding.averaging import average_tensors, choose_checkpoints
 from econmt.errors import InputError, printable
-from econmt.training.checkpoints import check_vocabulary
-from econmt.training.export import check_new, write_model
-from econmt.training.folder import ModelFolder
-from econmt.training.quantized import restored
-from econmt.training.tensor_files import read_tensors
+from econmt.export.model_folder import check_new, write_model
 
 
 class Strategy(str, Enum):

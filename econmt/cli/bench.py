@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from econmt import limits
 from econmt.bench import layouts, selection, training
 from econmt.bench.rows import Row, Say, append_csv, read_csv
 from econmt.cli.bench_parallel import parallel_command
@@ -26,10 +25,11 @@ from econmt.cli.options import (
     within,
 )
 from econmt.cli.workload import find_workload
+from econmt.config import limits
+from econmt.config.recipe import load_recipe
 from econmt.data.tables import WIDTH
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
-from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.training.choice import expected_updates
 

@@ -10,7 +10,6 @@ from typing import Annotated, NamedTuple, get_args
 import torch
 import typer
 
-from econmt import limits
 from econmt.bench import parallel_calibration, parallel_hardware, parallel_measure, parallel_simulation
 from econmt.bench.parallel_calibration import Calibration, Setting
 from econmt.bench.parallel_lengths import (
@@ -24,14 +23,15 @@ from econmt.bench.rows import Row, Say
 from econmt.bench.training import vocabulary_sizes
 from econmt.cli.measuring import CsvOption, Place, PlotOption
 from econmt.cli.options import DeviceOption, OverridesArgument, check_writable, refuse_idle, within
-from econmt.data.batches import rows_of_batch
+from econmt.config import limits
+from econmt.config.recipe import LanguageModelSection, Recipe, load_recipe
+from econmt.data.batching.batches import rows_of_batch
 from econmt.data.tables import WIDTH
 from econmt.engine.precision import precision_of_run
 from econmt.errors import InputError
 from econmt.parallel.cost_layers import Batch, Profile
 from econmt.parallel.cost_model import KINDS, Kind
 from econmt.parallel.cost_network import Machine
-from econmt.recipe import LanguageModelSection, Recipe, load_recipe
 
 MOST_RANKS = 65_536
 FULL_LENGTH = 50

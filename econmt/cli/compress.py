@@ -10,26 +10,26 @@ import typer
 from rich.table import Table
 from torch import Tensor
 
-from econmt import limits
+from econmt.checkpoint.checkpoints import check_model, check_vocabulary, parameter_file
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.quantized import restored
+from econmt.checkpoint.tensor_files import read_tensors
 from econmt.cli.computing import use_threads
 from econmt.cli.consoles import table_console
 from econmt.cli.inspection import read_recipe
 from econmt.cli.options import ModelOption, NewModelOption, ThreadsOption, refuse_idle
+from econmt.config import limits
+from econmt.config.model import CELLS, rank_limit
+from econmt.config.recipe import Model, recipe_text
+from econmt.config.unfused import decoder_steps, encoder_steps
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
-from econmt.data.subwords import fingerprint
 from econmt.data.tables import print_table
+from econmt.data.text.subwords import fingerprint
 from econmt.errors import InputError, printable
+from econmt.export.model_folder import check_new, write_model
 from econmt.memory.report.tables import format_bytes
 from econmt.model.compression import PARTS, Compressed, compress_tensors, lstm_matrices, rank_for, with_ranks
-from econmt.recipe import Model, recipe_text
-from econmt.recipe_model import CELLS, rank_limit
-from econmt.recipe_stepped import decoder_steps, encoder_steps
-from econmt.training.checkpoints import check_model, check_vocabulary, parameter_file
-from econmt.training.export import check_new, write_model
-from econmt.training.folder import ModelFolder
-from econmt.training.quantized import restored
-from econmt.training.tensor_files import read_tensors
 
 
 def compress(

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from econmt.api import TrainedModel, load
-from econmt.data.corpus import count_lines
 from econmt.data.files import notice
 from econmt.data.progress_bars import counting, seen, status_line
+from econmt.data.text.corpus import count_lines
 from econmt.decoding.streams import LineOutput
 from econmt.engine.devices import give_back_library_pages
 from econmt.engine.threads import crowded, missing_library

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from econmt import limits
 from econmt.cli.options import within
+from econmt.config import limits
 
 BeamOption = Annotated[
     int | None,

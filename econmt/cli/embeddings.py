@@ -11,12 +11,12 @@ from typing import Annotated
 import torch
 import typer
 
-from econmt import limits
+from econmt.checkpoint.checkpoints import load_task
 from econmt.cli.options import ModelOption
-from econmt.data.subwords import Vocabulary
+from econmt.config import limits
+from econmt.data.text.subwords import Vocabulary
 from econmt.errors import InputError, printable
 from econmt.model import TranslationModel
-from econmt.training.checkpoints import load_task
 from econmt.training.vector_files import write_vectors
 
 

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 from sacrebleu.metrics.base import Metric
 
-from econmt import limits
 from econmt.cli.options import refuse_idle
-from econmt.data.corpus import read_lines
+from econmt.config import limits
+from econmt.config.json_reader import json_text
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
+from econmt.data.text.corpus import read_lines
 from econmt.decoding.streams import STANDARD_INPUT, read_chunks, standard_input
 from econmt.errors import InputError, printable
 from econmt.evaluation.metrics import (
@@ -26,7 +27,6 @@ from econmt.evaluation.metrics import (
     paired_bootstrap,
     tokenizer_of,
 )
-from econmt.typed_json import json_text
 
 
 def evaluate(

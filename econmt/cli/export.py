@@ -9,15 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from econmt import limits
+from econmt.checkpoint.checkpoints import load_task
+from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.model_card import card_of, check_licence
 from econmt.cli.options import refuse_idle
+from econmt.config import limits
 from econmt.data.progress_bars import status_line
 from econmt.errors import InputError, printable
-from econmt.training.checkpoints import load_task
-from econmt.training.export import check_new, export_model
-from econmt.training.folder import ModelFolder
-from econmt.training.runtime_export import export_runtime
+from econmt.export.model_folder import check_new, export_model
+from econmt.export.runtime import export_runtime
 
 
 class ExportPrecision(str, Enum):

@@ -12,12 +12,12 @@ import torch
 import typer
 from safetensors.torch import save
 
+from econmt.checkpoint.checkpoints import parameter_file
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.tensor_files import read_tensors
 from econmt.cli.options import ModelOption
 from econmt.data.files import whole_file
 from econmt.errors import InputError, printable
-from econmt.training.checkpoints import parameter_file
-from econmt.training.folder import ModelFolder
-from econmt.training.tensor_files import read_tensors
 
 
 def extract(

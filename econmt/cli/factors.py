@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from econmt.data.corpus import read_lines
+from econmt.data.text.corpus import read_lines
 from econmt.decoding.requests import Request
 from econmt.errors import InputError
 

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from econmt import limits
 from econmt.cli import options
 from econmt.cli.options import ProductPrecision
 from econmt.cli.text_models import load_reader
 from econmt.cli.translate import TemperatureOption, TopKOption
-from econmt.data.subwords import EOS
+from econmt.config import limits
+from econmt.data.text.subwords import EOS
 from econmt.decoding.streams import LineOutput
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from econmt.cli.inspection import inspect_folder
+from econmt.config.json_reader import json_text
 from econmt.data.tables import WIDTH
 from econmt.errors import printable
 from econmt.memory.report.tables import format_bytes
-from econmt.typed_json import json_text
 
 METRIC_COLUMNS = (
     ("update", "update", "{:.0f}"),

@@ -14,18 +14,18 @@ import torch
 from safetensors import safe_open
 
 import econmt
-from econmt import limits
-from econmt.data.subwords import fingerprint, load_vocabularies, vocabulary_files
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.quantized import STEPS
+from econmt.checkpoint.tensor_files import model_description, read_metadata
+from econmt.config import limits
+from econmt.config.optimizer import METRICS
+from econmt.config.recipe import LanguageModelSection, Model, Recipe, TextData
+from econmt.config.recipe import read_recipe as recipe_of_folder
+from econmt.config.yaml_reader import check_section
+from econmt.data.text.subwords import fingerprint, load_vocabularies, vocabulary_files
 from econmt.errors import InputError
-from econmt.recipe import LanguageModelSection, Model, Recipe, TextData
-from econmt.recipe import read_recipe as recipe_of_folder
-from econmt.recipe_optimizer import METRICS
 from econmt.tasks.registry import task_of_sizes
-from econmt.training.folder import ModelFolder
-from econmt.training.quantized import STEPS
 from econmt.training.results import read_results
-from econmt.training.tensor_files import model_description, read_metadata
-from econmt.typed_yaml import check_section
 
 FOREIGN = "give a folder that econmt train, average or export wrote"
 

@@ -10,19 +10,19 @@ from typing import Annotated
 import torch
 import typer
 
-from econmt import limits
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.lexicons import write_lexicon
 from econmt.cli.inspection import read_recipe
 from econmt.cli.options import DataDirOption, ModelOption, check_not_of_model, check_writable
-from econmt.data.corpus import Corpus, find_corpus, read_pairs, search_path
+from econmt.config import limits
+from econmt.config.recipe import Data
 from econmt.data.files import notice
-from econmt.data.lexicon import learn_lexicon
 from econmt.data.progress_bars import status_line
-from econmt.data.subwords import fingerprint, load_vocabularies, sample_pairs
+from econmt.data.text.corpus import Corpus, find_corpus, read_pairs, search_path
+from econmt.data.text.lexicon import learn_lexicon
+from econmt.data.text.subwords import fingerprint, load_vocabularies, sample_pairs
 from econmt.decoding.streams import check_not_read
 from econmt.errors import InputError, printable
-from econmt.recipe import Data
-from econmt.training.folder import ModelFolder
-from econmt.training.lexicons import write_lexicon
 
 _PAIRS = 300_000
 

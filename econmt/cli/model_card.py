@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import econmt
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.tensor_files import read_tensors
 from econmt.cli.inspection import read_metrics
-from econmt.data.catalog import CATALOG
-from econmt.data.store import META_FILE, open_prepared
+from econmt.config.recipe import Data, Recipe, TextData, read_recipe
+from econmt.config.yaml_reader import dump_yaml
+from econmt.data.batching.store import META_FILE, open_prepared
+from econmt.data.text.catalog import CATALOG
 from econmt.errors import InputError
 from econmt.memory.report.tables import format_bytes
-from econmt.recipe import Data, Recipe, TextData, read_recipe
-from econmt.training.folder import ModelFolder
 from econmt.training.results import ResultsFile, read_results
-from econmt.training.tensor_files import read_tensors
-from econmt.typed_yaml import dump_yaml
 
 
 class _Facts(NamedTuple):

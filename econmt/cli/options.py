@@ -13,9 +13,9 @@ from typing import Annotated, TypeVar, Union
 
 import typer
 
-from econmt import limits
+from econmt.config import limits
+from econmt.config.yaml_reader import parse_size
 from econmt.errors import InputError
-from econmt.typed_yaml import parse_size
 
 Numbers = TypeVar("Numbers", bound=Union[float, Sequence[float], None])
 

@@ -9,26 +9,26 @@ from typing import Annotated
 import typer
 
 from econmt.cli.options import DataDirOption, OverridesArgument, RecipeArgument, VerifyOption
-from econmt.data.batches import bucket_rule, training_batches
-from econmt.data.bucket_shapes import Counts, Derived
-from econmt.data.buckets import bucket_table, count_lengths
-from econmt.data.corpus import search_path
-from econmt.data.filters import report_lines
-from econmt.data.padding import (
+from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe
+from econmt.data.batching.batches import bucket_rule, training_batches
+from econmt.data.batching.bucket_shapes import Counts, Derived
+from econmt.data.batching.buckets import bucket_table, count_lengths
+from econmt.data.batching.padding import (
     measure_padding,
     padded_to_buckets,
     planned,
     random_batches,
     real_work,
 )
-from econmt.data.pair_flops import PairFlops, pair_flops
+from econmt.data.batching.pair_flops import PairFlops, pair_flops
+from econmt.data.batching.store import PreparedData, store_folder
+from econmt.data.batching.store import prepare as prepare_data
+from econmt.data.batching.token_store import length_quantiles
 from econmt.data.progress_bars import status_line
-from econmt.data.store import PreparedData, store_folder
-from econmt.data.store import prepare as prepare_data
-from econmt.data.token_store import length_quantiles
+from econmt.data.text.corpus import search_path
+from econmt.data.text.filters import report_lines
 from econmt.errors import InputError, printable
 from econmt.memory.report.tables import format_bytes
-from econmt.recipe import Recipe, TextData, find_recipe, load_recipe
 
 COMPARED_WIDTHS = (2, 4, 8, 10)
 """Of fixed buckets, whose padding is told beside that of the recipe's."""

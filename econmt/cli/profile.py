@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from econmt import limits
+from econmt.checkpoint.tensor_files import write_text
 from econmt.cli.computing import warn_of_slowness
 from econmt.cli.consoles import table_console
 from econmt.cli.options import (
@@ -29,14 +29,16 @@ from econmt.cli.options import (
     refuse_idle,
 )
 from econmt.cli.workload import Found, find_workload
+from econmt.config import limits
+from econmt.config.recipe import Recipe, load_recipe
 from econmt.data.files import writing
 from econmt.data.progress_bars import status_line
 from econmt.data.tables import print_table
+from econmt.engine.communicator import rows_of_share
 from econmt.engine.devices import check_device_name, reproducible, resolve_device
-from econmt.engine.fixed import fix_parameters
+from econmt.engine.freeze import fix_parameters
 from econmt.engine.precision import Precision, precision_of_run
 from econmt.engine.threads import threads_for
-from econmt.engine.world import rows_of_share
 from econmt.errors import InputError
 from econmt.memory.estimate.techniques import Say, Technique, estimate, estimates, techniques
 from econmt.memory.measure.byte_budget import budget_bytes
@@ -50,11 +52,9 @@ from econmt.memory.profiling import profile as measure_profile
 from econmt.memory.report.page import page
 from econmt.memory.report.tables import Report, fit_data, fit_table, print_report, report_data
 from econmt.model import Implementations
-from econmt.parallel.lone_rank import ALONE, Rank, ranks_that_differ
-from econmt.recipe import Recipe, load_recipe
+from econmt.parallel.simulated_rank import ALONE, Rank, ranks_that_differ
 from econmt.training.choice import settle
 from econmt.training.pipelines import check_ranks
-from econmt.training.tensor_files import write_text
 from econmt_ops.backends.compiled import has_compiler
 from econmt_ops.dispatch.rule import rules_only
 

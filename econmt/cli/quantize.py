@@ -8,19 +8,19 @@ from typing import Annotated
 import torch
 import typer
 
+from econmt.checkpoint.checkpoints import check_model, check_vocabulary, parameter_file
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.quantized import quantized
+from econmt.checkpoint.tensor_files import read_tensors
 from econmt.cli.inspection import read_recipe
 from econmt.cli.options import ModelOption, NewModelOption
+from econmt.config.recipe import Model
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
-from econmt.data.subwords import fingerprint
+from econmt.data.text.subwords import fingerprint
 from econmt.errors import InputError, printable
+from econmt.export.model_folder import check_new, write_model
 from econmt.memory.report.tables import format_bytes
-from econmt.recipe import Model
-from econmt.training.checkpoints import check_model, check_vocabulary, parameter_file
-from econmt.training.export import check_new, write_model
-from econmt.training.folder import ModelFolder
-from econmt.training.quantized import quantized
-from econmt.training.tensor_files import read_tensors
 
 
 class MatrixPrecision(str, Enum):

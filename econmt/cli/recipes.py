@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from econmt.cli.options import OverridesArgument, RecipeArgument
+from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
 from econmt.data.files import whole_file, writing
 from econmt.data.tables import WIDTH
 from econmt.errors import InputError, printable, talk
-from econmt.recipe import Recipe, TextData, find_recipe, load_recipe, recipe_text, shipped_recipes
 
 app = typer.Typer(help="List, copy, show and validate recipes.", no_args_is_help=True, rich_markup_mode=None)
 

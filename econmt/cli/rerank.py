@@ -10,13 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from econmt import limits
+from econmt.checkpoint.hub import local_model
 from econmt.cli import options
 from econmt.cli.computing import counting_lines, load_models
 from econmt.cli.options import ProductPrecision, within
 from econmt.cli.text_models import holds_language_model
-from econmt.data.corpus import read_lines
+from econmt.config import limits
 from econmt.data.files import notice
+from econmt.data.text.corpus import read_lines
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
 from econmt.errors import InputError
 from econmt.evaluation.metrics import tokenizer_of
@@ -31,7 +32,6 @@ from econmt.evaluation.reranking import (
     rerank as reranked,
 )
 from econmt.evaluation.scoring import Scorer
-from econmt.training.hub import local_model
 
 LISTS_AT_ONCE = 64
 """Sentences whose lists are scored together."""

@@ -12,20 +12,20 @@ from typing import Annotated, Any
 
 import typer
 
+from econmt.checkpoint.hub import local_model
 from econmt.cli import options
 from econmt.cli.computing import counting_lines, load_models
 from econmt.cli.factors import FactorFiles, SourceFactorsOption
 from econmt.cli.options import AveragingMode, ProductPrecision
 from econmt.cli.text_models import holds_language_model, load_reader, score_text
-from econmt.data.corpus import Corpus, read_pairs, split_pair
+from econmt.config.json_reader import json_text
+from econmt.data.text.corpus import Corpus, read_pairs, split_pair
 from econmt.decoding.requests import Request
-from econmt.decoding.search import SearchOptions, length_penalty
+from econmt.decoding.search.beam import SearchOptions, length_penalty
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
 from econmt.decoding.translator import CHUNK_SIZE
 from econmt.errors import InputError
 from econmt.evaluation.scoring import ScoredPair, Scorer, token_ids
-from econmt.training.hub import local_model
-from econmt.typed_json import json_text
 
 
 class ScoreType(str, Enum):

@@ -10,19 +10,19 @@ from typing import Annotated
 
 import typer
 
-from econmt import limits
 from econmt.api import TrainedModel
+from econmt.checkpoint.folder import ModelFolder
 from econmt.cli import controls, options
 from econmt.cli.computing import load_models
 from econmt.cli.options import within
+from econmt.config import limits
+from econmt.config.recipe import read_recipe
+from econmt.config.yaml_reader import shortened
 from econmt.data.files import notice
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import LEAST_SIZE, int8_pays
 from econmt.errors import InputError
-from econmt.recipe import read_recipe
-from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
-from econmt.typed_yaml import shortened
 
 ServePrecisionOption = Annotated[
     controls.SearchPrecision,

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import torch
 
+from econmt.checkpoint.checkpoints import load_task
+from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.computing import warn_of_slowness
 from econmt.cli.inspection import read_recipe
 from econmt.cli.options import ProductPrecision
-from econmt.data.corpus import read_lines
+from econmt.config.json_reader import json_text
 from econmt.data.files import notice
+from econmt.data.text.corpus import read_lines
 from econmt.decoding.streams import LineOutput, read_chunks, standard_input
 from econmt.decoding.text_reader import ScoredLine, TextReader
 from econmt.engine.devices import resolve_device
@@ -21,9 +24,6 @@ from econmt.engine.precision import precision_of
 from econmt.engine.threads import threads_for
 from econmt.errors import InputError
 from econmt.model.language_model import LanguageModel
-from econmt.training.checkpoints import load_task
-from econmt.training.folder import ModelFolder
-from econmt.typed_json import json_text
 
 CHUNK = 1000
 """Lines that are read at once."""

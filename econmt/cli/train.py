@@ -10,7 +10,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from econmt import limits
+from econmt.checkpoint.checkpoints import load_state
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.state import seed_everything
 from econmt.cli.consoles import table_console
 from econmt.cli.options import (
     DataDirOption,
@@ -21,30 +23,29 @@ from econmt.cli.options import (
     VerifyOption,
     as_overrides,
 )
-from econmt.data.batches import bucket_rule, training_batches
-from econmt.data.buckets import assign_buckets
-from econmt.data.corpus import search_path
-from econmt.data.store import PreparedData, left_out, prepare, store_folder
+from econmt.config import limits
+from econmt.config.optimizer import METRICS
+from econmt.config.recipe import Recipe, TextData, find_recipe, load_recipe
+from econmt.data.batching.batches import bucket_rule, training_batches
+from econmt.data.batching.buckets import assign_buckets
+from econmt.data.batching.store import PreparedData, prepare, store_folder
 from econmt.data.tables import print_table
+from econmt.data.text.corpus import search_path
+from econmt.data.text.filters import left_out
+from econmt.engine.communicator import World
 from econmt.engine.devices import resolve_device
 from econmt.engine.precision import precision_of_run
-from econmt.engine.world import World
 from econmt.errors import InputError, printable
 from econmt.memory.plan.planner import plan_table
 from econmt.memory.report.tables import table as ledger_table
-from econmt.parallel.lone_rank import LoneRank, Rank
-from econmt.parallel.place import Place, place_of_environment, take_own_gpu
 from econmt.parallel.processes import joined
-from econmt.recipe import Recipe, TextData, find_recipe, load_recipe
-from econmt.recipe_optimizer import METRICS
+from econmt.parallel.rank_environment import Place, place_of_environment, take_own_gpu
+from econmt.parallel.simulated_rank import LoneRank, Rank
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
-from econmt.training.checkpoints import load_state
-from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupted
 from econmt.training.results import Results
 from econmt.training.run import Outcome, run_recipe
-from econmt.training.state import seed_everything
 
 
 def train(
@@ -203,7 +204,7 @@ def _intention(recipe: Recipe, prepared: PreparedData) -> list[str]:
     return [
         f"{recipe.name}: {begin} in {folder.path}, on {resolve_device(training.device)}",
         f"learns from {len(prepared.train):,} {what} of {files}",
-        *filter(None, [left_out(recipe, prepared)]),
+        *filter(None, [left_out(recipe, prepared.statistics)]),
         f"saves and validates every {training.checkpoint_interval:,} updates",
         f"ends at {' or '.join(ends)}" if ends else "ends when it is told to: no limit is set",
         "nothing is trained now; the same without --dry-run does it",

@@ -12,16 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
-from econmt import limits
 from econmt.cli import controls, options
 from econmt.cli.computing import counting_lines, load_models
 from econmt.cli.factors import FactorFiles, FactorsOption
 from econmt.cli.options import AveragingMode, within
-from econmt.data.corpus import read_lines
+from econmt.config import limits
 from econmt.data.files import notice
+from econmt.data.text.corpus import read_lines
 from econmt.decoding.attention_picture import draw_attention, missing_note
+from econmt.decoding.constraints.glossary import read_avoid_list
 from econmt.decoding.formats import format_nbest, format_translation
-from econmt.decoding.glossary import read_avoid_list
 from econmt.decoding.paragraphs import ParagraphTranslator, sentence_splitter
 from econmt.decoding.requests import Request, read_request
 from econmt.decoding.streams import STANDARD_INPUT, LineOutput, read_chunks, standard_input
@@ -206,7 +206,7 @@ _OF_SEARCH = (
     "restore_case",
     "markup",
 )
-"""Options that are fields of :class:`~econmt.decoding.search.SearchOptions` of the same name."""
+"""Options that are fields of :class:`~econmt.decoding.search.beam.SearchOptions` of the same name."""
 
 
 def _search_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from econmt import limits
 from econmt.bench.training import vocabulary_sizes
-from econmt.data.batches import rows_of_batch, training_batches
-from econmt.data.corpus import search_path
-from econmt.data.store import PreparedData, holds_text_of, open_prepared, prepare, store_folder
+from econmt.config import limits
+from econmt.config.recipe import Recipe, TextData, find_recipe
+from econmt.data.batching.batches import rows_of_batch, training_batches
+from econmt.data.batching.store import PreparedData, holds_text_of, open_prepared, prepare, store_folder
+from econmt.data.text.corpus import search_path
 from econmt.errors import InputError
-from econmt.recipe import Recipe, TextData, find_recipe
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.registry import make_task, task_of_sizes
 

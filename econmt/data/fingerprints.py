@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from econmt.data.download import text_checksum
+from econmt.data.text.download import text_checksum
 from econmt.errors import InputError
 
 _BLOCK = 16 << 10

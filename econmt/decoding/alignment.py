@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from econmt.data.subwords import (
+from econmt.data.text.subwords import (
     UNK,
     SentencePieceVocabulary,
     Vocabularies,
@@ -18,7 +18,7 @@ from econmt.data.subwords import (
     normalized,
     split_words,
 )
-from econmt.decoding.phrases import BLANK
+from econmt.decoding.constraints.phrases import BLANK
 
 
 def hard_alignment(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from econmt.config.json_reader import json_text
 from econmt.decoding.translator import NBestEntry, Translation
-from econmt.typed_json import json_text
 
 OutputType = Literal["translation", "score", "translation_with_alignments", "json", "attention"]
 ATTENTION_DIGITS = 5

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from econmt.data.subwords import BLANKS
+from econmt.data.text.subwords import BLANKS
 
 _TAG = re.compile(
     r"<!--.{0,1000}?-->"

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.subwords import BOS, EOS, PAD, UNK
-from econmt.decoding.control import Control, Wish
-from econmt.decoding.phrases import BLANK, Spelling
+from econmt.data.text.subwords import BOS, EOS, PAD, UNK
+from econmt.decoding.constraints.batch import Control, Wish
+from econmt.decoding.constraints.phrases import BLANK, Spelling
+from econmt.decoding.constraints.tokens import Wishes
 from econmt.decoding.requests import Request
-from econmt.decoding.search import beam_search, output_limits
+from econmt.decoding.search.beam import beam_search, output_limits
 from econmt.decoding.translator import Translator, evaluation_mode, one_line, pad_sources
-from econmt.decoding.wishes import Wishes
 
 _TRIED = 3
 """Times as many first tokens are gone on from as words are wanted: some begin the same word."""
@@ -27,7 +27,7 @@ class NextWord(NamedTuple):
         word: what stands between spaces.
         probability: of the token that begins it, after the beginning that was given.
         text: the translation that the search finds with it.
-        score: of that, see :class:`~econmt.decoding.search.Hypothesis`.
+        score: of that, see :class:`~econmt.decoding.search.beam.Hypothesis`.
     """
 
     word: str

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from econmt import limits
-from econmt.data.subwords import normalized
+from econmt.config import limits
+from econmt.config.json_reader import json_text, parse_json
+from econmt.config.yaml_reader import complaints
+from econmt.data.text.subwords import normalized
 from econmt.errors import InputError
-from econmt.typed_json import json_text, parse_json
-from econmt.typed_yaml import complaints
 
 _UNREADABLE = re.compile("[\0\ud800-\udfff]")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from econmt import limits
-from econmt.data.corpus import decode_line
+from econmt.config import limits
 from econmt.data.files import notice, writing
+from econmt.data.text.corpus import decode_line
 from econmt.errors import InputError, printable
 
 PAUSE_SECONDS = 0.1

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from econmt.data.subwords import BOS, EOS, PAD, Vocabulary, split_words
-from econmt.decoding.sampling import draw
+from econmt.data.text.subwords import BOS, EOS, PAD, Vocabulary, split_words
+from econmt.decoding.search.sampling import draw
 from econmt.decoding.translator import autocast
 from econmt.model.language_model import LanguageModel, State
 from econmt_ops import linear_cross_entropy

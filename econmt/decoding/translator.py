@@ -14,23 +14,23 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from econmt import recipe
-from econmt.data.source_factors import encode_sources
-from econmt.data.subwords import EOS, PAD, UNK, Vocabularies
+from econmt.config import recipe
+from econmt.data.text.source_factors import encode_sources
+from econmt.data.text.subwords import EOS, PAD, UNK, Vocabularies
 from econmt.decoding.alignment import copied, hard_alignment, joined
-from econmt.decoding.continuous import ContinuousSearch, Sentence
-from econmt.decoding.control import Control, Wish
-from econmt.decoding.diversity import Diversity
-from econmt.decoding.ensemble import as_one
-from econmt.decoding.glossary import Glossary
+from econmt.decoding.constraints.batch import Control, Wish
+from econmt.decoding.constraints.glossary import Glossary
+from econmt.decoding.constraints.tokens import Wishes
 from econmt.decoding.markup import Marked, put_back, take_out
-from econmt.decoding.native_search import has_native_search, native_search, search_name
 from econmt.decoding.requests import Request
-from econmt.decoding.sampling import sample
-from econmt.decoding.search import Hypothesis, SearchOptions, Steering, beam_search, output_limits
-from econmt.decoding.search_model import SearchModel
-from econmt.decoding.shortlist import Restricted, Shortlists
-from econmt.decoding.wishes import Wishes
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, Steering, beam_search, output_limits
+from econmt.decoding.search.continuous import ContinuousSearch, Sentence
+from econmt.decoding.search.diversity import Diversity
+from econmt.decoding.search.ensemble import as_one
+from econmt.decoding.search.model import SearchModel
+from econmt.decoding.search.native import has_native_search, native_search, search_name
+from econmt.decoding.search.sampling import sample
+from econmt.decoding.search.shortlist import Restricted, Shortlists
 from econmt.errors import EconmtError, InputError
 from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid
@@ -50,7 +50,7 @@ class NBestEntry(NamedTuple):
     Attributes:
         text: detokenised text, always a single line.
         tokens: the same as the vocabulary cuts it, EOS left out.
-        ids, score, log_probability, attention, cut: see :class:`~econmt.decoding.search.Hypothesis`.
+        ids, score, log_probability, attention, cut: see :class:`~econmt.decoding.search.beam.Hypothesis`.
         alignment: pairs of source and target words, what stands between spaces, each target word with those that it saw
             most; empty without attention.
     """
@@ -190,14 +190,14 @@ class Translator:
         warn: takes one line about a doubtful input line.
         watch: called between the steps of a search; what it raises ends it.
         continuous: whether beam search with one model lets sentences take one another's places, on a GPU in CUDA graphs
-            (:mod:`econmt.decoding.continuous`), where there are enough of them; None: on a GPU. Results are the same.
+            (:mod:`econmt.decoding.search.continuous`), where there are enough of them; None: on a GPU. Results are the same.
         avoid: phrases that no translation may hold.
         glossary: where a term occurs in a source, its translation is a constraint.
         shortlists: the target words that each sentence may have; None: all.
 
     Attributes:
         factor_files: what messages call the files that the source factors of requests are from, line by line.
-        searches: names of the searches that have run, see :func:`~econmt.decoding.native_search.search_name`.
+        searches: names of the searches that have run, see :func:`~econmt.decoding.search.native.search_name`.
     """
 
     def __init__(

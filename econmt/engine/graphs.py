@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.batch import AnyBatch
-from econmt.data.subwords import PAD
+from econmt.data.batching.batch import AnyBatch
+from econmt.data.text.subwords import PAD
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.model import Implementations

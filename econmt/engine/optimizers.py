@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.errors import InputError
 from econmt_ops.optimizer import FusedOptimizer
 from econmt_ops.optimizer_8bit import EightBitOptimizer

@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.nn import functional
 
-from econmt.engine.remembered import remembered
-from econmt.recipe import Recipe
+from econmt.config.recipe import Recipe
+from econmt.engine.measurement_cache import remembered
 from econmt_ops.backends import c as native
 from econmt_ops.core.gemm import Product
 from econmt_ops.core.int8 import Int8Product

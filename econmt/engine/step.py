@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batch import AnyBatch
+from econmt.data.batching.batch import AnyBatch
 from econmt.engine.averaging import ParameterAverage
-from econmt.engine.fixed import fix_parameters
+from econmt.engine.communicator import Reduction, World
+from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from econmt.engine.precision import Precision
-from econmt.engine.world import Reduction, World
 from econmt.model import Implementations
 from econmt.model.layers import drawing_from, give_sparse_gradients
 from econmt.tasks.protocol import Task, device_of

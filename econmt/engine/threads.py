@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from econmt.engine.remembered import remembered
+from econmt.engine.measurement_cache import remembered
 from econmt_ops.backends import c as native
 
 MARGIN = 1.1

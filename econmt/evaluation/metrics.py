@@ -18,8 +18,8 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest, Result
 
+from econmt.config.recipe import Recipe
 from econmt.errors import EconmtError, InputError
-from econmt.recipe import Recipe
 
 # Its advice about names of tokenizers is no line of ours.
 logging.getLogger("sacrebleu").setLevel(logging.ERROR)

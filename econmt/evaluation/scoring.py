@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from econmt.data.source_factors import encode_sources
-from econmt.data.subwords import BOS, EOS, PAD, Vocabularies, Vocabulary
-from econmt.decoding.ensemble import EnsembleMode, average_log_probs
+from econmt.data.text.source_factors import encode_sources
+from econmt.data.text.subwords import BOS, EOS, PAD, Vocabularies, Vocabulary
+from econmt.decoding.search.ensemble import EnsembleMode, average_log_probs
 from econmt.decoding.translator import CHUNK_SIZE, autocast, batches_by_length, evaluation_mode, pad_sources
 from econmt.model.copying import Predictions
 
@@ -125,7 +125,7 @@ class Scorer:
         Args:
             sources: the source lines. targets: the ids.
             done: told how many more pairs are done.
-            factors, place: see :func:`econmt.data.source_factors.encode_sources`; no factors: the model reads none.
+            factors, place: see :func:`econmt.data.text.source_factors.encode_sources`; no factors: the model reads none.
 
         Raises:
             InputError: source factors are missing, or are not one a word.

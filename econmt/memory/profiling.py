@@ -27,7 +27,7 @@ from econmt.memory.measure.kernels import KernelTimes, measure_kernels, optimize
 from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.memory.measure.process import resident_parts
 from econmt.model import Implementations
-from econmt.parallel.lone_rank import ALONE, Rank, lone_step
+from econmt.parallel.simulated_rank import ALONE, Rank, lone_step
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.rule import captured
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.model.implementations import Implementations
 from econmt.model.layers import initialize_linear, initialize_matrix
 from econmt_ops import additive_attention

@@ -92,4 +92,4 @@ CELLS: dict[str, CellLayers] = {
         )
     },
 }
-"""By the names that recipes have for them; `econmt.recipe_model.CELLS` has what can be asked of each there."""
+"""By the names that recipes have for them; `econmt.config.model.CELLS` has what can be asked of each there."""

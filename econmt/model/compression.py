@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.recipe_model import Model, largest_rank
+from econmt.config.model import Model, largest_rank
 
 PARTS = ("encoder", "decoder")
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.model.layers import initialize_matrix
 from econmt_ops.core.precision import accumulate_dtype
 from econmt_ops.core.repeated import Inputs, Repeated

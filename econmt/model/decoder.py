@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.model.attention import Attention
 from econmt.model.cells import CELLS
 from econmt.model.implementations import Implementations

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.model.cells import CELLS
 from econmt.model.implementations import Implementations
 from econmt.model.layers import RecurrentLayer, SeededDropout, make_layer, weights_of

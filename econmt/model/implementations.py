@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt_ops.dispatch.rule import leanest
 from econmt_ops.dispatch.traits import Traits, definition, implementations_of
 
@@ -50,7 +50,7 @@ class Implementations(NamedTuple):
         return cls(**names)
 
     def traits(self, key: str) -> Traits | None:
-        """Those of the implementation under a key of :data:`econmt.recipe.OPS`; None: it is left to "auto"."""
+        """Those of the implementation under a key of :data:`econmt.config.recipe.OPS`; None: it is left to "auto"."""
         name = getattr(self, key)
         return None if name == "auto" else implementations_of(recipe.OPS[key][0])[name].traits
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     Embedding,

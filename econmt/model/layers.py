@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from econmt.config.model import RecurrentStack
+from econmt.config.recipe import Initialization
 from econmt.model.cells import CELLS
-from econmt.recipe import Initialization
-from econmt.recipe_model import RecurrentStack
 from econmt_ops import LowRank, LowRankLSTMWeights, LSTMWeights
 from econmt_ops.cells.lstm import LSTMCell
 from econmt_ops.cells.protocol import Cell

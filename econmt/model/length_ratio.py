@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.model.layers import initialize_linear
 
 _LEAST = 1e-6

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.factored_ids import separate_ids
 from econmt.model.copying import Copied, Copying, Decoded, Predictions, first_places, mixture_loss
 from econmt.model.decoder import Memory
+from econmt.model.factory import make_decoder, make_encoder
 from econmt.model.implementations import Implementations
 from econmt.model.layers import (
     Embedding,
@@ -26,7 +27,6 @@ from econmt.model.layers import (
     mean_of_valid,
 )
 from econmt.model.length_ratio import LengthRatio, length_loss
-from econmt.model.rooms import make_decoder, make_encoder
 from econmt_ops import Repeated, linear_cross_entropy
 from econmt_ops.core.dropout import Seed
 from econmt_ops.core.repeated import Inputs

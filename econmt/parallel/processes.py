@@ -32,14 +32,14 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from econmt.engine.world import Event, Json, World
+from econmt.config.recipe import ParallelSection
+from econmt.engine.communicator import Event, Json, World
 from econmt.errors import EconmtError, printable, talk
 from econmt.parallel.groups import Group
 from econmt.parallel.orphans import LAUNCHER
-from econmt.parallel.place import RESTARTS, Place
+from econmt.parallel.rank_environment import RESTARTS, Place
 from econmt.parallel.reduction import BucketedReduction, travelling
 from econmt.parallel.sharding import OptimizerShares
-from econmt.recipe import ParallelSection
 
 _STOP = "stop"
 """The key of the store that says why the run ends, as JSON; and then every rank's own key wakes it."""
@@ -88,19 +88,19 @@ class Processes(World):
         self._calls, self._parted = 0, False
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """See :meth:`econmt.engine.world.World.all_reduce`."""
+        """See :meth:`econmt.engine.communicator.World.all_reduce`."""
         with self.watched(), torch.no_grad():
             for tensor in tensors:
                 dist.all_reduce(tensor, group=self._group_of(tensor))
 
     def broadcast(self, tensors: Sequence[Tensor], source: int = 0) -> None:
-        """See :meth:`econmt.engine.world.World.broadcast`."""
+        """See :meth:`econmt.engine.communicator.World.broadcast`."""
         with self.watched(), torch.no_grad():
             for tensor in tensors:
                 dist.broadcast(tensor, source, group=self._group_of(tensor))
 
     def gather(self, value: Json, *, patient: bool = False) -> list[Json]:
-        """See :meth:`econmt.engine.world.World.gather`."""
+        """See :meth:`econmt.engine.communicator.World.gather`."""
         if patient:
             self._meet()
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -117,7 +117,7 @@ class Processes(World):
         ]
 
     def first(self, function: Callable[[], Json]) -> Json:
-        """See :meth:`econmt.engine.world.World.first`."""
+        """See :meth:`econmt.engine.communicator.World.first`."""
         self._calls += 1
         key = f"first/{self._calls}"
         if self.rank == 0:
@@ -146,11 +146,11 @@ class Processes(World):
                 return
 
     def largest(self, *values: int) -> list[int]:
-        """See :meth:`econmt.engine.world.World.largest`."""
+        """See :meth:`econmt.engine.communicator.World.largest`."""
         return self.later_largest(*values)()
 
     def later_largest(self, *values: int) -> Callable[[], list[int]]:
-        """See :meth:`econmt.engine.world.World.later_largest`."""
+        """See :meth:`econmt.engine.communicator.World.later_largest`."""
         tensor = torch.tensor(values, dtype=torch.int64)
         with self.watched():
             work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
@@ -165,11 +165,11 @@ class Processes(World):
         return found
 
     def reduction(self, parameters: Iterable[nn.Parameter]) -> BucketedReduction:
-        """See :meth:`econmt.engine.world.World.reduction`."""
+        """See :meth:`econmt.engine.communicator.World.reduction`."""
         return BucketedReduction(parameters, self._members(), travelling(self._settings))
 
     def wait(self, event: Event) -> None:
-        """See :meth:`econmt.engine.world.World.wait`."""
+        """See :meth:`econmt.engine.communicator.World.wait`."""
         until = time.monotonic() + self._settings.timeout
         while not event.query():
             if time.monotonic() > until:
@@ -177,14 +177,14 @@ class Processes(World):
             time.sleep(_POLL)
 
     def shares(self, parameters: Iterable[nn.Parameter]) -> OptimizerShares | None:
-        """See :meth:`econmt.engine.world.World.shares`."""
+        """See :meth:`econmt.engine.communicator.World.shares`."""
         if not self._settings.shard_optimizer:
             return None
         return OptimizerShares(parameters, self.rank, self._members())
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """See :meth:`econmt.engine.world.World.watched`."""
+        """See :meth:`econmt.engine.communicator.World.watched`."""
         self._watch.exchanges += 1
         try:
             yield
@@ -192,11 +192,11 @@ class Processes(World):
             self._watch.lost(str(error))
 
     def note(self, update: int) -> None:
-        """See :meth:`econmt.engine.world.World.note`."""
+        """See :meth:`econmt.engine.communicator.World.note`."""
         self._watch.update = update
 
     def end_exchanges(self) -> None:
-        """See :meth:`econmt.engine.world.World.end_exchanges`.
+        """See :meth:`econmt.engine.communicator.World.end_exchanges`.
 
         NCCL gives up a communicator only when all ranks do, and when no graph is left that was captured with it; until
         then it waits, without a limit of its own.

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from econmt.config.recipe import ParallelSection
 from econmt.parallel.groups import Members, Pending
-from econmt.recipe import ParallelSection
 from econmt_ops.core.scopes import layer
 
 BUCKET_BYTES = 25 << 20
@@ -35,7 +35,7 @@ class _Message(NamedTuple):
 
 
 class BucketedReduction:
-    """See :class:`econmt.engine.world.Reduction`.
+    """See :class:`econmt.engine.communicator.Reduction`.
 
     Buckets are made from the last parameter to the first, about the order in which a backward pass is done with them,
     and leave in that order on every rank, so that all ranks speak of the same thing and the sums, which depend on where
@@ -71,25 +71,25 @@ class BucketedReduction:
         self._rows: list[nn.Parameter] = []
 
     def begin(self) -> None:
-        """See :meth:`econmt.engine.world.Reduction.begin`."""
+        """See :meth:`econmt.engine.communicator.Reduction.begin`."""
         self._active = True
         self._missing = [len(bucket) for bucket in self._buckets]
 
     def abandon(self) -> None:
-        """See :meth:`econmt.engine.world.Reduction.abandon`."""
+        """See :meth:`econmt.engine.communicator.Reduction.abandon`."""
         self._active, self._sent = False, 0
         self._packed.clear()
         self._messages.clear()
         self._rows.clear()
 
     def pack(self) -> None:
-        """See :meth:`econmt.engine.world.Reduction.pack`."""
+        """See :meth:`econmt.engine.communicator.Reduction.pack`."""
         with torch.no_grad(), layer("exchange"):
             for number in range(self._sent, len(self._buckets)):
                 self._packed[number] = self._pack(self._buckets[number])
 
     def finish(self, loss: Tensor) -> None:
-        """See :meth:`econmt.engine.world.Reduction.finish`."""
+        """See :meth:`econmt.engine.communicator.Reduction.finish`."""
         with self._ranks.watched(), torch.no_grad(), layer("exchange"):
             while self._sent < len(self._buckets):
                 self._send()

@@ -37,7 +37,7 @@ def largest_share(sizes: Sequence[int], ranks: int) -> tuple[int, float]:
 
 
 class OptimizerShares:
-    """See :class:`econmt.engine.world.Shares`.
+    """See :class:`econmt.engine.communicator.Shares`.
 
     Args:
         parameters: in the model's order.
@@ -57,12 +57,12 @@ class OptimizerShares:
 
     @property
     def owned(self) -> list[nn.Parameter]:
-        """See :class:`econmt.engine.world.Shares`."""
+        """See :class:`econmt.engine.communicator.Shares`."""
         return [parameter for parameter, owner in self.owner.items() if owner == self._rank]
 
     @torch.no_grad()
     def spread(self) -> None:
-        """See :class:`econmt.engine.world.Shares`."""
+        """See :class:`econmt.engine.communicator.Shares`."""
         with self._ranks.watched(), layer("exchange"):
             for buckets in zip_longest(*self._parts, fillvalue=()):
                 works = []

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from econmt.data.corpus import read_lines
+from econmt.data.text.corpus import read_lines
 from econmt.errors import InputError
 from econmt.serving.settings import Refused
 

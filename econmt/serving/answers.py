@@ -8,6 +8,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from econmt.config.json_reader import json_text
+from econmt.config.yaml_reader import shortened
 from econmt.decoding.formats import fields_of
 from econmt.decoding.next_words import NextWord
 from econmt.decoding.translator import NBestEntry, Translation
@@ -15,8 +17,6 @@ from econmt.errors import EconmtError
 from econmt.serving.languages import language_name
 from econmt.serving.models import Served
 from econmt.serving.settings import Refused
-from econmt.typed_json import json_text
-from econmt.typed_yaml import shortened
 
 _MOST_WEIGHTS = 500_000
 """Of attention, in an answer: writing them holds up everybody else, and so many take about half a second."""

@@ -17,6 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from econmt.config.json_reader import json_text
+from econmt.config.yaml_reader import shortened
 from econmt.data.files import notice
 from econmt.decoding import requests
 from econmt.decoding.translator import EMPTY, Translation
@@ -29,8 +31,6 @@ from econmt.serving.models import Answer, Served, Task
 from econmt.serving.scheduler import Job, Scheduler
 from econmt.serving.settings import Refused, Settings, bug
 from econmt.serving.unread import CloseUnread
-from econmt.typed_json import json_text
-from econmt.typed_yaml import shortened
 
 _MOST_BYTES_A_CHARACTER = 12
 """Of a body: JSON writes a character beyond U+FFFF as two escapes of six."""

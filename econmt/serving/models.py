@@ -9,18 +9,18 @@ from typing import Any, NamedTuple, Union
 import torch
 
 from econmt.api import TrainedModel, load
+from econmt.checkpoint.checkpoints import parameter_file
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.hub import local_model
+from econmt.config.data import Data
+from econmt.config.recipe import read_recipe
+from econmt.decoding.constraints.tokens import Wishes
 from econmt.decoding.next_words import NextWord, NextWords
 from econmt.decoding.requests import Request
-from econmt.decoding.search import output_limits
+from econmt.decoding.search.beam import output_limits
 from econmt.decoding.translator import Translation, Translator
-from econmt.decoding.wishes import Wishes
 from econmt.errors import InputError
-from econmt.recipe import read_recipe
-from econmt.recipe_data import Data
 from econmt.serving.settings import Refused, Settings
-from econmt.training.checkpoints import parameter_file
-from econmt.training.folder import ModelFolder
-from econmt.training.hub import local_model
 
 _LONGEST_PAUSE = 6
 """As a power of two of looks at the folders, between tries to load what cannot be loaded."""

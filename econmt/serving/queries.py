@@ -8,15 +8,15 @@ from urllib.parse import parse_qsl
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from econmt import limits
-from econmt.data.subwords import normalized
-from econmt.decoding.glossary import Glossary
-from econmt.decoding.phrases import units
+from econmt.config import limits
+from econmt.config.json_reader import parse_json
+from econmt.config.yaml_reader import complaints, shortened
+from econmt.data.text.subwords import normalized
+from econmt.decoding.constraints.glossary import Glossary
+from econmt.decoding.constraints.phrases import units
 from econmt.decoding.requests import Request, check_request, request_of
 from econmt.serving.markup import Text, html_text, plain_text
 from econmt.serving.settings import Refused
-from econmt.typed_json import parse_json
-from econmt.typed_yaml import complaints, shortened
 
 Phrases = Annotated[list[str], Field(max_length=limits.PHRASES)]
 BODY = "the request"

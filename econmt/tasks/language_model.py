@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batch import AnyBatch
-from econmt.data.store import PreparedData
-from econmt.data.subwords import Vocabularies
-from econmt.data.text_batches import TextBatch, TextBatches, whole_text
+from econmt.config.recipe import Recipe
+from econmt.data.batching.batch import AnyBatch
+from econmt.data.batching.store import PreparedData
+from econmt.data.batching.text_batches import TextBatch, TextBatches, whole_text
+from econmt.data.text.subwords import Vocabularies
 from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel, build_language_model
-from econmt.recipe import Recipe
 from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids
 
 CONTEXT = 1000
@@ -32,7 +32,7 @@ MOST_TOKENS = 1024
 class LanguageModelTask:
     """See :class:`econmt.tasks.protocol.Task`.
 
-    A batch is a window over the rows of the text (:mod:`econmt.data.text_batches`); the state that each row leaves is
+    A batch is a window over the rows of the text (:mod:`econmt.data.batching.text_batches`); the state that each row leaves is
     carried to the next batch inside the model (:class:`econmt.model.language_model.LanguageModel`), on the device and
     always at the same place: a step asks nothing of the processor and can be captured in a CUDA graph.
 

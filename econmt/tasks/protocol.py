@@ -8,11 +8,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batch import AnyBatch, Batches
-from econmt.data.store import PreparedData
+from econmt.config.recipe import Recipe
+from econmt.data.batching.batch import AnyBatch, Batches
+from econmt.data.batching.store import PreparedData
 from econmt.model import Implementations
 from econmt.model.translation import most_distinct
-from econmt.recipe import Recipe
 
 FIRST_ID = 4
 """Ids below are special symbols."""

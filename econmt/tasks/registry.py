@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from econmt.data.store import PreparedData
-from econmt.data.subwords import Vocabularies
-from econmt.recipe import Recipe
+from econmt.config.recipe import Recipe
+from econmt.data.batching.store import PreparedData
+from econmt.data.text.subwords import Vocabularies
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Task
 from econmt.tasks.translation import TranslationTask

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batch import AnyBatch
-from econmt.data.batches import Batch, BatchIterator, training_batches, valid_batches
-from econmt.data.store import PreparedData
-from econmt.data.subwords import Vocabularies
+from econmt.config.recipe import Recipe
+from econmt.data.batching.batch import AnyBatch
+from econmt.data.batching.batches import Batch, BatchIterator, training_batches, valid_batches
+from econmt.data.batching.store import PreparedData
+from econmt.data.text.subwords import Vocabularies
 from econmt.factored_ids import joined_ids
 from econmt.model import Implementations, TranslationModel, build_model
-from econmt.recipe import Recipe
 from econmt.tasks.protocol import Evaluation, Shape, Split, random_ids
 
 

@@ -10,25 +10,25 @@ from typing import Any
 
 import torch
 
-from econmt.data.batch import AnyBatch, Batches
-from econmt.data.store import PreparedData
-from econmt.decoding.search import MAX_OUTPUT_EXTRA
-from econmt.engine.fixed import fix_parameters
+from econmt.checkpoint.state import TrainingState
+from econmt.config.recipe import Data, Recipe, SentencePieceSubwords
+from econmt.config.yaml_reader import parse_size
+from econmt.data.batching.batch import AnyBatch, Batches
+from econmt.data.batching.store import PreparedData
+from econmt.decoding.search.beam import MAX_OUTPUT_EXTRA
+from econmt.engine.communicator import World, rows_of_share
+from econmt.engine.freeze import fix_parameters
 from econmt.engine.optimizers import make_optimizer
-from econmt.engine.world import World, rows_of_share
 from econmt.errors import InputError, TrainingError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
 from econmt.memory.measure.byte_budget import budget_bytes, size_text, total_memory
 from econmt.memory.plan.planner import Plan, Planner, estimator, sufficient_budget, usable
 from econmt.memory.plan.prices import settings
 from econmt.model import Implementations
-from econmt.parallel.lone_rank import ranks_that_differ
 from econmt.parallel.sharding import largest_share
-from econmt.recipe import Data, Recipe, SentencePieceSubwords
+from econmt.parallel.simulated_rank import ranks_that_differ
 from econmt.tasks.protocol import Task
 from econmt.tasks.registry import make_task
-from econmt.training.state import TrainingState
-from econmt.typed_yaml import parse_size
 from econmt_ops.optimizer import FusedOptimizer
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import nn
 
+from econmt.config.recipe import OPS, Recipe, Training, rename_ops
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations
-from econmt.recipe import OPS, Recipe, Training, rename_ops
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.measurements import Measurement, Record, decide
 from econmt_ops.dispatch.rule import captured, rule

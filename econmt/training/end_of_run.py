@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from econmt import recipe
-from econmt.recipe_optimizer import METRICS
-from econmt.training.state import TrainingState
+from econmt.checkpoint.state import TrainingState
+from econmt.config import recipe
+from econmt.config.optimizer import METRICS
 
 
 def end_reason(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from econmt.data.batch import AnyBatch
-from econmt.data.token_store import TokenStore
+from econmt.data.batching.batch import AnyBatch
+from econmt.data.batching.token_store import TokenStore
 from econmt.training.update_metrics import UpdateMetrics
 
 

@@ -8,20 +8,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from econmt.data.subwords import SPECIAL_TOKENS, Vocabularies, Vocabulary, fingerprint, load_vocabularies
-from econmt.errors import InputError
-from econmt.model import TranslationModel
-from econmt.recipe import Model, Recipe
-from econmt.training.checkpoints import (
+from econmt.checkpoint.checkpoints import (
     check_model,
     check_vocabulary,
     load_parameters,
     named_parameters,
     parameter_file,
 )
-from econmt.training.folder import ModelFolder
-from econmt.training.quantized import restored
-from econmt.training.tensor_files import read_metadata, read_tensors
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.quantized import restored
+from econmt.checkpoint.tensor_files import read_metadata, read_tensors
+from econmt.config.recipe import Model, Recipe
+from econmt.data.text.subwords import SPECIAL_TOKENS, Vocabularies, Vocabulary, fingerprint, load_vocabularies
+from econmt.errors import InputError
+from econmt.model import TranslationModel
 from econmt.training.vector_files import read_vectors
 
 _LENGTHS = "length_ratio."

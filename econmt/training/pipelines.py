@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from econmt.data.batch import Batches
+from econmt.config.recipe import Recipe
+from econmt.data.batching.batch import Batches
+from econmt.engine.communicator import World, rows_of_share
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
-from econmt.engine.world import World, rows_of_share
 from econmt.errors import InputError
 from econmt.model import Implementations
-from econmt.parallel.pipeline import PipelinedStep
-from econmt.parallel.pipeline_costs import Plan, divided, measured_link, plan_pipeline
-from econmt.parallel.stages import Stages
-from econmt.recipe import Recipe
+from econmt.parallel.pipeline.costs import Plan, divided, measured_link, plan_pipeline
+from econmt.parallel.pipeline.stages import Stages
+from econmt.parallel.pipeline.step import PipelinedStep
 from econmt.tasks.protocol import Shape, Task, device_of
 from econmt_ops.dispatch.rule import captured
 

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batch import AnyBatch, BatchShape
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.state import TrainingState
+from econmt.data.batching.batch import AnyBatch, BatchShape
+from econmt.engine.communicator import World, rows_of_share
 from econmt.engine.step import TrainingStep
-from econmt.engine.world import World, rows_of_share
 from econmt.errors import InputError
 from econmt.memory.plan.planner import Plan
-from econmt.training.folder import ModelFolder
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
-from econmt.training.state import TrainingState
 
 SEEN_WITHIN = 30.0
 """Seconds in which what one host writes is seen by the others, where they share a file system."""

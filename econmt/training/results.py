@@ -12,10 +12,22 @@ from typing import Literal, NamedTuple
 import torch
 from pydantic import Field
 
-from econmt.data.batch import AnyBatch
+from econmt.checkpoint.checkpoints import (
+    load_model,
+    load_saved,
+    load_state,
+    load_task,
+)
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.state import TrainingState
+from econmt.checkpoint.state_schema import Update
+from econmt.checkpoint.tensor_files import write_text
+from econmt.config.json_reader import Record, read_json
+from econmt.config.recipe import Recipe
+from econmt.data.batching.batch import AnyBatch
+from econmt.data.batching.store import PreparedData
 from econmt.data.files import notice
 from econmt.data.progress_bars import status_line
-from econmt.data.store import PreparedData
 from econmt.decoding.attention_picture import draw_attention, missing_note
 from econmt.decoding.requests import Request
 from econmt.decoding.translator import Translation, Translator
@@ -26,25 +38,13 @@ from econmt.evaluation.metrics import bleu, recipe_tokenizer
 from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.memory.plan.planner import Plan
 from econmt.model import Implementations, IncrementalModel
-from econmt.parallel.lone_rank import Rank, lone_step
-from econmt.parallel.pipeline_costs import Plan as PipelinePlan
-from econmt.recipe import Recipe
+from econmt.parallel.pipeline.costs import Plan as PipelinePlan
+from econmt.parallel.simulated_rank import Rank, lone_step
 from econmt.tasks.protocol import Shape, Split
 from econmt.tasks.registry import make_task
-from econmt.training.checkpoints import (
-    load_model,
-    load_saved,
-    load_state,
-    load_task,
-)
 from econmt.training.choice import saved_choice
-from econmt.training.folder import ModelFolder
 from econmt.training.pictures import draw_learning_curve
-from econmt.training.state import TrainingState
-from econmt.training.state_schema import Update
-from econmt.training.tensor_files import write_text
 from econmt.training.validation import make_translator, perplexity, requests_of
-from econmt.typed_json import Record, read_json
 from econmt_ops.dispatch.rule import rules_only
 
 SAMPLES = 3

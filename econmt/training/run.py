@@ -12,39 +12,40 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
+from econmt.checkpoint.checkpoints import load_state
+from econmt.checkpoint.folder import Commit, ModelFolder
+from econmt.checkpoint.resume import Start, find_start
+from econmt.checkpoint.state import TrainingState, random_states, restore_random_states, seed_everything
+from econmt.checkpoint.tensor_files import write_text
+from econmt.config.conditions import keys_without_effect
+from econmt.config.recipe import Recipe, parse_recipe, recipe_text
+from econmt.config.yaml_reader import leaves
+from econmt.data.batching.store import PreparedData, prepare, reopen
 from econmt.data.files import whole_file
-from econmt.data.store import PreparedData, left_out, prepare, reopen
-from econmt.data.subwords import fingerprint
+from econmt.data.text.filters import left_out
+from econmt.data.text.subwords import fingerprint
+from econmt.engine.communicator import World, jsonable
 from econmt.engine.devices import reproducible, resolve_device
 from econmt.engine.precision import Precision, precision_of_run
 from econmt.engine.threads import Threads, crowded, missing_library, threads_for
-from econmt.engine.world import World, jsonable
 from econmt.errors import EconmtError, InputError, TrainingError
 from econmt.evaluation.metrics import recipe_tokenizer
 from econmt.memory.plan.planner import plan_table
 from econmt.model import Implementations
-from econmt.recipe import Recipe, parse_recipe, recipe_text
-from econmt.recipe_conditions import keys_without_effect
 from econmt.tasks.protocol import Shape
 from econmt.tasks.registry import make_task
 from econmt.training.budget import first_plan
-from econmt.training.checkpoints import load_state
 from econmt.training.choice import as_saved, expected_updates, refuse_missing, saved_choice, settle
 from econmt.training.end_of_run import end_reason
 from econmt.training.environment import differences, environment_of
-from econmt.training.folder import Commit, ModelFolder
 from econmt.training.initialization import initialize, parameters_to_start_from
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.pipelines import check_ranks, make_step
 from econmt.training.progress import Progress, Silence
 from econmt.training.ranks import check_shared
 from econmt.training.results import Results, are_complete, make_results
-from econmt.training.resume import Start, find_start
-from econmt.training.state import TrainingState, random_states, restore_random_states, seed_everything
-from econmt.training.tensor_files import write_text
 from econmt.training.trainer import Trainer, TrainingResult
 from econmt.training.validation import check_lengths
-from econmt.typed_yaml import leaves
 from econmt_ops.dispatch.rule import rules_only
 
 
@@ -75,7 +76,7 @@ def run_recipe(
         console: where a person reads how it goes.
         overwrite_output: start anew, whatever is in the folder.
         resume_with_changes: go on although the recipe differs from the one the run began with.
-        verify: see :func:`econmt.data.store.prepare`.
+        verify: see :func:`econmt.data.batching.store.prepare`.
         world: the processes that train together; None: this one alone.
 
     Raises:
@@ -161,7 +162,7 @@ def train(
 
     Args:
         recipe: the run.
-        folder: its model folder, in order (see :func:`~econmt.training.resume.find_start`).
+        folder: its model folder, in order (see :func:`~econmt.checkpoint.resume.find_start`).
         prepared: its text as ids.
         start: from where.
         console: where a person reads how it goes.
@@ -239,7 +240,7 @@ def make_trainer(
     notes = [
         f"{recipe.name}: {count:,} parameters, {len(prepared.train):,} {'pairs' if task.translates else 'lines'}, "
         f"{trainer.batches.batches_per_epoch:,} batches an epoch, {device}, folder {folder.path}",
-        *filter(None, [left_out(recipe, prepared)]),
+        *filter(None, [left_out(recipe, prepared.statistics)]),
         f"precision: {precision.name} ({precision.why})",
         *beginnings,
         *filter(None, [_of_ranks(world, recipe)]),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-from econmt import recipe
+from econmt.checkpoint.state import TrainingState
+from econmt.config import recipe
 from econmt.engine.averaging import ParameterAverage, begins
-from econmt.training.state import TrainingState
 from econmt_ops.optimizer import FusedOptimizer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from econmt import recipe
+from econmt.config import recipe
 
 
 class Schedule:

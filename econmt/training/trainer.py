@@ -11,8 +11,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.batch import AnyBatch
-from econmt.data.store import PreparedData
+from econmt.checkpoint.checkpoints import (
+    Saved,
+    load_parameters,
+    load_saved,
+    named_parameters,
+    prove,
+    save_checkpoint,
+    save_interrupted,
+    saving,
+)
+from econmt.checkpoint.folder import Commit, ModelFolder
+from econmt.checkpoint.recovery import finish_commit
+from econmt.checkpoint.state import Meter, TrainingState, random_states, restore_random_states
+from econmt.checkpoint.tensor_files import read_tensors
+from econmt.config.optimizer import METRICS
+from econmt.data.batching.batch import AnyBatch
+from econmt.data.batching.store import PreparedData
 from econmt.engine.devices import (
     give_back_library_pages,
     give_back_memory,
@@ -24,30 +39,15 @@ from econmt.engine.graphs import GraphedStep
 from econmt.engine.step import OtherRankError, StepResult, TrainingStep
 from econmt.errors import InputError, TrainingError
 from econmt.model import Implementations
-from econmt.recipe_optimizer import METRICS
 from econmt.training.budget import Budget, divide
-from econmt.training.checkpoints import (
-    Saved,
-    load_parameters,
-    load_saved,
-    named_parameters,
-    prove,
-    save_checkpoint,
-    save_interrupted,
-    saving,
-)
 from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_done
 from econmt.training.failures import not_finite, out_of_memory
-from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.monitors import Monitors
 from econmt.training.progress import Figures, Progress
 from econmt.training.ranks import Ranks
-from econmt.training.recovery import finish_commit
 from econmt.training.run_average import RunAverage
 from econmt.training.schedules import Schedule
-from econmt.training.state import Meter, TrainingState, random_states, restore_random_states
-from econmt.training.tensor_files import read_tensors
 from econmt.training.update_metrics import MetricsQueue, UpdateMetrics
 from econmt.training.validation import Abandoned, Validation, tell, validate
 

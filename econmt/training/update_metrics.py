@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from econmt.engine.world import Event, World
+from econmt.engine.communicator import Event, World
 
 
 class UpdateMetrics(NamedTuple):

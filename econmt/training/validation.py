@@ -13,27 +13,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.batch import AnyBatch
-from econmt.data.batches import Batch, longer_than
-from econmt.data.store import PreparedData
-from econmt.data.subwords import Vocabularies
+from econmt.checkpoint.state import COLUMNS, TrainingState
+from econmt.config.recipe import Recipe
+from econmt.data.batching.batch import AnyBatch
+from econmt.data.batching.batches import Batch, longer_than
+from econmt.data.batching.store import PreparedData
+from econmt.data.text.subwords import Vocabularies
 from econmt.decoding.requests import Request
-from econmt.decoding.search import SearchOptions
-from econmt.decoding.search_model import SearchModel
+from econmt.decoding.search.beam import SearchOptions
+from econmt.decoding.search.model import SearchModel
 from econmt.decoding.translator import Translator
+from econmt.engine.communicator import World
 from econmt.engine.devices import resolve_device
 from econmt.engine.step import TrainingStep
-from econmt.engine.world import World
 from econmt.errors import InputError
 from econmt.evaluation.metrics import Score, bleu, corpus_score, make_metric, recipe_tokenizer
 from econmt.memory.plan.planner import Plan
 from econmt.model import Implementations, IncrementalModel, TranslationModel
-from econmt.recipe import Recipe
 from econmt.tasks.protocol import Evaluation
 from econmt.training.budget import divide
 from econmt.training.progress import Progress
 from econmt.training.progress import perplexity as perplexity_of
-from econmt.training.state import COLUMNS, TrainingState
 
 
 class Abandoned(Exception):  # noqa: N818  not an error

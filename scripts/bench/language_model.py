@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from econmt.bench.rows import Row, Say, save_figure, time_in_turns
+from econmt.config.recipe import Recipe, parse_recipe
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
-from econmt.recipe import Recipe, parse_recipe
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, random_ids
 from econmt.training.choice import choose_implementations, measure

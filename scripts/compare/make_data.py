@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from econmt.data.corpus import read_lines, search_path
-from econmt.data.store import open_prepared, prepare
-from econmt.data.subwords import UNK, Vocabulary
-from econmt.data.token_store import TokenStore
-from econmt.recipe import parse_recipe
+from econmt.config.recipe import parse_recipe
+from econmt.data.batching.store import open_prepared, prepare
+from econmt.data.batching.token_store import TokenStore
+from econmt.data.text.corpus import read_lines, search_path
+from econmt.data.text.subwords import UNK, Vocabulary
 
 from .toolkit import SOURCE, TARGET
 

@@ -20,16 +20,16 @@ from pathlib import Path
 
 import torch
 
-from econmt.data.subwords import EOS
-from econmt.decoding import slots as search_slots
-from econmt.decoding.continuous import ContinuousSearch, Sentence
-from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
+from econmt.checkpoint.checkpoints import load_model
+from econmt.config.recipe import load_recipe
+from econmt.data.text.subwords import EOS
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
+from econmt.decoding.search.beam import slots as search_slots
+from econmt.decoding.search.continuous import ContinuousSearch, Sentence
 from econmt.decoding.translator import batches_by_length, evaluation_mode, pad_sources
 from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.inference.grid import Grid
-from econmt.recipe import load_recipe
 from econmt.tasks.translation import TranslationTask
-from econmt.training.checkpoints import load_model
 
 LENGTH, SPREAD, LONGEST = 14.5, 4.5, 40
 """Tokens of a sentence: mean, standard deviation and the most."""

@@ -32,15 +32,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import plain
 
-from econmt.data.batches import Batch
+from econmt.config.recipe import load_recipe
+from econmt.config.yaml_reader import parse_size
+from econmt.data.batching.batches import Batch
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations
-from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt.typed_yaml import parse_size
 from econmt_ops.dispatch.rule import rules_only
 
 DEVICE = torch.device("cuda")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from econmt import recipe as schema
+from econmt.config import recipe as schema
 
 PAD = 0
 

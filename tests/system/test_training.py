@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
+from econmt.checkpoint.folder import Commit, ModelFolder
 from econmt.cli.main import main
-from econmt.training.folder import Commit, ModelFolder
 
 RECIPE = """
 name: reverse

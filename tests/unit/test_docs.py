@@ -14,7 +14,7 @@ import typer.main
 
 import econmt
 from econmt.cli import main as command
-from econmt.recipe import load_recipe, shipped_recipes
+from econmt.config.recipe import load_recipe, shipped_recipes
 from tests.conftest import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("ops/**/*.md")])

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceTrainer
 
-from econmt.errors import InputError
-from econmt.recipe import (
+from econmt.config.model import largest_rank
+from econmt.config.recipe import (
     Dropout,
     Recipe,
     SentencePieceSubwords,
@@ -23,8 +23,8 @@ from econmt.recipe import (
     recipe_text,
     shipped_recipes,
 )
-from econmt.recipe_model import largest_rank
-from econmt.typed_yaml import dump_yaml
+from econmt.config.yaml_reader import dump_yaml
+from econmt.errors import InputError
 
 MINIMAL = """\
 name: small
@@ -279,7 +279,7 @@ def test_shipped_recipes_from_an_installed_package(tmp_path: Path, monkeypatch: 
     installed = tmp_path / "econmt"
     (installed / "_recipes").mkdir(parents=True)
     (installed / "_recipes" / "only.yaml").write_text(MINIMAL)
-    monkeypatch.setattr("econmt.recipe.__file__", str(installed / "recipe.py"))
+    monkeypatch.setattr("econmt.config.recipe.__file__", str(installed / "config" / "recipe.py"))
     assert shipped_recipes() == {"only": installed / "_recipes" / "only.yaml"}
 
 

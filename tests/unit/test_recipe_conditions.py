@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from econmt.checkpoint.folder import ModelFolder
+from econmt.config.conditions import RULES, idle_values, keys_without_effect
+from econmt.config.recipe import Recipe, load_recipe, shipped_recipes
+from econmt.config.yaml_reader import leaves
 from econmt.errors import InputError
-from econmt.recipe import Recipe, load_recipe, shipped_recipes
-from econmt.recipe_conditions import RULES, idle_values, keys_without_effect
-from econmt.training.folder import ModelFolder
 from econmt.training.run import run_recipe
-from econmt.typed_yaml import leaves
 from tests.unit.training.tiny import Run, snapshot, write_text
 
 # Key: (a value, what makes it act); a recipe named ptb is a language model.

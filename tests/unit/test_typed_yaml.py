@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from econmt.config.yaml_reader import dotted, load_section, parse_size, walk
 from econmt.errors import InputError
-from econmt.typed_yaml import dotted, load_section, parse_size, walk
 
 
 class Anything(BaseModel):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from econmt.config.recipe import Recipe
 from econmt.memory.estimate.fake import ON_GPU, REPLACEMENTS, standing_in
 from econmt.memory.estimate.training_step import cublas_workspaces, simulate
 from econmt.memory.measure.tracker import BLOCK, Tracker
 from econmt.model import IncrementalModel, build_model
-from econmt.recipe import Recipe
 
 _CPU = torch.device("cpu")
 

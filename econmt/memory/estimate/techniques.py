@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import torch
 
+from econmt.config.recipe import OPS
 from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.measure.ledger import Ledger
 from econmt.model import Implementations
-from econmt.parallel.lone_rank import ALONE, Rank
-from econmt.recipe import OPS
+from econmt.parallel.simulated_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.dispatch.rule import can_run
 from econmt_ops.dispatch.traits import implementations_of

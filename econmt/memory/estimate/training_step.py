@@ -22,7 +22,7 @@ from econmt.memory.estimate.remembered import RememberedShapes
 from econmt.memory.measure.ledger import Ledger, track_step
 from econmt.memory.measure.tracker import BLOCK, Storage, Tracker
 from econmt.model import Implementations
-from econmt.parallel.lone_rank import ALONE, Rank, lone_step
+from econmt.parallel.simulated_rank import ALONE, Rank, lone_step
 from econmt.tasks.protocol import Shape, Task
 from econmt_ops.core.loops import shortened
 from econmt_ops.dispatch.rule import captured

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from econmt.config.yaml_reader import parse_size
 from econmt.memory.measure.machine import free_memory
-from econmt.typed_yaml import parse_size
 
 AUTO_SHARE = 0.9
 """Share of what is free that ``auto`` takes: the rest is for what no tensor accounts for, such as fragments."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from econmt.data.batch import AnyBatch
+from econmt.data.batching.batch import AnyBatch
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.tracker import NodeLayers
 from econmt_ops.core import scopes as accounting

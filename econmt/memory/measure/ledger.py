@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from econmt.data.batch import AnyBatch
+from econmt.data.batching.batch import AnyBatch
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.layer_times import peak_flops, time_step
 from econmt.memory.measure.tracker import BLOCK, PHASES, Beginning, Storage, Tracker

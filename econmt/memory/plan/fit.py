@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from econmt.memory.estimate.techniques import Technique, estimate, fixed_bytes
 from econmt.memory.measure.ledger import Ledger
-from econmt.parallel.lone_rank import ALONE, Rank
+from econmt.parallel.simulated_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape, Task
 
 MOST_ROWS = 1 << 20

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from rich.table import Table
 
-from econmt.data.batch import AnyBatch, BatchShape
+from econmt.data.batching.batch import AnyBatch, BatchShape
 from econmt.errors import InputError
 from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.measure.byte_budget import nearest_budget, size_text
 from econmt.memory.plan.fit import demand
 from econmt.memory.plan.peaks import Peaks
 from econmt.model import Implementations
-from econmt.parallel.lone_rank import ALONE, Rank
+from econmt.parallel.simulated_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape, Task
 
 RESERVE = 0.03

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from econmt.config.recipe import OPS
 from econmt.model import Implementations
-from econmt.recipe import OPS
 from econmt_ops.core.chunks import STASHES
 
 PRICES = {

@@ -28,7 +28,7 @@ from econmt.model.inference.layout import Gates, is_watched, laid_out, value_typ
 from econmt.model.inference.native import NativeDecoder, NativeSources, NativeState
 from econmt.model.inference.sources import Sources
 from econmt.model.inference.state import IncrementalState
-from econmt.model.inference.stepped import PlainStepDecoder
+from econmt.model.inference.unfused import PlainStepDecoder
 from econmt.model.inference.words import Shortlist, Words
 from econmt.model.layers import weights_of
 from econmt.model.translation import EncoderOutput, TranslationModel
@@ -49,7 +49,7 @@ AnyState = IncrementalState | NativeState
 
 
 class IncrementalModel:
-    """The model as a search wants it (:class:`econmt.decoding.search_model.SearchModel`).
+    """The model as a search wants it (:class:`econmt.decoding.search.model.SearchModel`).
 
     Weights are copied, most when a step first needs them so: after they have changed, make a new one.
 
@@ -163,7 +163,7 @@ class IncrementalModel:
         return state._replace(sources=self._decoder.attention.bind(state.sources))
 
     def restrict(self, state: AnyState, words: Tensor, allowed: Tensor) -> AnyState:
-        """See :meth:`econmt.decoding.search_model.SearchModel.restrict`."""
+        """See :meth:`econmt.decoding.search.model.SearchModel.restrict`."""
         if isinstance(state, NativeState):
             return self._native.restrict(state, words, allowed)
         weight, bias = (part.detach()[words] for part in (self.model.output_weight, self.model.output_bias))
@@ -174,7 +174,7 @@ class IncrementalModel:
         return state._replace(shortlist=Shortlist(laid_out(weight, bias, self.precision), barred))
 
     def length_ratios(self, encoded: AnyState) -> Tensor:
-        """See :meth:`econmt.decoding.search_model.SearchModel.length_ratios`."""
+        """See :meth:`econmt.decoding.search.model.SearchModel.length_ratios`."""
         assert encoded.length_ratios is not None, "this model has no length task"
         return encoded.length_ratios
 
@@ -183,7 +183,7 @@ class IncrementalModel:
         return encoded
 
     def step(self, tokens: Tensor, state: AnyState) -> tuple[Tensor, Tensor, AnyState]:
-        """See :meth:`econmt.decoding.search_model.SearchModel.step`."""
+        """See :meth:`econmt.decoding.search.model.SearchModel.step`."""
         with torch.no_grad():
             if isinstance(state, NativeState):
                 return self._native.step(tokens, state)

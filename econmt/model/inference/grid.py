@@ -17,7 +17,7 @@ from econmt_ops.core.lengths import padding_mask
 
 
 class Grid:
-    """See above; :class:`econmt.decoding.search_model.SearchGrid`.
+    """See above; :class:`econmt.decoding.search.model.SearchGrid`.
 
     Args:
         model: whose steps are made.

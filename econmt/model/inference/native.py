@@ -68,7 +68,7 @@ class NativeShortlist(NamedTuple):
 
 
 class NativeState(NamedTuple):
-    """Where R rows of a search stand; see :class:`econmt.decoding.search_model.SearchState`.
+    """Where R rows of a search stand; see :class:`econmt.decoding.search.model.SearchState`.
 
     Attributes:
         sources: of B sentences, which the rows share. owners: (R,) int64 the sentence of each row.
@@ -86,7 +86,7 @@ class NativeState(NamedTuple):
     length_ratios: Tensor | None = None
 
     def select(self, rows: Tensor, cells: Tensor, width: int) -> NativeState:
-        """See :meth:`econmt.decoding.search_model.SearchState.select`."""
+        """See :meth:`econmt.decoding.search.model.SearchState.select`."""
         hidden, memory = (part.index_select(1, rows) for part in (self.hidden, self.memory))
         owners = torch.div(cells, width, rounding_mode="floor")
         return NativeState(
@@ -94,7 +94,7 @@ class NativeState(NamedTuple):
         )
 
     def keep(self, sentences: Tensor) -> NativeState:
-        """See :meth:`econmt.decoding.search_model.SearchState.keep`."""
+        """See :meth:`econmt.decoding.search.model.SearchState.keep`."""
         shortlist = self.shortlist
         if shortlist is not None:
             shortlist = shortlist._replace(barred=shortlist.barred.index_select(0, sentences))
@@ -195,7 +195,7 @@ class NativeDecoder:
         return NativeState(sources, torch.arange(len(output)), hidden, memory, output, None, ratios)
 
     def restrict(self, state: NativeState, words: Tensor, allowed: Tensor) -> NativeState:
-        """See :meth:`econmt.decoding.search_model.SearchModel.restrict`."""
+        """See :meth:`econmt.decoding.search.model.SearchModel.restrict`."""
         return state._replace(shortlist=self.shortlist(words, allowed))
 
     def shortlist(self, words: Tensor, allowed: Tensor) -> NativeShortlist:
@@ -207,7 +207,7 @@ class NativeDecoder:
         )
 
     def step(self, tokens: Tensor, state: NativeState) -> tuple[Tensor, Tensor, NativeState]:
-        """See :meth:`econmt.decoding.search_model.SearchModel.step`."""
+        """See :meth:`econmt.decoding.search.model.SearchModel.step`."""
         weights, barred, sources = [*self.weights], None, state.sources
         if state.shortlist is not None:
             weights[OUTPUT], barred = state.shortlist

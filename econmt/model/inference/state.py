@@ -39,7 +39,7 @@ class IncrementalState(NamedTuple):
     length_ratios: Tensor | None = None
 
     def select(self, rows: Tensor, cells: Tensor, width: int) -> IncrementalState:
-        """See :meth:`econmt.decoding.search_model.SearchState.select`."""
+        """See :meth:`econmt.decoding.search.model.SearchState.select`."""
         hidden, memory = (
             tuple(part.index_select(0, rows) for part in parts) for parts in (self.hidden, self.memory)
         )
@@ -47,7 +47,7 @@ class IncrementalState(NamedTuple):
         return IncrementalState(self.sources, cells, width, hidden, memory, output, self.shortlist)
 
     def keep(self, sentences: Tensor) -> IncrementalState:
-        """See :meth:`econmt.decoding.search_model.SearchState.keep`."""
+        """See :meth:`econmt.decoding.search.model.SearchState.keep`."""
         owners = self.owners
         assert self.cells is not None
         moved = (torch.searchsorted(sentences, owners) - owners) * self.width

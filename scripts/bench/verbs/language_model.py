@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from econmt import limits
 from econmt.cli.measuring import DTYPES, CsvOption, Place, PlotOption, dtypes_of
 from econmt.cli.options import BenchThreadsOption, DeviceOption, within
+from econmt.config import limits
 from econmt.engine.precision import precision_of
 from scripts.bench import language_model
 

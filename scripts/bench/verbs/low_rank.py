@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from econmt import limits
 from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import BenchThreadsOption, DeviceOption, within
+from econmt.config import limits
 from scripts.bench import low_rank_lstm
 
 BOTH_TYPES = ["float32", "bfloat16"]

@@ -8,10 +8,10 @@ from typing import Annotated
 import torch
 import typer
 
-from econmt import limits
 from econmt.bench.rows import Row
 from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import BenchThreadsOption, DeviceOption, refuse_idle, within
+from econmt.config import limits
 from econmt.errors import InputError
 from scripts.bench import lstm_schedules
 

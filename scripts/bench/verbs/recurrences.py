@@ -7,9 +7,9 @@ from typing import Annotated
 import torch
 import typer
 
-from econmt import limits
 from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import BenchThreadsOption, DeviceOption, within
+from econmt.config import limits
 from econmt.errors import InputError
 from scripts.bench import memory_task, scan
 

@@ -1,4 +1,4 @@
-"""Beam search by kernels against :class:`econmt.decoding.slots.Slots` without them."""
+"""Beam search by kernels against :class:`econmt.decoding.search.slots.Slots` without them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.decoding import slots as module
-from econmt.decoding.search import SearchOptions
-from econmt.decoding.slots import Slots, hypotheses
+from econmt.decoding.search.beam import SearchOptions
+from econmt.decoding.search.beam import slots as module
+from econmt.decoding.search.slots import Slots, hypotheses
 from econmt_ops.backends.triton import beam
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.inference.grid import Grid
 

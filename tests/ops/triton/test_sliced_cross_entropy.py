@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.parallel.pipeline_output import Slice, split_cross_entropy
+from econmt.parallel.pipeline.output import Slice, split_cross_entropy
 from econmt_ops.backends.triton import cross_entropy
 from econmt_ops.backends.triton import sliced_cross_entropy as kernels
 from econmt_ops.backends.triton.sliced_cross_entropy import Labels, walk_slice

@@ -13,10 +13,10 @@ from econmt.bench import layouts, selection, training
 from econmt.bench import rows as rows_module
 from econmt.bench.rows import Row
 from econmt.bench.selection import Entry
+from econmt.config.recipe import load_recipe
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations
-from econmt.recipe import load_recipe
 from econmt.training.choice import Shape
 from econmt_ops.dispatch import session
 from econmt_ops.dispatch.timing import Timing

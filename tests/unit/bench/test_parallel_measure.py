@@ -27,10 +27,10 @@ from econmt.bench.parallel_measure import Way, _counting, left_out, predicted, s
 from econmt.bench.parallel_processes import Job, together
 from econmt.bench.parallel_profile import _parted
 from econmt.bench.rows import Row
+from econmt.config.recipe import Recipe, load_recipe, read_recipe
 from econmt.errors import EconmtError, InputError
 from econmt.model import Implementations
 from econmt.parallel.cost_layers import value_at
-from econmt.recipe import Recipe, load_recipe, read_recipe
 
 RECIPE = """
 name: tiny

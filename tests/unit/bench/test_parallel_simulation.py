@@ -11,8 +11,8 @@ from econmt.bench import parallel_simulation
 from econmt.bench.parallel_hardware import GTX_750, H200, HARDWARE, paper_profile
 from econmt.bench.parallel_lengths import PENN_TREEBANK, batches_of_text, counts_of_figures, counts_of_texts
 from econmt.bench.rows import Row
+from econmt.config.recipe import load_recipe
 from econmt.errors import InputError
-from econmt.recipe import load_recipe
 
 
 def test_lengths_of_the_penn_treebank_are_those_published() -> None:

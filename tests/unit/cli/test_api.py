@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import econmt
+from econmt.checkpoint.folder import ModelFolder
 from econmt.errors import InputError
-from econmt.training.folder import ModelFolder
 from tests.conftest import ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import snapshot, write_recipe

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from econmt.checkpoint.tensor_files import read_tensors
 from econmt.errors import InputError
-from econmt.training.tensor_files import read_tensors
 from tests.unit.cli.conftest import SUBWORDS, Call
 from tests.unit.training.tiny import Run, metrics, snapshot
 

@@ -16,10 +16,10 @@ import pytest
 
 import econmt
 from econmt.cli.options import as_overrides
+from econmt.config.json_reader import json_text
+from econmt.config.recipe import load_recipe
 from econmt.data import progress_bars
 from econmt.errors import EconmtError, InputError, printable
-from econmt.recipe import load_recipe
-from econmt.typed_json import json_text
 from tests.conftest import ROOT, econmt_environment
 from tests.unit.cli.conftest import Call, Ended
 

@@ -12,8 +12,8 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 import econmt
+from econmt.checkpoint.hub import FILES
 from econmt.errors import InputError
-from econmt.training.hub import FILES
 from tests.unit.cli.conftest import Call
 from tests.unit.cli.test_translate import failure
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from econmt.config.recipe import load_recipe
 from econmt.errors import InputError
-from econmt.recipe import load_recipe
 from scripts.bench import language_model
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny_text import TextRun, write_lines

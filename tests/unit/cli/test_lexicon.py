@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from econmt.data.subwords import fingerprint, load_vocabularies
-from econmt.training.lexicons import read_lexicon, write_lexicon
+from econmt.checkpoint.lexicons import read_lexicon, write_lexicon
+from econmt.data.text.subwords import fingerprint, load_vocabularies
 from tests.unit.cli.conftest import Call
 
 

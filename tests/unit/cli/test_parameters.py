@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from econmt.data.subwords import load_vocabularies
+from econmt.data.text.subwords import load_vocabularies
 from econmt.training.vector_files import read_vectors
 from tests.unit.cli.conftest import Call
 

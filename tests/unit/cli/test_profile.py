@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from econmt.cli import profile as verb
+from econmt.config.recipe import load_recipe, shipped_recipes
 from econmt.memory import profiling
 from econmt.memory.measure.ledger import Ledger
 from econmt.model import Implementations
-from econmt.recipe import load_recipe, shipped_recipes
 from tests.unit.cli.conftest import Call
 from tests.unit.training.tiny import write_recipe
 

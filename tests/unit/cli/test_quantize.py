@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from econmt import api
-from econmt.training.tensor_files import read_tensors, write_tensors
+from econmt.checkpoint.tensor_files import read_tensors, write_tensors
 from tests.unit.cli.conftest import Call
 
 PARAMETERS = "params.best.safetensors"

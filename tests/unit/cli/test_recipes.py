@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from econmt.recipe import load_recipe, parse_recipe, shipped_recipes
+from econmt.config.recipe import load_recipe, parse_recipe, shipped_recipes
 from tests.conftest import RunEconmt
 
 NAMES = {

@@ -18,15 +18,15 @@ from safetensors.torch import load_file
 
 import econmt_runtime
 from econmt import api
-from econmt.data.subwords import fingerprint, load_vocabularies
+from econmt.checkpoint.checkpoints import named_parameters, parameters_metadata
+from econmt.checkpoint.lexicons import write_lexicon
+from econmt.checkpoint.tensor_files import FORMAT, read_metadata, write_tensors
+from econmt.config.recipe import Model, read_recipe, recipe_text
+from econmt.data.text.subwords import fingerprint, load_vocabularies
 from econmt.decoding.formats import format_nbest
-from econmt.recipe import Model, read_recipe, recipe_text
+from econmt.export import runtime
+from econmt.export.runtime import _signed, export_runtime
 from econmt.tasks.translation import TranslationTask
-from econmt.training import runtime_export
-from econmt.training.checkpoints import named_parameters, parameters_metadata
-from econmt.training.lexicons import write_lexicon
-from econmt.training.runtime_export import _signed, export_runtime
-from econmt.training.tensor_files import FORMAT, read_metadata, write_tensors
 from econmt_ops.backends.c import library as structures
 from econmt_runtime import library
 from econmt_runtime.__main__ import main
@@ -351,7 +351,7 @@ def test_no_thread_replaces_what_another_has_computed(whole: Path, monkeypatch: 
 
 
 def test_structures_are_those_of_the_library() -> None:
-    assert runtime_export._BEAM == library.MOST_WORDS
+    assert runtime._BEAM == library.MOST_WORDS
     assert library.VERSION == structures._VERSION
     for name, fields in library.STRUCTURES.items():
         assert [field.lstrip("*") for field in fields.split()] == [
@@ -360,7 +360,7 @@ def test_structures_are_those_of_the_library() -> None:
 
 
 def test_text_is_normalised_alike() -> None:
-    from econmt.data import subwords
+    from econmt.data.text import subwords
 
     for text in ("  a\u00a0", "e\u0301", "\u3000x y\u2009"):
         assert normalized(text) == subwords.normalized(text)

@@ -18,11 +18,11 @@ import pytest
 
 import econmt_runtime
 from econmt import api
-from econmt.data.corpus import read_lines
-from econmt.data.subwords import SPECIAL_TOKENS, WordVocabulary
+from econmt.data.text.corpus import read_lines
+from econmt.data.text.subwords import SPECIAL_TOKENS, WordVocabulary
 from econmt.decoding.streams import read_chunks
 from econmt.errors import InputError
-from econmt.training.runtime_export import _signed, export_runtime
+from econmt.export.runtime import _signed, export_runtime
 from econmt_runtime import lines
 from econmt_runtime.text import Words
 from tests.conftest import ROOT, econmt_environment

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from econmt.cli.serve import _is_tiny, _proxies
-from econmt.recipe import load_recipe, recipe_text
+from econmt.config.recipe import load_recipe, recipe_text
 from tests.conftest import ROOT, econmt_environment
 from tests.unit.cli.conftest import Call
 from tests.unit.serving.conftest import folder as folder

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import econmt
-from econmt.data.subwords import load_vocabularies
+from econmt.data.text.subwords import load_vocabularies
 from econmt.errors import InputError
 from econmt.evaluation.scoring import Scorer
 from econmt.model import TranslationModel

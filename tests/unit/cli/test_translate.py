@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt.decoding.search import SearchOptions
+from econmt.checkpoint.checkpoints import load_model
+from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translator import Translator
 from econmt.model import IncrementalModel
-from econmt.training.checkpoints import load_model
 from tests.conftest import RunEconmt, econmt_environment
 from tests.unit.cli.conftest import Call, Ended
 

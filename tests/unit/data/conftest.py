@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from econmt.data.token_store import TokenStore, TokenStoreWriter
-from econmt.recipe import Data, Recipe, Training
+from econmt.config.recipe import Data, Recipe, Training
+from econmt.data.batching.token_store import TokenStore, TokenStoreWriter
 
 Pairs = list[tuple[str, str]]
 SYLLABLES = ("ba", "de", "li", "mo", "nu", "ra", "ße", "tü", "vi", "zo")

@@ -15,13 +15,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from econmt.data.batches import Batch, BatchIterator, valid_batches
-from econmt.data.bucket_shapes import Derived
-from econmt.data.pair_flops import PairFlops
-from econmt.data.store import PreparedData, prepare
-from econmt.data.subwords import BOS, EOS, PAD
-from econmt.data.token_store import TokenStore, TokenStoreWriter
-from econmt.recipe import BatchSize, Recipe
+from econmt.config.recipe import BatchSize, Recipe
+from econmt.data.batching.batches import Batch, BatchIterator, valid_batches
+from econmt.data.batching.bucket_shapes import Derived
+from econmt.data.batching.pair_flops import PairFlops
+from econmt.data.batching.store import PreparedData, prepare
+from econmt.data.batching.token_store import TokenStore, TokenStoreWriter
+from econmt.data.text.subwords import BOS, EOS, PAD
 
 MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
 RandomLengths = Callable[..., list[tuple[int, int]]]

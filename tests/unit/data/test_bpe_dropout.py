@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from econmt.data.bpe_dropout import BpeDropout, BpeSampler, dropout_capacity, gaps_between_skips
-from econmt.data.subwords import UNK, SentencePieceVocabulary, Vocabularies, train_vocabularies
-from econmt.data.token_store import PairIds
-from econmt.recipe import Data
+from econmt.config.recipe import Data
+from econmt.data.batching.bpe_dropout import BpeDropout, BpeSampler, dropout_capacity, gaps_between_skips
+from econmt.data.batching.token_store import PairIds
+from econmt.data.text.subwords import UNK, SentencePieceVocabulary, Vocabularies, train_vocabularies
 
 WORDS = [
     "lower",
@@ -165,7 +165,7 @@ def test_the_memory_of_cuts_does_not_change_results(
         return [sampler.sample(vocabulary.encode(source), gaps) for source, _ in text(20)]
 
     with_memory = run()
-    monkeypatch.setattr("econmt.data.bpe_dropout._MOST_REMEMBERED", 1)
+    monkeypatch.setattr("econmt.data.batching.bpe_dropout._MOST_REMEMBERED", 1)
     assert run() == with_memory
 
 

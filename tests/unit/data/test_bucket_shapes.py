@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from econmt.data import bucket_shapes as module
-from econmt.data.bucket_shapes import (
+from econmt.data.batching import bucket_shapes as module
+from econmt.data.batching.bucket_shapes import (
     Derived,
     choose,
     derive_shapes,
@@ -18,7 +18,7 @@ from econmt.data.bucket_shapes import (
     nested_shapes,
     padded_work,
 )
-from econmt.data.pair_flops import PairFlops
+from econmt.data.batching.pair_flops import PairFlops
 
 works = st.builds(PairFlops, st.integers(0, 9), st.integers(1, 9), st.integers(0, 3))
 

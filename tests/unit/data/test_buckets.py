@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from econmt.data import buckets as module
-from econmt.data.bucket_shapes import Derived
-from econmt.data.buckets import assign_buckets, bucket_table, count_lengths, round_up
-from econmt.data.pair_flops import PairFlops
+from econmt.data.batching import buckets as module
+from econmt.data.batching.bucket_shapes import Derived
+from econmt.data.batching.buckets import assign_buckets, bucket_table, count_lengths, round_up
+from econmt.data.batching.pair_flops import PairFlops
 
 lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60)
 

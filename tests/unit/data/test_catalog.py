@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from econmt.data.catalog import CATALOG
-from econmt.data.corpus import find_corpus, read_pairs
+from econmt.data.text.catalog import CATALOG
+from econmt.data.text.corpus import find_corpus, read_pairs
 from econmt.errors import InputError
 
 
@@ -45,7 +45,7 @@ def test_multi30k_calls_its_valid_split_val() -> None:
 def test_number_words_are_made_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("econmt.data.number_words.SPLIT_SIZES", {"train": 40, "valid": 5, "test": 5})
+    monkeypatch.setattr("econmt.data.text.number_words.SPLIT_SIZES", {"train": 40, "valid": 5, "test": 5})
     found = find_corpus("number-words/valid", "de", "en", [], progress=False)
     assert found.source == tmp_path / "cache" / "data" / "number-words" / "valid.de"
     pairs = list(read_pairs(found))

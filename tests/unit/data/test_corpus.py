@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from econmt.data.corpus import (
+from econmt.data.text.corpus import (
     Corpus,
     count_lines,
     find_corpus,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from econmt.data import download as module
-from econmt.data.download import RemoteFile, download
+from econmt.data.text import download as module
+from econmt.data.text.download import RemoteFile, download
 from econmt.errors import InputError
 
 CONTENT = bytes(range(256)) * 400

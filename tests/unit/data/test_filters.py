@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from econmt.data.filters import report_lines
-from econmt.data.store import PreparedData, open_prepared, prepare
+from econmt.config.recipe import Recipe
+from econmt.data.batching.store import PreparedData, open_prepared, prepare
+from econmt.data.text.filters import report_lines
 from econmt.errors import InputError
-from econmt.recipe import Recipe
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 
 Make = Callable[..., Recipe]

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from econmt.data.corpus import Corpus, find_corpus, read_pairs
-from econmt.data.store import prepare
+from econmt.config.recipe import Recipe
+from econmt.data.batching.store import prepare
+from econmt.data.text.corpus import Corpus, find_corpus, read_pairs
 from econmt.errors import InputError
-from econmt.recipe import Recipe
 
 HEAD = '<?xml version="1.0" encoding="{}"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4"><header/><body>\n'
 PAIRS = [("A dog\u2028runs & barks.", "Ein Hund läuft & bellt."), ("Two", "Zwei")]

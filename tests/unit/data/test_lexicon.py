@@ -7,9 +7,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from econmt.data import lexicon
-from econmt.data.lexicon import NOTHING, learn_lexicon
-from econmt.data.subwords import PAD
+from econmt.data.text import lexicon
+from econmt.data.text.lexicon import NOTHING, learn_lexicon
+from econmt.data.text.subwords import PAD
 
 PAIRS = [([5, 6], [7, 8]), ([5], [7]), ([6, 4, 6], [8, 9, 8, 4]), ([4], []), ([], [9]), ([5, 4], [7, 9])]
 SIZES = 7, 10

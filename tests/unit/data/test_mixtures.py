@@ -12,14 +12,14 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from econmt.data import noise as noises
-from econmt.data.batches import Batch, BatchIterator, training_batches
-from econmt.data.mixtures import Mixture
-from econmt.data.noise import EMOJI, MARKUP, TITLE, TYPOS, UPPER, NoiseMaker, changed_text, mistyped
-from econmt.data.store import PreparedData, prepare
-from econmt.data.subwords import UNK
+from econmt.config.recipe import Mixing, Recipe, parse_recipe, recipe_text
+from econmt.data.batching import noise as noises
+from econmt.data.batching.batches import Batch, BatchIterator, training_batches
+from econmt.data.batching.mixtures import Mixture
+from econmt.data.batching.noise import EMOJI, MARKUP, TITLE, TYPOS, UPPER, NoiseMaker, changed_text, mistyped
+from econmt.data.batching.store import PreparedData, prepare
+from econmt.data.text.subwords import UNK
 from econmt.errors import InputError
-from econmt.recipe import Mixing, Recipe, parse_recipe, recipe_text
 from tests.unit.data.conftest import made_up_pairs, write_pairs
 
 Make = Callable[..., Recipe]

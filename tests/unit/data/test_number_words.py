@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from num2words import num2words
 
-from econmt.data.number_words import SPLIT_SIZES, english, generate, german, numbers
+from econmt.data.text.number_words import SPLIT_SIZES, english, generate, german, numbers
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from econmt.data.batches import BatchIterator
-from econmt.data.bucket_shapes import Derived
-from econmt.data.buckets import count_lengths
-from econmt.data.padding import (
+from econmt.config.recipe import BatchSize
+from econmt.data.batching.batches import BatchIterator
+from econmt.data.batching.bucket_shapes import Derived
+from econmt.data.batching.buckets import count_lengths
+from econmt.data.batching.padding import (
     PlannedBatch,
     measure_padding,
     padded_to_buckets,
@@ -20,9 +21,8 @@ from econmt.data.padding import (
     random_batches,
     real_work,
 )
-from econmt.data.pair_flops import PairFlops
-from econmt.data.token_store import TokenStore
-from econmt.recipe import BatchSize
+from econmt.data.batching.pair_flops import PairFlops
+from econmt.data.batching.token_store import TokenStore
 
 MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]
 WORK = PairFlops(2, 5, 1)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from econmt.data.pair_flops import PairFlops, pair_flops
+from econmt.config.recipe import load_recipe
+from econmt.data.batching.pair_flops import PairFlops, pair_flops
 from econmt.memory.measure.flops import count_flops
 from econmt.model import Implementations, build_model
-from econmt.recipe import load_recipe
 
 MODELS = {
     "input feeding": (),

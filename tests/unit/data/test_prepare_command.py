@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from econmt.cli.main import main
-from econmt.data.store import open_prepared
+from econmt.data.batching.store import open_prepared
 
 Command = Callable[..., tuple[int, str, str]]
 RECIPE = """\

@@ -15,16 +15,18 @@ import pytest
 import torch
 
 from econmt.bench.training import vocabulary_sizes
-from econmt.data.batches import training_batches, valid_batches
-from econmt.data.corpus import Corpus, find_factors
-from econmt.data.source_factors import (
+from econmt.config.recipe import Recipe, load_recipe
+from econmt.data.batching.batches import training_batches, valid_batches
+from econmt.data.batching.store import PreparedData, open_prepared, prepare
+from econmt.data.batching.token_store import token_type
+from econmt.data.text.corpus import Corpus, find_factors
+from econmt.data.text.source_factors import (
     count_of_ids,
     encode_sources,
     with_factors_of,
     word_numbers,
 )
-from econmt.data.store import PreparedData, open_prepared, prepare
-from econmt.data.subwords import (
+from econmt.data.text.subwords import (
     EOS,
     PAD,
     SPECIAL_TOKENS,
@@ -33,10 +35,8 @@ from econmt.data.subwords import (
     Vocabularies,
     WordVocabulary,
 )
-from econmt.data.token_store import token_type
 from econmt.errors import InputError
 from econmt.factored_ids import joined_ids, separate_ids
-from econmt.recipe import Recipe, load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 

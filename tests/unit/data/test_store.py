@@ -15,11 +15,12 @@ from typing import cast
 import numpy as np
 import pytest
 
-from econmt.data.store import PreparedData, left_out, open_prepared, prepare, store_folder
-from econmt.data.subwords import UNK
-from econmt.data.token_store import length_quantiles
+from econmt.config.recipe import Recipe, load_recipe
+from econmt.data.batching.store import PreparedData, open_prepared, prepare, store_folder
+from econmt.data.batching.token_store import length_quantiles
+from econmt.data.text.filters import left_out
+from econmt.data.text.subwords import UNK
 from econmt.errors import InputError
-from econmt.recipe import Recipe, load_recipe
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -55,7 +56,7 @@ def test_every_pair_is_its_line(run: Callable[..., PreparedData], corpus: Path) 
 def test_text_longer_than_a_chunk(
     run: Callable[..., PreparedData], corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("econmt.data.split_writer._CHUNK_PAIRS", 7)
+    monkeypatch.setattr("econmt.data.batching.split_writer._CHUNK_PAIRS", 7)
     prepared = run()
     source = lines(corpus / "train.en")
     for index in (6, 7, 13, 199):
@@ -403,8 +404,8 @@ def test_pairs_that_are_left_out_are_counted_with_the_reason() -> None:
     recipe = load_recipe("quickstart", ["data.max_length=60"])
     counts = {"lines": 12_000, "too_long": 1_500, "empty": 2}
     prepared = cast(PreparedData, SimpleNamespace(statistics={"train": counts}))
-    assert left_out(recipe, prepared) == (
+    assert left_out(recipe, prepared.statistics) == (
         "1,502 of 12,000 pairs are left out: 1,500 longer than data.max_length 60 tokens on a side, 2 with an empty side"
     )
     counts |= {"too_long": 0, "empty": 0}
-    assert left_out(recipe, prepared) == ""
+    assert left_out(recipe, prepared.statistics) == ""

@@ -15,7 +15,8 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from econmt.data.subwords import (
+from econmt.config.recipe import Data
+from econmt.data.text.subwords import (
     BOS,
     EOS,
     PAD,
@@ -30,7 +31,6 @@ from econmt.data.subwords import (
     vocabulary_files,
 )
 from econmt.errors import InputError
-from econmt.recipe import Data
 
 PAIRS = [
     ("A man, two dogs and one Ähre.", "Ein Mann, zwei Hunde und eine „Ähre“."),
@@ -316,7 +316,7 @@ class TestSampling:
         assert all(200 < count < 300 for count in quarters)
 
     def test_a_cap_still_covers_both_languages(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("econmt.data.subwords.SAMPLE_PAIRS", 30)
+        monkeypatch.setattr("econmt.data.text.subwords.SAMPLE_PAIRS", 30)
         vocabularies = learn(tmp_path, type="bpe", size=120)
         assert vocabularies.source.size > 60
 

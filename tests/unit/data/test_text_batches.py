@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt.data.store import open_prepared, prepare
-from econmt.data.subwords import EOS, PAD, UNK
-from econmt.data.text_batches import TextBatches, whole_text
-from econmt.data.token_store import TokenStore
+from econmt.config.recipe import parse_recipe
+from econmt.data.batching.store import open_prepared, prepare
+from econmt.data.batching.text_batches import TextBatches, whole_text
+from econmt.data.batching.token_store import TokenStore
+from econmt.data.text.subwords import EOS, PAD, UNK
 from econmt.errors import InputError
-from econmt.recipe import parse_recipe
 
 # As in Mikolov's files: a blank at both ends of a line, numbers as N, rare words as <unk>.
 TRAIN = " aer banknote berlitz \n pierre <unk> N years old \n\n mr. <unk> is chairman \n no it was n't black monday \n"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from econmt.data.token_store import TokenStore, TokenStoreWriter, token_type
+from econmt.data.batching.token_store import TokenStore, TokenStoreWriter, token_type
 from econmt.errors import InputError
 
 MakeStore = Callable[[Path, Sequence[tuple[int, int]]], TokenStore]

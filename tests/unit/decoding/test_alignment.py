@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.data.subwords import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary
+from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary
 from econmt.decoding.alignment import copied, hard_alignment, joined
-from econmt.decoding.search import SearchOptions
+from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translator import Translator
 from tests.unit.decoding.test_requests import subwords as subwords
 from tests.unit.decoding.test_translator import Copying

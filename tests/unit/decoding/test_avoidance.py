@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from econmt.data.subwords import SPECIAL_TOKENS, UNK, WordVocabulary
-from econmt.decoding.avoidance import START, Avoidance
-from econmt.decoding.constraints import Phrase
-from econmt.decoding.control import Control, Wish
-from econmt.decoding.phrases import BLANK, Spelling, is_of_word, units
-from econmt.decoding.search import SearchOptions, beam_search
+from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, WordVocabulary
+from econmt.decoding.constraints.avoidance import START, Avoidance
+from econmt.decoding.constraints.batch import Control, Wish
+from econmt.decoding.constraints.inclusion import Phrase
+from econmt.decoding.constraints.phrases import BLANK, Spelling, is_of_word, units
+from econmt.decoding.search.beam import SearchOptions, beam_search
 from tests.unit.decoding.toy import ToyModel, sources
 
 

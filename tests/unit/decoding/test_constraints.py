@@ -9,11 +9,11 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from econmt.data.subwords import EOS, UNK
-from econmt.decoding.constraints import MOST_READINGS, Automata, Phrase, Phrases, share_out
-from econmt.decoding.control import Control, Wish
-from econmt.decoding.ensemble import Ensemble
-from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
+from econmt.data.text.subwords import EOS, UNK
+from econmt.decoding.constraints.batch import Control, Wish
+from econmt.decoding.constraints.inclusion import MOST_READINGS, Automata, Phrase, Phrases, share_out
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
+from econmt.decoding.search.ensemble import Ensemble
 from econmt.decoding.translator import pad_sources
 from econmt.model import IncrementalModel
 from tests.unit.decoding.test_real_model import DEVICES, SIZE, SOURCES, make_model, teacher_forced

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.data.subwords import EOS
-from econmt.decoding import continuous
-from econmt.decoding.continuous import ContinuousSearch, Graphs, Sentence
-from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
+from econmt.data.text.subwords import EOS
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search, continuous
+from econmt.decoding.search.continuous import ContinuousSearch, Graphs, Sentence
 from econmt.decoding.translator import pad_sources
 from econmt.model import IncrementalModel
 from econmt.model.inference.grid import Grid

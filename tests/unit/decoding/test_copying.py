@@ -8,13 +8,12 @@ from itertools import product
 import pytest
 import torch
 
-from econmt import recipe
-from econmt.data.subwords import BOS, EOS, UNK, Vocabularies, WordVocabulary
-from econmt.decoding import continuous
-from econmt.decoding.continuous import ContinuousSearch, Sentence
+from econmt.config import recipe
+from econmt.data.text.subwords import BOS, EOS, UNK, Vocabularies, WordVocabulary
 from econmt.decoding.requests import Request
-from econmt.decoding.search import SearchOptions, beam_search
-from econmt.decoding.shortlist import Shortlists
+from econmt.decoding.search.beam import SearchOptions, beam_search, continuous
+from econmt.decoding.search.continuous import ContinuousSearch, Sentence
+from econmt.decoding.search.shortlist import Shortlists
 from econmt.decoding.translator import Translator, pad_sources
 from econmt.evaluation.scoring import Scorer
 from econmt.model import IncrementalModel, TranslationModel

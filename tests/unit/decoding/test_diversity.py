@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt.data.subwords import BOS, EOS, PAD, Vocabularies
-from econmt.decoding.diversity import Diversity
+from econmt.data.text.subwords import BOS, EOS, PAD, Vocabularies
 from econmt.decoding.requests import Request
-from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
+from econmt.decoding.search.diversity import Diversity
 from econmt.decoding.translator import Translator
 from econmt.errors import InputError
 from tests.unit.decoding.test_alignment import WORDS

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from econmt.decoding.ensemble import Ensemble, EnsembleMode, as_one, average_log_probs
-from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
-from econmt.decoding.search_model import SearchModel
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
+from econmt.decoding.search.ensemble import Ensemble, EnsembleMode, as_one, average_log_probs
+from econmt.decoding.search.model import SearchModel
 from tests.unit.decoding.toy import ToyModel, sources
 
 MODES: list[EnsembleMode] = ["linear", "log_linear"]

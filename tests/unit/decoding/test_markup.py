@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from econmt.data.subwords import SPECIAL_TOKENS, Vocabularies, WordVocabulary
+from econmt.data.text.subwords import SPECIAL_TOKENS, Vocabularies, WordVocabulary
 from econmt.decoding.markup import put_back, take_out
-from econmt.decoding.search import SearchOptions
+from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translator import Translator
 from tests.unit.decoding.test_translator import Copying
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from econmt.data.subwords import Vocabularies
-from econmt.decoding.control import Control, Wish
-from econmt.decoding.native_search import has_native_search, native_search
+from econmt.data.text.subwords import Vocabularies
+from econmt.decoding.constraints.batch import Control, Wish
 from econmt.decoding.requests import Request
-from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
-from econmt.decoding.shortlist import Restricted
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
+from econmt.decoding.search.native import has_native_search, native_search
+from econmt.decoding.search.shortlist import Restricted
 from econmt.decoding.translator import Translator, pad_sources
 from econmt.model import IncrementalModel, TranslationModel
 from econmt_ops.backends import c as native

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from econmt.data.subwords import SPECIAL_TOKENS, Vocabularies, WordVocabulary
+from econmt.data.text.subwords import SPECIAL_TOKENS, Vocabularies, WordVocabulary
 from econmt.decoding.paragraphs import ParagraphTranslator, sentence_splitter
 from econmt.decoding.requests import Request
-from econmt.decoding.search import SearchOptions
+from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translator import Translator
 from econmt.errors import InputError
 from tests.unit.decoding.test_translator import Copying

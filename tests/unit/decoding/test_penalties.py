@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from econmt.decoding.ensemble import Ensemble
-from econmt.decoding.search import Hypothesis, SearchOptions, beam_search
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
+from econmt.decoding.search.ensemble import Ensemble
 from tests.unit.decoding.toy import ToyModel, ToyState, sources
 
 LIMIT = 4

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt import recipe
-from econmt.data.subwords import BOS, EOS
-from econmt.decoding.ensemble import Ensemble
-from econmt.decoding.search import SearchOptions, beam_search
+from econmt.config import recipe
+from econmt.data.text.subwords import BOS, EOS
+from econmt.decoding.search.beam import SearchOptions, beam_search
+from econmt.decoding.search.ensemble import Ensemble
 from econmt.decoding.translator import pad_sources
 from econmt.model import IncrementalModel, TranslationModel
 

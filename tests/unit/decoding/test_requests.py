@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from econmt.data.subwords import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary, train_vocabularies
-from econmt.decoding.constraints import Phrase
-from econmt.decoding.glossary import Glossary, read_avoid_list, read_glossary
-from econmt.decoding.phrases import Spelling
+from econmt.config.recipe import Data
+from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, Vocabularies, WordVocabulary, train_vocabularies
+from econmt.decoding.constraints.glossary import Glossary, read_avoid_list, read_glossary
+from econmt.decoding.constraints.inclusion import Phrase
+from econmt.decoding.constraints.phrases import Spelling
+from econmt.decoding.constraints.tokens import Wishes
 from econmt.decoding.requests import Request, read_request
-from econmt.decoding.wishes import Wishes
 from econmt.errors import InputError
-from econmt.recipe import Data
 
 TEXT = ["ein Hund läuft.", "die Hunde laufen (schnell).", "狗猫走", "der Mann und ein Haus", "猫走狗"] * 20
 

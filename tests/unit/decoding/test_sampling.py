@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 import torch
 
-from econmt.data.subwords import EOS
-from econmt.decoding.sampling import draw, sample, uniform_numbers
-from econmt.decoding.search import Hypothesis, SearchOptions
+from econmt.data.text.subwords import EOS
+from econmt.decoding.search.beam import Hypothesis, SearchOptions
+from econmt.decoding.search.sampling import draw, sample, uniform_numbers
 from tests.unit.decoding.toy import ToyModel, sources
 
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from econmt.data.subwords import EOS, UNK
-from econmt.decoding.search import (
+from econmt.data.text.subwords import EOS, UNK
+from econmt.decoding.search.beam import (
     Hypothesis,
     SearchOptions,
     beam_search,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from econmt.data.subwords import BOS, EOS, Vocabularies
+from econmt.data.text.subwords import BOS, EOS, Vocabularies
 from econmt.decoding.requests import Request
-from econmt.decoding.search import SearchOptions
-from econmt.decoding.shortlist import Shortlists
+from econmt.decoding.search.beam import SearchOptions
+from econmt.decoding.search.shortlist import Shortlists
 from econmt.decoding.translator import Translator
 from econmt.model import IncrementalModel
 from tests.unit.decoding.test_real_model import make_model

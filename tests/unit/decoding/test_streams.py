@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from econmt import limits
-from econmt.data.corpus import read_lines
+from econmt.config import limits
+from econmt.data.text.corpus import read_lines
 from econmt.decoding.streams import BLOCK_BYTES, LineOutput, decode_line, read_chunks, shown_on_terminal
 from econmt.errors import InputError
 

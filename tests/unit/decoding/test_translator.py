@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt.data.subwords import EOS, PAD, Vocabularies
-from econmt.decoding import continuous
+from econmt.config.recipe import Decoding
+from econmt.data.text.subwords import EOS, PAD, Vocabularies
 from econmt.decoding.formats import format_translation
-from econmt.decoding.search import SearchOptions
+from econmt.decoding.search.beam import SearchOptions, continuous
 from econmt.decoding.translator import Translator, batches_by_length, evaluation_mode, one_line, pad_sources
 from econmt.errors import EconmtError
 from econmt.model import IncrementalModel
-from econmt.recipe import Decoding
 from tests.unit.decoding.test_real_model import make_model
 from tests.unit.decoding.toy import ToyModel, ToyState
 

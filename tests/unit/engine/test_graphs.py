@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batches import Batch
-from econmt.data.subwords import PAD
+from econmt.data.batching.batches import Batch
+from econmt.data.text.subwords import PAD
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.optimizers import load_optimizer_tensors, optimizer_tensors

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.data.batches import Batch
+from econmt.data.batching.batches import Batch
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep

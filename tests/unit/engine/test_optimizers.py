@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from econmt.config.recipe import OptimizerSection as Optimizer
 from econmt.engine.optimizers import (
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
 )
 from econmt.errors import InputError
-from econmt.recipe import OptimizerSection as Optimizer
 
 GRADIENTS = [0.5, -1.0, 0.25, 2.0]
 
@@ -110,7 +110,7 @@ def test_training_does_not_import_the_compiler() -> None:
     """It takes 70 MB and two seconds, and torch.optim imports it when an optimizer is made."""
     program = """
 import sys, torch
-from econmt.recipe import OptimizerSection as Optimizer
+from econmt.config.recipe import OptimizerSection as Optimizer
 from econmt.engine.optimizers import make_optimizer
 parameter = torch.nn.Parameter(torch.ones(2))
 optimizer = make_optimizer({"a": parameter}, Optimizer(name="adam", learning_rate=0.1))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from econmt.config.recipe import load_recipe
 from econmt.engine import precision
 from econmt.engine.precision import Precision, ProductTimes, precision_of, precision_of_run, time_products
-from econmt.recipe import load_recipe
 from econmt_ops.backends import c as native
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt.engine import remembered as module
-from econmt.engine.remembered import remembered, remembered_file
+from econmt.engine import measurement_cache as module
+from econmt.engine.measurement_cache import remembered, remembered_file
 
 
 class Clock:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.data.batches import Batch
+from econmt.data.batching.batches import Batch
 from econmt.engine.optimizers import make_optimizer
 from econmt.engine.precision import Precision
 from econmt.engine.step import StepResult, TrainingStep

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batches import Batch
+from econmt.config.recipe import Recipe, load_recipe
+from econmt.data.batching.batches import Batch
 from econmt.engine.step import TrainingStep
 from econmt.model import Implementations, TranslationModel
-from econmt.recipe import Recipe, load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 

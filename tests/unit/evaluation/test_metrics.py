@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import sacrebleu
 
+from econmt.config.recipe import load_recipe
 from econmt.errors import EconmtError, InputError
 from econmt.evaluation import metrics
 from econmt.evaluation.metrics import bleu, corpus_score, make_metric, recipe_tokenizer, tokenizer_of
-from econmt.recipe import load_recipe
 
 HYPOTHESES = [
     "Ein Hund rennt über die Wiese.  ",

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from econmt import recipe
+from econmt.config import recipe
+from econmt.config.recipe import Recipe, load_recipe
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.training_step import CUBLAS_WORKSPACE, estimate_step
 from econmt.memory.measure.ledger import Ledger, measure_step
 from econmt.model import Implementations, translation
-from econmt.recipe import Recipe, load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch.rule import rules_only

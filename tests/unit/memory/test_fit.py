@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from econmt.config.recipe import load_recipe
 from econmt.memory.estimate.techniques import Technique, estimate
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.plan.fit import MOST_ROWS, demand, fit, fit_all, largest_batch
 from econmt.model import Implementations
-from econmt.parallel.lone_rank import ALONE, Rank
-from econmt.recipe import load_recipe
+from econmt.parallel.simulated_rank import ALONE, Rank
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 

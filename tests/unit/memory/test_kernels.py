@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batches import Batch
+from econmt.data.batching.batches import Batch
 from econmt.memory import profiling
 from econmt.memory.estimate.techniques import Technique
 from econmt.memory.measure.kernels import (

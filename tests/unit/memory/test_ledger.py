@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.engine.step import TrainingStep
 from econmt.memory.measure.ledger import (
     CATEGORIES,

@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from econmt.data.batches import Batch, BatchShape, pad_batch
-from econmt.decoding.search import SearchOptions, beam_search, output_limits
+from econmt.config.recipe import Recipe, load_recipe
+from econmt.config.yaml_reader import parse_size
+from econmt.data.batching.batches import Batch, BatchShape, pad_batch
+from econmt.decoding.search.beam import SearchOptions, beam_search, output_limits
 from econmt.engine.step import TrainingStep
 from econmt.errors import InputError
 from econmt.memory.estimate.beam_search import estimate_search, search_rows
@@ -37,10 +39,8 @@ from econmt.memory.plan.planner import (
 )
 from econmt.memory.plan.prices import PRICES, settings
 from econmt.model import Implementations, IncrementalModel, build_model
-from econmt.recipe import Recipe, load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
-from econmt.typed_yaml import parse_size
 from econmt_ops.dispatch.rule import rules_only
 
 AUTO = Implementations()

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from econmt.config.recipe import load_recipe
 from econmt.memory import profiling
 from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
 from econmt.memory.measure.machine import describe_machine, free_memory
 from econmt.memory.profiling import Failures, Step, affordable_rows, profile, rows_that_fit
 from econmt.model import Implementations
-from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch.measurements import processor

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from econmt.config.recipe import load_recipe
 from econmt.memory.estimate import remembered, training_step
 from econmt.memory.estimate.remembered import RememberedShapes
 from econmt.memory.estimate.techniques import Technique, estimate, techniques
 from econmt.memory.measure.ledger import Ledger
-from econmt.recipe import load_recipe
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.core import chunks

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt import recipe_model
-from econmt.data.pair_flops import pair_flops
+from econmt.config import model
+from econmt.data.batching.pair_flops import pair_flops
 from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.cells import CELLS
 from econmt.model.layers import CellLayer
@@ -23,7 +23,7 @@ def log_probabilities(model: TranslationModel, source: Tensor, lengths: Tensor, 
         return torch.log_softmax(hidden @ model.output_weight.T + model.output_bias, -1)
 
 
-def config_of(cell: str, layers: int = 2, residual: bool = True, **options: object) -> recipe_model.Model:
+def config_of(cell: str, layers: int = 2, residual: bool = True, **options: object) -> model.Model:
     return make_config(
         encoder={"cell": cell, "size": 8, "layers": 3, "bidirectional": "bottom", "residual": residual},
         decoder={"cell": cell, "size": 8, "layers": layers, "input_feeding": False, "residual": residual},
@@ -32,8 +32,8 @@ def config_of(cell: str, layers: int = 2, residual: bool = True, **options: obje
 
 
 def test_recipes_and_models_know_the_same_cells() -> None:
-    assert set(CELLS) == set(recipe_model.CELLS)
-    kinds = recipe_model.RecurrentStack.model_fields["cell"].annotation
+    assert set(CELLS) == set(model.CELLS)
+    kinds = model.RecurrentStack.model_fields["cell"].annotation
     assert set(kinds.__args__) == set(CELLS)  # type: ignore[union-attr]
 
 

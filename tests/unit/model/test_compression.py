@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from econmt.config.recipe import Model
 from econmt.model.compression import compress_tensors, factorise, lstm_matrices, rank_for, with_ranks
-from econmt.recipe import Model
 from tests.unit.model.test_translation import make_batch, make_config, make_model
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt import recipe
+from econmt.config import recipe
+from econmt.config.recipe import load_recipe
 from econmt.model import (
     Implementations,
     TranslationModel,
@@ -20,7 +21,6 @@ from econmt.model import (
     decoder,
     translation,
 )
-from econmt.recipe import load_recipe
 from econmt_ops import linear_cross_entropy
 
 RECOMPUTE = Implementations.everywhere("recompute")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from econmt.config.recipe import LanguageModelSection
 from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel
-from econmt.recipe import LanguageModelSection
 from econmt_ops import LSTMWeights
 
 SIZE = 11

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from econmt.config.recipe import EncoderSection, Initialization, Model
 from econmt.model import layers
 from econmt.model.layers import Embedding, give_sparse_gradients, make_layer
-from econmt.recipe import EncoderSection, Initialization, Model
 
 VOCABULARY, WIDTH, PAD = 400, 8, 2
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.model import IncrementalModel, TranslationModel
 from econmt.model.layers import Factors, LSTMLayer
 from tests.unit.model.test_translation import make_batch, make_config, make_model

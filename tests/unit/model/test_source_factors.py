@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from econmt import recipe
-from econmt.engine.fixed import fix_parameters
+from econmt.config import recipe
+from econmt.config.recipe import load_recipe
+from econmt.engine.freeze import fix_parameters
 from econmt.factored_ids import joined_ids
 from econmt.model import Implementations, TranslationModel, translation
 from econmt.model.inference.decoder import IncrementalModel
 from econmt.model.inference.encoder import LaidOutEncoder
-from econmt.recipe import load_recipe
 from econmt_ops import Repeated
 from tests.unit.model.test_translation import EOS, PAD, VOCABULARY, make_batch, make_config
 

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt.model.layers import drawing_from
-from econmt.model.stepped_attention import CoverageLayer, sparsemax
-from econmt.model.stepped_decoder import SteppedDecoder
-from econmt.model.stepped_encoder import SteppedEncoder
-from econmt.model.stepped_layers import SteppedLayer
+from econmt.model.unfused.attention import CoverageLayer, sparsemax
+from econmt.model.unfused.decoder import SteppedDecoder
+from econmt.model.unfused.encoder import SteppedEncoder
+from econmt.model.unfused.layers import SteppedLayer
 from tests.unit.model.test_translation import PAD, make_batch, make_config, make_model, sum_of_losses
 
 COVERAGES = ("tanh", "sigmoid", "relu", "softrelu", "gru", "fertility", "count")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt import recipe
+from econmt.config import recipe
 from econmt.model import Implementations, IncrementalModel, TranslationModel
 from econmt_ops import linear_cross_entropy
 

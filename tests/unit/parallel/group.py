@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from econmt.parallel.place import Place
+from econmt.config.recipe import ParallelSection
 from econmt.parallel.processes import Processes, joined
-from econmt.recipe import ParallelSection
+from econmt.parallel.rank_environment import Place
 
 RANKS = 4
 

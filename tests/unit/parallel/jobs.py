@@ -16,20 +16,20 @@ import torch
 from rich.console import Console
 from torch import Tensor, distributed, nn
 
-from econmt.data.batch import AnyBatch
-from econmt.data.store import prepare, reopen
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.resume import Start
+from econmt.config.recipe import load_recipe
+from econmt.data.batching.batch import AnyBatch
+from econmt.data.batching.store import prepare, reopen
+from econmt.engine.communicator import World
 from econmt.engine.step import StepResult, TrainingStep
-from econmt.engine.world import World
 from econmt.errors import EconmtError
 from econmt.model.layers import Embedding
 from econmt.parallel import processes
 from econmt.parallel.processes import Processes
-from econmt.recipe import load_recipe
 from econmt.tasks.translation import TranslationTask
 from econmt.training import ranks
-from econmt.training.folder import ModelFolder
 from econmt.training.progress import Progress
-from econmt.training.resume import Start
 from econmt.training.run import make_trainer, run_recipe
 from econmt.training.trainer import Trainer
 

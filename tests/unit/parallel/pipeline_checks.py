@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from econmt.data.batch import AnyBatch
-from econmt.data.batches import Batch
-from econmt.data.text_batches import TextBatch
+from econmt.config.recipe import load_recipe
+from econmt.data.batching.batch import AnyBatch
+from econmt.data.batching.batches import Batch
+from econmt.data.batching.text_batches import TextBatch
+from econmt.engine.communicator import World
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
-from econmt.engine.world import World
 from econmt.model import Implementations, TranslationModel
 from econmt.model.language_model import LanguageModel
-from econmt.parallel.pipeline import PipelinedStep
-from econmt.parallel.pipeline_costs import Plan
-from econmt.parallel.pipeline_embedding import DividedTable, LookUp
-from econmt.parallel.pipeline_language_model import divide_language_model
-from econmt.parallel.pipeline_translation import Homes, divide_translation
-from econmt.parallel.stages import Stages, even_rows
-from econmt.recipe import load_recipe
+from econmt.parallel.pipeline.costs import Plan
+from econmt.parallel.pipeline.embedding import DividedTable, LookUp
+from econmt.parallel.pipeline.language_model import divide_language_model
+from econmt.parallel.pipeline.stages import Stages, even_rows
+from econmt.parallel.pipeline.step import PipelinedStep
+from econmt.parallel.pipeline.translation import Homes, divide_translation
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt.engine.world import World
-from econmt.recipe import load_recipe
-from econmt.training.tensor_files import read_tensors
+from econmt.checkpoint.tensor_files import read_tensors
+from econmt.config.recipe import load_recipe
+from econmt.engine.communicator import World
 from tests.unit.parallel import jobs
 from tests.unit.parallel.group import Group
 from tests.unit.training import tiny, tiny_text

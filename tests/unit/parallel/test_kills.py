@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from econmt.training.folder import ModelFolder
+from econmt.checkpoint.folder import ModelFolder
 from scripts.processes_of_run import (
     MARK,
     connections_to,

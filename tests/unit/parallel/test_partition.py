@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from econmt.parallel.partition import Division, Link, Piece, divide
+from econmt.parallel.pipeline.partition import Division, Link, Piece, divide
 
 
 def seconds(pieces: list[Piece], homes: tuple[int, ...], steps: int, length: int, link: Link) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from econmt.errors import InputError
-from econmt.parallel.place import Place, place_of_environment
 from econmt.parallel.processes import _Watch
+from econmt.parallel.rank_environment import Place, place_of_environment
 from econmt.parallel.reduction import rows_are_fewer
 from econmt.parallel.sharding import largest_share, shares
 

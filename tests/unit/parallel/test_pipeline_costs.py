@@ -8,8 +8,8 @@ import pytest
 
 from econmt.engine.precision import Precision
 from econmt.model import Implementations
-from econmt.parallel.partition import Link
-from econmt.parallel.pipeline_costs import Plan, divided, plan_pipeline
+from econmt.parallel.pipeline.costs import Plan, divided, plan_pipeline
+from econmt.parallel.pipeline.partition import Link
 from econmt.tasks.protocol import Shape, Task
 from tests.unit.parallel.pipeline_checks import PLAIN, language_model_task, translation_task
 
@@ -40,7 +40,7 @@ def test_every_parameter_has_a_home(task: Task) -> None:
 
 def test_layers_that_cost_what_they_do_here_are_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([16.0, 2.0, 17.0])
-    monkeypatch.setattr("econmt.parallel.pipeline_costs._seconds", lambda *_: next(times))
+    monkeypatch.setattr("econmt.parallel.pipeline.costs._seconds", lambda *_: next(times))
     model = language_model_task("model.embedding=6").build_model()
     how = Implementations.everywhere("reference")
     plan = plan_pipeline(model, 4, Shape(4, 1, 16), FREE, Precision(), how)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.parallel import pipeline_output
-from econmt.parallel.pipeline_output import Shares, Slice, split_cross_entropy
-from econmt.parallel.stages import even_rows
+from econmt.parallel.pipeline import output
+from econmt.parallel.pipeline.output import Shares, Slice, split_cross_entropy
+from econmt.parallel.pipeline.stages import even_rows
 from econmt_ops import linear_cross_entropy
 
 PAD = 0
@@ -84,7 +84,7 @@ def shares_of(
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_shares_add_up_to_the_whole(size: int, smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline_output, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(output, "CHUNK_BYTES", 64)
     torch.manual_seed(1)
     rows, width, vocabulary = 13, 4, 11
     hidden = torch.randn(rows, width, dtype=torch.float64, requires_grad=True)

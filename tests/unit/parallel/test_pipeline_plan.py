@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from econmt.parallel.pipeline_plan import (
+from econmt.parallel.pipeline.plan import (
     Action,
     Like,
     Output,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from econmt.engine.world import World
+from econmt.config.recipe import load_recipe
+from econmt.engine.communicator import World
 from econmt.errors import InputError
-from econmt.recipe import load_recipe
 from tests.unit.parallel import jobs, pipeline_checks
 from tests.unit.parallel.group import Group
 from tests.unit.parallel.test_data_parallel import assert_like_one, recipe_in

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from econmt.config.recipe import load_recipe
+from econmt.engine.communicator import World
 from econmt.engine.precision import Precision
 from econmt.engine.step import TrainingStep
-from econmt.engine.world import World
 from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.measure.ledger import measure_step
 from econmt.model import translation
-from econmt.parallel.lone_rank import Rank
-from econmt.parallel.pipeline import PipelinedStep
-from econmt.parallel.pipeline_costs import divided, plan_by_weights
-from econmt.parallel.stages import Stages
-from econmt.recipe import load_recipe
+from econmt.parallel.pipeline.costs import divided, plan_by_weights
+from econmt.parallel.pipeline.stages import Stages
+from econmt.parallel.pipeline.step import PipelinedStep
+from econmt.parallel.simulated_rank import Rank
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask

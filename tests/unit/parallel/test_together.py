@@ -12,10 +12,10 @@ from typing import NoReturn
 import pytest
 import torch.distributed as dist
 
+from econmt.checkpoint.folder import ModelFolder
 from econmt.parallel import processes
 from econmt.parallel.launch import launch
 from econmt.parallel.processes import _Watch
-from econmt.training.folder import ModelFolder
 from scripts.processes_of_run import MARK, ranks_of_run
 from tests.unit.parallel import jobs
 from tests.unit.parallel.group import Group

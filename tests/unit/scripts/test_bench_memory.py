@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from econmt.config.recipe import load_recipe
 from econmt.model import Implementations, TranslationModel, build_model
-from econmt.recipe import load_recipe
 from econmt.tasks.translation import TranslationTask
 from tests.conftest import ROOT
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from econmt.data.subwords import SPECIAL_TOKENS, WordVocabulary
+from econmt.data.text.subwords import SPECIAL_TOKENS, WordVocabulary
 from scripts.compare.make_data import piece_line, vocabulary_files, write_test
 from scripts.compare.measure import (
     FailedError,

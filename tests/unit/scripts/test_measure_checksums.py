@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from econmt.training import tensor_files
+from econmt.checkpoint import tensor_files
 from scripts.measure_checksums import main
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from econmt.data.batches import Batch, BatchIterator
-from econmt.data.store import PreparedData
+from econmt.config.recipe import Recipe
+from econmt.data.batching.batches import Batch, BatchIterator
+from econmt.data.batching.store import PreparedData
 from econmt.engine.step import TrainingStep
 from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.measure.ledger import measure_step
 from econmt.model import Implementations
-from econmt.recipe import Recipe
 from econmt.tasks import registry
 from econmt.tasks.protocol import Shape, Task
 from econmt.tasks.translation import TranslationTask

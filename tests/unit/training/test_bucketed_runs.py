@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from econmt.data.batches import Batch
+from econmt.data.batching.batches import Batch
 from econmt.engine.devices import trims_batches
 from econmt.engine.step import StepResult, TrainingStep
 from econmt.memory.plan.planner import Allotment, Planner

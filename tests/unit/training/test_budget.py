@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from econmt.data.batches import Batch
+from econmt.checkpoint.checkpoints import load_state
+from econmt.data.batching.batches import Batch
 from econmt.decoding.translator import Translator
+from econmt.engine.communicator import World
 from econmt.engine.devices import is_out_of_memory
 from econmt.engine.precision import Precision
-from econmt.engine.world import World
 from econmt.errors import InputError, TrainingError
 from econmt.memory.measure.byte_budget import AUTO_SHARE
 from econmt.memory.measure.tracker import Tracker
 from econmt.memory.plan.planner import Allotment, Plan, Planner
 from econmt.model import Implementations
-from econmt.parallel.lone_rank import LoneRank, Rank
+from econmt.parallel.simulated_rank import LoneRank, Rank
 from econmt.tasks.translation import TranslationTask
 from econmt.training.budget import Budget, first_plan
-from econmt.training.checkpoints import load_state
 from econmt.training.progress import Progress
 from econmt.training.results import make_results
 from econmt.training.run import run_recipe

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from econmt.checkpoint import checkpoints
+from econmt.checkpoint.checkpoints import load_model
+from econmt.checkpoint.folder import Commit, pending
+from econmt.checkpoint.recovery import recover
+from econmt.checkpoint.tensor_files import read_metadata, read_tensors, write_tensors
 from econmt.errors import InputError, TrainingError
-from econmt.training import checkpoints
-from econmt.training.checkpoints import load_model
-from econmt.training.export import export_model
-from econmt.training.folder import Commit, pending
-from econmt.training.recovery import recover
-from econmt.training.tensor_files import read_metadata, read_tensors, write_tensors
+from econmt.export.model_folder import export_model
 from tests.unit.training.tiny import Run, snapshot
 
 MakeRun = Callable[..., Run]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from econmt.config.recipe import load_recipe
 from econmt.engine.precision import Precision
 from econmt.errors import InputError
 from econmt.model import Implementations, build_model
-from econmt.recipe import load_recipe
 from econmt.tasks.translation import TranslationTask
 from econmt.training import choice
 from econmt.training.choice import (

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from econmt.data.batches import pad_batch
+from econmt.data.batching.batches import pad_batch
 from econmt.errors import TrainingError
 from econmt.training.progress import Progress
 from econmt_ops.dispatch.rule import rules_only

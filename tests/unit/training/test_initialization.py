@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt.data.store import PreparedData
+from econmt.checkpoint.checkpoints import load_model
+from econmt.checkpoint.tensor_files import read_tensors
+from econmt.data.batching.store import PreparedData
 from econmt.errors import InputError
-from econmt.training.checkpoints import load_model
 from econmt.training.run import run_recipe
-from econmt.training.tensor_files import read_tensors
 from econmt.training.vector_files import read_vectors, write_vectors
 from tests.unit.training.tiny import Run
 

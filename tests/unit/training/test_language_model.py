@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from econmt.data.text_batches import whole_text
+from econmt.checkpoint.checkpoints import load_task
+from econmt.config.recipe import load_recipe, recipe_text, shipped_recipes
+from econmt.data.batching.text_batches import whole_text
 from econmt.decoding.text_reader import TextReader
 from econmt.engine.graphs import GraphedStep
 from econmt.engine.optimizers import optimizer_tensors
@@ -18,11 +20,9 @@ from econmt.memory.estimate.training_step import estimate_step
 from econmt.memory.measure.ledger import measure_step
 from econmt.model import Implementations
 from econmt.model.language_model import LanguageModel
-from econmt.recipe import load_recipe, recipe_text, shipped_recipes
 from econmt.tasks import language_model
 from econmt.tasks.language_model import LanguageModelTask
 from econmt.tasks.protocol import Shape
-from econmt.training.checkpoints import load_task
 from econmt.training.results import make_results
 from econmt.training.validation import perplexity
 from tests.unit.engine.fake_cuda import use_fake_cuda

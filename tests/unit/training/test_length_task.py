@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import econmt
-from econmt.data.batches import Batch
+from econmt.checkpoint.checkpoints import load_model
+from econmt.checkpoint.tensor_files import read_tensors
+from econmt.data.batching.batches import Batch
 from econmt.errors import InputError
+from econmt.export.runtime import export_runtime
 from econmt.model import TranslationModel
-from econmt.training.checkpoints import load_model
-from econmt.training.runtime_export import export_runtime
-from econmt.training.tensor_files import read_tensors
 from econmt.training.validation import length_loss, perplexity
 from tests.unit.training.tiny import Run, metrics, snapshot
 

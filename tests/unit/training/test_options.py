@@ -12,17 +12,17 @@ import sacrebleu
 import torch
 from rich.console import Console
 
+from econmt.checkpoint.checkpoints import load_model
+from econmt.checkpoint.folder import Commit
+from econmt.checkpoint.tensor_files import read_tensors
+from econmt.config.recipe import recipe_text
 from econmt.errors import InputError
 from econmt.memory.estimate.training_step import estimate_step
-from econmt.recipe import recipe_text
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt.training import validation
-from econmt.training.checkpoints import load_model
-from econmt.training.folder import Commit
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.progress import Silence
-from econmt.training.tensor_files import read_tensors
 from econmt.training.trainer import Trainer
 from tests.unit.training.tiny import Run, metrics, snapshot
 

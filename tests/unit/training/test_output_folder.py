@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from econmt.checkpoint.folder import ModelFolder
 from econmt.cli.main import main
 from econmt.errors import InputError
-from econmt.training.export import export_model
-from econmt.training.folder import ModelFolder
+from econmt.export.model_folder import export_model
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.run import run_recipe
 from tests.unit.training.tiny import Run, snapshot, write_recipe

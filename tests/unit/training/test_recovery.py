@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
+from econmt.checkpoint import checkpoints
+from econmt.checkpoint.folder import Commit, ModelFolder
+from econmt.checkpoint.tensor_files import read_tensors
 from econmt.errors import InputError, TrainingError
-from econmt.training import checkpoints
-from econmt.training.folder import Commit, ModelFolder
-from econmt.training.tensor_files import read_tensors
 from tests.unit.training.tiny import Run, snapshot
 
 MakeRun = Callable[..., Run]

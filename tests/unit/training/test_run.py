@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from econmt.data.store import prepare
+from econmt.checkpoint.checkpoints import load_state
+from econmt.checkpoint.folder import Commit, ModelFolder
+from econmt.data.batching.store import prepare
 from econmt.engine import precision, threads
 from econmt.engine.precision import ProductTimes
 from econmt.errors import InputError
 from econmt.training import validation
-from econmt.training.checkpoints import load_state
-from econmt.training.folder import Commit, ModelFolder
 from econmt.training.interrupts import Interrupted, Interrupts
 from econmt.training.run import _older_text_fingerprint, run_recipe
 from econmt.training.trainer import Trainer

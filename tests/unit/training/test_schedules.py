@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from econmt.recipe import ScheduleSection as Config
+from econmt.config.recipe import ScheduleSection as Config
 from econmt.training.schedules import Schedule
 
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from econmt.checkpoint.state import TrainingState
+from econmt.config.recipe import EarlyStopping, Training
 from econmt.engine.devices import (
     give_back_library_pages,
     peak_memory,
@@ -21,11 +23,9 @@ from econmt.engine.devices import (
     resolve_device,
 )
 from econmt.errors import InputError
-from econmt.recipe import EarlyStopping, Training
 from econmt.training.end_of_run import Pace, end_reason, seconds_left, share_done
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Figures, Progress, duration, perplexity
-from econmt.training.state import TrainingState
 from econmt.training.update_metrics import MetricsQueue
 
 CPU = torch.device("cpu")

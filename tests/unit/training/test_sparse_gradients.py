@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from econmt.data.batches import Batch
+from econmt.data.batching.batches import Batch
 from econmt.engine.step import TrainingStep
 from econmt.memory.plan.planner import Allotment, Planner
 from econmt.model import Implementations, layers

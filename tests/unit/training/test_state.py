@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from econmt.errors import InputError
-from econmt.training.state import (
+from econmt.checkpoint.state import (
     COLUMNS,
     Meter,
     TrainingState,
@@ -19,6 +18,7 @@ from econmt.training.state import (
     restore_random_states,
     seed_everything,
 )
+from econmt.errors import InputError
 
 
 def row(**values: float) -> dict[str, float]:

@@ -11,8 +11,14 @@ import pytest
 import safetensors.torch
 import torch
 
+from econmt.checkpoint.tensor_files import (
+    check_tensors,
+    read_metadata,
+    read_tensors,
+    write_tensors,
+    write_text,
+)
 from econmt.errors import InputError
-from econmt.training.tensor_files import check_tensors, read_metadata, read_tensors, write_tensors, write_text
 
 METADATA = {"format": "econmt-1", "update": "3", "zeta": "z", "alpha": "ä"}
 
@@ -65,7 +71,7 @@ def test_the_same_tensors_give_the_same_bytes_in_every_process(tmp_path: Path) -
     write_tensors(path, {"b": torch.ones(2), "a": torch.zeros(3)}, METADATA)
     other = tmp_path / "there.safetensors"
     program = (
-        "import torch\nfrom pathlib import Path\nfrom econmt.training.tensor_files import write_tensors\n"
+        "import torch\nfrom pathlib import Path\nfrom econmt.checkpoint.tensor_files import write_tensors\n"
         f"write_tensors(Path({str(other)!r}), {{'a': torch.zeros(3), 'b': torch.ones(2)}}, "
         f"dict(reversed(list({METADATA!r}.items()))))"
     )

@@ -9,14 +9,14 @@ import pytest
 import sacrebleu
 import torch
 
-from econmt.data.batches import Batch, pad_batch
+from econmt.checkpoint.state import seed_everything
+from econmt.data.batching.batches import Batch, pad_batch
 from econmt.errors import TrainingError
 from econmt.evaluation.metrics import Score
 from econmt.tasks.translation import TranslationTask
 from econmt.training.failures import not_finite
 from econmt.training.interrupts import Interrupts
 from econmt.training.progress import Progress
-from econmt.training.state import seed_everything
 from econmt.training.trainer import Trainer
 from econmt.training.update_metrics import UpdateMetrics
 from econmt.training.validation import Validation

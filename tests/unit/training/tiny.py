@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 from torch import Tensor, nn
 
-from econmt.data.batches import Batch
-from econmt.data.store import PreparedData, prepare
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.resume import find_start
+from econmt.config.recipe import Recipe, load_recipe
+from econmt.data.batching.batches import Batch
+from econmt.data.batching.store import PreparedData, prepare
 from econmt.model import Implementations
-from econmt.recipe import Recipe, load_recipe
 from econmt.tasks.translation import TranslationTask
-from econmt.training.folder import ModelFolder
-from econmt.training.resume import find_start
 from econmt.training.run import make_trainer, train
 from econmt.training.trainer import Trainer, TrainingResult
 

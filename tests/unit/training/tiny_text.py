@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from econmt.data.store import PreparedData, prepare
-from econmt.recipe import Recipe, load_recipe
-from econmt.training.folder import ModelFolder
-from econmt.training.resume import find_start
+from econmt.checkpoint.folder import ModelFolder
+from econmt.checkpoint.resume import find_start
+from econmt.config.recipe import Recipe, load_recipe
+from econmt.data.batching.store import PreparedData, prepare
 from econmt.training.run import make_trainer, train
 from econmt.training.trainer import Trainer, TrainingResult
 

@@ -1,4 +1,4 @@
-/* All steps of a layer, and of a beam search, of which variant.h includes this file: what econmt.decoding.search does with a model's steps, in one call,
+/* All steps of a layer, and of a beam search, of which variant.h includes this file: what econmt.decoding.search.beam does with a model's steps, in one call,
  * and econmt.model.inference.encoder.
  *
  * Every row has values of its own that depend on no other row, so that no translation depends on what else is in its batch; with

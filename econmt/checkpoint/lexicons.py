@@ -1,0 +1,39 @@
+"""Lexicons in files: a tensor file with the translations of every source word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from econmt.checkpoint.checkpoints import check_vocabulary
+from econmt.checkpoint.tensor_files import FORMAT, read_tensors, write_tensors
+from econmt.data.text.subwords import Vocabularies
+from econmt.errors import InputError
+
+_TABLE = "lexicon"
+
+
+def write_lexicon(path: Path, table: Tensor, vocabulary: str) -> None:
+    """Writes a table of :func:`econmt.data.text.lexicon.learn_lexicon`; ``vocabulary``: the fingerprint of its words."""
+    write_tensors(path, {_TABLE: table}, {"format": FORMAT, "vocabulary": vocabulary})
+
+
+def read_lexicon(path: Path, vocabulary: str, vocabularies: Vocabularies) -> Tensor:
+    """The table (source vocabulary, K) int32 of a file.
+
+    Raises:
+        InputError: if it is damaged, no lexicon, or one of other vocabularies.
+    """
+    tensors, metadata = read_tensors(path)
+    if list(tensors) != [_TABLE]:
+        raise InputError(f"{path}: not a lexicon; give a file that econmt lexicon wrote")
+    check_vocabulary(metadata, vocabulary, path)
+    table = tensors[_TABLE]
+    sound = table.dtype == torch.int32 and table.dim() == 2 and len(table) == vocabularies.source.size
+    if not sound or (
+        table.numel() and not 0 <= int(table.min()) <= int(table.max()) < vocabularies.target.size
+    ):
+        raise InputError(f"{path}: a damaged lexicon (shape {tuple(table.shape)}); make it again")
+    return table

@@ -1,0 +1,221 @@
+"""The state of a training run beside its parameters and the optimizer's: everything a later process needs to go on."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from dataclasses import asdict, field, fields
+from itertools import chain
+from math import nan
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
+
+from econmt.checkpoint.state_schema import (
+    Choices,
+    Count,
+    DataPlace,
+    Finite,
+    MetricsRow,
+    PipelineState,
+    PlanState,
+    PrecisionName,
+    RandomStates,
+    ScheduleState,
+    Score,
+    Seconds,
+    Update,
+    as_bytes,
+    numpy_state,
+    python_state,
+)
+from econmt.config.json_reader import parse_json, shaped_like
+from econmt.config.yaml_reader import complaints
+from econmt.errors import InputError
+
+FORMAT = "econmt-training-state-1"
+COLUMNS = (
+    "update",
+    "seconds",
+    "target_tokens",
+    "train_loss",
+    "valid_perplexity",
+    "bleu",
+    "learning_rate",
+    "target_tokens_per_second",
+    "peak_memory_bytes",
+    "epoch",
+    "gradient_norm",
+)
+"""Columns of metrics.tsv that are always there. ``seconds`` is wall time including validation, over all runs;
+``target_tokens_per_second`` is that of the updates since the last row, validation and saving not counted;
+``gradient_norm`` is that of the last update before clipping."""
+TIMES = frozenset({"seconds", "target_tokens_per_second", "peak_memory_bytes"})
+"""The columns in which two runs of one recipe differ."""
+
+
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+@dataclass(config=_STRICT)
+class Meter:
+    """Sums over some updates: the loss in nats, the target tokens, and the seconds that they took."""
+
+    loss: Finite = 0.0
+    tokens: Count = 0
+    seconds: Seconds = 0.0
+
+
+@dataclass(config=_STRICT)
+class TrainingState:
+    """Where a run stands. All values are JSON, and floats come back from JSON with the same bits.
+
+    ``update`` counts updates; ``data`` is the state of the batch iterator; ``last_checkpoint`` is the update of the
+    last row of ``metrics``, 0 before the first; ``parameters_from`` is the checkpoint whose parameters training goes on
+    with (the best one after the plateau schedule went back to it); ``num_not_improved`` counts checkpoints since the
+    best one, of score ``best_score``; ``gradient_norm`` is that of the last update, ``monitored`` those of the
+    parameters that are watched; ``text`` and ``vocabulary`` are fingerprints; ``plan`` is that of a byte budget, empty
+    without one; ``choices`` names the implementations that the run began with, empty with a budget; ``pipeline`` says
+    how layers are divided over ranks, empty if they are not; ``precision`` is what it began with, by its name in a
+    recipe; ``average_from`` is the update after which the mean of the parameters began, none before; ``environment`` is
+    what it was saved with, see :mod:`econmt.training.environment`.
+    """
+
+    update: Update = 0
+    seconds: Seconds = 0.0
+    target_tokens: Count = 0
+    data: Annotated[dict[str, Any], shaped_like(DataPlace, may_be_empty=True)] = field(default_factory=dict)
+    random: Annotated[dict[str, Any], shaped_like(RandomStates, may_be_empty=True)] = field(
+        default_factory=dict
+    )
+    schedule: Annotated[dict[str, Any], shaped_like(ScheduleState, may_be_empty=True)] = field(
+        default_factory=dict
+    )
+    best_update: Update = 0
+    best_score: Score = None
+    num_not_improved: Count = 0
+    last_checkpoint: Update = 0
+    parameters_from: Update = 0
+    signature: str = ""
+    vocabulary: str = ""
+    text: str = ""
+    gradient_norm: float = 0.0
+    monitored: dict[str, Finite] = field(default_factory=dict)
+    since_checkpoint: Meter = field(default_factory=Meter)
+    since_log: Meter = field(default_factory=Meter)
+    plan: Annotated[dict[str, Any], shaped_like(PlanState, may_be_empty=True)] = field(default_factory=dict)
+    choices: Choices = field(default_factory=dict)
+    pipeline: Annotated[dict[str, Any], shaped_like(PipelineState, may_be_empty=True)] = field(
+        default_factory=dict
+    )
+    precision: PrecisionName = "float32"
+    average_from: Update | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    metrics: list[Annotated[dict[str, Any], shaped_like(MetricsRow)]] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        """The state as JSON text."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> TrainingState:
+        """The state in JSON text.
+
+        Raises:
+            InputError: naming ``where``, if the text is broken or another version's.
+        """
+        advice = "start anew with --overwrite-output"
+        values = parse_json(text, where, advice)
+        if values.pop("format", None) != FORMAT:
+            raise InputError(f"{where}: not a training state of this version of econmt; start anew elsewhere")
+        # States of runs that began before there were budgets, choices and monitors have none, and auto was float32.
+        missing = (
+            {entry.name for entry in fields(cls)}
+            - {"plan", "choices", "precision", "average_from", "environment", "monitored"}
+            - set(values)
+        )
+        wrong = [f"{name}: missing" for name in sorted(missing)]
+        try:
+            for name in ("since_checkpoint", "since_log"):
+                if isinstance(values.get(name), dict):
+                    values[name] = Meter(**values[name])
+            state = cls(**values)
+            wrong += state._contradictions()
+        except ValidationError as failure:
+            wrong += complaints(failure)
+        if wrong:
+            raise InputError(f"{where}: broken training state ({wrong[0]}); {advice}")
+        return state
+
+    def _contradictions(self) -> list[str]:
+        """What cannot be true of a state that was saved: all checkpoints that it names have a row of metrics."""
+        rows = {0, *(row["update"] for row in self.metrics)}
+        names = ("best_update", "last_checkpoint", "parameters_from")
+        wrong = [
+            f"{name} {getattr(self, name)}: no such checkpoint"
+            for name in names
+            if getattr(self, name) not in rows
+        ]
+        wrong += [f"{name}: empty" for name in ("data", "random", "schedule") if not getattr(self, name)]
+        return wrong + [f"update {self.update}: before a checkpoint"] * (max(rows) > self.update)
+
+    def metrics_text(self) -> str:
+        """The content of metrics.tsv: numbers in the shortest form that reads back as the same float."""
+        columns = [*dict.fromkeys((*COLUMNS, *chain.from_iterable(self.metrics)))]
+        lines = ["\t".join(columns)]
+        lines += ["\t".join(_number(name, row.get(name, nan)) for name in columns) for row in self.metrics]
+        return "\n".join(lines) + "\n"
+
+
+def _number(column: str, value: float) -> str:
+    if column == "seconds":
+        return f"{value:.3f}"
+    if column == "target_tokens_per_second":
+        return f"{value:.1f}"
+    return repr(value)
+
+
+def random_states() -> dict[str, Any]:
+    """The states of every random generator that a library might draw from, as JSON values."""
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    states: dict[str, Any] = {
+        "python": [version, list(words), gauss],
+        "numpy": [
+            str(name),
+            _encode(np.asarray(keys, dtype="<u4").tobytes()),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
+        "torch": _encode(torch.get_rng_state().numpy().tobytes()),
+        "cuda": [],
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["cuda"] = [_encode(state.numpy().tobytes()) for state in torch.cuda.get_rng_state_all()]
+    return states
+
+
+def restore_random_states(states: dict[str, Any]) -> None:
+    """Puts back what :func:`random_states` gave."""
+    random.setstate(python_state(states["python"]))
+    np.random.set_state(numpy_state(states["numpy"]))
+    torch.set_rng_state(as_bytes(states["torch"]))
+    for index, state in enumerate(states["cuda"]):
+        if index < torch.cuda.device_count():
+            torch.cuda.set_rng_state(as_bytes(state), index)
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds python's, numpy's and torch's generators, on every device."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _encode(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")

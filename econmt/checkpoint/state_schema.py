@@ -1,0 +1,190 @@
+"""What the plain data inside a training state must look like, so that a damaged state is told and never followed."""
+
+from __future__ import annotations
+
+import base64
+import random
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Union
+
+import numpy as np
+import torch
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from econmt.config import limits
+from econmt.config.json_reader import Record
+from econmt.config.recipe import OPS, implementation_names
+
+Count = Annotated[int, Field(ge=0, le=limits.TOKENS)]
+Update = Annotated[int, Field(ge=0, le=limits.UPDATES)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0, le=2**62)]
+
+
+class DataPlace(Record):
+    """Where the batches stand."""
+
+    epoch: Update
+    position: Count
+    batches_per_epoch: Annotated[int, Field(ge=1)]
+
+    @model_validator(mode="after")
+    def _inside(self) -> DataPlace:
+        if self.position >= self.batches_per_epoch:
+            raise ValueError(f"position {self.position} is past {self.batches_per_epoch} batches an epoch")
+        return self
+
+
+class ScheduleState(Record):
+    """Where the learning rate stands."""
+
+    name: str
+    factor: Annotated[float, Field(gt=0.0, le=1.0)]
+    num_not_improved: Count
+
+
+class MetricsRow(Record):
+    """A row of metrics.tsv; what was not measured is not a number. A recipe may ask for more columns."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float]
+
+    update: Annotated[int, Field(ge=1, le=limits.UPDATES)]
+    seconds: Seconds
+    target_tokens: Count
+    train_loss: float
+    valid_perplexity: float
+    bleu: float
+    learning_rate: float
+    target_tokens_per_second: float
+    peak_memory_bytes: Bytes
+    epoch: Finite
+    gradient_norm: float
+
+    @model_validator(mode="after")
+    def _names_of_columns(self) -> MetricsRow:
+        for name in self.__pydantic_extra__:
+            if not re.fullmatch(r"[\w.:]+", name, re.ASCII):
+                raise ValueError(f"{name[:40]!r} is no name of a column")
+        return self
+
+
+def _known(names: Any, keys: Any) -> None:
+    for key, name in zip(keys, names, strict=True):
+        known = (
+            implementation_names(key) if key in OPS else ["auto", "outputs", "attention", "cells", "gates"]
+        )
+        if name not in known:
+            raise ValueError(f"{key} {name!r} is none of {', '.join(known)}")
+
+
+def _allotment(row: list[Any]) -> list[Any]:
+    sizes, names = row[:6], row[6:]
+    if len(row) != 11 or not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
+        raise ValueError("an allotment has six whole numbers and five names")
+    if not all(sizes[place] for place in (0, 1, 2, 4)):
+        raise ValueError("an allotment has positions and rows")
+    _known(names, (*OPS, "stash"))
+    return row
+
+
+class PlanState(Record):
+    """The plan of a byte budget, see :meth:`econmt.memory.plan.planner.Plan.state_dict`."""
+
+    made_for: str
+    budget: Annotated[int, Field(ge=1, le=2**62)]
+    decoding_rows: Annotated[int, Field(ge=1, le=limits.TRANSLATED)]
+    allotments: list[Annotated[list[Any], AfterValidator(_allotment)]]
+
+    @model_validator(mode="after")
+    def _trains(self) -> PlanState:
+        if not any(row[3] for row in self.allotments):
+            raise ValueError("the plan has no batches")
+        return self
+
+
+class PipelineState(Record):
+    """How layers are divided over ranks, see :class:`econmt.parallel.pipeline.costs.Plan`."""
+
+    stages: Annotated[int, Field(ge=2, le=limits.LAYERS)]
+    homes: list[list[Annotated[int, Field(ge=0, lt=limits.LAYERS)]]]
+    chunks: list[Annotated[int, Field(ge=1, le=limits.POSITIONS)]]
+
+    @model_validator(mode="after")
+    def _homes_are_stages(self) -> PipelineState:
+        if any(home >= self.stages for homes in self.homes for home in homes):
+            raise ValueError("a layer is on a stage that there is not")
+        return self
+
+
+class RandomStates(Record):
+    """States of generators, see :func:`econmt.checkpoint.state.random_states`; each is tried."""
+
+    python: list[Any]
+    numpy: list[Any]
+    torch: str
+    cuda: list[str]
+    dropout: list[Annotated[int, Field(ge=-(2**63), lt=2**63)]] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _generators_take_them(self) -> RandomStates:
+        for name in ("python", "numpy", "torch"):
+            try:
+                _TRIALS[name](getattr(self, name))
+            except (ValueError, TypeError, RuntimeError, OverflowError, IndexError, KeyError):
+                raise ValueError(f"{name} is no state of its generator") from None
+        for state in self.cuda:
+            as_bytes(state)
+        return self
+
+
+def python_state(given: Any) -> tuple[Any, ...]:
+    """What ``random.setstate`` takes."""
+    version, words, gauss = given
+    return version, tuple(words), gauss
+
+
+def numpy_state(given: Any) -> tuple[Any, ...]:
+    """What ``numpy.random.set_state`` takes."""
+    name, keys, position, has_gauss, cached = given
+    return (
+        name,
+        np.frombuffer(base64.b64decode(keys, validate=True), dtype="<u4"),
+        position,
+        has_gauss,
+        cached,
+    )
+
+
+def as_bytes(text: str) -> torch.Tensor:
+    """What ``torch.set_rng_state`` takes: bytes of base64.
+
+    Raises:
+        ValueError: the text is none.
+    """
+    return torch.frombuffer(bytearray(base64.b64decode(text, validate=True)), dtype=torch.uint8)
+
+
+def _try_torch(given: Any) -> None:
+    torch.Generator().set_state(as_bytes(given))
+
+
+_TRIALS: dict[str, Callable[[Any], object]] = {
+    "python": lambda given: random.Random().setstate(python_state(given)),
+    "numpy": lambda given: np.random.RandomState().set_state(numpy_state(given)),
+    "torch": _try_torch,
+}
+
+
+def _choices(names: dict[str, str]) -> dict[str, str]:
+    if "lstm" not in names:  # an older version's, whose names mean something else
+        keys = [key for key in (*OPS, "stash") if key in names]
+        _known([names[key] for key in keys], keys)
+    return names
+
+
+Choices = Annotated[dict[str, str], AfterValidator(_choices)]
+PrecisionName = Literal["float32", "tf32", "bfloat16"]
+Score = Union[float, None]

@@ -1,0 +1,196 @@
+"""Files that are whole or absent, whatever the moment at which the process dies; tensors in files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from pydantic import Field
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from econmt.config.json_reader import Record, parse_json
+from econmt.config.yaml_reader import check_section
+from econmt.data.files import refuse_pipe, whole_file
+from econmt.errors import InputError
+
+FORMAT = "econmt-1"
+CHECKSUM = "checksum"
+"""Key of a file's metadata: SHA-256 of the rest of its header and of its data. Older files have none."""
+_BLOCK = 1 << 20
+_BROKEN = "the file is damaged; use another checkpoint"
+
+
+class FileMetadata(Record):
+    """What a tensor file says about itself, each as text; files of tests and older versions say less."""
+
+    format: str
+    update: str = Field("0", pattern=r"^[0-9]{1,15}$")
+    vocabulary: str = Field("", pattern=r"^[^\s]{0,200}$")
+    optimizer: str = Field("", max_length=100)
+    averaged: str = Field("", pattern=r"^[0-9]{0,15}( [0-9]{1,15})*$")
+    quantized: str = Field("", pattern=r"^(int8|bfloat16)?$")
+    compressed: str = Field("", pattern=r"^((encoder|decoder)=[0-9]{1,9} ?)*$")
+
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.bool: "BOOL",
+}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes text in UTF-8, whole or not at all, unless the file says just that already."""
+    content = text.encode("utf-8")
+    if not (path.is_file() and path.read_bytes() == content):
+        with whole_file(path) as file:
+            file.write(content)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Writes a safetensors file with a checksum; the same tensors and metadata give the same bytes.
+
+    The library's own writer puts the metadata in an order that changes from run to run; so the header is made here
+    (8 bytes of length, JSON, data: see the safetensors format), and reading is left to the library.
+    """
+    header: dict[str, Any] = {"__metadata__": {key: metadata[key] for key in metadata if key != CHECKSUM}}
+    # Widest types first keep every tensor aligned, as in the library's writer.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    offset = 0
+    for name in order:
+        tensor = tensors[name]
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    digest = _digest_of(header)
+    with whole_file(path) as file:
+        # The checksum lies before the data: its place is filled when the data has been seen.
+        file.write(_head(header, digest.hexdigest()))
+        for name in order:
+            values = tensors[name].detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
+            digest.update(values)
+            file.write(values)
+        file.seek(0)
+        file.write(_head(header, digest.hexdigest()))
+
+
+def _head(header: Mapping[str, Any], checksum: str) -> bytes:
+    """The beginning of a file, in which the checksum has its place."""
+    metadata = {**header["__metadata__"], CHECKSUM: checksum}
+    whole = {**header, "__metadata__": dict(sorted(metadata.items()))}
+    head = json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    head += b" " * (-len(head) % 8)
+    return len(head).to_bytes(8, "little") + head
+
+
+def _digest_of(header: Mapping[str, Any]) -> Any:
+    """The digest of a header without checksum, to go on with the data."""
+    return hashlib.sha256(json.dumps(header, sort_keys=True, separators=(",", ":")).encode("utf-8"))
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a tensor file of econmt, after every check that needs no tensor; see :func:`read_tensors`."""
+    _check_beginning(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata: dict[str, str] = dict(file.metadata() or {})
+    except SafetensorError as error:
+        raise InputError(
+            f"{path}: truncated or broken safetensors file ({error}); use another checkpoint"
+        ) from error
+    if metadata.get("format") != FORMAT:
+        found = metadata.get("format", "none")
+        raise InputError(
+            f"{path}: not a file of econmt (format {found}, wanted {FORMAT}); give a file that econmt wrote"
+        )
+    check_section(FileMetadata, metadata, str(path), _BROKEN)
+    return metadata
+
+
+def check_tensors(path: Path) -> dict[str, str]:
+    """Reads a file from beginning to end, a block at a time; returns its metadata.
+
+    Raises:
+        InputError: as :func:`read_tensors`.
+    """
+    metadata = read_metadata(path)
+    if CHECKSUM in metadata:
+        try:
+            with path.open("rb") as file:
+                found = _checksum(file)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror}); use another checkpoint") from error
+        if found != metadata[CHECKSUM]:
+            raise InputError(
+                f"{path}: damaged, it does not have the checksum that it was written with; use another checkpoint"
+            )
+    return metadata
+
+
+def _checksum(file: IO[bytes]) -> str:
+    header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    del header["__metadata__"][CHECKSUM]
+    digest = _digest_of(header)
+    while block := file.read(_BLOCK):
+        digest.update(block)
+    return str(digest.hexdigest())
+
+
+def model_description(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """The model that a parameter file describes: its section of a recipe and its vocabulary sizes; empty without one.
+
+    Raises:
+        InputError: naming ``path``, if it is no JSON object.
+    """
+    return parse_json(metadata["model"], f"{path}: model", _BROKEN) if "model" in metadata else {}
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors, on the CPU, and the metadata of a file that :func:`write_tensors` wrote. Nothing is executed.
+
+    Raises:
+        InputError: naming the file, if it is absent, a pickle, truncated, not of econmt, or has not the checksum that
+            it was written with.
+    """
+    metadata = check_tensors(path)
+    with safe_open(path, framework="pt") as file:
+        # The library maps the file; a copy is aligned and outlives it.
+        return {name: file.get_tensor(name).clone() for name in file.keys()}, metadata  # noqa: SIM118
+
+
+def _check_beginning(path: Path) -> None:
+    refuse_pipe(path)
+    try:
+        with path.open("rb") as file:
+            head = file.read(9)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); give a parameter file of econmt"
+        ) from error
+    length = int.from_bytes(head[:8], "little")
+    if head[8:9] == b"{":
+        if 8 + length > size:
+            raise InputError(f"{path}: truncated safetensors file ({size} bytes); use another checkpoint")
+        return
+    if head[:4] == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\x01\x02\x03\x04\x05"):
+        raise InputError(
+            f"{path} is a pickle; econmt never loads pickles: give a .safetensors file that econmt wrote"
+        )
+    raise InputError(f"{path}: not a safetensors file; give a parameter file of econmt")

@@ -1,0 +1,195 @@
+"""Recipe keys that act only together with another key, and the check that finds those that cannot act.
+
+:data:`RULES` has one entry for each such key. A key that is not in it acts always, or a validator of its section
+checks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from econmt.config.yaml_reader import Finding, leaves, plain_text
+
+PROCESSES = "--processes"
+"""The number of processes in conditions. It is not part of a recipe: a run knows it, the file does not."""
+
+
+class Condition(NamedTuple):
+    """A condition on the values of a recipe.
+
+    Attributes:
+        holds: gets the values by dotted key.
+        text: the condition in words, for messages and the reference.
+    """
+
+    holds: Callable[[Mapping[str, Any]], bool]
+    text: str
+
+
+class Rule(NamedTuple):
+    """The condition under which a key acts.
+
+    Attributes:
+        needs: the condition.
+        refused: True if a recipe is refused that sets the key to no effect: it switches something on that the run then
+            would not have. False if there is a note only: the key tunes something that the recipe has switched off,
+            as happens when one key is changed on the command line.
+    """
+
+    needs: Condition
+    refused: bool
+
+
+def one_of(key: str, *accepted: Any) -> Condition:
+    """Holds if a key has one of some values."""
+    words = " or ".join(map(plain_text, accepted))
+    return Condition(lambda values: values.get(key) in accepted, f"{key}: {words}")
+
+
+def other_than(key: str, *refused: Any) -> Condition:
+    """Holds if a key has none of some values."""
+    words = " or ".join(map(plain_text, refused))
+    return Condition(lambda values: values.get(key) not in refused, f"{key} other than {words}")
+
+
+def at_least(key: str, least: int | str) -> Condition:
+    """Holds if a key has at least a value, given as a number or as the name of the key that has it."""
+    return Condition(
+        lambda values: values.get(key, 0) >= (values[least] if isinstance(least, str) else least),
+        f"{key} of at least {least}",
+    )
+
+
+def above_zero(key: str) -> Condition:
+    """Holds if a key has a value above 0."""
+    return Condition(lambda values: values.get(key, 0) > 0, f"{key} above 0")
+
+
+def any_of(*conditions: Condition) -> Condition:
+    """Holds if one of some conditions holds."""
+    return Condition(
+        lambda values: any(each.holds(values) for each in conditions),
+        ", or ".join(each.text for each in conditions),
+    )
+
+
+def all_of(*conditions: Condition) -> Condition:
+    """Holds if all of some conditions hold."""
+    return Condition(
+        lambda values: all(each.holds(values) for each in conditions),
+        " with ".join(each.text for each in conditions),
+    )
+
+
+_TRANSLATION = one_of("task", "translation")
+_SEVERAL = at_least(PROCESSES, 2)
+
+RULES: dict[str, Rule] = {
+    "model.encoder.reverse_input": Rule(
+        any_of(
+            one_of("model.encoder.bidirectional", "none"),
+            all_of(one_of("model.encoder.bidirectional", "bottom"), at_least("model.encoder.layers", 2)),
+        ),
+        refused=True,
+    ),
+    **{
+        f"model.{part}.residual": Rule(
+            at_least(f"model.{part}.layers", f"model.{part}.first_residual_layer"), refused=True
+        )
+        for part in ("encoder", "decoder")
+    },
+    **{
+        f"model.{part}.first_residual_layer": Rule(one_of(f"model.{part}.residual", True), refused=False)
+        for part in ("encoder", "decoder")
+    },
+    "model.decoder.attention_in_upper_layers": Rule(at_least("model.decoder.layers", 2), refused=True),
+    "model.attention.size": Rule(
+        one_of("model.attention.type", "additive", "mhdot", "location"), refused=False
+    ),
+    "model.attention.mhdot_heads": Rule(one_of("model.attention.type", "mhdot"), refused=False),
+    "model.attention.coverage.num_hidden": Rule(
+        other_than("model.attention.coverage.type", "none", "count", "fertility"), refused=False
+    ),
+    "model.attention.coverage.max_fertility": Rule(
+        one_of("model.attention.coverage.type", "fertility"), refused=False
+    ),
+    "model.dropout.layers": Rule(any_of(_TRANSLATION, at_least("model.layers", 2)), refused=True),
+    "model.dropout.variational": Rule(
+        any_of(
+            all_of(above_zero("model.dropout.embedding"), _TRANSLATION),
+            *(above_zero(f"model.dropout.{name}") for name in ("inputs", "layers", "output")),
+        ),
+        refused=False,
+    ),
+    "model.initialization.scale": Rule(one_of("model.initialization.weights", "uniform"), refused=False),
+    "ops.stash": Rule(
+        any_of(
+            one_of("ops.encoder", "auto", "recompute"),
+            all_of(one_of("ops.decoder", "auto", "recompute"), _TRANSLATION),
+        ),
+        refused=False,
+    ),
+    "training.max_buckets": Rule(one_of("training.bucket_width", None), refused=False),
+    "training.optimizer.betas": Rule(
+        other_than("training.optimizer.name", "sgd", "nag", "adagrad", "adafactor"), refused=False
+    ),
+    "training.optimizer.eps": Rule(other_than("training.optimizer.name", "sgd", "nag"), refused=False),
+    "training.optimizer.momentum": Rule(
+        one_of("training.optimizer.name", "sgd", "nag", "rmsprop"), refused=True
+    ),
+    "training.averaging.non_monotone_interval": Rule(
+        one_of("training.averaging.start", "non-monotone"), refused=False
+    ),
+    "training.schedule.reduce_factor": Rule(
+        one_of("training.schedule.name", "plateau-reduce"), refused=False
+    ),
+    "training.schedule.reduce_num_not_improved": Rule(
+        one_of("training.schedule.name", "plateau-reduce"), refused=False
+    ),
+    "training.gradient_clipping.threshold": Rule(
+        other_than("training.gradient_clipping.type", "none"), refused=False
+    ),
+    "training.decode_and_evaluate_device": Rule(other_than("training.decode_and_evaluate", 0), refused=False),
+    "training.bleu_tokenizer": Rule(
+        any_of(other_than("training.decode_and_evaluate", 0), other_than("data.test", None)), refused=False
+    ),
+    "decoding.brevity_penalty_constant_length_ratio": Rule(
+        all_of(
+            one_of("decoding.brevity_penalty_type", "constant"), above_zero("decoding.brevity_penalty_weight")
+        ),
+        refused=False,
+    ),
+    "decoding.length_penalty_beta": Rule(other_than("decoding.length_penalty_alpha", 0), refused=False),
+    "parallel.reduction": Rule(_SEVERAL, refused=False),
+    "parallel.shard_optimizer": Rule(_SEVERAL, refused=False),
+    "parallel.timeout": Rule(_SEVERAL, refused=False),
+}
+"""By dotted key the condition under which it acts, for each key that does not act always."""
+
+
+def keys_without_effect(recipe: Any, processes: int = 2) -> frozenset[str]:
+    """Returns the keys of :data:`RULES` that cannot act, whatever their values.
+
+    Args:
+        recipe: the recipe.
+        processes: of the run; a recipe alone is checked as if there were several.
+    """
+    values = {**dict(leaves(recipe)), PROCESSES: processes}
+    return frozenset(key for key, rule in RULES.items() if key in values and not rule.needs.holds(values))
+
+
+def idle_values(recipe: Any, processes: int = 2) -> Iterator[Finding]:
+    """Yields the values that differ from their defaults and have no effect.
+
+    Args:
+        recipe, processes: see :func:`keys_without_effect`.
+    """
+    without_effect = keys_without_effect(recipe, processes)
+    for key, value in leaves(recipe, changed_only=True):
+        if key in without_effect:
+            rule = RULES[key]
+            remedy = "; set that, or leave this key out" if rule.refused else ""
+            yield Finding(
+                key, rule.refused, f"{plain_text(value)} has no effect without {rule.needs.text}{remedy}"
+            )

@@ -1,0 +1,499 @@
+"""YAML text to a checked, typed section, with errors that name file, line and key.
+
+Knows nothing of recipes: :func:`load_section` works for any pydantic model that forbids unknown keys. YAML is read by
+the rules of version 1.2 (only ``true`` and ``false`` are booleans, so ``no`` is Norwegian; ``3e-4`` is a number), a
+key given twice is an error, and tags that would make objects are refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, Tag, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from econmt.config import limits
+from econmt.errors import InputError, printable
+
+SectionType = TypeVar("SectionType", bound=BaseModel)
+Path = tuple[Union[str, int], ...]
+Places = dict[Path, str]
+
+_SCALARS = {
+    "tag:yaml.org,2002:null": (r"~|null|Null|NULL|", "~nN"),
+    "tag:yaml.org,2002:bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "tag:yaml.org,2002:int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "tag:yaml.org,2002:float": (
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+}
+_TAGS = {*_SCALARS, *(f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "map"))}
+
+
+class _Reader(yaml.SafeLoader):
+    """The safe loader with the scalars of YAML 1.2 and without aliases, which can make much of a little text."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """The next node; an alias of another node is an error."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", event.start_mark)
+        return super().compose_node(parent, index)
+
+
+class _Writer(yaml.SafeDumper):
+    """The safe dumper that quotes what :class:`_Reader` would not read back as text."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+        """Indents lists inside mappings too."""
+        super().increase_indent(flow, False)
+
+
+def _integer(_: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    bases = {"0o": 8, "0x": 16}
+    return int(node.value, bases.get(node.value[:2], 10))
+
+
+_Reader.yaml_implicit_resolvers = {}
+_Writer.yaml_implicit_resolvers = {}
+for _tag, (_pattern, _first) in _SCALARS.items():
+    for _kind in (_Reader, _Writer):
+        _kind.add_implicit_resolver(_tag, re.compile(f"^(?:{_pattern})$"), list(_first))
+        if _tag.endswith("null"):
+            _kind.add_implicit_resolver(_tag, re.compile("^$"), [""])
+_Reader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+def dump_yaml(value: Any) -> str:
+    """The YAML text of plain data, keys in their own order; :func:`load_section` reads it back unchanged."""
+    return yaml.dump(
+        value, Dumper=_Writer, sort_keys=False, allow_unicode=True, default_flow_style=False, width=10**6
+    )
+
+
+MOST_ERRORS = 50
+"""How many errors of a text are told one by one."""
+
+
+class Finding(NamedTuple):
+    """A value that is valid by itself and that the user should know of.
+
+    Attributes:
+        key: the dotted key.
+        refused: True if the section cannot be used with it.
+        problem: what follows the key in the message.
+    """
+
+    key: str
+    refused: bool
+    problem: str
+
+
+def load_section(
+    kind: type[SectionType],
+    text: str,
+    where: str,
+    overrides: Sequence[str] = (),
+    *,
+    rename: Callable[[dict[str, Any]], list[tuple[str, list[str]]]] = lambda _: [],
+    check: Callable[[SectionType], Iterable[Finding]] = lambda _: (),
+    note: Callable[[str], object] = lambda _: None,
+) -> SectionType:
+    """Reads ``text``, applies ``key.sub=value`` overrides and checks the result against ``kind``.
+
+    Args:
+        kind: the pydantic model to make.
+        text: YAML with a mapping on top.
+        where: what to call the text in errors, usually its file.
+        overrides: command-line arguments, applied in order; a value is read as YAML.
+        rename: changes the tree where it has keys of earlier versions; returns these keys, each with the new ones.
+        check: finds values of a valid section that are refused or worth a note; not asked about keys of earlier
+            versions.
+        note: is told of each key of earlier versions and of each finding that is not refused, with its place.
+
+    Raises:
+        InputError: one line for each thing that is wrong, each with its place and key.
+    """
+    tree, places = _read(text, where)
+    if not isinstance(tree, dict):
+        found = "the file is empty" if tree is None else f"found {_describe(tree)} at the top"
+        raise InputError(f"{where}:1: expected keys and values ({', '.join(kind.model_fields)}), {found}")
+    for argument in overrides:
+        _override(tree, places, argument)
+    renamed = rename(tree)
+    for old, new in renamed:
+        place = places[tuple(old.split("."))]
+        places.update({tuple(key.split(".")): place for key in new})
+        note(f"note: {place}: {old} is {' and '.join(new)} now")
+    try:
+        section = kind.model_validate(tree)
+    except ValidationError as failure:
+        errors = failure.errors(include_url=False)
+        lines = [_explain(kind, error, places) for error in errors[:MOST_ERRORS]]
+        more = [f"{where}: and {len(errors) - MOST_ERRORS:,} more"] if len(errors) > MOST_ERRORS else []
+        raise InputError(*dict.fromkeys(lines), *more) from None
+    earlier = {old for old, _ in renamed}
+    findings = [each for each in check(section) if each.key not in earlier]
+    lines = [
+        f"{_place_of(tuple(each.key.split('.')), places)}: {each.key}: {each.problem}" for each in findings
+    ]
+    if any(each.refused for each in findings):
+        raise InputError(*(line for line, each in zip(lines, findings, strict=True) if each.refused))
+    for line in lines:
+        note(f"note: {line}")
+    return section
+
+
+def check_section(
+    kind: type[SectionType], tree: Any, where: str, advice: str, places: Places | None = None
+) -> SectionType:
+    """Checks plain data that no person has written, such as a JSON file of a run, against ``kind``.
+
+    Raises:
+        InputError: one line that names ``where``, the first key that is wrong, and what to do.
+    """
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as failure:
+        found = _explain(kind, failure.errors(include_url=False)[0], places or {(): where})
+        raise InputError(f"{found}; {advice}") from None
+
+
+def complaints(failure: ValidationError) -> list[str]:
+    """What is wrong with values that a program gave by name: a line each."""
+    lines = []
+    for error in failure.errors(include_url=False):
+        place = dotted([shortened(part) if isinstance(part, str) else part for part in error["loc"]])
+        lines.append(": ".join(filter(None, (place, _complaint(error, error.get("ctx", {}))))))
+    return lines
+
+
+def _read(text: str, where: str) -> tuple[Any, Places]:
+    """The plain data of a YAML text and, for every path into it, the place that an error should name."""
+    places: Places = {(): f"{where}:1"}
+    text = text.removeprefix("\ufeff")
+    try:
+        reader = _Reader(text)
+        node = reader.get_single_node()
+        return (None if node is None else _plain(reader, node, (), places, where)), places
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = " ".join(str(error.problem or error.context).split())
+        raise InputError(f"{where}:{mark.line + 1 if mark else 1}: not valid YAML: {problem}") from None
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        raise InputError(
+            f"{where}:{line}: not valid YAML: the character U+{error.character:04X} is not allowed"
+        ) from None
+    except RecursionError:
+        raise InputError(f"{where}:1: not valid YAML: nested too deeply") from None
+    except (
+        ValueError,
+        OverflowError,
+    ) as error:  # the reader makes characters of escapes before it looks at them
+        raise InputError(f"{where}:1: not valid YAML: {error}") from None
+
+
+def _plain(reader: _Reader, node: yaml.Node, path: Path, places: Places, where: str) -> Any:
+    line = node.start_mark.line + 1
+    if path not in places:
+        places[path] = f"{where}:{line}"
+    if node.tag not in _TAGS:
+        raise InputError(f"{where}:{line}: {dotted(path)}: the tag {node.tag} is not allowed in a recipe")
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(reader, item, (*path, i), places, where) for i, item in enumerate(node.value)]
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise InputError(f"{where}:{line}: a key must be a word, not a list or a section")
+            key = str(key_node.value)
+            inner = (*path, key)
+            _check_text(key, f"{where}:{line}: a key")
+            if key in mapping:
+                raise InputError(f"{where}:{line}: {dotted(inner)}: given twice; first at {places[inner]}")
+            places[inner] = f"{where}:{line}"
+            mapping[key] = _plain(reader, value_node, inner, places, where)
+        return mapping
+    place = ": ".join(filter(None, (f"{where}:{line}", dotted(path))))
+    if node.tag in _SCALARS and not re.fullmatch(
+        _SCALARS[node.tag][0], node.value
+    ):  # a tag says what it is not
+        name = node.tag.rpartition(":")[2]
+        raise InputError(f"{place}: {shortened(node.value)!r} is no {name}; leave the tag !!{name} out")
+    try:
+        value = reader.construct_object(node)
+    except ValueError as error:  # a number of too many digits
+        raise InputError(f"{place}: {error}") from None
+    if isinstance(value, str):
+        _check_text(value, place)
+    return value
+
+
+def _check_text(text: str, place: str) -> None:
+    """Refuses characters that no name has, and that files or messages made with it could not hold.
+
+    Raises:
+        InputError: naming the place and the first of them.
+    """
+    if len(text) > limits.TEXT:
+        raise InputError(f"{place}: text of {len(text):,} characters; at most {limits.TEXT:,} are allowed")
+    for character in text:
+        if printable(character) != character:
+            raise InputError(f"{place}: the character U+{ord(character):04X} is not allowed in a recipe")
+
+
+def _override(tree: dict[str, Any], places: Places, argument: str) -> None:
+    """Sets what ``key.sub=value`` says in ``tree`` and makes errors below that key name the argument."""
+    where = f"override {argument if len(argument) <= 200 else argument[:197] + '...'!r}"
+    key, equals, text = argument.partition("=")
+    names = key.split(".")
+    if not equals or not all(names):
+        raise InputError(f"{where}: expected key=value, for example training.batch.size=32")
+    value, inner_places = _read(text, where)
+    section = tree
+    for depth, name in enumerate(names[:-1], start=1):
+        path = tuple(names[:depth])
+        inner = section.get(name)
+        if inner is None:
+            inner = section[name] = {}
+            places[path] = where
+        if not isinstance(inner, dict):
+            raise InputError(
+                f"{where}: {dotted(path)} is {_describe(inner)} in {places[path]}, not a section; replace it with "
+                f"{dotted(path)}={{{'.'.join(names[depth:])}: ...}}"
+            )
+        section = inner
+    section[names[-1]] = value
+    whole: Path = tuple(names)
+    for old in [old for old in places if old[: len(whole)] == whole]:
+        del places[old]
+    for inner_path in inner_places:
+        places[(*whole, *inner_path)] = where
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """A path as people write it: ``data.train[0]``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The choices of a type: the members of a union without None, each with its tag, or the type alone."""
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(member for member in get_args(annotation) if member is not type(None))
+    return (annotation,)
+
+
+def section_kinds(annotation: Any) -> list[type[BaseModel]]:
+    """The sections that a type allows, each once."""
+    bare = [get_args(m)[0] if get_origin(m) is Annotated else m for m in members(annotation)]
+    return list(dict.fromkeys(m for m in bare if isinstance(m, type) and issubclass(m, BaseModel)))
+
+
+def _locate(kind: type[BaseModel], location: Sequence[str | int]) -> tuple[Path, list[type[BaseModel]]]:
+    """pydantic's location without the tags of unions, and the sections that hold its last part."""
+    path: list[str | int] = []
+    current: Any = kind
+    owners: list[type[BaseModel]] = [kind]
+    for part in location:
+        choices = members(current)
+        if len(choices) > 1:
+            current = next((get_args(c)[0] for c in choices if _tag_of(c) == part), None)
+            continue
+        (current,) = choices
+        if get_origin(current) is Annotated:
+            current = get_args(current)[0]
+        path.append(part)
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            owners = [current]
+            field = current.model_fields.get(str(part))
+            current = field.annotation if field is not None else None
+        else:
+            current = (*get_args(current), None)[0]
+    return tuple(path), owners
+
+
+def _tag_of(choice: Any) -> str | None:
+    return next((item.tag for item in get_args(choice)[1:] if isinstance(item, Tag)), None)
+
+
+def _place_of(path: Path, places: Places) -> str:
+    """Returns the place of a path, or of the innermost section around it that has one."""
+    return next(places[path[:depth]] for depth in range(len(path), -1, -1) if path[:depth] in places)
+
+
+def _explain(kind: type[BaseModel], error: ErrorDetails, places: Places) -> str:
+    """One line for one of pydantic's errors."""
+    path, owners = _locate(kind, error["loc"])
+    context = error.get("ctx", {})
+    if error["type"] == "union_tag_invalid":
+        path = (*path, "type")
+        error = {**error, "type": "literal_error", "input": context["tag"]}
+        context = {"expected": context["expected_tags"]}
+    place = _place_of(path, places)
+    where = f"{place}: {dotted(path)}" if path else place
+    if error["type"] == "missing":
+        field = owners[0].model_fields.get(str(path[-1]))
+        what = "" if field is None or field.description is None else f"; {field.description}"
+        return f"{where}: missing{what}"
+    if error["type"] == "extra_forbidden":
+        return f"{where}: unknown key; {_advice(kind, path, owners)}"
+    return f"{where}: {_complaint(error, context)}"
+
+
+def _advice(kind: type[BaseModel], path: Path, owners: list[type[BaseModel]]) -> str:
+    """What to write in place of an unknown key."""
+    wrong = shortened(str(path[-1]))
+    valid = [name for owner in owners for name in owner.model_fields]
+    near = difflib.get_close_matches(wrong.lower(), valid, n=1, cutoff=0.65)
+    if near:
+        return f"did you mean {dotted((*path[:-1], near[0]))}?"
+    elsewhere = [key for key, _, _ in walk(kind) if key.rpartition(".")[2] == wrong and key != dotted(path)]
+    if 1 <= len(elsewhere) <= 2:  # more are no advice
+        return f"did you mean {' or '.join(elsewhere)}?"
+    return f"valid keys {'in ' + dotted(path[:-1]) if path[:-1] else 'here'}: {', '.join(valid)}"
+
+
+def walk(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel], FieldInfo]]:
+    """Every key below a section, in order: dotted key, the section that holds it, its field."""
+    for name, field in kind.model_fields.items():
+        yield prefix + name, kind, field
+        for inner in section_kinds(field.annotation):
+            yield from walk(inner, f"{prefix}{name}.")
+
+
+def changed_values(section: BaseModel) -> dict[str, Any]:
+    """The plain data of a section without what equals the defaults."""
+    values: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if field.is_required() or value != field.get_default(call_default_factory=True):
+            values[name] = changed_values(value) if isinstance(value, BaseModel) else value
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def leaves(
+    section: BaseModel, prefix: str = "", *, changed_only: bool = False
+) -> Iterator[tuple[str, object]]:
+    """Yields every value below a section with its dotted key; with ``changed_only`` those that are not defaults."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from leaves(value, f"{prefix}{name}.", changed_only=changed_only)
+        elif not changed_only or field.is_required() or value != field.get_default(call_default_factory=True):
+            yield prefix + name, value
+
+
+def plain_text(value: object) -> str:
+    """Returns a value in one line, for messages: null, true and false as in YAML."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_UNITS = {
+    unit: factor
+    for power, letter in enumerate("kMGT", start=1)
+    for unit, factor in ((f"{letter}B".lower(), 1000**power), (f"{letter}iB".lower(), 1024**power))
+}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size as people write it: 4GiB, 512 MiB, 2GB, 1.5GB or a plain number of bytes.
+
+    Raises:
+        ValueError: it is none, or less than one byte.
+    """
+    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) *([A-Za-z]*)", text.strip())
+    unit = "" if found is None else found[2].lower()
+    factor = {"": 1, "b": 1, **_UNITS}.get(unit)
+    size = 0 if found is None or factor is None else int(float(found[1]) * factor)
+    if size < 1:
+        raise ValueError(
+            f"expected a size like 4GiB, 512MiB, 2GB or a number of bytes, found {shortened(text)!r}"
+        )
+    return size
+
+
+def _check_size(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if isinstance(value, str) and value != "auto":
+        parse_size(value)
+    return value
+
+
+SizeOrAuto = Annotated[str, BeforeValidator(_check_size)]
+"""The type of a key that holds a size that :func:`parse_size` reads, or auto."""
+
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "model_type": "a section (keys and values)",
+    "model_attributes_type": "a section (keys and values)",
+}
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+
+
+def _complaint(error: ErrorDetails, context: dict[str, Any]) -> str:
+    """What was expected and what was found."""
+    name, found = error["type"], _describe(error["input"])
+    if name in _EXPECTED:
+        return f"expected {_EXPECTED[name]}, found {found}"
+    if name in _BOUNDS:
+        words, key = _BOUNDS[name]
+        return f"must be {words} {context[key]}, found {found}"
+    if name == "literal_error":
+        choices = re.findall(r"'([^']*)'", str(context["expected"]))
+        near = difflib.get_close_matches(str(error["input"]), choices, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"must be one of {', '.join(choices)}, found {found}{hint}"
+    if name == "value_error":
+        return str(context["error"])
+    if name == "unexpected_keyword_argument":
+        return "there is no option of this name"
+    if name in ("too_short", "string_too_short"):
+        return f"must not be empty, found {found}"
+    return f"{error['msg'][0].lower()}{error['msg'][1:]}, found {found}"
+
+
+def _describe(value: Any) -> str:
+    """A value as the user sees it in the file."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f"the text {shortened(value)!r}"
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "a whole number of more than 40 digits"
+    return shortened(str(value))
+
+
+def shortened(text: str, most: int = 40) -> str:
+    """A text for a message, cut to at most ``most`` characters."""
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -1,0 +1,1 @@
+"""Prepared data, buckets of like lengths, and the batches made from them."""

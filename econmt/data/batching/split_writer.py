@@ -1,0 +1,171 @@
+"""Writing one split of prepared data: what is left out, what becomes ids, and the raw lines of validation and test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from itertools import compress, islice
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from econmt.config.recipe import Data, TextData
+from econmt.data.batching.token_store import TokenStoreWriter
+from econmt.data.progress_bars import counted
+from econmt.data.text.corpus import Corpus, read_lines, read_pairs
+from econmt.data.text.filters import KEPT, REASONS, Codes, LeftOut, no_pair_left
+from econmt.data.text.source_factors import count_of_ids, encode_sources, with_factors
+from econmt.data.text.subwords import EOS, UNK, Vocabularies, split_words
+from econmt.errors import InputError
+
+_CHUNK_PAIRS = 10_000
+
+
+def _read(data: Data | TextData, corpus: Corpus, tag: str = "") -> Iterator[tuple[str, ...]]:
+    """The pairs of a corpus, source factors after both sides, and a tag before each source that is not blank.
+
+    A language model's lines have no source.
+    """
+    if isinstance(data, TextData):
+        return (("", line) for line in read_lines(corpus.source))
+    pairs = read_pairs(corpus)
+    if corpus.factors:
+        return with_factors(pairs, corpus)
+    if not tag:
+        return pairs
+    return ((f"{tag} {source}" if source.strip() else source, target) for source, target in pairs)
+
+
+class Training(NamedTuple):
+    """A training corpus, its tag, and why pairs of it are left out, None where nothing looked at them."""
+
+    corpus: Corpus
+    tag: str = ""
+    codes: Codes | None = None
+
+    def kept(self, data: Data | TextData) -> Iterator[tuple[str, ...]]:
+        """The pairs, with their source factors, that vocabularies are learnt from."""
+        pairs = _read(data, self.corpus, self.tag)
+        return pairs if self.codes is None else compress(pairs, self.codes == KEPT)
+
+
+class SplitWriter:
+    """Encodes and writes one split: training pairs are filtered, valid and test keep all, and their raw lines.
+
+    Of a language model's text all lines are kept, and each one's end is a token of it.
+    """
+
+    COUNTS = (
+        "lines",
+        *REASONS,
+        "source_tokens",
+        "target_tokens",
+        "source_unknown",
+        "target_unknown",
+        "words",
+    )
+
+    def __init__(self, data: Data | TextData, vocabularies: Vocabularies, folder: Path, split: str) -> None:
+        self._data, self._vocabularies, self._split = data, vocabularies, split
+        self._folder, self._dropped = folder, LeftOut()
+        size = max(count_of_ids(vocabularies), vocabularies.target.size)
+        self._opened = contextlib.ExitStack()
+        self._store = self._opened.enter_context(contextlib.closing(TokenStoreWriter(folder, split, size)))
+        factors = [f"factor{number}" for number in range(1, len(vocabularies.factors) + 1)]
+        sides = [] if split == "train" else ["source", "target", *factors]
+        self._raw: list[IO[bytes]] = [
+            self._opened.enter_context((folder / f"{split}.{side}.txt").open("wb")) for side in sides
+        ]
+        self._files: list[str] = []
+        self._counts = dict.fromkeys(self.COUNTS, 0)
+
+    def close(self) -> None:
+        """Close the files, finished or not."""
+        self._opened.close()
+
+    def write(self, given: Training, progress: bool) -> None:
+        """Append all pairs of a corpus."""
+        self._store.begin_corpus()
+        done = 0
+        for part in given.corpus.parts:
+            self._store.begin_file(part.source, part.target)
+            self._files.append(str(part.source))
+            pairs = counted(f"writing {self._split}", _read(self._data, part, given.tag), show=progress)
+            first_line = 1
+            while chunk := list(islice(pairs, _CHUNK_PAIRS)):
+                codes = [KEPT] * len(chunk)
+                if given.codes is not None:
+                    codes = given.codes[done : done + len(chunk)].tolist()
+                self._write_chunk(part, chunk, first_line, codes)
+                first_line += len(chunk)
+                done += len(chunk)
+
+    def _write_chunk(
+        self, corpus: Corpus, chunk: Sequence[tuple[str, ...]], first_line: int, codes: Sequence[int]
+    ) -> None:
+        def place(number: int, stream: int | None) -> str:
+            return f"{corpus.source if stream is None else corpus.factors[stream]}:{first_line + number}"
+
+        sources = encode_sources(
+            self._vocabularies, [row[0] for row in chunk], [row[2:] for row in chunk], place
+        )
+        targets = self._vocabularies.target.encode_many([row[1] for row in chunk])
+        lines = list(range(first_line, first_line + len(chunk)))
+        if isinstance(self._data, TextData):
+            targets = [[*ids, EOS] for ids in targets]
+            self._counts["words"] += sum(len(split_words(row[1])) + 1 for row in chunk)
+        self._counts["lines"] += len(chunk)
+        for column, stream in enumerate(self._raw):
+            stream.write("".join(row[column] + "\n" for row in chunk).encode())
+        if self._split == "train" and isinstance(self._data, Data):
+            keep = []
+            for source, target, line, code, row in zip(sources, targets, lines, codes, chunk, strict=True):
+                reason = (
+                    self._reason(self._data, corpus, source, target, line)
+                    if code == KEPT
+                    else REASONS[code - 1]
+                )
+                keep.append(reason is None)
+                if reason is not None:
+                    self._dropped.add(reason, f"{corpus.source}:{line}", (row[0], row[1]))
+            sources, targets = list(compress(sources, keep)), list(compress(targets, keep))
+            lines = list(compress(lines, keep))
+        for side, sentences in (("source", sources), ("target", targets)):
+            self._counts[f"{side}_tokens"] += sum(map(len, sentences))
+            if side == "source" and self._vocabularies.factors:
+                sentences = [[i % self._vocabularies.source.size for i in ids] for ids in sentences]
+            self._counts[f"{side}_unknown"] += sum(ids.count(UNK) for ids in sentences)
+        self._store.add(sources, targets, lines)
+
+    def _reason(
+        self, data: Data, corpus: Corpus, source: Sequence[int], target: Sequence[int], line: int
+    ) -> str | None:
+        """Why a pair that no filter took is left out all the same."""
+        if not source or not target:
+            if data.empty_lines == "error":
+                side = "target" if source else "source"
+                path = corpus.target or corpus.source if source else corpus.source
+                raise InputError(
+                    f"{path}:{line}: the {side} side of this training pair is empty; mend the text, or leave such "
+                    "pairs out with data.empty_lines: skip"
+                )
+            return "empty"
+        return "too_long" if max(len(source), len(target)) > data.max_length else None
+
+    def finish(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Sync the files; returns the store's description and the split's statistics.
+
+        Raises:
+            InputError: no training pair is left.
+        """
+        for stream in self._raw:
+            stream.flush()
+            os.fsync(stream.fileno())
+        description = self._store.finish()
+        counts = self._counts
+        if self._split == "train" and isinstance(self._data, Data):
+            counts |= self._dropped.counts
+            if not description["pairs"]:  # a language model's text without lines is refused when it is read
+                raise no_pair_left(self._files, counts, self._data)
+            self._dropped.write(self._folder, self._data, counts["lines"])
+        return description, {"pairs": description["pairs"], **counts}

@@ -1,0 +1,369 @@
+"""Prepared data: a recipe's text as a folder of token stores, vocabularies and raw lines, made once and reused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from econmt.config.json_reader import parse_json
+from econmt.config.recipe import Data, Recipe, SentencePieceSubwords, TextData, model_folder
+from econmt.config.yaml_reader import check_section
+from econmt.data.batching.split_writer import SplitWriter, Training
+from econmt.data.batching.store_schema import StoreDescription
+from econmt.data.batching.token_store import TokenStore
+from econmt.data.files import notice, refuse_pipe, whole_folder, writing
+from econmt.data.fingerprints import describe, is_as_described
+from econmt.data.progress_bars import counting, told
+from econmt.data.text.corpus import Corpus, find_corpus, find_factors, find_text
+from econmt.data.text.filters import Codes, Selection
+from econmt.data.text.subwords import (
+    Vocabularies,
+    fingerprint,
+    load_vocabularies,
+    train_factor_vocabularies,
+    train_vocabularies,
+    vocabulary_files,
+)
+from econmt.errors import InputError
+
+FORMAT = "econmt-data-1"
+META_FILE = "meta.json"
+_OWN = re.compile(
+    r"meta\.json|left-out\.txt|(train|valid|test)\.(tokens|index|lines|(source|target|factor[0-9]+)\.txt)"
+    r"|(subwords|vocab)(\.source|\.target|\.factor[0-9]+)?\.(model|txt)"
+)
+"""Names of the files of a store; a folder that holds others is never written anew."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedData:
+    """What training reads."""
+
+    folder: Path
+    vocabularies: Vocabularies
+    train: TokenStore
+    valid: TokenStore
+    valid_source: list[str]
+    """Raw source lines of the validation text, as read."""
+    valid_target: list[str]
+    """Raw target lines: the references."""
+    test: TokenStore | None
+    test_source: list[str]
+    test_target: list[str]
+    valid_factors: list[list[str]]
+    """Raw lines of each stream of source factors of the validation text."""
+    test_factors: list[list[str]]
+    vocabulary_files: list[Path]
+    subword_dropout: float
+    """Probability of BPE-dropout; 0: none."""
+    statistics: dict[str, Any]
+    """Counts of pairs, tokens, unknown tokens and pairs left out, by split, and of a language model's text its words,
+    ends of lines counted; see ``econmt prepare``."""
+    checksums: dict[str, str]
+    """SHA-256 of each file of the store, by name."""
+
+
+_Input = tuple[str, Corpus]
+"""A text and the split that it belongs to."""
+
+
+def prepare(
+    recipe: Recipe, folder: Path, search: Sequence[Path], *, show_progress: bool, verify: bool = False
+) -> PreparedData:
+    """Turn the recipe's text into a store in ``folder``, or reuse the one there if nothing has changed.
+
+    A store is reused when the recipe's data section and the contents of all text files are those it was made
+    from. A new one is written under a temporary name, synced and renamed, so that ``folder`` is always whole.
+
+    Args:
+        recipe: its data section says which text and how it becomes tokens.
+        folder: where the store lies. search: see :func:`econmt.data.text.corpus.search_path`.
+        show_progress: show bars on stderr if it is a terminal.
+        verify: read all of the text and of the store to see whether they are what they were; otherwise their sizes,
+            times and a sample are compared, see :mod:`econmt.data.fingerprints`.
+
+    Raises:
+        InputError: text that is missing or unusable, or a folder that cannot be written.
+    """
+    data = recipe.data
+    meta = _read_meta(folder)
+    fits = meta is not None and meta["data"] == _data_settings(data)
+    try:
+        inputs = _find_inputs(data, search, show_progress, fetch=not fits)
+    except InputError:
+        if not fits:
+            raise
+        notice(
+            f"using the prepared data in {folder}; its text is not here, so it was not looked at for changes"
+        )
+        return dataclasses.replace(
+            open_prepared(folder, verify=verify), subword_dropout=_subword_dropout(data)
+        )
+    files = _describe_inputs(inputs, meta, verify)
+    if meta is not None:
+        reason = _why_outdated(meta, data, files)
+        if reason is None:
+            try:
+                return dataclasses.replace(
+                    open_prepared(folder, verify=verify), subword_dropout=_subword_dropout(data)
+                )
+            except InputError as error:
+                reason = str(error)
+        notice(f"preparing the data in {folder} again: {reason}")
+    _build(data, folder, inputs, files, show_progress)
+    return open_prepared(folder)
+
+
+def reopen(recipe: Recipe, folder: Path) -> PreparedData:
+    """What :func:`prepare` has just left in ``folder``, for another process of the same run."""
+    return dataclasses.replace(open_prepared(folder), subword_dropout=_subword_dropout(recipe.data))
+
+
+def holds_text_of(recipe: Recipe, folder: Path) -> bool:
+    """Whether ``folder`` holds a store of the recipe's text, cut as the recipe says; the text is not looked at."""
+    try:
+        meta = _read_meta(folder)
+    except InputError:
+        return False
+    return meta is not None and meta["data"] == _data_settings(recipe.data)
+
+
+def store_folder(recipe: Recipe) -> Path:
+    """Where a recipe's store lies: ``data.prepared``, or ``prepared`` in the model folder."""
+    return model_folder(recipe) / "prepared" if recipe.data.prepared is None else Path(recipe.data.prepared)
+
+
+def open_prepared(folder: Path, *, verify: bool = False) -> PreparedData:
+    """Open a store that :func:`prepare` made; ``verify``: read all of it to see whether it is as it was written.
+
+    Raises:
+        InputError: ``folder`` holds none, or it is damaged.
+    """
+    meta = _read_meta(folder)
+    if meta is None:
+        raise InputError(f"{folder}: no prepared data here; run econmt prepare")
+    if fingerprint(folder) != meta["vocabulary"]:
+        raise InputError(
+            f"{folder}: the vocabulary files are not those of the token store; remove the folder"
+        )
+    vocabularies = load_vocabularies(folder)
+    streams = len(vocabularies.factors)
+    lines = {
+        split: _read_raw(folder, split, streams) for split in ("valid", "test") if split in meta["splits"]
+    }
+    stores = {split: TokenStore(folder, split, description) for split, description in meta["splits"].items()}
+    for split, sides in lines.items():
+        if {len(side) for side in sides} != {len(stores[split])}:
+            raise InputError(f"{folder}: the {split} text is not that of the token store; remove the folder")
+    for name, description in meta.get("store", {}).items():
+        if not is_as_described(folder / name, description, verify=verify):
+            raise InputError(f"{folder / name}: is not as it was written; remove {folder}")
+    return PreparedData(
+        folder=folder,
+        vocabularies=vocabularies,
+        train=stores["train"],
+        valid=stores["valid"],
+        valid_source=lines["valid"][0],
+        valid_target=lines["valid"][1],
+        valid_factors=lines["valid"][2:],
+        test=stores.get("test"),
+        test_source=lines["test"][0] if "test" in lines else [],
+        test_target=lines["test"][1] if "test" in lines else [],
+        test_factors=lines["test"][2:] if "test" in lines else [],
+        vocabulary_files=vocabulary_files(folder),
+        subword_dropout=float(meta["subword_dropout"]),
+        statistics=meta["statistics"],
+        checksums={name: entry["sha256"] for name, entry in _described(folder, meta).items()},
+    )
+
+
+def _described(folder: Path, meta: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The descriptions of a store's files; one of an earlier version has none, so that they are made."""
+    if "store" in meta:
+        found: dict[str, dict[str, Any]] = meta["store"]
+        return found
+    own = (path for path in folder.iterdir() if _OWN.fullmatch(path.name))
+    return {path.name: describe(path) for path in own if path.name != META_FILE}
+
+
+def _read_meta(folder: Path) -> dict[str, Any] | None:
+    """The store's description; None if ``folder`` holds no store of this format."""
+    path = folder / META_FILE
+    advice = f"it describes no prepared data, or is damaged: choose another folder or remove {folder}"
+    for each in folder.iterdir() if folder.is_dir() else ():
+        if _OWN.fullmatch(each.name):
+            refuse_pipe(each)
+    try:
+        meta = parse_json(path.read_bytes(), str(path), advice)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if meta.get("format") != FORMAT and isinstance(meta.get("format"), str):
+        return None
+    check_section(StoreDescription, meta, str(path), advice)
+    return meta
+
+
+def _data_settings(data: Data | TextData) -> dict[str, Any]:
+    """What the store depends on: all of the section but its own place and what is drawn while training."""
+    settings = data.model_dump(mode="json")
+    del settings["prepared"]
+    settings["subwords"].pop("dropout", None)
+    if isinstance(data, Data):
+        # What asks for nothing is left out: a store of an earlier version does not know it.
+        idle = {
+            "tags": not any(data.tags),
+            "filters": data.filters.is_idle,
+            "source_factors": not data.source_factors,
+        }
+        for key in ("noise", "mixing", *(key for key, asks_nothing in idle.items() if asks_nothing)):
+            del settings[key]
+    return settings
+
+
+def _subword_dropout(data: Data | TextData) -> float:
+    return data.subwords.dropout if isinstance(data.subwords, SentencePieceSubwords) else 0.0
+
+
+def _find_inputs(
+    data: Data | TextData, search: Sequence[Path], progress: bool, *, fetch: bool
+) -> list[_Input]:
+    wanted = [*(("train", prefix) for prefix in data.train), ("valid", data.valid)]
+    wanted += [] if data.test is None else [("test", data.test)]
+    if isinstance(data, TextData):
+        return [
+            (split, Corpus(find_text(f"{prefix}.{data.text}", search, progress, fetch=fetch), None))
+            for split, prefix in wanted
+        ]
+    inputs = []
+    for split, prefix in wanted:
+        corpus = find_corpus(prefix, data.source, data.target, search, progress, fetch=fetch)
+        inputs.append((split, find_factors(corpus, prefix, data.source_factors, search)))
+    return inputs
+
+
+def _describe_inputs(
+    inputs: Sequence[_Input], meta: dict[str, Any] | None, verify: bool
+) -> list[dict[str, Any]]:
+    """Each text file and what it holds; as ``meta`` says where the file is still the same."""
+    known = {entry["path"]: entry for entry in (meta or {}).get("files", [])}
+    described = []
+    for split, corpus in inputs:
+        for path in corpus.files:
+            place = str(path.resolve())
+            entry = known.get(place)
+            if entry is None or not is_as_described(path, entry, verify=verify):
+                entry = describe(path)
+            described.append({**entry, "split": split, "path": place})
+    return described
+
+
+def _why_outdated(meta: dict[str, Any], data: Data | TextData, files: Sequence[dict[str, Any]]) -> str | None:
+    settings = _data_settings(data)
+    for key in dict.fromkeys((*settings, *meta["data"])):
+        old, new = meta["data"].get(key), settings.get(key)
+        if old != new:
+            return f"data.{key} was {old!r} and is {new!r} now"
+    if len(meta["files"]) != len(files):
+        return "the text has another number of files now"
+    for old, new in zip(meta["files"], files, strict=True):
+        if (old["split"], old["sha256"]) != (new["split"], new["sha256"]):
+            return f"{new['path']} has changed"
+    return None
+
+
+def _build(
+    data: Data | TextData,
+    folder: Path,
+    inputs: Sequence[_Input],
+    files: list[dict[str, Any]],
+    progress: bool,
+) -> None:
+    began = time.monotonic()
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; the prepared data needs a folder of this name")
+    foreign = (
+        [path.name for path in folder.iterdir() if not _OWN.fullmatch(path.name)] if folder.is_dir() else []
+    )
+    if foreign or (folder.is_dir() and any(folder.iterdir()) and not (folder / META_FILE).is_file()):
+        named = f" ({', '.join(sorted(foreign)[:3])})" if foreign else ""
+        raise InputError(
+            f"{folder}: the folder holds other files{named}; move them, or choose an empty or new one for prepared data"
+        )
+    with writing(folder), whole_folder(folder) as partial:
+        meta = _write_store(data, partial, inputs, progress)
+        meta["files"] = files
+        meta["store"] = {path.name: describe(path) for path in sorted(partial.iterdir())}
+        meta["statistics"]["seconds"] = round(time.monotonic() - began, 2)
+        (partial / META_FILE).write_text(
+            json.dumps(meta, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+
+
+def _training(data: Data | TextData, corpora: Sequence[Corpus], progress: bool) -> list[Training]:
+    if isinstance(data, TextData):
+        return [Training(corpus) for corpus in corpora]
+    codes: list[Codes] | list[None] = [None] * len(corpora)
+    if not data.filters.is_idle:
+        with counting("filtering the text", None, "pairs read", show=progress) as more:
+            codes = Selection(data, corpora, more).codes
+    return [
+        Training(corpus, data.tag(number), own)
+        for number, (corpus, own) in enumerate(zip(corpora, codes, strict=True))
+    ]
+
+
+def _write_store(
+    data: Data | TextData, folder: Path, inputs: Sequence[_Input], progress: bool
+) -> dict[str, Any]:
+    train = _training(data, [corpus for split, corpus in inputs if split == "train"], progress)
+
+    with counting("learning the vocabulary", None, "pairs read", show=progress) as more:
+
+        def train_pairs() -> Iterator[tuple[str, str]]:
+            return told(((row[0], row[1]) for each in train for row in each.kept(data)), more)
+
+        if isinstance(data, Data) and data.source_factors:
+            rows = (row[2:] for each in train for row in each.kept(data))
+            train_factor_vocabularies(rows, len(data.source_factors), folder)
+        vocabularies = train_vocabularies(data, train_pairs, folder)
+    splits: dict[str, Any] = {}
+    statistics: dict[str, Any] = {
+        "source_vocabulary": vocabularies.source.size,
+        "target_vocabulary": vocabularies.target.size,
+    }
+    if vocabularies.factors:
+        statistics["factor_vocabularies"] = vocabularies.factor_sizes
+    for split in dict.fromkeys(split for split, _ in inputs):
+        with contextlib.closing(SplitWriter(data, vocabularies, folder, split)) as writer:
+            others = [Training(corpus) for name, corpus in inputs if name == split]
+            for each in train if split == "train" else others:
+                writer.write(each, progress)
+            splits[split], statistics[split] = writer.finish()
+    return {
+        "format": FORMAT,
+        "data": _data_settings(data),
+        "subword_dropout": _subword_dropout(data),
+        "vocabulary": fingerprint(folder),
+        "splits": splits,
+        "statistics": statistics,
+    }
+
+
+def _read_raw(folder: Path, split: str, streams: int) -> list[list[str]]:
+    """The raw lines of a split: sources, targets, and of each stream of source factors."""
+    sides = []
+    for side in ("source", "target", *(f"factor{number}" for number in range(1, streams + 1))):
+        path = folder / f"{split}.{side}.txt"
+        try:
+            sides.append(path.read_bytes().decode("utf-8").split("\n")[:-1])
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: the prepared data is damaged ({error}); remove {folder}") from error
+    return sides

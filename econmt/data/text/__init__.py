@@ -1,0 +1,1 @@
+"""Parallel text: files, formats, filters, vocabularies, noise."""

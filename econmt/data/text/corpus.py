@@ -1,0 +1,287 @@
+"""Parallel text: where its files are looked up, and how they are read, line by line and strictly."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from econmt.config import limits
+from econmt.data.files import data_cache, refuse_pipe
+from econmt.data.text import catalog, parquet
+from econmt.data.text.tmx import read_tmx
+from econmt.errors import InputError
+
+BYTE_ORDER_MARK = "\ufeff"
+
+
+class Corpus(NamedTuple):
+    """The files of one parallel text."""
+
+    source: Path
+    """Source side, or the tab-separated file with both."""
+    target: Path | None
+    """Target side; None: ``source`` has both, as its name says."""
+    languages: tuple[str, str] = ("", "")
+    """Of both sides, by which a memory or a table names them."""
+    more: tuple[Path, ...] = ()
+    """Files that go on where ``source`` ends."""
+    factors: tuple[Path, ...] = ()
+    """Of the source, line by line, a file a stream."""
+
+    @property
+    def files(self) -> list[Path]:
+        """All of them."""
+        return [self.source, *([] if self.target is None else [self.target]), *self.more, *self.factors]
+
+    @property
+    def parts(self) -> list[Corpus]:
+        """The corpora of its files, in order; most have one part, the corpus itself."""
+        return [self._replace(more=()), *(self._replace(source=path, more=()) for path in self.more)]
+
+
+def search_path(recipe_folder: Path | None, data_dir: Path | None) -> list[Path]:
+    """Folders in which a prefix of the recipe is looked up, first match wins.
+
+    Beside the recipe, its parent folder, ``--data-dir``, ``$ECONMT_DATA``, the working directory, the cache.
+
+    Raises:
+        InputError: ``data_dir`` is given and is no folder.
+    """
+    if data_dir is not None and not data_dir.is_dir():
+        raise InputError(f"--data-dir {data_dir}: no such folder")
+    beside = [] if recipe_folder is None else [recipe_folder, recipe_folder / ".."]
+    given = [Path(place) for place in (data_dir, os.environ.get("ECONMT_DATA")) if place]
+    places = [*beside, *given, Path.cwd(), data_cache()]
+    return list(dict.fromkeys(place.resolve() for place in places))
+
+
+def find_corpus(
+    prefix: str, source: str, target: str, search: Sequence[Path], progress: bool, *, fetch: bool = True
+) -> Corpus:
+    """Find the files PREFIX.source and PREFIX.target (languages), PREFIX.tsv or .tmx, each also .gz, or .parquet.
+
+    Args:
+        prefix: path without the language suffix; relative ones are tried in each folder of ``search``.
+        source, target: languages, the suffixes of the files.
+        search: see :func:`search_path`.
+        progress: show a bar if the catalog has to download.
+        fetch: ask the catalog, which may download, if the text is in none of the folders.
+
+    Raises:
+        InputError: the text is nowhere; the message names every place.
+    """
+    stem = Path(prefix).expanduser()
+    bases = [stem] if stem.is_absolute() else [folder / stem for folder in search]
+    halves: list[str] = []
+    for base in bases:
+        found_source, found_target = _existing(base, source), _existing(base, target)
+        if found_source is not None and found_target is not None:
+            return Corpus(found_source, found_target)
+        both = _existing(base, "tsv")
+        if both is not None:
+            return Corpus(both, None)
+        memory, tables = _existing(base, "tmx"), parquet.shards(base)
+        if memory is not None or tables:
+            first, *more = tables if memory is None else [memory]
+            return Corpus(first, None, (source, target), tuple(more))
+        if found_source is not None or found_target is not None:
+            present, absent = (found_source, target) if found_source is not None else (found_target, source)
+            halves.append(f"{present} is there but {base.name}.{absent}(.gz) is not")
+    fetched = catalog.fetch_pair(prefix, source, target, progress) if fetch else None
+    if fetched is not None:
+        return Corpus(*fetched)
+    raise InputError(
+        _not_found(
+            prefix,
+            f"{prefix}.{source}(.gz) with {prefix}.{target}(.gz), or {prefix}.tsv(.gz), .tmx(.gz) or .parquet",
+            bases,
+            halves,
+        )
+    )
+
+
+def find_factors(corpus: Corpus, prefix: str, names: Sequence[str], search: Sequence[Path]) -> Corpus:
+    """A corpus with its files of source factors, PREFIX.NAME, each also .gz: beside its own, else as these are found.
+
+    Raises:
+        InputError: one of them is nowhere, or the corpus is of a kind whose pairs have no lines.
+    """
+    if names and corpus.target is None and not corpus.source.name.endswith((".tsv", ".tsv.gz")):
+        raise InputError(
+            f"{corpus.source}: data.source_factors are of lines, and such a file has none; write its pairs as "
+            f"{prefix}.tsv"
+        )
+    beside = corpus.source.parent / Path(prefix).name
+    files = (
+        _existing(beside, name) or find_text(f"{prefix}.{name}", search, progress=False, fetch=False)
+        for name in names
+    )
+    return corpus._replace(factors=tuple(files))
+
+
+def find_text(name: str, search: Sequence[Path], progress: bool, *, fetch: bool = True) -> Path:
+    """Find one monolingual file such as ``wikitext-2/train.txt``, plain or ``.gz``; as :func:`find_corpus`.
+
+    Raises:
+        InputError: the file is nowhere; the message names every place.
+    """
+    stem = Path(name).expanduser()
+    bases = [stem] if stem.is_absolute() else [folder / stem for folder in search]
+    for base in bases:
+        for candidate in (base, base.with_name(base.name + ".gz")):
+            if candidate.is_file():
+                return candidate
+    fetched = catalog.fetch_file(name, progress) if fetch else None
+    if fetched is not None:
+        return fetched
+    raise InputError(_not_found(name, f"{name}(.gz)", bases, []))
+
+
+def _existing(base: Path, suffix: str) -> Path | None:
+    for ending in (f".{suffix}", f".{suffix}.gz"):
+        candidate = base.with_name(base.name + ending)
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _not_found(prefix: str, wanted: str, bases: Sequence[Path], halves: Sequence[str]) -> str:
+    folders = dict.fromkeys(base.parent for base in bases)
+    looked = ", ".join(str(folder) if folder.is_dir() else f"{folder} (no such folder)" for folder in folders)
+    half = "".join(f" {sentence};" for sentence in halves)
+    return f"text {prefix} not found: looked for {wanted} in {looked};{half} {catalog.why_not(prefix)}"
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Stream the lines of a text file (gzip if its name ends in ``.gz``), without their line ends.
+
+    Only ``\\n`` ends a line, with a ``\\r`` before it if there is one; every other character belongs to the
+    text. A byte order mark at the start of the file is dropped.
+
+    Raises:
+        InputError: missing or unreadable file, invalid UTF-8, a NUL byte, a corrupt gzip file, or no line at
+            all; the message names file and line.
+    """
+    number = 0
+    refuse_pipe(path)
+    try:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
+            while raw := stream.readline(limits.LINE_BYTES):
+                number += 1
+                yield decode_line(raw, path, number)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"{path}: corrupt gzip file after line {number} ({error}); fetch it again"
+        ) from error
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{path}: is a folder, not a text file") from error
+    except PermissionError as error:
+        raise InputError(f"{path}: no permission to read") from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot read after line {number}: {error.strerror or error}") from error
+    if number == 0:
+        raise InputError(f"{path}: the file is empty")
+
+
+def count_lines(path: Path) -> int | None:
+    """How many lines a text file has, as :func:`read_lines` would read them; None where that cannot be told before."""
+    if not path.is_file():
+        return None
+    count, last = 0, b"\n"
+    try:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                count, last = count + block.count(b"\n"), block[-1:]
+    except (EOFError, zlib.error, OSError):  # reading tells what is wrong, and where
+        return None
+    return count + (last != b"\n")
+
+
+def check_line_end(raw: bytes, where: Path | str, number: int) -> None:
+    """Refuses the beginning of a line that does not end, as devices and files that are no text have it.
+
+    Raises:
+        InputError: naming the line ``number`` of ``where``.
+    """
+    if len(raw) >= limits.LINE_BYTES:
+        kind = "NUL bytes" if b"\0" in raw else "a line"
+        raise InputError(f"{where}:{number}: {kind} of {len(raw):,} bytes and more; is this a text file?")
+
+
+def decode_line(raw: bytes, where: Path | str, number: int) -> str:
+    """A line without its end (\\n or \\r\\n) as text; the first line loses a byte order mark.
+
+    Raises:
+        InputError: naming the line ``number`` of ``where``, if it is not UTF-8 or holds a NUL byte.
+    """
+    check_line_end(raw, where, number)
+    raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+    try:
+        line = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{where}:{number}: not valid UTF-8 (byte 0x{raw[error.start]:02x} at column {error.start + 1}); "
+            "convert the text to UTF-8"
+        ) from None
+    if "\0" in line:
+        raise InputError(
+            f"{where}:{number}: NUL byte at column {line.index(chr(0)) + 1}; is this a text file?"
+        )
+    return line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+
+
+def read_pairs(corpus: Corpus) -> Iterator[tuple[str, str]]:
+    """Stream the sentence pairs of a corpus; nothing but the current line is held in memory.
+
+    Raises:
+        InputError: as :func:`read_lines`; the two sides differ in their number of lines; a tab-separated line
+            has not exactly two columns.
+    """
+    for kind, read in (((".tmx", ".tmx.gz"), read_tmx), ((".parquet",), parquet.read_parquet)):
+        if corpus.target is None and corpus.source.name.endswith(kind):
+            for path in (corpus.source, *corpus.more):
+                yield from read(path, *corpus.languages)
+            return
+    if corpus.target is None:
+        for number, line in enumerate(read_lines(corpus.source), start=1):
+            yield split_pair(line, corpus.source, number)
+        return
+    source_lines, target_lines = read_lines(corpus.source), read_lines(corpus.target)
+    count = 0
+    for source in source_lines:
+        target = next(target_lines, None)
+        if target is None:
+            longer = count + 1 + sum(1 for _ in source_lines)
+            raise InputError(_different(corpus.source, longer, corpus.target, count))
+        yield source, target
+        count += 1
+    rest = sum(1 for _ in target_lines)
+    if rest:
+        raise InputError(_different(corpus.source, count, corpus.target, count + rest))
+
+
+def _different(source: Path, source_count: int, target: Path, target_count: int) -> str:
+    return (
+        f"{source} has {source_count} lines but {target} has {target_count}; "
+        "line n of one must be the translation of line n of the other"
+    )
+
+
+def split_pair(line: str, where: Path | str, number: int) -> tuple[str, str]:
+    """The two sides of a tab-separated line.
+
+    Raises:
+        InputError: naming the line ``number`` of ``where``, if it has not exactly two columns.
+    """
+    columns = line.split("\t")
+    if len(columns) != 2:
+        raise InputError(
+            f"{where}:{number}: {len(columns)} tab-separated columns; expected two, the source and its translation"
+        )
+    return columns[0], columns[1]

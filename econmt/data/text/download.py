@@ -1,0 +1,227 @@
+"""Downloads that can be interrupted: resumed by range requests, checked, and renamed only when whole.
+
+Written on ``urllib``: pooch starts anew after every interruption, has neither git blob ids nor checksums of what a gzip
+file holds, and raises the same exceptions of the network, untranslated.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from econmt.config.yaml_reader import shortened
+from econmt.data.files import notice, sync_folder, writing
+from econmt.data.progress_bars import download_bar
+from econmt.errors import InputError
+
+_TIMEOUT_SECONDS = 30.0
+"""For a connection to be made, and between two parts of an answer."""
+_SLOW_SECONDS = 60.0
+_SLOW_BYTES = 1 << 16
+"""In :data:`_SLOW_SECONDS`; a connection that brings fewer is given up."""
+_clock = time.monotonic
+_BLOCK = 1 << 16
+_ATTEMPTS = 4
+# Some servers refuse the default name of Python's client.
+_USER_AGENT = "Mozilla/5.0 (compatible; econmt)"
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file at a public address."""
+
+    url: str
+    checksum: str | None
+    """``KIND:HEX`` of the text (decompressed where the file is gzip, whose headers differ between copies): ``sha256``,
+    ``sha1``, or ``git`` for a git blob id, the SHA-1 of ``blob SIZE\\0`` and the content; None: none can be given."""
+
+
+class _BrokenConnectionError(Exception):
+    """The connection ended early; another attempt can go on where this one stopped."""
+
+
+def download(remote: RemoteFile, path: Path, progress: bool) -> None:
+    """Bring a file to ``path``.
+
+    What has arrived lies in ``path.part`` and is gone on with by the next call. The finished file is checked, synced
+    and renamed. ``progress``: show a bar if stderr is a terminal.
+
+    Raises:
+        InputError: no network, a refusal by the server, an answer that cannot be read, a connection that breaks or
+            stalls, a checksum that does not match (what arrived is removed), or a folder that cannot be written.
+    """
+    partial = path.with_name(path.name + ".part")
+    notice(f"downloading {remote.url}")
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1, _ATTEMPTS + 1):
+            before = _size(partial)
+            try:
+                _fetch(remote.url, partial, progress)
+                break
+            except _BrokenConnectionError as broken:
+                size = _size(partial)
+                if attempt == _ATTEMPTS or size == before:
+                    raise InputError(
+                        f"{remote.url}: the connection broke ({broken}); "
+                        + (
+                            f"{size:,} bytes are kept in {partial}, run the same command again to go on from there"
+                            if size
+                            else f"nothing has arrived; try again later, or {_by_hand(partial)}"
+                        )
+                    ) from broken
+        _check(remote, partial, path.name)
+        with partial.open("rb") as stream:
+            os.fsync(stream.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _fetch(url: str, partial: Path, progress: bool) -> None:
+    """Append what is missing of ``url`` to ``partial``."""
+    have = _size(partial)
+    answer = _request(url, have, partial)
+    if answer is None:
+        return
+    with answer:
+        resumed = answer.status == http.HTTPStatus.PARTIAL_CONTENT
+        if resumed and not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+            partial.unlink(missing_ok=True)
+            raise _BrokenConnectionError("the server sent another part of the file than the one requested")
+        if not resumed:
+            have = 0  # the server starts from the beginning again
+        length = None if answer.chunked or "Content-Length" not in answer.headers else answer.length
+        total = None if length is None else have + length
+        bar = download_bar(partial.stem, total, show=progress)
+        with partial.open("ab" if resumed else "wb") as stream, bar as arrived:
+            _copy(answer, stream, have, total, arrived)
+
+
+def _request(url: str, have: int, partial: Path) -> http.client.HTTPResponse | None:
+    """The answer to a request for a file from byte ``have`` on; None if ``partial`` is the whole file already."""
+    headers = {"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310  the addresses are those of the catalog
+    try:
+        answer = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)  # noqa: S310
+        if not isinstance(answer, http.client.HTTPResponse):
+            answer.close()
+            raise http.client.HTTPException(f"redirected to {answer.url}, which is not HTTP")
+        length = answer.headers.get("Content-Length")
+        if length is not None and answer.length is None and not answer.chunked:
+            answer.close()
+            raise http.client.HTTPException(f"Content-Length is {length!r}")
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and have:
+            if error.headers.get("Content-Range", "").endswith(f"/{have}"):
+                return None
+            partial.unlink()
+            raise _BrokenConnectionError("the file has changed on the server") from error
+        raise InputError(
+            f"{url}: the server answers {error.code} {_told(error.reason)}; {_by_hand(partial)}"
+        ) from error
+    except urllib.error.URLError as error:
+        raise InputError(
+            f"{url}: cannot download ({_told(error.reason)}); no network? {_by_hand(partial)}"
+        ) from error
+    except OSError as error:
+        raise _BrokenConnectionError(_told(error)) from error
+    except (http.client.HTTPException, ValueError) as error:  # ValueError: a redirect to what is no address
+        raise InputError(
+            f"{url}: the server's answer cannot be read ({_told(error)}); try again later, or {_by_hand(partial)}"
+        ) from error
+    return answer
+
+
+def _told(error: object) -> str:
+    """An error of the network in a few words of one line: servers choose parts of it."""
+    return shortened(" ".join(str(error).split()) or type(error).__name__, 200)
+
+
+def _copy(
+    answer: http.client.HTTPResponse,
+    stream: IO[bytes],
+    have: int,
+    total: int | None,
+    arrived: Callable[[int], None],
+) -> None:
+    arrived(have)
+    since, recent = _clock(), 0
+    while True:
+        try:
+            block = answer.read1(_BLOCK)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise _BrokenConnectionError(_told(error)) from error
+        if not block:
+            break
+        stream.write(block)
+        have += len(block)
+        recent += len(block)
+        arrived(len(block))
+        if _clock() - since >= _SLOW_SECONDS:
+            if recent < _SLOW_BYTES:
+                raise _BrokenConnectionError(f"only {recent:,} bytes in {_SLOW_SECONDS:g} s")
+            since, recent = _clock(), 0
+    if total is not None and have < total:
+        raise _BrokenConnectionError(f"{have:,} of {total:,} bytes arrived")
+
+
+def _by_hand(partial: Path) -> str:
+    folder = partial.parent
+    return (
+        f"put {partial.name.removesuffix('.part')} into {folder} by hand, or set ECONMT_DATA to a folder that has "
+        f"{folder.name}/{partial.name.removesuffix('.part')}"
+    )
+
+
+def _check(remote: RemoteFile, partial: Path, name: str) -> None:
+    if remote.checksum is None:
+        return
+    kind, _, expected = remote.checksum.partition(":")
+    try:
+        actual = text_checksum(partial, kind, compressed=name.endswith(".gz"))
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        partial.unlink()
+        raise InputError(
+            f"{remote.url}: what arrived is not a gzip file ({error}) and was removed"
+        ) from error
+    if actual != expected:
+        partial.unlink()
+        raise InputError(
+            f"{remote.url}: the checksum of {name} does not match: expected {kind} {expected}, got {actual}; what "
+            "arrived was removed; try again later, or get the file elsewhere and set ECONMT_DATA"
+        )
+
+
+def text_checksum(path: Path, kind: str, *, compressed: bool) -> str:
+    """Hexadecimal "sha256", "sha1" or "git" (blob id) of a file, or if ``compressed`` of what its gzip holds."""
+    if kind == "git":
+        digest = hashlib.sha1(usedforsecurity=False)
+        digest.update(f"blob {sum(map(len, _blocks(path, compressed)))}\0".encode())
+    else:
+        digest = hashlib.new(kind, usedforsecurity=False)
+    for block in _blocks(path, compressed):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _blocks(path: Path, compressed: bool) -> Iterator[bytes]:
+    with cast("IO[bytes]", gzip.open(path, "rb") if compressed else path.open("rb")) as stream:
+        while block := stream.read(_BLOCK):
+            yield block

@@ -1,0 +1,422 @@
+"""Vocabularies: text to ids and back, by SentencePiece subwords or by whole words.
+
+Text is brought to Unicode NFC first, so that composed and decomposed spellings of a letter are one; nothing
+else about it is changed (SentencePiece's ``identity`` rule, not its default ``nmt_nfkc``, which rewrites
+full-width letters, ligatures and the like). Runs of spaces become one, spaces at the ends of a line go.
+Characters that the training text does not have become ``<unk>``: byte fallback is off, its 256 entries would
+crowd out small vocabularies and no model learns to write unseen characters byte by byte from a few million
+words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import sentencepiece
+
+from econmt.config import limits
+from econmt.config.recipe import Data, SentencePieceSubwords, TextData, TextSubwords, TextWords, WordSubwords
+from econmt.data.files import notice, write_atomically
+from econmt.errors import InputError
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
+
+JOINT_FILE = "subwords.model"
+SUBWORD_FILES = ("subwords.source.model", "subwords.target.model")
+WORD_FILES = ("vocab.source.txt", "vocab.target.txt")
+TEXT_WORD_FILES = ("vocab.txt",)
+FACTOR_FILE = "vocab.factor{}.txt"
+"""Of the tokens of a stream of source factors, by its number from 1."""
+
+SAMPLE_PAIRS = 1_000_000
+"""Subwords are learnt from at most this many pairs, drawn evenly from the whole text."""
+
+# SentencePiece adds up counts thread by thread, so the number of threads is part of the result: it is fixed.
+_TRAINING_THREADS = 4
+_LONGEST_SENTENCE_BYTES = 1 << 16
+
+WORD_START = "\u2581"
+"""How a subword shows the blank before it; a tag has one, so that it is a word of its own."""
+
+BLANKS = " \t\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+
+# What looks like one of its marks SentencePiece takes out of the text it learns from; where the letters of one stood in
+# nothing else, they would be unknown. A blank in it makes it text like any other.
+_MARKS = re.compile(r"<(?=(?:pad|unk|s|/s)>)")
+
+
+class Vocabulary(Protocol):
+    """Text to ids and back. Ids 0 to 3 are ``<pad>``, ``<unk>``, ``<s>`` and ``</s>``."""
+
+    @property
+    def size(self) -> int:
+        """Number of ids, special ones counted."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a line of raw text, without ``<s>`` and ``</s>``."""
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """:meth:`encode` for many lines at once."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Raw text of ids; padding and sentence marks are left out, unknown ids read ``<unk>``."""
+
+    def decode_many(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """:meth:`decode` for many lines at once."""
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The token of each id as it is written in the vocabulary (subwords mark a space before them by U+2581)."""
+
+
+class SentencePieceVocabulary:
+    """Subwords of a SentencePiece model."""
+
+    def __init__(self, model: bytes, where: str) -> None:
+        """Load a serialised model.
+
+        Raises:
+            InputError: ``model`` is no SentencePiece model, or its special ids are not those of this module.
+        """
+        self.model = model
+        self.processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self.processor.LoadFromSerializedProto(model)
+            known = range(min(4, self.processor.GetPieceSize()))
+            special = tuple(self.processor.IdToPiece(i) for i in known)
+        except (RuntimeError, IndexError, OSError) as error:
+            raise InputError(f"{where}: not a SentencePiece model, or damaged") from error
+        if special != SPECIAL_TOKENS:
+            raise InputError(
+                f"{where}: not a subword model made by econmt (its first ids are {list(special)})"
+            )
+        self._size = int(self.processor.GetPieceSize())
+        self._pieces = _Pieces(self.processor)
+
+    @property
+    def size(self) -> int:
+        """Number of ids, special ones counted."""
+        return self._size
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a line of raw text."""
+        return list(self.processor.EncodeAsIds(normalized(text)))
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """:meth:`encode` for many lines at once, on several threads."""
+        normalised = [normalized(text) for text in texts]
+        return list(self.processor.EncodeAsIds(normalised)) if normalised else []
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Raw text of ids."""
+        return str(self.processor.DecodeIds([int(i) for i in ids]))
+
+    def decode_many(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """:meth:`decode` for many lines at once, on several threads."""
+        return list(self.processor.DecodeIds([[int(i) for i in ids] for ids in rows])) if rows else []
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The piece of each id."""
+        pieces = self._pieces
+        return [pieces[int(i)] for i in ids]
+
+
+class _Pieces(dict[int, str]):
+    """The pieces that were asked for, by id: SentencePiece takes ten times as long to tell one."""
+
+    def __init__(self, processor: sentencepiece.SentencePieceProcessor) -> None:
+        super().__init__()
+        self._processor = processor
+
+    def __missing__(self, index: int) -> str:
+        piece = self[index] = str(self._processor.IdToPiece(index))
+        return piece
+
+
+class WordVocabulary:
+    """Whole words between spaces."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """``words``: every token by id, the four special ones first."""
+        self._words = list(words)
+        self._ids = {word: i for i, word in enumerate(self._words)}
+        for word in SPECIAL_TOKENS:
+            self._ids[word] = UNK
+
+    @property
+    def size(self) -> int:
+        """Number of ids, special ones counted."""
+        return len(self._words)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a line of tokenised text."""
+        ids = self._ids
+        return [ids.get(word, UNK) for word in split_words(text)]
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """:meth:`encode` for many lines."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The words, joined by spaces."""
+        return " ".join(self._words[i] for i in ids if i not in (PAD, BOS, EOS))
+
+    def decode_many(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """:meth:`decode` for many lines."""
+        return [self.decode(ids) for ids in rows]
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The word of each id."""
+        return [self._words[i] for i in ids]
+
+
+class Vocabularies(NamedTuple):
+    """The vocabularies of both sides; one and the same object when joint."""
+
+    source: Vocabulary
+    target: Vocabulary
+    factors: tuple[Vocabulary, ...] = ()
+    """Of each stream of source factors."""
+
+    @property
+    def sides(self) -> tuple[Vocabulary, Vocabulary]:
+        """Those of source and target, one after the other."""
+        return self.source, self.target
+
+    @property
+    def factor_sizes(self) -> tuple[int, ...]:
+        """Numbers of ids of the streams of source factors."""
+        return tuple(vocabulary.size for vocabulary in self.factors)
+
+
+def normalized(text: str) -> str:
+    """A line in NFC, without blanks of any kind (tabs, no-break spaces) at its ends."""
+    return unicodedata.normalize("NFC", text).strip(BLANKS)
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a line of tokenised text: what stands between spaces, in NFC."""
+    return [word for word in normalized(text).split(" ") if word]
+
+
+def train_vocabularies(
+    data: Data | TextData, pairs_factory: Callable[[], Iterator[tuple[str, str]]], folder: Path
+) -> Vocabularies:
+    """Learn the vocabularies of a recipe from its training text and write them into ``folder``.
+
+    The same text and settings give the same files, byte for byte. Writes ``subwords.model`` (joint),
+    ``subwords.source.model`` and ``subwords.target.model``, or ``vocab.source.txt`` and ``vocab.target.txt``; of a
+    language model's text, whose pairs have no source, ``subwords.model`` or ``vocab.txt``.
+
+    Args:
+        data: the recipe's data section. folder: where the files go; made if need be.
+        pairs_factory: opens the training text; called more than once, each time from the start.
+
+    Raises:
+        InputError: the text is unusable, or ``data.subwords.size`` is smaller than its alphabet.
+    """
+    subwords = data.subwords
+    tags = list(dict.fromkeys(filter(None, data.tags))) if isinstance(data, Data) else []
+    if isinstance(subwords, (WordSubwords, TextWords)):
+        _train_words(subwords, pairs_factory, folder, tags)
+    else:
+        _train_subwords(subwords, pairs_factory, folder, tags)
+    return load_vocabularies(folder)
+
+
+def _train_words(
+    settings: WordSubwords | TextWords,
+    pairs_factory: Callable[[], Iterator[tuple[str, str]]],
+    folder: Path,
+    tags: Sequence[str],
+) -> None:
+    counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for pair in pairs_factory():
+        for counter, text in zip(counts, pair, strict=True):
+            counter.update(split_words(text))
+    sides = [(TEXT_WORD_FILES[0], counts[1], settings.size)] if isinstance(settings, TextWords) else []
+    if isinstance(settings, WordSubwords):
+        sides = list(zip(WORD_FILES, counts, (settings.source, settings.target), strict=True))
+    for name, counter, limit in sides:
+        fixed = [*SPECIAL_TOKENS, *(tags if name == WORD_FILES[0] else ())]
+        _write_words(folder / name, counter, fixed, limit)
+
+
+def _train_subwords(
+    settings: SentencePieceSubwords | TextSubwords,
+    pairs_factory: Callable[[], Iterator[tuple[str, str]]],
+    folder: Path,
+    tags: Sequence[str],
+) -> None:
+    # The first pass also shows every fault of the text, before SentencePiece hides it in an error of its own.
+    count = sum(1 for _ in pairs_factory())
+    joint = isinstance(settings, TextSubwords) or settings.joint
+    sides: list[tuple[str, tuple[int, ...]]]
+    sides = [(JOINT_FILE, (0, 1))] if joint else [(SUBWORD_FILES[0], (0,)), (SUBWORD_FILES[1], (1,))]
+    for name, columns in sides:
+        sentences = (
+            _MARKS.sub("< ", normalized(pair[column]))
+            for pair in sample_pairs(pairs_factory(), count, SAMPLE_PAIRS)
+            for column in columns
+            if pair[column].strip()
+        )
+        write_atomically(folder / name, _train_model(settings, sentences, tags if 0 in columns else ()))
+
+
+def sample_pairs(pairs: Iterator[tuple[str, str]], count: int, limit: int) -> Iterator[tuple[str, str]]:
+    """Yield ``limit`` of ``count`` pairs in their order, each subset equally likely, always the same one.
+
+    Selection sampling (Knuth, The Art of Computer Programming 2, algorithm 3.4.2 S): nothing is held in
+    memory.
+    """
+    if count <= limit:
+        yield from pairs
+        return
+    draw = random.Random(count)
+    wanted = limit
+    for left, pair in zip(range(count, 0, -1), pairs, strict=False):
+        if draw.random() * left < wanted:
+            yield pair
+            wanted -= 1
+
+
+def _train_model(
+    settings: SentencePieceSubwords | TextSubwords, sentences: Iterator[str], tags: Sequence[str]
+) -> bytes:
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.Train(
+            sentence_iterator=sentences,
+            model_writer=model,
+            model_type=settings.type,
+            vocab_size=settings.size,
+            character_coverage=settings.character_coverage,
+            hard_vocab_limit=False,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            unk_surface=SPECIAL_TOKENS[UNK],
+            user_defined_symbols=[f"{WORD_START}{tag}" for tag in tags],
+            normalization_rule_name="identity",
+            max_sentence_length=_LONGEST_SENTENCE_BYTES,
+            num_threads=_TRAINING_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        text = str(error)
+        needed = re.search(r"smaller than required_chars\. \d+ vs (\d+)", text)
+        if needed:
+            raise InputError(
+                f"data.subwords.size {settings.size} is too small: the training text needs at least {needed[1]} "
+                "(its characters and the special symbols); raise it or lower data.subwords.character_coverage"
+            ) from error
+        if "sentences_.empty()" in text:
+            raise InputError("the training text has no line from which subwords could be learnt") from error
+        raise InputError(
+            f"SentencePiece cannot learn subwords from the training text: {text.splitlines()[0]}"
+        ) from error
+    size = SentencePieceVocabulary(model.getvalue(), "the new subword model").size
+    if size < settings.size:
+        notice(
+            f"the training text supports only {size} subwords, not data.subwords.size {settings.size}; taking {size}"
+        )
+    return model.getvalue()
+
+
+def train_factor_vocabularies(rows: Iterator[Sequence[str]], streams: int, folder: Path) -> None:
+    """Write the vocabulary of each stream of source factors: all of its tokens, the most frequent first.
+
+    Args:
+        rows: the factors of each line, a text a stream. streams: how many there are. folder: where the files go.
+    """
+    counts = [Counter[str]() for _ in range(streams)]
+    for row in rows:
+        for counter, text in zip(counts, row, strict=True):
+            counter.update(split_words(text))
+    for number, counter in enumerate(counts, 1):
+        _write_words(folder / FACTOR_FILE.format(number), counter, SPECIAL_TOKENS, limits.WORDS)
+
+
+def _write_words(path: Path, counter: Counter[str], fixed: Sequence[str], limit: int) -> None:
+    """Write the ``fixed`` tokens and then the most frequent ones, ``limit`` in all."""
+    for word in fixed:
+        del counter[word]
+    ranked = sorted(counter.items(), key=lambda item: (-item[1], item[0]))
+    words = [*fixed, *(word for word, _ in ranked[: max(0, limit - len(fixed))])]
+    write_atomically(path, "".join(word + "\n" for word in words).encode())
+
+
+def vocabulary_files(folder: Path) -> list[Path]:
+    """The vocabulary files in ``folder``: one, two, or none, and after them one for each stream of source factors."""
+    for names in ((JOINT_FILE,), SUBWORD_FILES, WORD_FILES, TEXT_WORD_FILES):
+        paths = [folder / name for name in names]
+        if all(path.is_file() for path in paths):
+            return [*paths, *_factor_files(folder)]
+    return []
+
+
+def _factor_files(folder: Path) -> list[Path]:
+    numbered = (folder / FACTOR_FILE.format(number) for number in range(1, limits.FACTORS + 1))
+    return list(takewhile(Path.is_file, numbered))
+
+
+def load_vocabularies(folder: Path) -> Vocabularies:
+    """Load the vocabularies that :func:`train_vocabularies` wrote.
+
+    Raises:
+        InputError: they are absent or damaged.
+    """
+    files = vocabulary_files(folder)
+    if not files:
+        raise InputError(
+            f"{folder}: no vocabulary ({JOINT_FILE}, {' and '.join(SUBWORD_FILES)}, {' and '.join(WORD_FILES)}, "
+            f"or {TEXT_WORD_FILES[0]})"
+        )
+    factors = _factor_files(folder)
+    loaded = [_load(path) for path in files]
+    words = loaded[: len(files) - len(factors)]
+    return Vocabularies(words[0], words[-1], tuple(loaded[len(words) :]))
+
+
+def _load(path: Path) -> Vocabulary:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the vocabulary: {error.strerror}") from error
+    if path.name.endswith(".model"):
+        return SentencePieceVocabulary(content, str(path))
+    try:
+        words = content.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: the vocabulary is not valid UTF-8") from error
+    if words[-1] != "" or tuple(words[:4]) != SPECIAL_TOKENS or len(set(words)) != len(words):
+        raise InputError(
+            f"{path}: damaged vocabulary; expected one word a line, {' '.join(SPECIAL_TOKENS)} first, none twice"
+        )
+    return WordVocabulary(words[:-1])
+
+
+def fingerprint(folder: Path) -> str:
+    """SHA-256 over the names and contents of the vocabulary files in ``folder``.
+
+    Raises:
+        InputError: there are none.
+    """
+    files = vocabulary_files(folder)
+    if not files:
+        raise InputError(f"{folder}: no vocabulary files")
+    digest = hashlib.sha256()
+    for path in files:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()

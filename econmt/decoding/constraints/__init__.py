@@ -1,0 +1,1 @@
+"""Phrases that a translation has to contain or must not contain."""

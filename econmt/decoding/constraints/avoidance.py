@@ -1,0 +1,169 @@
+"""Phrases that no translation may hold, however its tokens cut them.
+
+An avoided phrase is there where its characters are, and neither its first nor its last word is part of a longer one:
+"dog" avoids "dog" and "(dog)", not "dogs". While its last token is written it cannot be known whether the word goes on,
+so that what must not follow is ruled out a step later; :attr:`Moves.risky` tells a search what may come to that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import ChainMap
+from collections.abc import Iterable, MutableMapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt.data.text.subwords import SPECIAL_TOKENS, UNK, split_words
+from econmt.decoding.constraints.phrases import BLANK, Spelling, is_of_word
+
+
+class Reached(NamedTuple):
+    """What the last tokens have written.
+
+    Attributes:
+        begun: the avoided phrases, by number, with how many characters of each are there.
+        in_word: whether the last character is one of a word.
+    """
+
+    begun: frozenset[tuple[int, int]]
+    in_word: bool
+
+
+START = Reached(frozenset(), False)
+
+
+class Moves(NamedTuple):
+    """Where tokens lead.
+
+    Attributes:
+        after: those that begin a phrase or go on with one.
+        barred: (N,) those that would write a whole one.
+        risky: (N,) those that write a whole one unless its last word goes on.
+        only_joining: whether a whole one is there unless the next token goes on with its last word.
+    """
+
+    after: MutableMapping[int, Reached]
+    barred: Tensor
+    risky: Tensor
+    only_joining: bool
+
+
+class Avoidance:
+    """The avoided phrases of a sentence as an automaton over tokens, made as far as it is asked for.
+
+    Args:
+        phrases: raw text; ``<unk>`` also stands for the token of unknown words.
+        spelling: of the target vocabulary.
+    """
+
+    def __init__(self, phrases: Iterable[str], spelling: Spelling) -> None:
+        self._spelling = spelling
+        self._phrases = [BLANK.join(split_words(phrase)) for phrase in phrases]
+        self._known: dict[Reached, Moves] = {}
+        # What begins a phrase, behind a character of a word and behind any other.
+        self._first: dict[bool, dict[int, set[tuple[int, int]]]] = {}
+        for in_word in (False, True):
+            found = self._first[in_word] = {}
+            for number, phrase in enumerate(self._phrases):
+                self._begin(found, number, phrase, in_word)
+
+    def after(self, reached: Reached, token: int) -> Reached:
+        """Where a token leads."""
+        piece = self._spelling.pieces[token]
+        known = self.moves(reached).after.get(token)
+        return known or Reached(frozenset(), piece != "" and is_of_word(piece[-1]))
+
+    def is_in(self, ids: Iterable[int], *, goes_on: bool = False) -> bool:
+        """Whether a phrase with these ids holds an avoided one; with ``goes_on`` its last word may become longer."""
+        reached = START
+        for token in ids:
+            moves = self.moves(reached)
+            if token in moves.barred or (moves.only_joining and not self._spelling.joins[token]):
+                return True
+            reached = self.after(reached, token)
+        return self.moves(reached).only_joining and not goes_on
+
+    def moves(self, reached: Reached) -> Moves:
+        """Where tokens lead from ``reached``."""
+        if reached not in self._known:
+            first = self._first[reached.in_word]
+            if not reached.begun:
+                self._known[reached] = self._moves(first, reached)
+                return self._known[reached]
+            found: dict[int, set[tuple[int, int]]] = {}
+            for number, position in reached.begun:
+                self._go_on(found, number, position)
+            for token, places in found.items():
+                places |= first.get(token, set())
+            # What begins a phrase is the same in all states, and may be much.
+            theirs, ours = self.moves(Reached(frozenset(), reached.in_word)), self._moves(found, reached)
+            self._known[reached] = Moves(
+                ChainMap(ours.after, theirs.after),
+                torch.cat([theirs.barred, ours.barred]),
+                torch.cat([theirs.risky, ours.risky]),
+                ours.only_joining,
+            )
+        return self._known[reached]
+
+    def _moves(self, found: dict[int, set[tuple[int, int]]], reached: Reached) -> Moves:
+        """``found``: for each token the phrases it reaches, and how far; beyond its end: whole, and nothing helps."""
+        after, barred, risky = {}, list[int](), list[int]()
+        for token, places in found.items():
+            sizes = [(position, len(self._phrases[number])) for number, position in places]
+            if any(position > size for position, size in sizes):
+                barred.append(token)
+                continue
+            after[token] = Reached(frozenset(places), is_of_word(self._spelling.pieces[token][-1]))
+            if any(position == size for position, size in sizes):
+                risky.append(token)
+        whole = any(position == len(self._phrases[number]) for number, position in reached.begun)
+        return Moves(
+            after, torch.tensor(barred, dtype=torch.int64), torch.tensor(risky, dtype=torch.int64), whole
+        )
+
+    def _begin(self, found: dict[int, set[tuple[int, int]]], number: int, phrase: str, in_word: bool) -> None:
+        keys = (
+            {phrase[:2], phrase[:1]}
+            if len(phrase) > 1
+            else {k for k in self._spelling.tails if k[0] == phrase}
+        )
+        if phrase == SPECIAL_TOKENS[UNK]:
+            found.setdefault(UNK, set()).add((number, len(phrase) + 1))
+        for key in keys:
+            for token, offset in self._spelling.tails.get(key, ()):
+                before = is_of_word(self._spelling.pieces[token][offset - 1]) if offset else in_word
+                if not (before and is_of_word(phrase[0])):
+                    self._reach(found, number, 0, token, offset)
+
+    def _go_on(self, found: dict[int, set[tuple[int, int]]], number: int, position: int) -> None:
+        rest = self._phrases[number][position:]
+        if not rest:
+            return
+        for end in range(1, len(rest)):
+            token = self._spelling.ids.get(rest[:end])
+            if token is not None:
+                self._reach(found, number, position, token, 0)
+        pieces = self._spelling.in_order
+        for piece, token in pieces[bisect_left(pieces, (rest, -1)) :]:
+            if not piece.startswith(rest):
+                break
+            self._reach(found, number, position, token, 0)
+
+    def _reach(
+        self, found: dict[int, set[tuple[int, int]]], number: int, position: int, token: int, offset: int
+    ) -> None:
+        """Notes how far a token brings a phrase of which ``position`` characters are there."""
+        rest, written = self._phrases[number][position:], self._spelling.pieces[token][offset:]
+        end = position + len(written)
+        if written.startswith(rest):
+            follows = written[len(rest) : len(rest) + 1]
+            splits = is_of_word(rest[-1])
+            if follows and splits and is_of_word(follows):
+                return
+            # A word that is a token ends with it.
+            end = len(self._phrases[number]) + (1 if follows or not splits or self._spelling.words else 0)
+        elif not rest.startswith(written):
+            return
+        found.setdefault(token, set()).add((number, end))

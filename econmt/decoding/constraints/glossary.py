@@ -1,0 +1,102 @@
+"""Terms whose translation is given: where one occurs in the source, its translation must occur in the target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from econmt.data.text.corpus import read_lines, split_pair
+from econmt.data.text.subwords import normalized, split_words
+from econmt.decoding.constraints.phrases import units
+from econmt.errors import InputError
+
+
+class Glossary:
+    """Source phrases and their translations.
+
+    A term occurs where its words follow one another, whole. One that is written without capitals is found whatever the
+    capitals in the text. Of terms that overlap the one that begins first is taken, and of these the longest.
+
+    Args:
+        terms: source phrase and target phrase, none of them blank.
+    """
+
+    def __init__(self, terms: dict[str, str]) -> None:
+        self._terms: dict[tuple[str, ...], list[tuple[list[str], str]]] = {}
+        for source, target in terms.items():
+            words = units(source)
+            self._terms.setdefault(_folded(words), []).append((words, target))
+        # Only lengths that some term has are tried, or one long term would make every text slow.
+        self._sizes = sorted({len(words) for words in self._terms}, reverse=True)
+        for found in self._terms.values():
+            # Where two differ in their capitals the one that has some is meant by text that has the same.
+            found.sort(key=lambda term: _has_no_capitals(term[0]))
+
+    def constraints(self, text: str) -> list[str]:
+        """The translations of all terms that occur in a sentence, in order, each as often as its term occurs."""
+        words = units(text)
+        folded = _folded(words)
+        found, at = list[str](), 0
+        while at < len(words):
+            for size in self._sizes:
+                if size > len(words) - at:
+                    continue
+                target = self._match(words[at : at + size], folded[at : at + size])
+                if target is not None:
+                    found.append(target)
+                    at += size
+                    break
+            else:
+                at += 1
+        return found
+
+    def targets(self) -> list[str]:
+        """All translations."""
+        return [target for terms in self._terms.values() for _, target in terms]
+
+    def _match(self, words: list[str], folded: tuple[str, ...]) -> str | None:
+        for term, target in self._terms.get(folded, ()):
+            if term == words or _has_no_capitals(term):
+                return target
+        return None
+
+
+def _folded(words: list[str]) -> tuple[str, ...]:
+    return tuple(word.casefold() for word in words)
+
+
+def _has_no_capitals(words: list[str]) -> bool:
+    return all(word == word.lower() for word in words)
+
+
+def read_glossary(path: Path) -> Glossary:
+    """Reads terms, a line each: source phrase, tab, target phrase. Blank lines are skipped.
+
+    Raises:
+        InputError: naming file and line: it cannot be read, has not two columns, a side is blank, or a term has two
+            translations.
+    """
+    terms: dict[str, str] = {}
+    lines: dict[str, int] = {}
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        source, target = (normalized(side) for side in split_pair(line, path, number))
+        if not units(source) or not target:
+            raise InputError(
+                f"{path}:{number}: the {'target' if units(source) else 'source'} phrase is blank"
+            )
+        if terms.setdefault(source, target) != target:
+            raise InputError(
+                f"{path}:{number}: {source!r} has another translation in line {lines[source]}; a term has one"
+            )
+        lines.setdefault(source, number)
+    return Glossary(terms)
+
+
+def read_avoid_list(path: Path) -> tuple[str, ...]:
+    """Reads phrases that no translation may hold, a line each. Blank lines are skipped.
+
+    Raises:
+        InputError: naming the file, if it cannot be read.
+    """
+    return tuple(dict.fromkeys(found for line in read_lines(path) if (found := " ".join(split_words(line)))))

@@ -1,0 +1,83 @@
+"""Phrases of raw text as a target vocabulary writes them."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from econmt.data.text.subwords import BOS, EOS, PAD, UNK, Vocabulary, WordVocabulary, normalized
+
+BLANK = "\u2581"
+"""How subwords mark a space before them."""
+
+_MARKER = "\ufffe"
+"""A character that no text has: what stands behind it is cut into subwords as within a word."""
+
+_SPACELESS = (
+    "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
+)
+_UNIT = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+|\S")
+
+
+def units(text: str) -> list[str]:
+    """The words and signs of raw text; letters of scripts that leave no spaces between words stand alone."""
+    return _UNIT.findall(normalized(text))
+
+
+def is_of_word(character: str) -> bool:
+    """Whether a letter, mark or digit is of a script that leaves spaces between words."""
+    return unicodedata.category(character)[0] in "LMN" and not re.match(f"[{_SPACELESS}]", character)
+
+
+class Spelling:
+    """How the ids of a vocabulary are spelled.
+
+    Attributes:
+        pieces: of each id, a space before it written as ``BLANK``; special tokens are empty.
+        ids: of each piece.
+        joins: (V,) bool the ids that go on with a word that the token before them began.
+        words: whether tokens are whole words.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self.words = isinstance(vocabulary, WordVocabulary)
+        pieces = vocabulary.tokens(range(vocabulary.size))
+        self.pieces = [BLANK + piece for piece in pieces] if self.words else list(pieces)
+        for special in (PAD, UNK, BOS, EOS):
+            self.pieces[special] = ""
+        self.ids = {piece: number for number, piece in enumerate(self.pieces) if piece}
+        self.joins: Tensor = torch.tensor([piece != "" and is_of_word(piece[0]) for piece in self.pieces])
+
+    @cached_property
+    def tails(self) -> dict[str, list[tuple[int, int]]]:
+        """Where two characters stand in pieces, the last one alone: an id and an offset for each place."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for token, piece in enumerate(self.pieces):
+            for offset in range(len(piece)):
+                found.setdefault(piece[offset : offset + 2], []).append((token, offset))
+        return found
+
+    @cached_property
+    def in_order(self) -> list[tuple[str, int]]:
+        """The pieces, sorted, with their ids."""
+        return sorted(self.ids.items())
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The ids of a phrase as they stand in a sentence, ``UNK`` where the vocabulary lacks a character or word."""
+        text = normalized(text)
+        whole = tuple(self._vocabulary.encode(text))
+        # An unknown first character would become one with the marker.
+        if UNK in whole or self.words or not re.match(f"[{_SPACELESS}]", text):
+            return whole
+        marked = self._vocabulary.encode(_MARKER + text)
+        return tuple(marked[marked.index(UNK) + 1 :])
+
+    def ends_word(self, text: str) -> bool:
+        """Whether the token after a phrase must begin a word, or be no letter, for the phrase to be there."""
+        return not self.words and is_of_word(normalized(text)[-1])

@@ -1,0 +1,81 @@
+"""What is wished of translations, brought to the tokens of a target vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from torch import Tensor
+
+from econmt.data.text.subwords import UNK, Vocabulary
+from econmt.decoding.constraints.avoidance import Avoidance
+from econmt.decoding.constraints.batch import Wish
+from econmt.decoding.constraints.glossary import Glossary
+from econmt.decoding.constraints.inclusion import Phrase
+from econmt.decoding.constraints.phrases import Spelling
+from econmt.decoding.requests import Request, check_request
+from econmt.errors import InputError
+
+_KEPT = 256
+"""Lists of avoided phrases of single lines that are remembered: programs send the same ones again and again."""
+
+
+class Wishes:
+    """Makes of requests what a search can follow.
+
+    Args:
+        vocabulary: of the target. avoid: phrases that no translation may hold. glossary: see :class:`Glossary`.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, avoid: Sequence[str] = (), glossary: Glossary | None = None
+    ) -> None:
+        self._spelling = Spelling(vocabulary)
+        self._glossary = glossary
+        self._everywhere = (Avoidance(avoid, self._spelling),) if avoid else ()
+        self._avoidance = lru_cache(_KEPT)(lambda phrases: Avoidance(phrases, self._spelling))
+
+    @property
+    def joins(self) -> Tensor:
+        """(V,) bool the tokens that go on with a word."""
+        return self._spelling.joins
+
+    def of(self, request: Request, where: str) -> Wish | None:
+        """What a request and the lists for all sentences ask for; None: nothing.
+
+        Raises:
+            InputError: naming ``where``: a phrase that the vocabulary cannot write, or that is avoided as well.
+        """
+        check_request(request, where)
+        texts = list(request.constraints)
+        if self._glossary is not None:
+            texts += self._glossary.constraints(request.text)
+        avoidances = self._everywhere
+        if request.avoid:
+            avoidances = (*avoidances, self._avoidance(tuple(request.avoid)))
+        if not (texts or avoidances or request.target_prefix):
+            return None
+        prefix = self._ids(request.target_prefix, f"{where}: target_prefix")
+        if any(avoidance.is_in(prefix, goes_on=True) for avoidance in avoidances):
+            raise InputError(
+                f"{where}: target_prefix {request.target_prefix!r} holds a phrase that is to be avoided; leave one of "
+                "them out"
+            )
+        phrases = []
+        for text in texts:
+            ids = self._ids(text, f"{where}: the constraint")
+            for avoidance in avoidances:
+                if avoidance.is_in(ids):
+                    raise InputError(
+                        f"{where}: the constraint {text!r} holds a phrase that is to be avoided; leave one of them out"
+                    )
+            phrases.append(Phrase(ids, self._spelling.ends_word(text)))
+        return Wish(tuple(phrases), prefix, avoidances)
+
+    def _ids(self, text: str, what: str) -> tuple[int, ...]:
+        ids = self._spelling.encode(text)
+        if UNK in ids or (text.strip() and not ids):
+            raise InputError(
+                f"{what} {text!r} has what the target vocabulary does not: the model cannot write it; leave it out"
+            )
+        return ids

@@ -1,0 +1,306 @@
+"""Continuous batching: sentences that are done leave their slots at once, and waiting ones take them.
+
+On a CUDA device what a search does is replayed from graphs: encoding a batch, beginning sentences, and a few steps at a
+time, after which the host looks at a small tensor that tells who is done. While the device makes the next steps, the
+host reads what came out of those before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from econmt.data.text.subwords import EOS, PAD
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, length_penalty, output_limits
+from econmt.decoding.search.model import SearchGrid
+from econmt.decoding.search.slots import Slots, hypotheses
+from econmt_ops.dispatch.capture import Capturer, first_error
+
+STEPS = 4
+"""Steps between two looks of the host: a sentence that is done waits for half of them on average."""
+
+SHORTEST = 64
+"""Source positions of the shortest lane; those of the others are twice as many each."""
+
+ENCODED = 8
+"""Batches are encoded in multiples of so many positions."""
+
+WORTH = 64
+"""Sentences for which capturing pays; it takes as long as some hundred steps do without graphs."""
+
+
+class Sentence(NamedTuple):
+    """What is translated: source ids without EOS, and the most tokens before EOS that may come out."""
+
+    ids: Sequence[int]
+    limit: int
+
+
+class Graphs:
+    """Captures functions without arguments and replays them; on a CPU it calls them.
+
+    Args:
+        device: that they run on.
+        note: gets one line if something cannot be captured; from then on everything is called.
+    """
+
+    def __init__(self, device: torch.device, note: Callable[[str], object] | None = None) -> None:
+        self.device = device
+        self._note = note
+        self._captures = device.type == "cuda"
+        self._called: set[object] = set()
+        self._made: dict[object, torch.cuda.CUDAGraph] = {}
+        if self._captures:
+            self._capturer = Capturer(device)
+
+    def __call__(self, key: object, function: Callable[[], object]) -> None:
+        """Calls or replays ``function``, the one that ``key`` stands for, whose tensors stay where they are.
+
+        The first call compiles kernels, the second one captures. A key must not hold what calls this: a device's
+        memory would stay taken until Python looks for circles.
+        """
+        if not self._captures:
+            function()
+        elif key in self._made:
+            self._made[key].replay()
+        elif key not in self._called:
+            self._called.add(key)
+            with self._capturer.warming_up():
+                function()
+        else:
+            self._capture(key, function)
+
+    def _capture(self, key: object, function: Callable[[], object]) -> None:
+        try:
+            graph, _ = self._capturer.capture(function)
+        except RuntimeError as error:
+            first = first_error(error)
+            if isinstance(first, torch.cuda.OutOfMemoryError):
+                raise first from None
+            self._captures = False
+            if self._note is not None:
+                reason = str(first).strip().splitlines()[0]
+                self._note(f"no CUDA graphs for the search, whose kernels are launched one by one: {reason}")
+            function()
+            return
+        self._made[key] = graph
+        graph.replay()
+
+
+class _Copies:
+    """Copies on the CPU of what is on the device now."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._copied: torch.cuda.Event | None = None
+        if tensors[0].device.type == "cpu":
+            self._tensors = [tensor.clone() for tensor in tensors]
+            return
+        self._tensors = [
+            torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+            for tensor in tensors
+        ]
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record()
+
+    def wait(self) -> list[Tensor]:
+        """The copies, once they are there."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tensors
+
+
+class _Finished(NamedTuple):
+    """Sentences that are done: their numbers, how many hypotheses each has, and where these are on their way to."""
+
+    numbers: list[int]
+    counts: list[int]
+    tables: _Copies
+
+
+class _Lane:
+    """The slots for sentences of at most ``positions`` source tokens, EOS counted, and their graphs."""
+
+    def __init__(
+        self, grid: SearchGrid, options: SearchOptions, graphs: Graphs, slots: int, positions: int
+    ) -> None:
+        device = graphs.device
+        self._graphs, self._grid = graphs, grid
+        self._size, self._positions = slots, positions
+        self._most = limit = int(output_limits(torch.tensor([positions]), options.max_output_factor))
+        self._nbest = options.nbest_size
+        self._penalties = length_penalty(torch.arange(limit + 2), options).tolist()
+        seen = positions if options.attention else None
+        self._slots = Slots(grid, slots, limit + 2, seen, options, device)
+        self._sources: dict[int, Tensor] = {}
+        self._lengths, self._limits = torch.ones(2, slots, dtype=torch.int64, device=device)
+        self._pairs = torch.zeros(2, max(1, slots // 4), dtype=torch.int64, device=device)
+        self._state = self._slots.state()
+
+    def search(
+        self, sentences: Sequence[Sentence], watch: Callable[[], object]
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """The hypotheses of each sentence with its number, in the order in which they are done."""
+        owners: dict[int, int] = {}
+        waiting: list[tuple[int, int]] = []
+        begun, finished = 0, None
+        while True:
+            watch()
+            free = [slot for slot in range(self._size) if slot not in owners]
+            while free and (waiting or begun < len(sentences)):
+                if not waiting:
+                    batch = sentences[begun : begun + self._size]
+                    self._encode(batch)
+                    waiting = list(enumerate(range(begun, begun + len(batch))))
+                    begun += len(batch)
+                count = min(len(free), len(waiting), self._pairs.shape[1])
+                self._begin(free[:count], [place for place, _ in waiting[:count]])
+                owners.update(zip(free, (number for _, number in waiting[:count]), strict=False))
+                free, waiting = free[count:], waiting[count:]
+            if owners:
+                self._graphs((self._positions, "steps"), self._advance)
+            state = _Copies([self._state])
+            if finished is not None:
+                yield from self._read(finished, sentences)
+            if not owners:
+                return
+            finished = self._finish(owners, *state.wait()[0].tolist())
+
+    def _finish(self, owners: dict[int, int], taken: list[int], counts: list[int]) -> _Finished | None:
+        """Takes the sentences that are done out of their slots."""
+        done = [slot for slot in owners if taken[slot] > 0]
+        if not done:
+            return None
+        slots = _to_device(done, self._graphs.device)
+        tables = _Copies(self._slots.read(slots, max(taken[slot] for slot in done)))
+        return _Finished([owners.pop(slot) for slot in done], [counts[slot] for slot in done], tables)
+
+    def _read(
+        self, finished: _Finished, sentences: Sequence[Sentence]
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        tables = finished.tables.wait()
+        for row, (number, count) in enumerate(zip(finished.numbers, finished.counts, strict=True)):
+            ended, grown, *seen = (table[row] for table in tables)
+            ids, limit = sentences[number]
+            attention = seen[0] if seen else None
+            own = ended[:count], grown, attention
+            yield number, hypotheses(*own, len(ids) + 1, limit, self._penalties, self._nbest)
+
+    def _encode(self, batch: Sequence[Sentence]) -> None:
+        """Fills the waiting room; places that no sentence has hold one of nothing but EOS."""
+        size = -(-max(len(sentence.ids) + 1 for sentence in batch) // ENCODED) * ENCODED
+        size = min(size, self._positions)
+        rows = [[*sentence.ids, EOS] for sentence in batch]
+        rows += [[EOS]] * (self._size - len(rows))
+        assert all(sentence.limit <= self._most for sentence in batch)
+        limits = [sentence.limit for sentence in batch] + [0] * (self._size - len(batch))
+        if size not in self._sources:
+            self._sources[size] = torch.zeros(self._size, size, dtype=torch.int64, device=self._graphs.device)
+        source = self._sources[size]
+        _fill(source, [row + [PAD] * (size - len(row)) for row in rows])
+        _fill(self._lengths, [len(row) for row in rows])
+        _fill(self._limits, limits)
+        self._graphs((self._positions, "encode", size), lambda: self._grid.encode(source, self._lengths))
+
+    def _begin(self, slots: list[int], places: list[int]) -> None:
+        """Begins sentences of the waiting room; the last one comes as often as the graph's shape wants."""
+        missing = self._pairs.shape[1] - len(slots)
+        _fill(self._pairs, [slots + slots[-1:] * missing, places + places[-1:] * missing])
+        self._graphs(
+            (self._positions, "begin"),
+            lambda: self._slots.begin(self._pairs[0], self._pairs[1], self._limits),
+        )
+
+    def _advance(self) -> None:
+        for _ in range(STEPS):
+            self._slots.step()
+        self._state.copy_(self._slots.state())
+
+
+class ContinuousSearch:
+    """Beam search of many sentences; hypotheses are those of :func:`econmt.decoding.search.beam.beam_search`.
+
+    Lanes and their graphs stay for the next call.
+
+    Args:
+        make_grid: makes, of a model in evaluation mode, the grid of so many slots, rows a slot, and source positions.
+        options: how to search; no sampling.
+        device: of the model.
+        slots: sentences translated together.
+        tokens: most padded source tokens in all slots of a lane of more than one, so that long sentences go in fewer.
+        note: see :class:`Graphs`.
+    """
+
+    def __init__(
+        self,
+        make_grid: Callable[[int, int, int], SearchGrid],
+        options: SearchOptions,
+        device: torch.device,
+        slots: int,
+        tokens: int,
+        note: Callable[[str], object] | None = None,
+    ) -> None:
+        assert options.sample is None
+        self._make_grid, self._options = make_grid, options
+        self._slots, self._tokens = slots, tokens
+        self._graphs = Graphs(device, note)
+        self._lanes: dict[int, _Lane] = {}
+
+    def worthwhile(self, lengths: Sequence[int]) -> list[list[int]]:
+        """The sentences that go together, by their index, of those for which this search is worth its preparation.
+
+        Args:
+            lengths: source tokens of each sentence, EOS not counted.
+        """
+        lanes: dict[int, list[int]] = {}
+        for index, length in enumerate(lengths):
+            lanes.setdefault(_positions(length), []).append(index)
+        return [
+            indices
+            for positions, indices in lanes.items()
+            if len(indices) >= WORTH or positions in self._lanes
+        ]
+
+    @torch.inference_mode()
+    def search(
+        self, sentences: Sequence[Sentence], watch: Callable[[], object] = lambda: None
+    ) -> list[list[Hypothesis]]:
+        """The n best hypotheses of each sentence, best first.
+
+        Args:
+            sentences: any number.
+            watch: called every few steps; what it raises ends the search.
+        """
+        longest = max(len(sentence.ids) for sentence in sentences)
+        positions = _positions(longest)
+        if positions not in self._lanes:
+            slots = max(1, min(self._slots, self._tokens // positions))
+            grid = self._make_grid(slots, self._options.beam_size, positions)
+            self._lanes[positions] = _Lane(grid, self._options, self._graphs, slots, positions)
+        # The longest first: they take longest, and those of like length are encoded together.
+        order = sorted(range(len(sentences)), key=lambda index: -len(sentences[index].ids))
+        results: list[list[Hypothesis]] = [[] for _ in sentences]
+        for number, found in self._lanes[positions].search([sentences[index] for index in order], watch):
+            results[order[number]] = found
+        return results
+
+
+def _positions(length: int) -> int:
+    """Source positions of the lane for sentences of ``length`` tokens, EOS not counted."""
+    positions = SHORTEST
+    while positions < length + 1:
+        positions *= 2
+    return positions
+
+
+def _to_device(values: list[int], device: torch.device) -> Tensor:
+    tensor = torch.tensor(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def _fill(tensor: Tensor, values: Sequence[object]) -> None:
+    """Copies numbers into a tensor without a wait."""
+    host = torch.tensor(values)
+    tensor.copy_(host.pin_memory() if tensor.is_cuda else host, non_blocking=True)

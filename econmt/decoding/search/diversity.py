@@ -1,0 +1,100 @@
+"""Diverse beam search: groups of hypotheses that keep away from each other's tokens (Vijayakumar et al., 2018).
+
+The beam is divided into groups. At each position the groups choose one after the other, and a token that groups
+before have chosen costs ``diversity_strength`` for each time (Hamming diversity, their equation 7). This steers the
+choice only: log-probabilities and scores of the translations stay the model's own.
+
+Shapes: B sentences, R rows, V target vocabulary, G groups, K beam size; each group has K / G places.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from econmt.decoding.search.beam import Places, SearchOptions, choose_places, highest
+
+
+class Diversity:
+    """Chooses the continuations of a search's hypotheses; see :class:`econmt.decoding.search.beam.Steering`.
+
+    Args:
+        sentences: B. options: how to search.
+    """
+
+    def __init__(self, sentences: int, options: SearchOptions) -> None:
+        self._count = options.beam_groups
+        self._width = options.beam_size // options.beam_groups
+        self._strength = options.diversity_strength
+        self._owners = torch.arange(sentences)
+        self._groups = torch.full((sentences,), -1)  # the first token goes on from one row for all groups
+        self._free = torch.full((sentences, self._count), self._width)
+        self._chosen: dict[tuple[int, int], list[int]] = {}
+
+    def limits(self, limits: Tensor) -> Tensor:
+        """``limits`` as they are."""
+        return limits
+
+    def extend(
+        self,
+        log_probs: Tensor,
+        totals: Tensor,
+        sentences: Tensor,
+        places: Tensor,  # noqa: ARG002  each group counts its own
+        free: Tensor,
+        room: Tensor,  # noqa: ARG002  nothing here needs any
+    ) -> Places:
+        """See :meth:`Steering.extend`."""
+        owner_of = torch.zeros_like(free)
+        owner_of[sentences] = self._owners
+        costs = log_probs.new_zeros((len(free), log_probs.shape[1]))
+        parts = []
+        for group in range(self._count):
+            rows = ((self._groups == group) | (self._groups < 0)).nonzero()[:, 0]
+            if not len(rows):
+                parts.append(_nothing(len(free), self._width))
+                continue
+            mine = sentences[rows]
+            changed = log_probs[rows.to(log_probs.device)] - costs[mine.to(costs.device)]
+            found, words = (part.cpu() for part in highest(changed, min(self._width, changed.shape[1])))
+            inside = torch.arange(len(rows)) - torch.searchsorted(mine, mine)
+            part = choose_places(
+                found, words, totals[rows], mine, inside, self._free[owner_of, group], self._width
+            )
+            parents = rows[part.parents]
+            real = log_probs[parents.to(log_probs.device), part.tokens.to(log_probs.device)].cpu()
+            taken = part.ends | part.grows
+            part = part._replace(
+                totals=(totals[parents] + real).masked_fill(~taken, -torch.inf), parents=parents
+            )
+            parts.append(part)
+            column = torch.full_like(owner_of, group)
+            self._free.index_put_((owner_of, column), -part.ends.sum(dim=1), accumulate=True)
+            at, places_taken = taken.nonzero(as_tuple=True)
+            chosen = at.to(costs.device), part.tokens[at, places_taken].to(costs.device)
+            costs.index_put_(chosen, costs.new_tensor(self._strength), accumulate=True)
+        self._remember(parts)
+        return Places(*(torch.cat(column, dim=1) for column in zip(*parts, strict=True)))
+
+    def _remember(self, parts: list[Places]) -> None:
+        """Notes the groups of what grows, by row and token, in the order in which the search lists them."""
+        self._chosen = {}
+        for group, part in enumerate(parts):
+            cells = zip(part.parents[part.grows].tolist(), part.tokens[part.grows].tolist(), strict=True)
+            for cell in cells:
+                self._chosen.setdefault(cell, []).append(group)
+
+    def grow(self, parents: Tensor, tokens: Tensor) -> None:
+        """See :meth:`Steering.grow`."""
+        # Two groups may go on from the first row with the same token: these rows are equal, so the search keeps both or
+        # neither, and the order of groups tells them apart.
+        groups = [self._chosen[cell].pop(0) for cell in zip(parents.tolist(), tokens.tolist(), strict=True)]
+        self._owners = self._owners[parents]
+        self._groups = torch.tensor(groups, dtype=torch.int64)
+
+
+def _nothing(sentences: int, width: int) -> Places:
+    """The places of a group of which nothing grows any more."""
+    shape = sentences, width
+    none, zero = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
+    return Places(torch.full(shape, -torch.inf, dtype=torch.float64), zero, zero, none, none)

@@ -1,0 +1,114 @@
+"""Beam search in one call of the C library: what :func:`econmt.decoding.search.beam.beam_search` finds, on a CPU.
+
+Shapes: B sentences, S source positions, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, length_penalty
+from econmt.decoding.search.slots import hypotheses
+from econmt.model import IncrementalModel
+from econmt.model.inference.native import OUTPUT
+from econmt_ops.backends.c.search import MOST_PLACES, beam_search
+
+
+def has_native_search(model: object, options: SearchOptions) -> bool:
+    """Whether the library can search with a model, and as the options say."""
+    return (
+        options.is_plain
+        and options.sample is None
+        and options.beam_size <= MOST_PLACES
+        and isinstance(model, IncrementalModel)
+        and model.native is not None
+    )
+
+
+def search_name(models: Sequence[object], *, in_c: bool = False) -> str:
+    """How users are told which search runs: where its loop and its steps are, and the precision of products.
+
+    Args:
+        models: of an ensemble, or one. in_c: whether the loop is in C.
+    """
+    known = [model for model in models if isinstance(model, IncrementalModel)]
+    steps_in_c = all(model.native is not None for model in known) and len(known) == len(models)
+    where = "C" if in_c else "PyTorch with steps in C" if steps_in_c else "PyTorch"
+    return ", ".join([where, *sorted({str(model.precision).removeprefix("torch.") for model in known})])
+
+
+@torch.inference_mode()
+def native_search(
+    model: IncrementalModel,
+    source: Tensor,
+    lengths: Tensor,
+    limits: Tensor,
+    options: SearchOptions,
+    watch: Callable[[], object] = lambda: None,
+    allowed: Tensor | None = None,
+) -> list[list[Hypothesis]]:
+    """Search for the translations with the highest scores.
+
+    Args:
+        model, options: for which :func:`has_native_search`.
+        source, lengths, limits: see :func:`~econmt.decoding.search.beam.beam_search`.
+        watch: called before every few steps; what it raises ends the search.
+        allowed: (B, V) bool the words that each sentence may have; None: all.
+    """
+    if not len(source):
+        return []
+    decoder, sources = model.native, model.encode_for_native(source, lengths)
+    assert decoder is not None
+    (count, positions), beam = source.shape, options.beam_size
+    weights, words, barred = list(decoder.weights), None, None
+    if allowed is not None:
+        words = allowed.any(dim=0).nonzero()[:, 0]
+        weights[OUTPUT], barred = decoder.shortlist(words, allowed[:, words])
+    steps = int(limits.max()) + 1
+    penalties = length_penalty(torch.arange(steps + 1), options)
+    ended = torch.empty(count, beam, 2, dtype=torch.float64)
+    ends, grown = torch.empty(count, dtype=torch.int64), torch.empty(count, steps, beam, dtype=torch.int64)
+    seen = torch.empty(count, steps, beam, positions) if options.attention else None
+    beam_search(
+        weights,
+        {
+            **decoder.sizes,
+            "sentences": count,
+            "positions": positions,
+            "beam": beam,
+            "steps": steps,
+            "nbest": options.nbest_size,
+            "compared": sources.keys.shape[2],
+            "summed": sources.values.shape[2],
+        },
+        {
+            **decoder.tensors,
+            **sources._asdict(),
+            "ids": words,
+            "barred": barred,
+            "limits": limits.contiguous(),
+            "penalties": penalties,
+            "ended": ended,
+            "count": ends,
+            "grown": grown,
+            "seen": seen,
+        },
+        watch,
+    )
+    by_length = penalties.tolist()
+    found = []
+    for number, (many, length, limit) in enumerate(
+        zip(ends.tolist(), lengths.tolist(), limits.tolist(), strict=True)
+    ):
+        own = ended[number, :many]
+        taken = int(own[:, 1].max()) // beam if many else 0
+        attention = None if seen is None else seen[number, :taken]
+        found.append(
+            hypotheses(own, grown[number, :taken], attention, length, limit, by_length, options.nbest_size)
+        )
+    if words is None:
+        return found
+    return [[each._replace(ids=words[each.ids].tolist()) for each in best] for best in found]

@@ -1,0 +1,101 @@
+"""Translations drawn from the model's distribution instead of searched for.
+
+Shapes: B sentences, S source positions, V target vocabulary, D draws a sentence, R rows still growing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from econmt.data.text.subwords import BOS, EOS
+from econmt.decoding.search.beam import Ended, Grown, Hypothesis, SearchOptions, Trace, rule_out
+from econmt.decoding.search.model import SearchModel
+
+
+def uniform_numbers(seed: int, sentence: int, draws: int, positions: int) -> Tensor:
+    """Random numbers (positions, draws) in [0, 1), float64, that depend on nothing but the arguments.
+
+    A counter-based generator keyed by seed and sentence gives a sentence the same draws in every batch. The numbers are
+    multiples of 2^-24, so that one of them times a sum in float64 stays below the sum.
+    """
+    generator = np.random.Generator(np.random.Philox(key=[seed, sentence]))
+    return torch.from_numpy(generator.random((positions, draws), dtype=np.float32)).double()
+
+
+def draw(log_probs: Tensor, uniform: Tensor, top: int, temperature: float) -> Tensor:
+    """Draw one token a row by inverting the cumulative distribution.
+
+    Args:
+        log_probs: (R, V), -inf where a token is ruled out. uniform: (R,) float64 in [0, 1).
+        top: draw among this many most probable tokens; 0: all. temperature: divides the log-probabilities.
+
+    Returns:
+        (R,) int64.
+    """
+    tokens: Tensor | None = None
+    if 0 < top < log_probs.shape[1]:
+        log_probs, tokens = log_probs.topk(top, dim=1)
+    cumulative = torch.softmax(log_probs.double() / temperature, dim=1).cumsum(dim=1)
+    threshold = uniform[:, None] * cumulative[:, -1:]
+    # The first entry above the threshold has a probability above zero; a token ruled out is never it.
+    chosen = torch.searchsorted(cumulative, threshold, right=True)
+    return (chosen if tokens is None else tokens.gather(1, chosen))[:, 0]
+
+
+@torch.inference_mode()
+def sample(
+    model: SearchModel,
+    source: Tensor,
+    lengths: Tensor,
+    limits: Tensor,
+    options: SearchOptions,
+    numbers: Sequence[int],
+) -> list[list[Hypothesis]]:
+    """Draw ``options.nbest_size`` translations of each sentence, independent of each other.
+
+    What is drawn and scored is as in :func:`~econmt.decoding.search.beam.beam_search`: no PAD or BOS, EOS after ``limits``
+    tokens, and log-probabilities are the model's own, whatever the temperature and however few tokens were drawn from.
+
+    Args:
+        model: in evaluation mode. source: (B, S). lengths, limits: (B,), all as for ``beam_search``.
+        numbers: B numbers, one a sentence; together with ``options.seed`` they determine the draws.
+
+    Returns:
+        The draws of each sentence, highest score first.
+    """
+    assert options.sample is not None
+    device, draws = source.device, options.nbest_size
+    limits_here, shortest, longest = limits.to(device), int(limits.min()), int(limits.max())
+    uniform = torch.stack(
+        [uniform_numbers(options.seed, number, draws, longest + 1) for number in numbers], dim=1
+    )
+    uniform = uniform.view(longest + 1, -1).to(device)
+    sentences = torch.arange(len(source), device=device).repeat_interleave(draws)
+    columns = torch.arange(len(sentences), device=device)
+    state = model.initial_state(model.encode(source, lengths)).select(sentences, columns, draws)
+    tokens = torch.full_like(sentences, BOS)
+    totals = torch.zeros(len(sentences), dtype=torch.float64, device=device)
+    trace, position = Trace(), 0
+    while len(sentences):
+        position += 1
+        log_probs, attention, state = model.step(tokens, state)
+        rule_out(log_probs, limits_here[sentences] if position > shortest else None, position)
+        if options.attention:
+            trace.attention.append(attention)
+        tokens = draw(log_probs, uniform[position - 1, columns], options.sample, options.temperature)
+        totals = totals + log_probs.gather(1, tokens[:, None])[:, 0]
+        ends = tokens == EOS
+        rows = ends.nonzero()[:, 0]
+        trace.ended.append(Ended(position, sentences[rows], rows, totals[rows]))
+        growing = (~ends).nonzero()[:, 0]
+        trace.grown.append(Grown(tokens[growing], growing))
+        if len(growing) < len(tokens):
+            sentences, columns, tokens, totals = (
+                part[growing] for part in (sentences, columns, tokens, totals)
+            )
+            state = state.select(growing, columns, draws)
+    return trace.hypotheses(lengths.cpu(), limits.cpu(), options)

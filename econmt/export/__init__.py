@@ -1,0 +1,1 @@
+"""Model folders made from others, and folders for econmt_runtime."""

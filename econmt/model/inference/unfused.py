@@ -1,0 +1,64 @@
+"""A step of a search by a decoder that walks step by step: its own, on the source of each row.
+
+Shapes: R rows (hypotheses), S source positions, H decoder size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from econmt.model.decoder import Memory, Recurrent
+from econmt.model.unfused.decoder import SteppedDecoder
+from econmt_ops.core.weights import State
+
+
+class PlainStepDecoder:
+    """One step of a :class:`~econmt.model.unfused.decoder.SteppedDecoder`, as a search wants it.
+
+    A state's memory has h and c of every layer, and then the coverage (R, S, C) if there is one.
+
+    Args:
+        decoder: in evaluation mode.
+        embedding: (V, I) of the target.
+        dtype: of products; float32 in place of whole numbers, of which no weight is laid out here.
+    """
+
+    def __init__(self, decoder: SteppedDecoder, embedding: Tensor, dtype: torch.dtype) -> None:
+        self.decoder, self.embedding = decoder, embedding
+        self.dtype = dtype if dtype.is_floating_point else torch.float32
+        self.attention = self
+
+    def prepare(self, keys: Tensor, may_factor: bool = True) -> tuple[Tensor, bool]:  # noqa: ARG002
+        """The keys as they are, and that they are no factors."""
+        return keys, False
+
+    def summands(self, values: Tensor) -> Tensor:
+        """The values as they are."""
+        return values
+
+    def states(self, layers: State) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The first states of all layers, all of them memory."""
+        return (), tuple(part.contiguous() for parts in layers for part in parts)
+
+    def __call__(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Read tokens (R,): the attention (R, S) and the state after the step."""
+        sources, places = state.sources, state.cells
+        if places is None:
+            places = torch.arange(len(tokens), device=tokens.device)
+        owners = torch.div(places, state.width, rounding_mode="floor")
+        memory = Memory(
+            *(part.index_select(0, owners) for part in (sources.keys, sources.values, sources.lengths))
+        )
+        count = 2 * len(self.decoder.layers)
+        parts = state.memory
+        layers = tuple((parts[number], parts[number + 1]) for number in range(0, count, 2))
+        # Sentences that have left may have been the longest.
+        extra = tuple(part[:, : sources.keys.shape[1]] for part in parts[count:])
+        words = self.embedding.index_select(0, tokens).to(self.dtype)
+        with torch.autocast(words.device.type, dtype=torch.bfloat16, enabled=self.dtype == torch.bfloat16):
+            weights, after = self.decoder.step(words, memory, Recurrent(layers, state.output, extra))
+        memory_after = (*self.states(after.layers)[1], *after.extra)
+        return weights, state._replace(memory=memory_after, output=after.output.to(self.dtype))

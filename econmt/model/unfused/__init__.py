@@ -1,0 +1,1 @@
+"""Modules for Sockeye's options that no fused operation has, computed step by step."""

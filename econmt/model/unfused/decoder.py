@@ -1,0 +1,241 @@
+"""The decoder with input feeding that walks step by step in plain PyTorch, with what no fused operation has.
+
+Shapes: R rows, T target positions, S source positions, I embedding size, H decoder size, E encoder size.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from econmt.config import recipe
+from econmt.model.attention import Attention
+from econmt.model.decoder import Decoder, Memory, Recurrent
+from econmt.model.implementations import Implementations
+from econmt.model.layers import RecurrentLayer, initialize_linear
+from econmt.model.unfused.attention import SteppedAttention
+from econmt.model.unfused.layers import Masks, StepDropout, SteppedLayer, stepped
+from econmt_ops.cells.attention import LAYER_NORM_EPSILON
+from econmt_ops.core.dropout import Seed, apply_dropout, layer_keep_masks
+from econmt_ops.core.repeated import Inputs, expanded
+from econmt_ops.core.scopes import layer as account
+from econmt_ops.core.weights import State
+
+
+class ContextGate(nn.Linear):
+    """What tanh reads to give o_t, with a gate between state and context (Tu et al., 2017, section 3.2, both).
+
+    z = sigmoid(W [h; context] + b), then z * (W_h h + b_h) + (1 - z) * (W_c context + b_c).
+
+    Args:
+        size, encoder_size: H, E.
+    """
+
+    def __init__(self, size: int, encoder_size: int) -> None:
+        super().__init__(size + encoder_size, size)
+        self.of_state = nn.Linear(size, size)
+        self.of_context = nn.Linear(encoder_size, size)
+
+    def forward(self, joined: Tensor) -> Tensor:
+        """Of [h; context] (R, H + E): (R, H)."""
+        gate = torch.sigmoid(super().forward(joined))
+        state, context = torch.split(joined, [self.out_features, self.of_context.in_features], dim=1)
+        return torch.lerp(self.of_context(context), self.of_state(state), gate)
+
+
+class SteppedDecoder(Decoder):
+    """Reads [inputs_t ; o_{t-1}], as :class:`econmt.model.decoder.InputFeedingDecoder`, whatever the options.
+
+    Args:
+        model: the recipe's section.
+        dropout: of it.
+    """
+
+    steps = True
+
+    def __init__(self, model: recipe.Model, dropout: recipe.Dropout) -> None:
+        self._model, self._within = model, StepDropout.of(dropout)
+        super().__init__(model.decoder, model.attention, model.embedding, model.encoder.size, dropout)
+        vectors = len(self.cell.cell.states) * model.decoder.layers
+        self.norm = (
+            nn.LayerNorm(model.decoder.size, LAYER_NORM_EPSILON) if model.layer_normalization else None
+        )
+        self.start_gain: nn.Parameter | None = None
+        self.start_shift: nn.Parameter | None = None
+        self.start_lhuc: nn.Parameter | None = None
+        if self.start is not None and model.layer_normalization:
+            self.start_gain = nn.Parameter(torch.ones(vectors, model.decoder.size))
+            self.start_shift = nn.Parameter(torch.zeros(vectors, model.decoder.size))
+        if model.lhuc in ("state_init", "all"):
+            self.start_lhuc = nn.Parameter(torch.zeros(vectors, model.decoder.size))
+
+    def make_attention(
+        self, attention: recipe.AttentionSection, encoder_size: int, input_size: int
+    ) -> Attention:
+        """See :class:`Decoder`."""
+        return SteppedAttention(attention, encoder_size, self.config.size, input_size)
+
+    def make_layer(self, width: int) -> RecurrentLayer:
+        """See :class:`Decoder`."""
+        return SteppedLayer(
+            width, self.config.size, self._within, lhuc=self._model.lhuc in ("decoder", "all")
+        )
+
+    def make_combine(self, encoder_size: int) -> nn.Linear:
+        """See :class:`Decoder`."""
+        gated = self.config.context_gating
+        return ContextGate(self.config.size, encoder_size) if gated else super().make_combine(encoder_size)
+
+    def _input_widths(self, input_size: int, encoder_size: int) -> list[int]:
+        upper = self.config.size + (encoder_size if self.config.attention_in_upper_layers else 0)
+        return [input_size + self.config.size] + [upper] * (self.config.layers - 1)
+
+    def draw_seeds(self) -> tuple[Seed | None, ...]:
+        """See :meth:`Decoder.draw_seeds`: one for what upper layers read; those within steps are drawn by layers."""
+        return (self.dropout.draw(),)
+
+    def start_vectors(self, made: Tensor) -> Tensor:
+        """See :class:`Decoder`."""
+        vectors = made.view(len(made), -1, self.config.size)
+        if self.start_gain is not None and self.start_shift is not None:
+            normal = functional.layer_norm(vectors, vectors.shape[-1:], eps=LAYER_NORM_EPSILON)
+            vectors = normal * self.start_gain.to(normal.dtype) + self.start_shift.to(normal.dtype)
+        vectors = torch.tanh(vectors)
+        if self.start_lhuc is not None:
+            vectors = vectors * (2.0 * torch.sigmoid(self.start_lhuc)).to(vectors.dtype)
+        return vectors.flatten(1)
+
+    def forward(
+        self,
+        inputs: Inputs,
+        memory: Memory,
+        state: Recurrent,
+        implementations: Implementations,
+        seeds: tuple[Seed | None, ...] | None = None,
+    ) -> tuple[Tensor, Tensor, Recurrent]:
+        """See :meth:`Decoder.forward`; a step that is computed again keeps its states and no more."""
+        words = expanded(inputs)
+        rows, steps, _ = words.shape
+        (seed,) = self.draw_seeds() if seeds is None else seeds
+        probability = 0.0 if seed is None else self.dropout.probability
+        between = layer_keep_masks(
+            len(self.layers),
+            rows,
+            steps,
+            self.config.size,
+            probability,
+            seed,
+            self.dropout.variational,
+            words.device,
+        )
+        within = [layer.draw_masks(rows, steps, words.device) for layer in self._layers]
+        recompute, parameters = implementations.recomputes("decoder"), list(self.parameters())
+        outputs, alignments = [], []
+        current = _flat(self._begun(state, memory))
+        for place in range(steps):
+            masks = [
+                (
+                    None if mask is None else mask[:, place if mask.shape[1] > 1 else 0],
+                    None if own is None else own.at(place),
+                )
+                for mask, own in zip(between, within, strict=True)
+            ]
+
+            def step(
+                word: Tensor,
+                keys: Tensor,
+                values: Tensor,
+                *before: Tensor,
+                masks: list[tuple[Tensor | None, Masks | None]] = masks,
+            ) -> tuple[Tensor, ...]:
+                source = Memory(keys, values, memory.lengths)
+                weights, after = self.step(word, source, self._unflat(before), masks)
+                return (weights, *_flat(after))
+
+            given = (words[:, place], memory.keys, memory.values, *current)
+            weights, *current = stepped(step, recompute, parameters, given)
+            alignments.append(weights)
+            outputs.append(self._unflat(current).output)
+        return torch.stack(outputs, 1), torch.stack(alignments, 1), self._unflat(current)
+
+    def step(
+        self,
+        words: Tensor,
+        memory: Memory,
+        state: Recurrent,
+        masks: list[tuple[Tensor | None, Masks | None]] | None = None,
+    ) -> tuple[Tensor, Recurrent]:
+        """Read a word a row.
+
+        Args:
+            words: (R, I) embeddings. memory: of the source of each row. state: where the rows stand.
+            masks: for each layer what is kept of its inputs, and within its step; None: nothing is dropped.
+
+        Returns:
+            The attention (R, S) and the state after the step.
+        """
+        state = self._begun(state, memory)
+        early = self.config.attention_in_upper_layers
+        (coverage,) = state.extra or (None,)
+        states, below = [], torch.cat([words, state.output.to(words.dtype)], dim=1)
+        context: Tensor | None = None
+        for number, layer in enumerate(self._layers):
+            keep, own = (None, None) if masks is None else masks[number]
+            below = apply_dropout(below, keep, self.dropout.probability)
+            read = (
+                below
+                if number == 0 or context is None
+                else torch.cat([below, context.to(below.dtype)], dim=1)
+            )
+            h, c = layer.step(layer.shares(read), cast(tuple[Tensor, Tensor], state.layers[number]), own)
+            states.append((h, c))
+            above = h
+            if self.config.residual and number + 1 >= self.config.first_residual_layer:
+                above = h + (words.to(h.dtype) if number == 0 else below.to(h.dtype))
+            below = above
+            if context is None and (early or number == len(self.layers) - 1):
+                context, weights, coverage = self._look(below, words, memory, coverage)
+        assert context is not None
+        combined = self.combine(torch.cat([below, context.to(below.dtype)], dim=1))
+        output = torch.tanh(combined if self.norm is None else self.norm(combined)).to(combined.dtype)
+        return weights, Recurrent(tuple(states), output, () if coverage is None else (coverage,))
+
+    def _look(
+        self, states: Tensor, words: Tensor, memory: Memory, coverage: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        assert isinstance(self.attention, SteppedAttention)
+        with account("attention"):
+            return self.attention.step(states, words, *memory, coverage)
+
+    def _begun(self, state: Recurrent, memory: Memory) -> Recurrent:
+        """A state with coverage, which is made when it is first needed."""
+        assert isinstance(self.attention, SteppedAttention)
+        if self.attention.coverage is None or state.extra:
+            return state
+        return state._replace(extra=(self.attention.coverage.first(memory.values),))
+
+    @property
+    def _layers(self) -> list[SteppedLayer]:
+        return [cast(SteppedLayer, layer) for layer in self.layers]
+
+    def _unflat(self, parts: tuple[Tensor, ...] | list[Tensor]) -> Recurrent:
+        """The state that :func:`_flat` was given."""
+        output, *rest = parts
+        count = 2 * len(self.layers)
+        layers: State = tuple((rest[number], rest[number + 1]) for number in range(0, count, 2))
+        return Recurrent(layers, output, tuple(rest[count:]))
+
+    def initialize(self, init: recipe.Initialization) -> None:
+        """See :class:`Decoder`; normalisations and LHUC begin with factors of 1."""
+        super().initialize(init)
+        if isinstance(self.combine, ContextGate):
+            initialize_linear(self.combine.of_state, init)
+            initialize_linear(self.combine.of_context, init)
+
+
+def _flat(state: Recurrent) -> list[Tensor]:
+    """A state as a list of tensors."""
+    return [state.output, *(part for parts in state.layers for part in parts), *state.extra]

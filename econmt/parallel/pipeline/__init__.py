@@ -1,0 +1,1 @@
+"""Pipelines: the layers of a model divided over ranks, time cut into chunks."""

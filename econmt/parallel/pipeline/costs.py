@@ -1,0 +1,268 @@
+"""What layers and links take here, measured in some seconds, and the division over a pipeline that follows from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from econmt.engine.precision import Precision
+from econmt.model import Implementations, TranslationModel
+from econmt.model.decoder import ParallelDecoder
+from econmt.model.language_model import LanguageModel
+from econmt.model.layers import RecurrentLayer
+from econmt.parallel.pipeline.language_model import divide_language_model
+from econmt.parallel.pipeline.partition import Division, Link, Piece, divide
+from econmt.parallel.pipeline.stages import Stages
+from econmt.parallel.pipeline.step import Divided
+from econmt.parallel.pipeline.translation import Homes, divide_translation
+from econmt.tasks.protocol import Shape
+from econmt_ops.dispatch.capture import Capturer
+from econmt_ops.dispatch.rule import MODE, rules_only
+from econmt_ops.dispatch.timing import synchronizer
+from econmt_ops.lstm.chunked import ChunkedLSTM
+
+_REPEATS = 3
+
+_SHORT = 8
+"""A chunk of a so-manieth of all steps is timed beside all of them: the difference is what steps take."""
+
+
+class Plan(NamedTuple):
+    """A model over the stages of a pipeline, as a run remembers it.
+
+    Attributes:
+        homes: of the layers, see :func:`divided`.
+        chunks: into how many the text, or each side, is cut.
+        note: for the log.
+    """
+
+    homes: list[list[int]]
+    chunks: list[int]
+    note: str
+
+
+def plan_pipeline(
+    model: nn.Module,
+    stages: int,
+    shape: Shape,
+    link: Link,
+    precision: Precision,
+    implementations: Implementations,
+) -> Plan:
+    """The fastest division by the model of costs, for which this process times the layers.
+
+    Args:
+        model: on the device; its layers are LSTMs.
+        stages: of the pipeline.
+        shape: the most frequent one of a rank's batches.
+        link: between two stages.
+        precision, implementations: of the run.
+    """
+    return _planned(
+        model, stages, shape, link, implementations, _Measure(model, shape.rows, precision).pieces
+    )
+
+
+def plan_by_weights(model: nn.Module, stages: int, shape: Shape) -> Plan:
+    """The same where nothing can be timed: a step takes as long as a layer has weights, a transfer no time.
+
+    A chunk takes as long as one step more.
+
+    Args:
+        model, stages, shape: see :func:`plan_pipeline`.
+    """
+    return _planned(model, stages, shape, Link(0.0, 0.0), Implementations(), _by_weights)
+
+
+Pieces = Callable[[nn.ModuleList, dict[str, Any], int], list[Piece]]
+"""The layers of a stack, their op called so, over so many steps, bottom first."""
+
+
+def _by_weights(layers: nn.ModuleList, _how: dict[str, Any], _steps: int) -> list[Piece]:
+    sizes = [float(sum(part.numel() for part in each.parameters())) for each in layers]
+    return [Piece(f"layer {number}", size, size, 0.0) for number, size in enumerate(sizes)]
+
+
+def _planned(
+    model: nn.Module,
+    stages: int,
+    shape: Shape,
+    link: Link,
+    implementations: Implementations,
+    pieces_of: Pieces,
+) -> Plan:
+    if isinstance(model, LanguageModel):
+        how = implementations.for_encoder()
+        pieces = pieces_of(model.layers, how, shape.target)
+        whole = divide(pieces, stages, shape.target, link)
+        return Plan([[*whole.homes]], [whole.chunks], _note([whole.text(pieces)], [whole]))
+    assert isinstance(model, TranslationModel)
+    encoder, decoder = model.encoder, model.decoder
+    upper = pieces_of(encoder.upper_layers, implementations.for_encoder(), shape.source)
+    source = divide(upper, stages, shape.source, link)
+    pairs = [0, min(1, stages - 1)] * len(encoder.forward_layers)
+    texts = [f"encoder: {source.text(upper)}"] if upper else []
+    if not isinstance(decoder, ParallelDecoder):
+        last = [stages - 1] * len(decoder.layers)
+        texts.append(f"decoder with input feeding on rank {last[0]}")
+        return Plan([pairs, [*source.homes], last], [source.chunks, 1], _note(texts, [source]))
+    lower = pieces_of(decoder.layers, implementations.for_decoder(), shape.target)
+    target = divide(lower, stages, shape.target, link)
+    texts.append(f"decoder: {target.text(lower)}")
+    homes = [pairs, [*source.homes], [*target.homes]]
+    return Plan(homes, [source.chunks, target.chunks], _note(texts, [source, target]))
+
+
+def _note(texts: Sequence[str], divisions: Sequence[Division]) -> str:
+    alone, together = (sum(getattr(each, name) for each in divisions) for name in ("alone", "seconds"))
+    gain = (
+        f"; these layers {alone / together:.2f} times as fast as on one rank, it is predicted"
+        if together
+        else ""
+    )
+    return f"pipeline: {'; '.join(texts)}{gain}"
+
+
+def divided(model: nn.Module, plan: Plan) -> Divided:
+    """The model over the stages as planned.
+
+    Args:
+        model: of any rank.
+        plan: its homes are those of a language model's layers; or those of the encoder's layers of two directions (two
+            each), of its others, and of the decoder's.
+    """
+    if isinstance(model, LanguageModel):
+        return divide_language_model(model, plan.homes[0], plan.chunks[0])
+    assert isinstance(model, TranslationModel)
+    both, upper, decoder = plan.homes
+    pairs = tuple(zip(both[::2], both[1::2], strict=True))
+    return divide_translation(model, Homes(pairs, (*upper,), (*decoder,), *plan.chunks))
+
+
+def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
+    """What a transfer between the first two stages of a pipeline takes; all its ranks call this at once.
+
+    Args:
+        stages: of the pipeline.
+        device: of what travels.
+        size: bytes of a usual transfer.
+    """
+    seconds = []
+    for count in (1, max(2, size // 4)):
+        tensor = torch.zeros(count, device=device)
+
+        def there_and_back(tensor: Tensor = tensor) -> None:
+            if stages.rank == 0:
+                stages.send(tensor, 1).wait()
+                stages.receive(tensor, 1).wait()
+            elif stages.rank == 1:
+                stages.receive(tensor, 0).wait()
+                stages.send(tensor, 0).wait()
+
+        seconds.append(_seconds(there_and_back, device) / 2.0)
+    return Link(seconds[0], max(0.0, seconds[1] - seconds[0]) / size)
+
+
+class _Measure:
+    """Times layers, forward and backward.
+
+    Args:
+        model: whose they are.
+        rows: of a batch.
+        precision: of the run.
+    """
+
+    def __init__(self, model: nn.Module, rows: int, precision: Precision) -> None:
+        self._rows, self._precision = rows, precision
+        self._device = next(model.parameters()).device
+        self._found: dict[tuple[int, int, int], list[float]] = {}
+
+    def pieces(self, layers: nn.ModuleList, how: dict[str, Any], steps: int) -> list[Piece]:
+        """The layers of a stack over so many steps, bottom first."""
+        found = []
+        for number, layer in enumerate(layers):
+            assert isinstance(layer, RecurrentLayer)
+            weights = layer.weights
+            read, size = _widths(weights)
+            key = read, size, steps
+            if key not in self._found:
+                self._found[key] = self._layer(weights, how, read, steps)
+            each, chunk, once = self._found[key]
+            values = self._rows * size * self._precision.dtype.itemsize
+            found.append(Piece(f"layer {number}", each, chunk, values, once))
+        return found
+
+    def _layer(self, weights: Any, how: dict[str, Any], read: int, steps: int) -> list[float]:
+        """Seconds of a step, of a chunk however short, and of what is done once for all chunks."""
+        own = _leaves(weights)
+        prepared = ChunkedLSTM(own)
+        runs: list[Callable[[], None]] = []
+        short = max(1, steps // _SHORT)
+        for count, once in ((steps, False), (short, False), (steps, True)):
+            inputs = torch.full((self._rows, count, read), 0.1, device=self._device, requires_grad=True)
+
+            def run(inputs: Tensor = inputs, once: bool = once) -> None:
+                layer = ChunkedLSTM(own) if once else prepared
+                inputs.grad = None
+                # By the rules, or "auto" would take another implementation for the short run than for the long one.
+                with rules_only(), self._precision.products(self._device):
+                    with self._precision.autocast(self._device):
+                        outputs, _ = layer(inputs, **how)
+                    torch.autograd.backward(outputs, torch.ones_like(outputs))
+                    if once:
+                        layer.backward()
+                    else:
+                        layer.forget()
+
+            runs.append(run)
+        seconds = [_seconds(run, self._device) for run in self._replayed(runs)]
+        once_for_all = max(0.0, seconds[2] - seconds[0])
+        if steps == short:
+            return [seconds[0] / steps, 0.0, once_for_all]
+        each = max(0.0, seconds[0] - seconds[1]) / (steps - short)
+        return [each, max(0.0, seconds[0] - each * steps), once_for_all]
+
+    def _replayed(self, runs: Sequence[Callable[[], None]]) -> Sequence[Callable[[], None]]:
+        """The same as CUDA graphs where steps will be, which launches kernels faster than Python does."""
+        if not MODE.captured:
+            return runs
+        capturer, graphs = Capturer(self._device, threads=True), []
+        try:
+            for run in runs:
+                with capturer.warming_up():
+                    run()
+                graph, _ = capturer.capture(run)
+                graphs.append(graph)
+        except RuntimeError:  # what cannot be captured will be launched kernel by kernel; so all are timed
+            return runs
+        return [graph.replay for graph in graphs]
+
+
+def _leaves(weights: Any) -> Any:
+    """The same values, those of factors included, whose gradients nobody sees."""
+    if isinstance(weights, Tensor):
+        return weights.detach().requires_grad_()
+    return type(weights)(*map(_leaves, weights))
+
+
+def _widths(weights: Any) -> tuple[int, int]:
+    """What a layer reads and gives."""
+    matrix = weights.input
+    return (matrix if isinstance(matrix, Tensor) else matrix.right).shape[1], len(weights.bias) // 4
+
+
+def _seconds(run: Callable[[], None], device: torch.device) -> float:
+    """The least of some calls, after one that is not counted."""
+    synchronize = synchronizer(device)
+    found = []
+    for _ in range(1 + _REPEATS):
+        synchronize()
+        began = time.perf_counter()
+        run()
+        synchronize()
+        found.append(time.perf_counter() - began)
+    return min(found[1:])

@@ -1,0 +1,401 @@
+"""A translation model's step as parts on several ranks: layers of encoder and decoder over chunks of time.
+
+Both stacks are divided over all ranks, one after the other, since a decoder needs the whole source: a wavefront over
+the source, then one over the target. A layer that reads both ways cannot be cut in time; its two directions may have a
+rank each. A decoder without input feeding looks at the source from its bottom layer, chunk by chunk. With input feeding
+each step waits for the attention of the step before, so that the decoder is one part; the encoder's layers and the
+output layer are divided all the same (Ono et al., 2019, divide recurrences by model and the softmax by data).
+
+Shapes: B rows, S source positions, T target positions, C of a chunk, I embedding, E encoder, H decoder, D output layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from econmt.data.batching.batch import AnyBatch
+from econmt.data.batching.batches import Batch
+from econmt.model import Implementations, TranslationModel
+from econmt.model.decoder import Memory, ParallelDecoder
+from econmt.model.layers import LSTMLayer
+from econmt.parallel.pipeline.dropout import ChunkedDropout
+from econmt.parallel.pipeline.embedding import LookUp, reader
+from econmt.parallel.pipeline.plan import Like, Output, Part
+from econmt.parallel.pipeline.step import Divided
+from econmt_ops.core.dropout import Seed
+from econmt_ops.core.precision import compute_dtype
+from econmt_ops.core.weights import AnyLSTMWeights
+from econmt_ops.lstm.chunked import ChunkedLSTM
+
+
+class Homes(NamedTuple):
+    """Of a translation model's layers the stages, each list bottom first and rising.
+
+    Attributes:
+        pairs: of the forward and the backward direction of layers that read both ways.
+        upper: of the encoder's other layers. decoder: of the decoder's; one stage for all of them with input feeding.
+        source_chunks, target_chunks: into how many each side is cut.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    upper: tuple[int, ...]
+    decoder: tuple[int, ...]
+    source_chunks: int
+    target_chunks: int
+
+
+class TranslationParts:
+    """The parts of a batch's forward pass; every rank lists all of them, in the same order.
+
+    Args:
+        model: in training mode, with the values of this rank's parameters.
+        batch: on the device.
+        homes: of the layers.
+        implementations: of the ops.
+
+    Attributes:
+        parts: see above.
+        hidden: the output that the output layer reads, (B, T, D).
+        like: what it looks like.
+        targets: (B, T).
+        look_ups: of source and target, where their tables are tied to the output layer.
+    """
+
+    def __init__(
+        self,
+        model: TranslationModel,
+        batch: Batch,
+        homes: Homes,
+        implementations: Implementations,
+    ) -> None:
+        self._model, self._batch, self._homes, self._how = model, batch, homes, implementations
+        self.targets = batch.target_output
+        embedding = model.embedding_dropout
+        self._source_seed = embedding.draw()
+        self._encoder_seeds = model.encoder.draw_seeds()
+        self._target_seed = embedding.draw()
+        self._decoder_seeds = model.decoder.draw_seeds()
+        self._output_seed = model.output_dropout.draw()
+        self._kept = model.source_embedding.weight.dtype
+        self._dtype = compute_dtype(model.source_embedding.weight)
+        (self._rows, source), target = batch.source.shape, batch.target_input.shape[1]
+        self._source = _Cuts(source, homes.source_chunks)
+        self._target = _Cuts(target, homes.target_chunks)
+        drop = model.encoder.dropout
+        self._drop_source = ChunkedDropout(drop.probability, drop.variational, source)
+        self._drop_target = ChunkedDropout(drop.probability, drop.variational, target)
+        self.parts: list[Part] = []
+        self.look_ups: list[LookUp] = []
+        tops, last = self._encode()
+        fed = not isinstance(model.decoder, ParallelDecoder)
+        self.like = Like((self._rows, target, model.output.in_features), self._dtype)
+        self.hidden: Output = self._decode_at_once(tops, last) if fed else self._decode(tops, last)
+
+    def _add(
+        self,
+        rank: int,
+        run: Callable[..., Sequence[Tensor]],
+        inputs: Sequence[Output] = (),
+        outputs: Sequence[Like] = (),
+        layer: str = "decoder",
+    ) -> int:
+        """The number of a new part; ``layer`` is that of the ledger."""
+        self.parts.append(Part(rank, run, tuple(inputs), tuple(outputs), layer))
+        return len(self.parts) - 1
+
+    def _like(self, *shape: int) -> Like:
+        return Like((self._rows, *shape), self._dtype)
+
+    def _embed(self, table: nn.Embedding, ids: Tensor, seed: Seed | None, cuts: _Cuts) -> list[Output]:
+        """The embeddings of every chunk of a side."""
+        read = reader(table, self._model.output.weight, ids, 0, self.look_ups)
+
+        def embed() -> Sequence[Tensor]:
+            return torch.split(self._model.embedding_dropout(read(), seed), cuts.length, 1)
+
+        like = [Like((self._rows, size, table.embedding_dim), self._kept) for size in cuts.sizes]
+        number = self._add(0, embed, (), like, "embedding")
+        return [(number, chunk) for chunk in range(len(like))]
+
+    # ------------------------------------------------------------------ the source
+
+    def _encode(self) -> tuple[list[list[Output]], list[Output]]:
+        """The encoder: of every chunk the outputs that are its top layer's side by side, and its last states."""
+        model = self._model
+        pairs = self._homes.pairs
+        cuts = _Cuts(self._source.steps, 1) if pairs else self._source
+
+        embedded = self._embed(model.source_embedding, self._batch.source, self._source_seed, cuts)
+        current: list[list[Output]] = [[each] for each in embedded]
+        last: list[Output] = []
+        for layer, both in enumerate(pairs):
+            half = model.encoder.config.size // 2
+            following = [self._direction(layer, way, rank, current, half) for way, rank in enumerate(both)]
+            chunks = len(self._source.sizes)
+            current = [[(number, chunk) for number in following] for chunk in range(chunks)]
+            last = [(number, chunks) for number in following]
+        if self._homes.upper:
+            current, last = self._encode_one_way(current)
+        return current, last
+
+    def _direction(self, layer: int, way: int, rank: int, below: list[list[Output]], half: int) -> int:
+        """One direction of a layer that reads both ways, over the whole source; it leaves chunks and its last h."""
+        encoder = self._model.encoder
+        layers = encoder.backward_layers if way else encoder.forward_layers
+        seed = self._encoder_seeds.below[layer - 1] if layer else None
+
+        def run(*inputs: Tensor) -> Sequence[Tensor]:
+            read = _joined(inputs, len(below))
+            if layer:
+                read = encoder.dropout(read, seed)
+            outputs, ((h, _),) = encoder.cell.run(
+                read,
+                (_weights(layers[layer]),),
+                self._how.for_encoder(),
+                lengths=self._batch.source_lengths,
+                reverse=bool(way),
+            )
+            if layer and encoder.config.residual:
+                outputs = outputs + read[:, :, way * half : (way + 1) * half]
+            return *torch.split(outputs, self._source.length, 1), h
+
+        likes = [self._like(size, half) for size in self._source.sizes]
+        outputs = [*likes, self._like(half)]
+        return self._add(rank, run, [*chain.from_iterable(below)], outputs, "encoder")
+
+    def _encode_one_way(self, below: list[list[Output]]) -> tuple[list[list[Output]], list[Output]]:
+        """The upper layers, chunk by chunk, from the end of the source if they read it so."""
+        encoder, homes = self._model.encoder, self._homes.upper
+        stack = self._stack(encoder.upper_layers, homes, "encoder")
+        order = list(range(len(self._source.sizes)))
+        if encoder.config.reverse_input:
+            order.reverse()
+        states: list[list[Output]] = [[] for _ in homes]
+        tops: list[list[Output]] = [[] for _ in order]
+        for chunk in order:
+            current = below[chunk]
+            for layer, home in enumerate(homes):
+                run = self._encoder_layer(stack, layer, chunk, len(current))
+                like = self._like(self._source.sizes[chunk], encoder.config.size)
+                outputs = [like, self._like(like.shape[2])]
+                number = self._add(home, run, [*current, *states[layer]], outputs, "encoder")
+                current, states[layer] = [(number, 0)], [(number, 1), (number, 2)]
+            tops[chunk] = current
+        return tops, states[-1][:1]
+
+    def _stack(self, layers: nn.ModuleList, homes: Sequence[int], name: str) -> dict[int, ChunkedLSTM]:
+        """The layers of a stack, whose weights' gradients are made when the way back has passed what comes here."""
+        found: dict[int, ChunkedLSTM] = {}
+
+        def add(layer: int, home: int) -> None:
+            def begin() -> Sequence[Tensor]:
+                found[layer] = ChunkedLSTM(_weights(layers[layer]))
+                return ()
+
+            self.parts.append(Part(home, begin, layer=name, after=lambda: found[layer].backward()))
+
+        for layer, home in enumerate(homes):
+            add(layer, home)
+        return found
+
+    def _encoder_layer(
+        self, stack: dict[int, ChunkedLSTM], layer: int, chunk: int, count: int
+    ) -> Callable[..., Sequence[Tensor]]:
+        """A layer of one direction at a chunk, which reads ``count`` tensors side by side: outputs, h and c."""
+        encoder = self._model.encoder
+        begin = self._source.begin(chunk)
+        seed, index = self._mask_below(layer)
+        adds = encoder.config.residual and (layer > 0 or encoder.residual_from_bottom)
+
+        def run(*inputs: Tensor) -> Sequence[Tensor]:
+            read = self._drop_source(_joined(inputs[:count], 1), layer, begin, seed, index)
+            state = inputs[count:]
+            outputs, (h, c) = stack[layer](
+                read,
+                (state[0], state[1]) if state else None,
+                lengths=(self._batch.source_lengths - begin).clamp(0, read.shape[1]),
+                reverse=encoder.config.reverse_input,
+                **self._how.for_encoder(),
+            )
+            return (outputs + read if adds else outputs), h, c
+
+        return run
+
+    def _mask_below(self, layer: int) -> tuple[Seed | None, int]:
+        """Seed and index of the mask on what an upper layer of the encoder reads."""
+        encoder, seeds = self._model.encoder, self._encoder_seeds
+        pairs = len(encoder.forward_layers)
+        if pairs and (layer == 0 or encoder.residual_from_bottom):
+            return seeds.below[pairs - 1 + layer], -1
+        return (seeds.stack, layer) if layer else (None, -1)
+
+    def _memory(self, chunks: int, inputs: tuple[Tensor, ...], count: int) -> tuple[Memory, Tensor]:
+        """What the decoder knows of the source, and its summary; of the inputs the last ``count`` are last states."""
+        encoder = self._model.encoder
+        whole, ends = inputs[: len(inputs) - count], inputs[len(inputs) - count :]
+        values = encoder.dropout(_joined(whole, chunks), self._encoder_seeds.output)
+        encoded = self._model.encoded(values, torch.cat(ends, -1), self._batch.source_lengths)
+        return encoded.memory, encoded.summary
+
+    # ------------------------------------------------------------------ the target
+
+    def _embed_target(self) -> list[Output]:
+        """The target's embeddings of every chunk."""
+        model, batch = self._model, self._batch
+        return self._embed(model.target_embedding, batch.target_input, self._target_seed, self._target)
+
+    def _decode_at_once(self, tops: list[list[Output]], last: list[Output]) -> Output:
+        """The decoder with input feeding, from the memory to what the output layer reads."""
+        model, targets = self._model, self._embed_target()
+
+        def run(*inputs: Tensor) -> Sequence[Tensor]:
+            embedded = torch.cat(inputs[: len(targets)], 1)
+            memory, summary = self._memory(len(tops), inputs[len(targets) :], len(last))
+            state = model.decoder.initial_state(summary)
+            outputs, _, _ = model.decoder(embedded, memory, state, self._how, self._decoder_seeds)
+            return (model.read_out(outputs, self._output_seed).to(self._dtype),)
+
+        return self._add(
+            self._homes.decoder[0], run, [*targets, *chain.from_iterable(tops), *last], [self.like]
+        ), 0
+
+    def _decode(self, tops: list[list[Output]], last: list[Output]) -> Output:
+        """The decoder without input feeding, chunk by chunk."""
+        model, homes = self._model, self._homes.decoder
+        size, width = model.config.decoder.size, model.config.encoder.size
+
+        def remember(*inputs: Tensor) -> Sequence[Tensor]:
+            memory, summary = self._memory(len(tops), inputs, len(last))
+            state = model.decoder.initial_state(summary)
+            parts = [
+                part.to(self._dtype) if not place else part
+                for pair in state.layers
+                for place, part in enumerate(pair)
+            ]
+            return memory.keys, memory.values, *parts
+
+        stack = self._stack(model.decoder.layers, homes, "decoder")
+        exact = torch.promote_types(self._dtype, torch.float32)
+        begin = [self._like(size), Like((self._rows, size), exact)] * len(homes)
+        nothing = self._like(0)  # keys and values stay on the rank of the bottom layer
+        memory = self._add(
+            homes[0], remember, [*chain.from_iterable(tops), *last], [nothing, nothing, *begin], "attention"
+        )
+        states: list[list[Output]] = [
+            [(memory, 2 + 2 * layer), (memory, 3 + 2 * layer)] for layer in range(len(homes))
+        ]
+        outputs, contexts = [], []
+        for chunk, target in enumerate(self._embed_target()):
+            steps = self._target.sizes[chunk]
+            current, context = [target], None
+            for layer, home in enumerate(homes):
+                run = self._decoder_layer(stack, layer, chunk)
+                number = self._add(home, run, [*current, *states[layer]], [self._like(steps, size)])
+                states[layer] = [(number, 1), (number, 2)]
+                if context is None:
+                    looked: list[Output] = [(number, 0), (memory, 0), (memory, 1)]
+                    like = self._like(steps, width)
+                    context = (self._add(home, self._attend, looked, [like], "attention"), 0)
+                    contexts.append(context)
+                current = [(number, 0), context]
+            outputs.append(current[0])
+
+        def combine(*inputs: Tensor) -> Sequence[Tensor]:
+            assert isinstance(model.decoder, ParallelDecoder)
+            own, looked = torch.cat(inputs[: len(outputs)], 1), torch.cat(inputs[len(outputs) :], 1)
+            return (model.read_out(model.decoder.combined(own, looked), self._output_seed).to(self._dtype),)
+
+        return self._add(homes[-1], combine, [*outputs, *contexts], [self.like]), 0
+
+    def _attend(self, states: Tensor, keys: Tensor, values: Tensor) -> Sequence[Tensor]:
+        """The contexts (B, C, E) of the bottom layer's outputs (B, C, H)."""
+        lengths = self._batch.source_lengths
+        contexts, _ = self._model.decoder.attention(states, keys, values, lengths, self._how)
+        return (contexts.to(states.dtype),)
+
+    def _decoder_layer(
+        self, stack: dict[int, ChunkedLSTM], layer: int, chunk: int
+    ) -> Callable[..., Sequence[Tensor]]:
+        """A layer at a chunk: outputs, h and c."""
+        decoder = self._model.decoder
+        seed = self._decoder_seeds[layer - 1] if layer else None
+
+        def run(below: Tensor, *rest: Tensor) -> Sequence[Tensor]:
+            read = self._drop_target(below, layer, self._target.begin(chunk), seed)
+            joined = torch.cat([read, rest[0]], -1) if layer else read
+            outputs, (h, c) = stack[layer](joined, (rest[-2], rest[-1]), **self._how.for_decoder())
+            return (outputs + read if layer and decoder.config.residual else outputs), h, c
+
+        return run
+
+
+class _Cuts:
+    """Of a side into chunks.
+
+    Args:
+        steps: positions. chunks: how many there shall be; fewer if that goes evenly.
+
+    Attributes:
+        steps: see above. length: of a chunk but the last. sizes: of all.
+    """
+
+    def __init__(self, steps: int, chunks: int) -> None:
+        self.steps, self.length = steps, -(-steps // chunks)
+        self.sizes = [min(self.length, steps - begin) for begin in range(0, steps, self.length)]
+
+    def begin(self, chunk: int) -> int:
+        """The first position of a chunk."""
+        return chunk * self.length
+
+
+def _joined(inputs: tuple[Tensor, ...], chunks: int) -> Tensor:
+    """Tensors in order of chunks, those of a chunk side by side and then one after the other."""
+    width = len(inputs) // chunks
+    parts = [torch.cat(inputs[begin : begin + width], -1) for begin in range(0, len(inputs), width)]
+    return torch.cat(parts, 1)
+
+
+def _weights(layer: object) -> AnyLSTMWeights:
+    """The parameters of a layer as an op takes them."""
+    assert isinstance(layer, LSTMLayer)
+    return layer.weights
+
+
+def divide_translation(model: TranslationModel, homes: Homes) -> Divided:
+    """A translation model over the stages.
+
+    Args:
+        model: of any rank, its layers LSTMs.
+        homes: of the layers.
+    """
+    encoder = {f"encoder.upper_layers.{layer}": home for layer, home in enumerate(homes.upper)}
+    for layer, (forward, backward) in enumerate(homes.pairs):
+        encoder |= {f"encoder.forward_layers.{layer}": forward, f"encoder.backward_layers.{layer}": backward}
+    decoder = {f"decoder.layers.{layer}": home for layer, home in enumerate(homes.decoder)}
+    others = {
+        "source_embedding": 0,
+        "target_embedding": 0,
+        "decoder.attention": homes.decoder[0],
+        "decoder.start": homes.decoder[0],
+        "decoder.combine": homes.decoder[-1],
+        "readout": homes.decoder[-1],
+        "output": -1,
+    }
+    places = {**encoder, **decoder, **others}
+
+    def home(name: str, parameter: Tensor) -> int:
+        if parameter is model.output.weight:
+            return -1
+        return next(there for place, there in places.items() if name.startswith(place + "."))
+
+    def parts(batch: AnyBatch, implementations: Implementations) -> TranslationParts:
+        assert isinstance(batch, Batch)
+        return TranslationParts(model, batch, homes, implementations)
+
+    found = {name: home(name, parameter) for name, parameter in model.named_parameters()}
+    return Divided(found, model.output, model.pad, parts, list)
