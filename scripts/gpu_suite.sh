@@ -135,9 +135,9 @@ fi
 # The seconds in comments are those of an H200 with 16 cores.
 step tests 180 "$python" -m pytest -m "cuda and not alone" -p no:cacheprovider -q ${workers[@]+"${workers[@]}"} # 160
 step tests 40 "$python" -m pytest -m alone -p no:cacheprovider -q # 15
-step speed 75 "$python" scripts/gpu/bench_step.py --only W1 W2 --variants plain auto --seconds 0.5 --json "$out/steps.json"
-step speed 30 "$python" scripts/gpu/bench_step.py --only GNMT GNMT384 --precision bfloat16 --variants auto --seconds 0.5
-step kernels 75 "$python" scripts/gpu/bench_lstm.py 64x512 128x1024
+step speed 75 "$python" -m scripts.bench gpu.step --only W1 W2 --variants plain auto --seconds 0.5 --json "$out/steps.json"
+step speed 30 "$python" -m scripts.bench gpu.step --only GNMT GNMT384 --precision bfloat16 --variants auto --seconds 0.5
+step kernels 75 "$python" -m scripts.bench gpu.lstm 64x512 128x1024
 econmt 40 profile iwslt --bucket 100x100 --device cuda --html "$out/profile.html"
 if [ -e "${ECONMT_DATA:-}/multi30k" ]; then
   # BLEU of the validation text, checkpoint by checkpoint, then of test2016.
@@ -146,9 +146,9 @@ if [ -e "${ECONMT_DATA:-}/multi30k" ]; then
 else
   echo "gpu_suite: no multi30k in ECONMT_DATA (${ECONMT_DATA:-not set}), so nothing is trained" | tee -a "$out/speed.txt"
 fi
-step speed 60 "$python" scripts/gpu/bench_search.py
-step kernels 45 "$python" scripts/gpu/bench_output.py
-step kernels 60 "$python" scripts/gpu/bench_attention.py --positions 100 16 # 50
+step speed 60 "$python" -m scripts.bench gpu.search
+step kernels 45 "$python" -m scripts.bench gpu.output
+step kernels 60 "$python" -m scripts.bench gpu.attention --positions 100 16 # 50
 if command -v compute-sanitizer > /dev/null; then
   sanitize 40 memcheck tests/ops/triton/test_cells.py tests/ops/triton/test_attention.py \
     -k "reads or block or (gradients and 1-)"

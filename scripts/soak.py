@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from scripts.compare.measure import end, process_tree, resident_bytes
+from scripts.bench.compare.measure import end, process_tree, resident_bytes
 
 SECONDS_BETWEEN = 2.0
 FIRST_MINUTE = 2

@@ -1,8 +1,12 @@
-"""``python -m scripts.bench``: the project's own benchmarks, one command each."""
+"""``python -m scripts.bench NAME``: the project's own benchmarks, one command each."""
 
 from __future__ import annotations
 
+import ast
+import runpy
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import typer
 
@@ -20,12 +24,40 @@ COMMANDS = {
     "memory-task": memory_task_command,
     "scan": scan_command,
 }
+"""Commands with rows, CSV files and plots in common."""
+_HERE = Path(__file__).parent
 
 
-def application(words: Sequence[str]) -> typer.Typer:  # noqa: ARG001  what main() calls with the command line
+def scripts() -> dict[str, str]:
+    """Returns the other commands, each a module that reads its own arguments: names and what they say of themselves.
+
+    The name is that of the module with dashes, ``gpu.`` or ``compare.`` before it where it lies in such a folder.
+    """
+    found = {}
+    for file in sorted(_HERE.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        if (
+            file != Path(__file__)
+            and '\nif __name__ == "__main__":' in text
+            and "launchers" not in file.parts
+        ):
+            name = ".".join(file.relative_to(_HERE).with_suffix("").parts).replace("_", "-")
+            found[name] = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    return found
+
+
+def application(words: Sequence[str]) -> typer.Typer:  # noqa: ARG001  main() passes the command line
     """Makes the application of all commands."""
     app = typer.Typer(
-        help="Benchmarks of the project itself, each with the figures of a page of docs/results.",
+        help="Benchmarks of the project itself; docs/results has their figures.",
+        epilog="\b\n"
+        + "\n".join(
+            [
+                "With arguments of their own:",
+                *(f"  {name:<20} {text[:57]}" for name, text in scripts().items()),
+            ]
+        )
+        + f"\n\n\b\nExample:\n  {PROGRAM} lstm --ablation\n  {PROGRAM} gpu.step --help",
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode=None,
@@ -38,4 +70,8 @@ def application(words: Sequence[str]) -> typer.Typer:  # noqa: ARG001  what main
 
 
 if __name__ == "__main__":
-    main(application=application, program=PROGRAM)
+    if len(sys.argv) > 1 and sys.argv[1] in scripts():
+        name = sys.argv.pop(1)
+        runpy.run_module(f"scripts.bench.{name.replace('-', '_')}", run_name="__main__", alter_sys=True)
+    else:
+        main(application=application, program=PROGRAM)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.bench.__main__ import COMMANDS
 from tests.conftest import ROOT
 from tests.documents import tiny
 from tests.documents.blocks import (
@@ -171,14 +172,24 @@ def test_only_named_commands_are_not_executed() -> None:
             for page in PAGES
             for block in console_blocks(page)
             for command in commands(block)
-            if re.search(r"\bscripts[./]\S*?(\.py\b|\.\w+ )", command) and "econmt train" not in command
+            if re.search(r"\bscripts([./]\S*?(\.py\b|\.\w+ )|\.bench )", command)
+            and "econmt train" not in command
         }
     ),
 )
 def test_scripts_have_the_options_that_pages_give(command: str, shell: Shell) -> None:
     words = shlex.split(command)
     number = next(place for place, word in enumerate(words) if word.startswith(("scripts/", "scripts.")))
-    file = ROOT / words[number] if "/" in words[number] else ROOT / f"{words[number].replace('.', '/')}.py"
+    if words[number] == "scripts.bench":
+        number += 1
+        name = words[number].replace("-", "_").replace(".", "/")
+        file = ROOT / "scripts" / "bench" / f"{name}.py"
+        if words[number] in COMMANDS:
+            file = ROOT / "scripts" / "bench" / "verbs" / "__init__.py"
+    else:
+        file = (
+            ROOT / words[number] if "/" in words[number] else ROOT / f"{words[number].replace('.', '/')}.py"
+        )
     assert file.is_file(), words[number]
     source = file.read_text(encoding="utf-8") + "".join(
         other.read_text(encoding="utf-8") for other in file.parent.glob("*.py")

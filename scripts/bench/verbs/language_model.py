@@ -55,8 +55,8 @@ def language_model_command(
 
     \b
     Example:
-      python -m scripts.bench language-model --hidden 200 --batch 32 --vocabulary 10000
-      python -m scripts.bench language-model --device cuda --csv lm.csv --plot lm.png
+      python -m scripts.bench language-model --hidden 200 --batch 32
+      python -m scripts.bench language-model --device cuda --csv lm.csv
     """
     place = Place(device, threads, csv, plot)
     dtypes_of([dtype])

@@ -41,7 +41,7 @@ def low_rank_command(
     \b
     Example:
       python -m scripts.bench low-rank
-      python -m scripts.bench low-rank --batch 16 --csv low-rank.csv --plot low-rank.png
+      python -m scripts.bench low-rank --batch 16 --csv low-rank.csv
     """
     place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
     with place.measuring() as say:

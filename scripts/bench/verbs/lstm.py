@@ -71,8 +71,8 @@ def lstm_command(
     \b
     Example:
       python -m scripts.bench lstm --ablation
-      python -m scripts.bench lstm --ablation --compile-loop --schedule torch.
-      python -m scripts.bench lstm --ablation --dtype bfloat16 --csv lstm.csv --plot lstm.png
+      python -m scripts.bench lstm --ablation --schedule torch.
+      python -m scripts.bench lstm --ablation --dtype bfloat16 --csv lstm.csv
       python -m scripts.bench lstm --csv rates.csv --limit 60 --plot rates.png
     """
     if ablation and len(batches or [1]) != 1:

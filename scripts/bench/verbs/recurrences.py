@@ -45,7 +45,7 @@ def scan_command(
     \b
     Example:
       python -m scripts.bench scan
-      python -m scripts.bench scan --shape 1x65536x128 --dtype bfloat16 --csv scan.csv --plot scan.png
+      python -m scripts.bench scan --shape 1x65536x128 --csv scan.csv
     """
     wanted = [_shape_of(text) for text in shapes or []] or list(scan.SHAPES)
     place, types = Place(device, threads, csv, plot), dtypes_of(dtypes)
@@ -103,8 +103,8 @@ def memory_task_command(
 
     \b
     Example:
-      python -m scripts.bench memory-task --steps 256 --hidden 64 --symbols 8 --limit 60
-      python -m scripts.bench memory-task --steps 1024..1048576 --cell gilr --batch 4 --csv memory.csv --plot memory.png
+      python -m scripts.bench memory-task --steps 256 --hidden 64 --limit 60
+      python -m scripts.bench memory-task --steps 1024..1048576 --cell gilr
     """
     names = cells.split(",")
     unknown = [name for name in names if name not in memory_task.CELLS]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from econmt.decoding.search import slots as module
 from econmt.decoding.search.beam import SearchOptions
-from econmt.decoding.search.beam import slots as module
 from econmt.decoding.search.slots import Slots, hypotheses
 from econmt_ops.backends.triton import beam
 

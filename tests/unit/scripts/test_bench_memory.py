@@ -15,27 +15,25 @@ import torch
 from econmt.config.recipe import load_recipe
 from econmt.model import Implementations, TranslationModel, build_model
 from econmt.tasks.translation import TranslationTask
-from tests.conftest import ROOT
 
 REFERENCE = Implementations("reference", "reference", "reference")
 SCOPES = ("attention", "step", "everything")
 
 
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+@pytest.fixture(autouse=True)
+def not_deterministic() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
-def steps(scripts: None) -> ModuleType:
-    return importlib.import_module("memory_steps")
+def steps() -> ModuleType:
+    return importlib.import_module("scripts.bench.memory_steps")
 
 
 @pytest.fixture
-def bench(scripts: None) -> ModuleType:
-    return importlib.import_module("bench_memory")
+def bench() -> ModuleType:
+    return importlib.import_module("scripts.bench.memory")
 
 
 def gradients(model: TranslationModel, case: object) -> tuple[float, dict[str, torch.Tensor]]:
@@ -158,4 +156,4 @@ def test_bad_input_is_refused(
     bench: ModuleType, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench.main(["--quick", "--device", "cpu", "--limit", "100", *arguments]) == 2
-    assert "bench_memory: " in capsys.readouterr().err
+    assert "memory: " in capsys.readouterr().err

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from econmt.data.text.subwords import SPECIAL_TOKENS, WordVocabulary
-from scripts.compare.make_data import piece_line, vocabulary_files, write_test
-from scripts.compare.measure import (
+from scripts.bench.compare.make_data import piece_line, vocabulary_files, write_test
+from scripts.bench.compare.measure import (
     FailedError,
     Mark,
     Reading,
@@ -20,10 +20,10 @@ from scripts.compare.measure import (
     run,
     window_of,
 )
-from scripts.compare.report import Row, cells, markdown, set_ratios, write_csv
-from scripts.compare.run import Runner, arguments, too_large
-from scripts.compare.toolkit import Places
-from scripts.compare.tools import TOOLKITS
+from scripts.bench.compare.report import Row, cells, markdown, set_ratios, write_csv
+from scripts.bench.compare.run import Runner, arguments, too_large
+from scripts.bench.compare.toolkit import Places
+from scripts.bench.compare.tools import TOOLKITS
 
 # Lines as the toolkits printed them, and what they say.
 TRAINING = {

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from scripts.compare import run as command_line
-from scripts.compare.measure import FailedError, Finished, Mark
-from scripts.compare.toolkit import Command, Places, Toolkit
-from scripts.compare.tools import TOOLKITS
-from scripts.compare.turns import (
+from scripts.bench.compare import run as command_line
+from scripts.bench.compare.measure import FailedError, Finished, Mark
+from scripts.bench.compare.toolkit import Command, Places, Toolkit
+from scripts.bench.compare.tools import TOOLKITS
+from scripts.bench.compare.turns import (
     RunningClock,
     Trainee,
     continue_group,
@@ -244,7 +244,7 @@ import signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would we
 from tests.unit.scripts import test_compare_turns as fakes
-from scripts.compare.turns import train_in_turns
+from scripts.bench.compare.turns import train_in_turns
 folder = Path(sys.argv[1])
 train_in_turns({name: fakes.trainee(folder, name) for name in "ab"}, seconds=1e6, turn=0.02)
 """

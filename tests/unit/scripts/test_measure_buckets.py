@@ -1,4 +1,4 @@
-"""``scripts/measure_buckets.py``: the table of what padding costs."""
+"""``python -m scripts.bench buckets``: the table of what padding costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.measure_buckets import MOST, WIDTHS, main
+from scripts.bench.buckets import MOST, WIDTHS, main
 from tests.unit.training.tiny import write_recipe, write_text
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from econmt.checkpoint import tensor_files
-from scripts.measure_checksums import main
+from scripts.bench.checksums import main
 
 
 def test_the_table_has_a_row_for_each_way_of_reading(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts import serve_load
+from scripts.bench import serve_load
 from tests.conftest import ROOT, econmt_environment
 from tests.unit.serving.conftest import folder as folder
 
@@ -21,7 +21,17 @@ def test_nothing_is_lost_or_mixed_up(folder: Path, tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "scripts.serve_load", "-m", folder, "--text", text, "--seconds", "2"),
+            *(
+                sys.executable,
+                "-m",
+                "scripts.bench.serve_load",
+                "-m",
+                folder,
+                "--text",
+                text,
+                "--seconds",
+                "2",
+            ),
             *("--clients", "12", "--rate", "10", "--", "--precision", "float32", "--threads", "1"),
         ],
         env=econmt_environment(),

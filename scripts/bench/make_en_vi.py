@@ -5,8 +5,8 @@ IWSLT'15's tst2012 and tst2013, whose public release is tokenised with HTML enti
 Moses' rules, so that training and test text look alike and BLEU is measured on detokenised text.
 
     pip install sacremoses
-    python scripts/results/make_en_vi.py DATA_FOLDER en-vi
-    econmt train scripts/results/en-vi.yaml --data-dir .
+    python -m scripts.bench make-en-vi DATA_FOLDER en-vi
+    econmt train scripts/bench/en-vi.yaml --data-dir .
 
 DATA_FOLDER holds vlsp20-en-vi/{news,wiki}_train.{en,vi}.gz and iwslt15-en-vi/tst201{2,3}.{en,vi}.gz.
 """
@@ -19,8 +19,6 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-
-from sacremoses import MosesDetokenizer
 
 
 def lines(path: Path) -> Iterator[str]:
@@ -45,6 +43,8 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder that holds vlsp20-en-vi and iwslt15-en-vi")
     parser.add_argument("destination", type=Path, help="folder to write")
     arguments = parser.parse_args()
+    from sacremoses import MosesDetokenizer
+
     arguments.destination.mkdir(parents=True, exist_ok=True)
     for language in ("en", "vi"):
         train = [

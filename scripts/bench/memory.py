@@ -10,9 +10,9 @@ batch       the largest batch of a recipe within a budget: by real steps on a GP
 Every way must give the reference's loss and gradient norm before anything is timed. The learning rate is 0, so that all
 of them see the same parameters. Examples:
 
-    python scripts/bench_memory.py --device cuda --output memory.json
-    python scripts/bench_memory.py --only step checkpoint --recipes iwslt --lengths 100x100 --variants "all, outputs"
-    ECONMT_DATA=FOLDER python scripts/bench_memory.py --only step --recipes multi30k --lengths text
+    python -m scripts.bench memory --device cuda --output memory.json
+    python -m scripts.bench memory --only step checkpoint --recipes iwslt --lengths 100x100 --variants "all, outputs"
+    ECONMT_DATA=FOLDER python -m scripts.bench memory --only step --recipes multi30k --lengths text
 """
 
 from __future__ import annotations
@@ -30,23 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from memory_steps import (
-    Case,
-    Clock,
-    Steps,
-    Variant,
-    ceiling,
-    checkpoint_variants,
-    free,
-    make_case,
-    now,
-    positions_of,
-    recipe_of,
-    resident_peak,
-    spread,
-    step_variants,
-    take_turns,
-)
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -68,6 +51,23 @@ from econmt.tasks.translation import TranslationTask
 from econmt.training.interrupts import Interrupts
 from econmt_ops import linear_cross_entropy
 from econmt_ops.backends.compiled import has_compiler
+from scripts.bench.memory_steps import (
+    Case,
+    Clock,
+    Steps,
+    Variant,
+    ceiling,
+    checkpoint_variants,
+    free,
+    make_case,
+    now,
+    positions_of,
+    recipe_of,
+    resident_peak,
+    spread,
+    step_variants,
+    take_turns,
+)
 
 NO_TIME = "not measured: no time left"
 SECTIONS = ("step", "checkpoint", "output", "batch")
@@ -476,7 +476,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         git = ["git", "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
         found: dict[str, Any] = {
-            "command": " ".join(sys.argv if arguments is None else ["bench_memory.py", *arguments]),
+            "command": " ".join(sys.argv if arguments is None else ["scripts.bench memory", *arguments]),
             "commit": commit or None,
             "machine": describe_machine(str(device)),
             "peak_flops_per_second": {
@@ -493,12 +493,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if options.output is not None:
                     options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except MismatchError as error:
-        print(f"bench_memory: {error}", file=sys.stderr)
+        print(f"memory: {error}", file=sys.stderr)
         return 1
     except EconmtError as error:
-        print(f"bench_memory: {error}", file=sys.stderr)
+        print(f"memory: {error}", file=sys.stderr)
         return 2
-    print(f"bench_memory: {time.monotonic() - began:.0f} s" + (", interrupted" if interrupts.pending else ""))
+    print(f"memory: {time.monotonic() - began:.0f} s" + (", interrupted" if interrupts.pending else ""))
     return interrupts.exit_code if interrupts.pending else 0
 
 

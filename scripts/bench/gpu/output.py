@@ -1,6 +1,6 @@
 """Times the output layer, the optimizer, dropout and look-ups on a GPU, each checked against float64 first.
 
-    python scripts/gpu/bench_output.py [PART ...]    parts: checks output kernel optimizer dropout lookup; none: all
+    python -m scripts.bench gpu.output [PART ...]    parts: checks output kernel optimizer dropout lookup; none: all
 
 Everything is captured in a CUDA graph, forward and backward, and timed by events over replays; the peak is what is
 allocated beyond what was there before. A case that fails says so and the next one follows. Under a minute in all.

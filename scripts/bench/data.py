@@ -1,7 +1,7 @@
 """Measure what training from a large token store needs: start-up seconds, resident memory, batches a second.
 
 A store of random ids with realistic lengths is written directly (no text, no subwords) and then read by a process of
-its own, the way training reads it. Example: python scripts/measure_data.py --pairs 10000000
+its own, the way training reads it. Example: python -m scripts.bench data --pairs 10000000
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def main() -> None:
         if options.cold:
             forget(folder)
         again = ["--folder", str(folder), "--batches", str(options.batches), "--seeks", str(options.seeks)]
-        subprocess.run([sys.executable, __file__, "--read-only", *again], check=True)
+        subprocess.run([sys.executable, "-m", "scripts.bench.data", "--read-only", *again], check=True)
     finally:
         if options.folder is None:
             shutil.rmtree(folder, ignore_errors=True)

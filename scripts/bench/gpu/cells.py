@@ -1,7 +1,7 @@
 """Times a layer of every cell beside cuDNN's LSTM, forward and backward, all in CUDA graphs and in turns.
 
-    python scripts/gpu/bench_cells.py
-    python scripts/gpu/bench_cells.py --dtype bfloat16 --sizes 64x100x512 128x100x1024 --cells sru ssru
+    python -m scripts.bench gpu.cells
+    python -m scripts.bench gpu.cells --dtype bfloat16 --sizes 64x100x512 128x100x1024 --cells sru ssru
 
 A row is a cell by one of its implementations; "auto" marks what runs in a captured step. Milliseconds are medians of
 replays. Before its time counts, outputs and all gradients are compared with the definition in float64; the error is
@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from bench_grid import DEVICE, WORKERS, Step, milliseconds
 from torch import Tensor
 
 import econmt_ops
 from econmt_ops.cells.table import CELLS
 from econmt_ops.dispatch.rule import captured, rule
 from econmt_ops.dispatch.traits import implementations_of
+from scripts.bench.gpu.grid import DEVICE, WORKERS, Step, milliseconds
 
 MOST = {torch.bfloat16: 6e-2, torch.float32: 2e-3}
 """The error with which a time still counts."""
@@ -107,7 +107,8 @@ def compile_all(cells: Sequence[str], arguments: list[str]) -> None:
     while waiting:
         now, waiting = waiting[:WORKERS], waiting[WORKERS:]
         started = [
-            subprocess.Popen([sys.executable, __file__, *arguments, "--compile", name]) for name in now
+            subprocess.Popen([sys.executable, "-m", "scripts.bench.gpu.cells", *arguments, "--compile", name])
+            for name in now
         ]
         for process in started:
             process.wait()

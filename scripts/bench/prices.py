@@ -3,7 +3,7 @@
 The settings are those that a byte budget chooses from, each against the one before it; they take turns and the quickest
 step of each counts. These are the figures of econmt/memory/prices.py. Example:
 
-    python scripts/measure_prices.py --recipe iwslt --shape 32x20x20
+    python -m scripts.bench prices --recipe iwslt --shape 32x20x20
 """
 
 from __future__ import annotations

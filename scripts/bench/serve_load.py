@@ -1,6 +1,6 @@
 """Loads ``econmt serve`` on the loopback: many clients, and among them slow ones, dead ones and ones that send garbage.
 
-    python scripts/serve_load.py -m runs/multi30k --text multi30k/test_2016_flickr.en --seconds 300
+    python -m scripts.bench serve_load -m runs/multi30k --text multi30k/test_2016_flickr.en --seconds 300
 
 First one client asks for one sentence after another; what it gets is what every later answer must be. Then sentences
 come at a steady rate, then all clients ask as fast as they are answered. Exit code 1: an answer was lost, or was of

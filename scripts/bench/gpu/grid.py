@@ -1,7 +1,7 @@
 """Times one LSTM layer over the published grid of shapes beside cuDNN, both in CUDA graphs.
 
-    python scripts/gpu/bench_grid.py                      # every LSTM shape of econmt's grid, both types
-    python scripts/gpu/bench_grid.py --dtype bfloat16 --csv grid.csv
+    python -m scripts.bench gpu.grid                      # every LSTM shape of econmt's grid, both types
+    python -m scripts.bench gpu.grid --dtype bfloat16 --csv grid.csv
 
 The shapes are those of ``econmt bench select --grid``: batches of 1 to 512, hidden sizes of 128 to 1,024, lengths of
 5 to 100. *ours* is what ``econmt_ops.lstm`` runs with no option in a captured step, *cuDNN* is torch.nn.LSTM in the
@@ -85,7 +85,9 @@ def milliseconds(steps: dict[str, Step], turns: int) -> dict[str, float]:
 def compile_all(arguments: list[str]) -> None:
     """All kernels into Triton's cache: each of several processes runs a part of the shapes once."""
     workers = [
-        subprocess.Popen([sys.executable, __file__, *arguments, "--compile", str(number)])
+        subprocess.Popen(
+            [sys.executable, "-m", "scripts.bench.gpu.grid", *arguments, "--compile", str(number)]
+        )
         for number in range(WORKERS)
     ]
     for worker in workers:

@@ -1,7 +1,7 @@
 """Attention and cell kernels on a GPU: checked against float64, then timed in CUDA graphs, one line a configuration.
 
-    python scripts/gpu/bench_attention.py
-    TRITON_INTERPRET=1 python scripts/gpu/bench_attention.py --batch 2 --size 16 --positions 20   # no GPU: checks only
+    python -m scripts.bench gpu.attention
+    TRITON_INTERPRET=1 python -m scripts.bench gpu.attention --batch 2 --size 16 --positions 20   # no GPU: checks only
 
 Microseconds are those of one launch out of 50 in a graph; of the sum over steps, of one launch for 50 steps.
 """

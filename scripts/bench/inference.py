@@ -1,7 +1,8 @@
 """Words a second, BLEU, start and memory of one model on a CPU: float32, bfloat16, 8 bits, shortlists, the runtime.
 
-    scripts/bench_inference.py runs/multi30k multi30k.lexicon test.en test.de --rounds 5
-    scripts/bench_inference.py runs/multi30k multi30k.lexicon test.en test.de --threads 1 2 --ctranslate2 transformer
+    python -m scripts.bench inference runs/multi30k multi30k.lexicon test.en test.de --rounds 5
+    python -m scripts.bench inference runs/multi30k multi30k.lexicon test.en test.de --threads 1 2 \\
+        --ctranslate2 transformer
 
 The second also times what CTranslate2's converters made of a model with the same vocabulary files as runs/multi30k; it
 needs the package ctranslate2, which may lie anywhere on PYTHONPATH.
@@ -25,7 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 64
 
 
@@ -186,7 +187,16 @@ def main() -> None:
         quality: dict[str, tuple[float, int]] = {}
         for _ in range(given.rounds):
             for way in ways(folder, given.model, given.lexicon, given.top, given.ctranslate2, given.threads):
-                command = [sys.executable, __file__, *sys.argv[1:], "--way", way, "--folder", str(folder)]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "scripts.bench.inference",
+                    *sys.argv[1:],
+                    "--way",
+                    way,
+                    "--folder",
+                    str(folder),
+                ]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 clock, processor = map(float, done.stdout.split())
                 seconds.setdefault(way, []).append((clock, processor))

@@ -5,7 +5,7 @@ the token store by its size, time and sample, and as a whole. ``warm`` is the pr
 passes; ``cold`` is the wall time of one after the system was asked to forget the file's pages.
 
 Example:
-    python scripts/measure_checksums.py --megabytes 10 100 1000
+    python -m scripts.bench checksums --megabytes 10 100 1000
 """
 
 from __future__ import annotations

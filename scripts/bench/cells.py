@@ -3,7 +3,7 @@
 Seconds are those of the processor (of all threads), so that other processes disturb them little; with --wall those of
 the clock. The lowest of all turns counts.
 
-Example: OMP_NUM_THREADS=1 python scripts/measure_cells.py --turns 5
+Example: OMP_NUM_THREADS=1 python -m scripts.bench cells --turns 5
 """
 
 from __future__ import annotations

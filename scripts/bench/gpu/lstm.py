@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The persistent LSTM on a GPU: right, the same every time, and how fast beside cuDNN.
 
-    python3 scripts/gpu/bench_lstm.py            # under 150 seconds, compiling included
-    python3 scripts/gpu/bench_lstm.py 128x1024   # only these batches and sizes
+    python3 -m scripts.bench gpu.lstm            # under 150 seconds, compiling included
+    python3 -m scripts.bench gpu.lstm 128x1024   # only these batches and sizes
 
 First all kernels are compiled in many processes. Then forward passes and all gradients are held to float64, one walk is
 repeated a thousand times, and layers are timed in CUDA graphs (T 100, medians of 15 replays), for a list of partitions
@@ -19,10 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "ops"))
 
 import torch
 from torch import Tensor
@@ -455,7 +452,7 @@ def compile_all(arguments: list[str]) -> None:
     """All kernels into Triton's cache, in many processes at once."""
     workers = [
         subprocess.Popen(
-            [sys.executable, __file__, "--compile", str(number), *arguments],
+            [sys.executable, "-m", "scripts.bench.gpu.lstm", "--compile", str(number), *arguments],
             stdout=subprocess.DEVNULL,
             stderr=None if os.environ.get("BENCH_VERBOSE") else subprocess.DEVNULL,
         )

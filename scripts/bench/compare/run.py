@@ -4,8 +4,8 @@ Target tokens a second of training, peak resident memory of training, and second
 same token files, with matched models, on the CPU. They train in turns of a few seconds, so that all meet the same
 machine; on a GPU (--device cuda) one by one. README.md beside this file says how all were matched. Examples:
 
-python -m scripts.compare.run --data-dir corpora --threads 2 --output compare.json
-python -m scripts.compare.run --only econmt plain --seconds 20 --turn 2
+python -m scripts.bench compare.run --data-dir corpora --threads 2 --output compare.json
+python -m scripts.bench compare.run --only econmt plain --seconds 20 --turn 2
 """
 
 from __future__ import annotations

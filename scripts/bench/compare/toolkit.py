@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 from .measure import FailedError, Reading
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 LAUNCHERS = HERE / "launchers"
 REQUIREMENTS = HERE / "requirements"
 SOURCE, TARGET = "en", "de"

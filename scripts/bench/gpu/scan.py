@@ -1,8 +1,8 @@
 """Times the linear recurrence's kernels in their variants beside a copy, and what ``scripts.bench scan`` times.
 
-    python scripts/gpu/bench_scan.py                          # variants of tiles first, then everything
-    python scripts/gpu/bench_scan.py --dtype bfloat16 --csv scan.csv
-    python scripts/gpu/bench_scan.py --no-others --shape 1x65536x128
+    python -m scripts.bench gpu.scan                          # variants of tiles first, then everything
+    python -m scripts.bench gpu.scan --dtype bfloat16 --csv scan.csv
+    python -m scripts.bench gpu.scan --no-others --shape 1x65536x128
 
 Every variant is held to float64 before it is timed, its memory poisoned. Milliseconds are medians of replays of CUDA
 graphs in turns with a copy that moves as many bytes; the share is the copy's time over the variant's. Variants are
@@ -123,7 +123,9 @@ def measure(shape: bench.ScanShape, dtype: torch.dtype, seconds: float) -> Itera
 def compile_all(arguments: list[str]) -> None:
     """All kernels into Triton's cache: each of several processes checks a part of the variants."""
     workers = [
-        subprocess.Popen([sys.executable, __file__, *arguments, "--compile", str(number)])
+        subprocess.Popen(
+            [sys.executable, "-m", "scripts.bench.gpu.scan", *arguments, "--compile", str(number)]
+        )
         for number in range(WORKERS)
     ]
     for worker in workers:

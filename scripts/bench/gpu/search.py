@@ -1,8 +1,8 @@
 """Beam search on a GPU: sentences in batches, launched kernel by kernel, beside continuous batching in CUDA graphs.
 
-    python scripts/gpu/bench_search.py                            # recipe multi30k, first parameters
-    python scripts/gpu/bench_search.py --model runs/multi30k --precision bfloat16
-    python scripts/gpu/bench_search.py --profile                  # kernels of the graphs, by time
+    python -m scripts.bench gpu.search                            # recipe multi30k, first parameters
+    python -m scripts.bench gpu.search --model runs/multi30k --precision bfloat16
+    python -m scripts.bench gpu.search --profile                  # kernels of the graphs, by time
 
 A thousand sentences of random words, as long as those of Multi30k. A model of first parameters does not end its
 sentences: they are cut at lengths that are drawn beforehand. Hypotheses must be the same both ways; where two of them
@@ -23,8 +23,8 @@ import torch
 from econmt.checkpoint.checkpoints import load_model
 from econmt.config.recipe import load_recipe
 from econmt.data.text.subwords import EOS
+from econmt.decoding.search import slots as search_slots
 from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
-from econmt.decoding.search.beam import slots as search_slots
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
 from econmt.decoding.translator import batches_by_length, evaluation_mode, pad_sources
 from econmt.model import IncrementalModel, TranslationModel

@@ -4,8 +4,8 @@ Every figure is of a whole epoch of the recipe's batches: work over that of the 
 have the shapes of their buckets and when each is cut to its own longest pair; how many different shapes that makes; and
 which share of two pairs that are in a batch together are so again in the next epoch.
 
-    python scripts/measure_buckets.py multi30k --data-dir corpora
-    python scripts/measure_buckets.py mine.yaml training.batch.size=128 --output prepared
+    python -m scripts.bench buckets multi30k --data-dir corpora
+    python -m scripts.bench buckets mine.yaml training.batch.size=128 --output prepared
 """
 
 from __future__ import annotations

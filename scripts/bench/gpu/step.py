@@ -1,8 +1,8 @@
 """Whole training steps on a GPU: econmt beside the same model in plain PyTorch, each in CUDA graphs, in turns.
 
-    python scripts/gpu/bench_step.py                       # both workloads, all precisions
-    python scripts/gpu/bench_step.py --only W2 --precision bfloat16 --variants plain auto
-    python scripts/gpu/bench_step.py --only W2 --budget 4GiB --variants reference auto
+    python -m scripts.bench gpu.step                       # both workloads, all precisions
+    python -m scripts.bench gpu.step --only W2 --precision bfloat16 --variants plain auto
+    python -m scripts.bench gpu.step --only W2 --budget 4GiB --variants reference auto
 
 W2 is Echo's model and batch (recipe iwslt, 128 x 100 x 100, every row full); W1 the multi30k recipe with batches of 64
 pairs of natural lengths (21 x 22, 10 x 10, 20 x 17 positions, half of the rows shorter). GNMT is the gnmt recipe, 128 x
@@ -19,7 +19,6 @@ import argparse
 import gc
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,10 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import plain
 
 from econmt.config.recipe import load_recipe
 from econmt.config.yaml_reader import parse_size
@@ -42,6 +37,7 @@ from econmt.model import Implementations
 from econmt.tasks.protocol import Shape
 from econmt.tasks.translation import TranslationTask
 from econmt_ops.dispatch.rule import rules_only
+from scripts.bench.gpu import plain
 
 DEVICE = torch.device("cuda")
 WORKLOADS = {

@@ -1,6 +1,6 @@
 """Times the output layer and the linear recurrence on a GPU beside other packages, each checked against float64 first.
 
-    python scripts/gpu/bench_peers.py [output] [recurrence]     none: both
+    python -m scripts.bench gpu.peers [output] [recurrence]     none: both
 
 Peers are timed where they are installed: liger-kernel, cut-cross-entropy, accelerated-scan (which compiles its kernels
 for a minute). Weights of the output layer are in bfloat16. Everything is captured in a CUDA graph and timed in turns:

@@ -1,7 +1,7 @@
 """What chunks of time cost an LSTM layer: its weights' gradients made in each chunk, or once after the last.
 
-    OMP_NUM_THREADS=1 python scripts/measure_chunks.py --size 1024
-    python scripts/measure_chunks.py --size 1024 --device cuda --dtype bfloat16 --how triton recompute
+    OMP_NUM_THREADS=1 python -m scripts.bench chunks --size 1024
+    python -m scripts.bench chunks --size 1024 --device cuda --dtype bfloat16 --how triton recompute
 
 One line a number of chunks: milliseconds of a forward and a backward pass over all steps with the stash "gates", the
 least of some in turns. On a CPU they are those of the processor, so that what else it does matters less; on a GPU

@@ -1,7 +1,7 @@
 """Writes the token files that all toolkits read, from the store that econmt prepares of Multi30k.
 
 Example:
-python -m scripts.compare.make_data --data-dir corpora --output compare/data
+python -m scripts.bench compare.make_data --data-dir corpora --output compare/data
 """
 
 from __future__ import annotations

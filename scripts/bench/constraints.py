@@ -3,7 +3,7 @@
 Constraints are drawn from the references: phrases of one or more words that do not overlap. They are looked for in the
 text, whole words, each with a place of its own. Both searches run in turn, in one process.
 
-Example: python scripts/measure_constraints.py runs/multi30k test.en test.de --constraints 1 3
+Example: python -m scripts.bench constraints runs/multi30k test.en test.de --constraints 1 3
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What filters and noise cost and find: lines in a foreign language told at each certainty, and batches a second.
 
-Example: python scripts/measure_filters.py multi30k/train tatoeba-en-de/train --foreign news.vi.gz
+Example: python -m scripts.bench filters multi30k/train tatoeba-en-de/train --foreign news.vi.gz
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""econmt beside other toolkits: the same data, the same model, the same updates, in turns."""

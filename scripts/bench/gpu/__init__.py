@@ -1,0 +1,1 @@
+"""Benchmarks that need a GPU, those of kernels and of whole steps."""
