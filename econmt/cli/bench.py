@@ -12,7 +12,6 @@ import typer
 
 from econmt.bench import layouts, selection, training
 from econmt.bench.rows import Row, Say, append_csv, read_csv
-from econmt.cli.bench_parallel import parallel_command
 from econmt.cli.measuring import CsvOption, Place, PlotOption, TypesOption, dtypes_of
 from econmt.cli.options import (
     BenchThreadsOption,
@@ -39,8 +38,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-app.command("parallel")(parallel_command)
-PROJECTS_OWN = ("lstm", "low-rank", "scan", "memory-task", "language-model")
+PROJECTS_OWN = ("lstm", "low-rank", "scan", "memory-task", "language-model", "parallel")
 """Benchmarks of the project itself, which a checkout has under ``scripts/bench``."""
 BOTH_TYPES = ["float32", "bfloat16"]
 FOR_SECONDS = within(0.0, limits.SECONDS)

@@ -1,174 +1,209 @@
-"""How long an update takes on many ranks, on paper: from times of layers on one, and from latency and bandwidth.
+"""Predicts the time of an update on many ranks from times measured on a few.
 
-What is predicted is the update of :class:`econmt.engine.step.TrainingStep` under three divisions:
+The model has three parts. An update of n rows takes a time that is interpolated between numbers of rows that were timed
+while all ranks of a host were busy. Replicas add the all-reduce of the gradients, a ring inside of each host (Patarasuk
+and Yuan, 2009) and a ring or a binary tree over the hosts, whichever is faster, of which the backward pass hides a part where devices exchange while they
+compute. Stages of a pipeline replace the time of the recurrent layers by that of
+:func:`econmt.parallel.pipeline.partition.divide`, which also chooses the division of training, and share out the output
+layer and the optimizer.
 
-- data: every rank has the whole model and a share of the rows; gradients are added up in buckets as soon as the
-  backward pass has them.
-- pipeline: every rank has some layers. Time is cut into chunks, and layer l works on chunk c while layer l + 1 works on
-  chunk c - 1, a wavefront; rows may be cut into micro-batches besides, which econmt does not do. The output layer is
-  divided over the ranks by vocabulary.
-- both: so many pipelines, each with a share of the rows.
-
-:mod:`econmt.parallel.cost_schedule` puts the parts of an update on a time line. What is assumed, here and there: all
-ranks are alike; a recurrent layer takes a time a step that depends on the rows alone, and does not vanish with them;
-chunks and micro-batches are equally large; a link is shared by nobody; nobody waits for data, a file or Python.
+Assumptions: all ranks are alike, chunks are equally long, no link is shared, nobody waits for data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import ceil
+from itertools import pairwise
+from math import ceil, log2
 from typing import Literal, NamedTuple
 
-from econmt.parallel.cost_layers import Batch, Division, Profile, partition
-from econmt.parallel.cost_network import Machine
-from econmt.parallel.cost_schedule import schedule
+from econmt.parallel.pipeline.partition import Link, Piece, divide
+from econmt.parallel.reduction import BUCKET_BYTES
 
 Kind = Literal["data", "pipeline", "both"]
 KINDS: tuple[Kind, ...] = ("data", "pipeline", "both")
 
-CHUNKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 25, 32, 50)
-"""Chunks of time that are tried."""
+HIDDEN_SHARE = 0.5
+"""Share of an update in which gradients can travel behind the backward pass."""
 
-WEIGHT_BYTES = GRADIENT_BYTES = 4
-"""Of a parameter, and of its gradient where it is held."""
 
-MICRO_BATCHES = (1, 2, 4, 8)
-"""Micro-batches that are tried if they are asked for."""
+class Stack(NamedTuple):
+    """Recurrent layers that a pipeline divides.
+
+    Attributes:
+        pieces: Their times at the profile's largest number of rows, bottom first.
+        steps: Time steps of a row.
+    """
+
+    pieces: Sequence[Piece]
+    steps: int
+
+
+class StepProfile(NamedTuple):
+    """Measured times of one rank's update.
+
+    Attributes:
+        alone: Seconds of an update of the largest number of rows while no other rank computes.
+        rows: Numbers of rows, rising.
+        seconds: Seconds of an update of each while all ranks of a host compute.
+        shared: Seconds of the output layer and the optimizer at the largest number of rows, which the stages of a
+            pipeline share.
+        gradient_bytes: Bytes of the gradients that replicas add up.
+        stacks: What a pipeline divides.
+    """
+
+    alone: float
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+    shared: float
+    gradient_bytes: float
+    stacks: tuple[Stack, ...]
+
+    def update(self, rows: float) -> float:
+        """Returns the seconds of an update of so many rows while a host's ranks all compute.
+
+        Between two numbers of rows that were timed, and beyond the largest, it is linear; below the smallest, constant.
+        """
+        if rows <= self.rows[0] or len(self.rows) == 1:
+            return self.seconds[0] * max(1.0, rows / self.rows[0])
+        points = list(zip(self.rows, self.seconds, strict=True))
+        below, above = next((pair for pair in pairwise(points) if rows <= pair[1][0]), points[-2:])
+        slope = (above[1] - below[1]) / (above[0] - below[0])
+        return max(below[1], below[1] + slope * (rows - below[0]))
+
+
+class Network(NamedTuple):
+    """The ranks and the links between them.
+
+    Attributes:
+        ranks_per_host: Ranks of a host.
+        within: Link between ranks of a host.
+        between: Link between hosts.
+        overlaps: True if a rank computes while its gradients travel, as a GPU does.
+    """
+
+    ranks_per_host: int
+    within: Link
+    between: Link
+    overlaps: bool
+
+    def all_reduce(self, size: float, ranks: int, apart: int = 1) -> float:
+        """Returns the seconds of an all-reduce.
+
+        Args:
+            size: Bytes that each rank has.
+            ranks: Ranks that take part.
+            apart: Distance of two of them in the order of all ranks; the stages of a pipeline are neighbours.
+        """
+        local = max(1, min(ranks, self.ranks_per_host // apart))
+        hosts = ceil(ranks / local)
+        between = min(_ring(self.between, size / local, hosts), _tree(self.between, size / local, hosts))
+        return _ring(self.within, size, local) + between
+
+
+def _ring(link: Link, size: float, ranks: int) -> float:
+    return 2 * (ranks - 1) * link.seconds(size / ranks)
+
+
+def _tree(link: Link, size: float, ranks: int) -> float:
+    return 2 * (ceil(log2(ranks)) * link.latency + (ranks > 1) * link.byte * size)
 
 
 class Prediction(NamedTuple):
-    """What an update takes, averaged over shapes.
+    """A predicted update.
 
     Attributes:
-        division: of the ranks.
-        seconds: of an update. tokens: that it sees, padding not counted.
-        communication: share of the time that would be saved if links took none.
-        idle: share in which the busiest rank waits for others although links take no time.
-        wire: bytes that the rank which sends most sends. memory: bytes of the fullest rank, the allocator's waste not
-            counted.
+        replicas: Copies of the model, each with a share of the rows.
+        stages: Ranks of each copy.
+        seconds: Seconds of an update.
+        exchange: Seconds of it in which gradients travel and nothing else happens.
+        chunks: Chunks of time of each stack.
+        sent: Bytes that a rank sends.
     """
 
-    division: Division
+    replicas: int
+    stages: int
     seconds: float
-    tokens: float
-    communication: float
-    idle: float
-    wire: float
-    memory: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Throughput, padding not counted."""
-        return self.tokens / self.seconds
+    exchange: float
+    chunks: tuple[int, ...]
+    sent: float
 
 
-def divisions(profile: Profile, machine: Machine, ranks: int, kind: Kind) -> Iterator[tuple[int, int]]:
-    """(data, stages) of a kind for so many ranks; the stages of a pipeline share a host where one has room for two."""
-    most = profile.most_stages()
-    room = machine.ranks_per_host if machine.ranks_per_host > 1 else most
-    for stages in range(1, min(ranks, most, room) + 1):
-        data = ranks // stages
-        if data * stages == ranks and kind == _kind_of(data, stages):
-            yield data, stages
-
-
-def _kind_of(data: int, stages: int) -> Kind:
-    if stages == 1:
-        return "data"
-    return "pipeline" if data == 1 else "both"
-
-
-def predict(profile: Profile, machine: Machine, division: Division, batches: Sequence[Batch]) -> Prediction:
-    """What updates take under a division.
+def predict(profile: StepProfile, network: Network, replicas: int, stages: int, rows: int) -> Prediction:
+    """Predicts an update.
 
     Args:
-        profile: the model on one rank. machine: the ranks.
-        division: how they share it; each of its ``data`` parts must have a row.
-        batches: the shapes of updates.
+        profile: Times of one rank.
+        network: Ranks and links.
+        replicas: Copies of the model.
+        stages: Ranks of each copy.
+        rows: Rows of the whole batch, at least one for each replica.
     """
-    timed = [(batch.share, schedule(profile, machine, division, batch)) for batch in batches]
-    free = [schedule(profile, machine.without_exchanges(), division, batch).seconds for batch in batches]
-    shares = sum(share for share, _ in timed)
-    seconds = sum(share * times.seconds for share, times in timed) / shares
-    alone = sum(batch.share * each for batch, each in zip(batches, free, strict=True)) / shares
-    busy = sum(share * times.busiest for share, times in timed) / shares
-    return Prediction(
-        division,
-        seconds,
-        tokens=sum(batch.share * batch.tokens for batch in batches) / shares,
-        communication=1.0 - alone / seconds,
-        idle=max(0.0, alone - busy) / seconds,
-        wire=max(times.wire for _, times in timed),
-        memory=max(memory_bytes(profile, division, batch) for batch in batches),
+    ranks = replicas * stages
+    own = ceil(rows / replicas)
+    seconds = profile.update(own)
+    crowd = max(1.0, profile.seconds[-1] / profile.alone)
+    busy = min(ranks, network.ranks_per_host)
+    most = max(2, network.ranks_per_host)
+    seconds *= (1.0 + (crowd - 1.0) * (busy - 1) / (most - 1)) / crowd
+    scale = seconds / profile.update(profile.rows[-1])
+    chunks: tuple[int, ...] = ()
+    sent = 0.0
+    if stages > 1:
+        link = network.within if stages <= network.ranks_per_host else network.between
+        for stack in profile.stacks:
+            pieces = [_scaled(piece, scale, own / profile.rows[-1]) for piece in stack.pieces]
+            division = divide(pieces, stages, stack.steps, link)
+            seconds += division.seconds - division.alone
+            chunks = (*chunks, division.chunks)
+            sent += 2.0 * max(piece.values for piece in pieces) * stack.steps
+        seconds -= profile.shared * scale * (1.0 - 1.0 / stages)
+    exposed = 0.0
+    if replicas > 1:
+        size = profile.gradient_bytes / stages
+        travel = network.all_reduce(size, replicas, stages)
+        last = travel * min(1.0, BUCKET_BYTES / size)
+        exposed = max(last, travel - HIDDEN_SHARE * seconds) if network.overlaps else travel
+        sent += 2.0 * (replicas - 1) / replicas * size
+    return Prediction(replicas, stages, seconds + exposed, exposed, chunks, sent)
+
+
+def _scaled(piece: Piece, scale: float, rows: float) -> Piece:
+    """Returns a layer with all its times times ``scale``, and its transfers times ``rows``."""
+    return piece._replace(
+        step=piece.step * scale,
+        chunk=piece.chunk * scale,
+        once=piece.once * scale,
+        values=piece.values * rows,
     )
 
 
-def memory_bytes(profile: Profile, division: Division, batch: Batch) -> float:
-    """Bytes of weights, gradients, optimizer state and feature maps on the fullest rank.
+def best(profile: StepProfile, network: Network, ranks: int, kind: Kind, rows: int) -> Prediction | None:
+    """Returns the fastest prediction of a kind of division, or None if there is none.
 
-    A rank of a pipeline has all weights, but gradients, state and feature maps of its stage alone. Gradients that are
-    added up over ranks are there twice, since they travel in buckets.
-    """
-    profile = profile.over_stages() if division.stages > 1 else profile
-    rows = ceil(batch.rows / division.data)
-    state = profile.state_bytes / (division.data if division.sharded else 1)
-    travels = profile.gradient_bytes if division.data > 1 else 0
-    own = GRADIENT_BYTES + state + travels
-    output = profile.output
-    weights = WEIGHT_BYTES * sum(layer.parameters for layer in profile.layers)
-    shared = (output.parameters * own + output.kept * rows * batch.target) / division.stages
-    return (
-        weights
-        + shared
-        + max(
-            sum(layer.parameters * own + layer.kept * rows * batch.steps(layer.side) for layer in stage)
-            for stage in partition(profile, division.stages, batch)
-        )
-    )
-
-
-def best(
-    profile: Profile,
-    machine: Machine,
-    ranks: int,
-    kind: Kind,
-    batches: Sequence[Batch],
-    *,
-    sharded: bool = False,
-    micro_batches: bool = False,
-) -> Prediction | None:
-    """The fastest division of a kind; None if there is none, as there are more ranks than rows or layers.
-
-    Chunks are chosen by the shape on which most time is spent.
+    There is none if there are more replicas than rows, or more stages than layers.
 
     Args:
-        profile: the model on one rank. machine: the ranks. ranks: how many. kind: of division.
-        batches: the shapes of updates.
-        sharded: whether ranks share the optimizer's state out.
-        micro_batches: whether pipelines may cut rows, too.
+        profile: Times of one rank.
+        network: Ranks and links.
+        ranks: Number of ranks.
+        kind: Kind of division.
+        rows: Rows of the whole batch.
     """
-    heaviest = max(batches, key=lambda batch: batch.share * batch.rows * (batch.source + batch.target))
-    found: list[Prediction] = []
-    for data, stages in divisions(profile, machine, ranks, kind):
-        if data > min(batch.rows for batch in batches):
-            continue
-        tried = [
-            predict(profile, machine, division, [heaviest])
-            for division in _cut(data, stages, heaviest, sharded, MICRO_BATCHES if micro_batches else (1,))
-        ]
-        division = min(tried, key=lambda each: each.seconds).division
-        found.append(predict(profile, machine, division, batches))
+    longest = max((len(stack.pieces) for stack in profile.stacks), default=1)
+    found = [
+        predict(profile, network, replicas, stages, rows)
+        for replicas, stages in divisions(ranks, kind, longest)
+        if replicas <= rows
+    ]
     return min(found, key=lambda each: each.seconds, default=None)
 
 
-def _cut(
-    data: int, stages: int, batch: Batch, sharded: bool, micro_batches: Sequence[int]
-) -> Iterator[Division]:
-    if stages == 1:
-        yield Division(data, sharded=sharded)
-        return
-    for micro in micro_batches:
-        for chunks in CHUNKS:
-            if micro <= batch.rows / data and chunks <= batch.target:
-                yield Division(data, stages, chunks, micro, sharded)
+def divisions(ranks: int, kind: Kind, longest: int) -> Iterator[tuple[int, int]]:
+    """Yields the divisions of a kind as (replicas, stages), for pipelines of at most ``longest`` stages."""
+    for stages in range(1, min(ranks, longest) + 1):
+        replicas = ranks // stages
+        if replicas * stages == ranks:
+            own: Kind = "data" if stages == 1 else "pipeline" if replicas == 1 else "both"
+            if own == kind:
+                yield replicas, stages

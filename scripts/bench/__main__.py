@@ -14,6 +14,7 @@ from econmt.cli.main import main
 from scripts.bench.verbs.language_model import language_model_command
 from scripts.bench.verbs.low_rank import low_rank_command
 from scripts.bench.verbs.lstm import lstm_command
+from scripts.bench.verbs.parallel import parallel_command
 from scripts.bench.verbs.recurrences import memory_task_command, scan_command
 
 PROGRAM = "python -m scripts.bench"
@@ -22,6 +23,7 @@ COMMANDS = {
     "low-rank": low_rank_command,
     "lstm": lstm_command,
     "memory-task": memory_task_command,
+    "parallel": parallel_command,
     "scan": scan_command,
 }
 """Commands with rows, CSV files and plots in common."""

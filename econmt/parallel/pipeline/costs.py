@@ -143,6 +143,31 @@ def divided(model: nn.Module, plan: Plan) -> Divided:
     return divide_translation(model, Homes(pairs, (*upper,), (*decoder,), *plan.chunks))
 
 
+def timed_stacks(
+    model: nn.Module, shape: Shape, precision: Precision, implementations: Implementations
+) -> list[tuple[list[Piece], int]]:
+    """Times the layers of each stack that a pipeline divides.
+
+    Args:
+        model: On the device; its layers are LSTMs.
+        shape: Rows and positions of a batch.
+        precision: Precision of the run.
+        implementations: Implementations of the run.
+
+    Returns:
+        For each stack its layers, bottom first, and its time steps.
+    """
+    pieces_of = _Measure(model, shape.rows, precision).pieces
+    if isinstance(model, LanguageModel):
+        stacks = [(model.layers, implementations.for_encoder(), shape.target)]
+    else:
+        assert isinstance(model, TranslationModel)
+        stacks = [(model.encoder.upper_layers, implementations.for_encoder(), shape.source)]
+        if isinstance(model.decoder, ParallelDecoder):
+            stacks.append((model.decoder.layers, implementations.for_decoder(), shape.target))
+    return [(pieces_of(layers, options, steps), steps) for layers, options, steps in stacks if len(layers)]
+
+
 def measured_link(stages: Stages, device: torch.device, size: int) -> Link:
     """What a transfer between the first two stages of a pipeline takes; all its ranks call this at once.
 

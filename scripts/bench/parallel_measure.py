@@ -10,12 +10,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from econmt.bench.parallel_calibration import Calibration, Setting
-from econmt.bench.parallel_processes import Job, together
-from econmt.bench.parallel_profile import shape_of
 from econmt.bench.rows import Row, Say
 from econmt.bench.training import vocabulary_sizes
-from econmt.config.parallel import check_pipeline
 from econmt.config.recipe import LanguageModelSection, Recipe
 from econmt.data.batching.batch import AnyBatch
 from econmt.engine.communicator import World
@@ -25,13 +21,14 @@ from econmt.engine.precision import precision_of
 from econmt.engine.step import TrainingStep
 from econmt.errors import EconmtError
 from econmt.model import Implementations
-from econmt.parallel.cost_layers import Batch, Division
 from econmt.parallel.cost_model import Kind, best, predict
 from econmt.parallel.processes import joined
 from econmt.parallel.rank_environment import place_of_environment
 from econmt.tasks.registry import task_of_sizes
 from econmt.training.pipelines import make_pipeline
 from econmt_ops.dispatch.timing import quantile, synchronizer
+from scripts.bench.parallel_processes import Job, together
+from scripts.bench.parallel_profile import Profile, Setting, divided, shape_of, why_undivided
 
 ROUNDS = 2
 """How often each way is measured, in turns, by new processes; the quicker time counts."""
@@ -61,9 +58,17 @@ class Way(NamedTuple):
     stages: int
 
     @property
-    def division(self) -> Division:
-        """For tables."""
-        return Division(self.processes // self.stages, self.stages)
+    def division(self) -> str:
+        """Words for tables, such as "2 x 2 stages"."""
+        return division_text(self.processes // self.stages, self.stages)
+
+
+def division_text(replicas: int, stages: int) -> str:
+    """Returns words for a division, such as "alone", "4 data" or "2 x 2 stages"."""
+    parts = [f"{replicas}"] * (replicas > 1) + [f"{stages} stages"] * (stages > 1)
+    if stages == 1:
+        return f"{replicas} data" if replicas > 1 else "alone"
+    return " x ".join(parts)
 
 
 def ways(processes: Sequence[int], kinds: Sequence[Kind], layers: int) -> list[Way]:
@@ -122,25 +127,23 @@ def stack_of(recipe: Recipe) -> int:
     return max(model.encoder.layers, model.decoder.layers)
 
 
-def rows(
-    setting: Setting, wanted: Sequence[Way], say: Say, calibration: Calibration | None = None
-) -> Iterator[Row]:
+def rows(setting: Setting, wanted: Sequence[Way], say: Say, profile: Profile | None = None) -> Iterator[Row]:
     """Measures each way in turns and gives its row; what fails has a column ``failure``.
 
     Args:
         setting: of all. wanted: one process alone first, over which the others' gain is told.
         say: is told what is measured.
-        calibration: of this machine; None: nothing is predicted.
+        profile: Times on this machine; None: nothing is predicted.
     """
     found: dict[Way, list[dict[str, Any]]] = {way: [] for way in wanted}
     failures = {way: why for way in wanted if (why := _hindrance(setting.recipe, way))}
-    how = setting.implementations()
+    job = setting.job()
     for turn in range(1, ROUNDS + 1):
         for way in wanted:
             if way not in failures:
                 say(f"{setting.recipe.name}: {way.division}, round {turn} of {ROUNDS}")
                 try:
-                    found[way].append(_measured(setting, way, how))
+                    found[way].append(_measured(setting, way, job))
                 except EconmtError as error:
                     failures[way] = str(error)
     alone = 0.0
@@ -163,24 +166,14 @@ def rows(
             row["scaling"] = rate / alone
         if "exchange" in quickest:
             row["exchange %"] = max(0.0, 100.0 * quickest["exchange"])
-        if calibration is not None and alone and way.processes > 1:
-            row |= predicted(calibration, setting, way, alone, rate)
+        if profile is not None and alone and way.processes > 1:
+            row |= predicted(profile, setting, way, alone, rate)
         yield row
 
 
-def _recipe_of(recipe: Recipe, way: Way) -> Recipe:
-    """The recipe as it is trained in a way."""
-    parallel = recipe.parallel.model_copy(update={"pipeline": way.stages})
-    return recipe.model_copy(update={"parallel": parallel})
-
-
 def _hindrance(recipe: Recipe, way: Way) -> str:
-    """Why a recipe cannot be trained in a way; empty: it can."""
-    try:
-        check_pipeline(_recipe_of(recipe, way))
-    except ValueError as error:
-        return str(error)
-    return ""
+    """Returns why a recipe cannot be trained in a way; empty if it can."""
+    return why_undivided(recipe, way.stages)
 
 
 def _row(setting: Setting, way: Way) -> Row:
@@ -193,7 +186,7 @@ def _row(setting: Setting, way: Way) -> Row:
         "precision": setting.precision,
         "ranks": way.processes,
         "kind": way.kind,
-        "division": str(way.division),
+        "division": way.division,
     }
 
 
@@ -201,25 +194,25 @@ def _rows(setting: Setting, way: Way) -> int:
     return setting.rows * (way.processes if setting.grown else 1)
 
 
-def predicted(calibration: Calibration, setting: Setting, way: Way, alone: float, rate: float) -> Row:
-    """What the model says of a way, and by how many per cent it misses what was measured; nothing if it cannot say.
+def predicted(profile: Profile, setting: Setting, way: Way, alone: float, rate: float) -> Row:
+    """Returns the predicted throughput of a way and by how many per cent it differs; empty without a prediction.
 
-    It says what is gained over one process, whose rate is measured in turns with that of the others: layers are timed
-    before, and a machine is not always equally fast.
+    The gain over one process is predicted, whose rate is measured in turns with the way's: the profile is older,
+    and a machine is not always equally fast.
 
     Args:
-        calibration: of this machine. setting: what is measured. way: one of its ways, of several processes.
-        alone: tokens a second of one process. rate: of the way.
+        profile: Times on this machine.
+        setting: Conditions of the measurement.
+        way: A way of several processes.
+        alone: Tokens a second of one process.
+        rate: Tokens a second of the way.
     """
-    profile, machine = calibration.profile, calibration.machine(None)
-    source = setting.length * (calibration.sides - 1)
-    batch = Batch(setting.rows, source, setting.length, setting.rows * setting.length)
-    whole = batch.grown(way.processes) if setting.grown else batch
-    one = predict(profile, machine, Division(), [batch])
-    found = best(profile, machine, way.processes, way.kind, [whole])
-    if found is None or found.division.stages != way.stages:
+    step, network = profile.step, profile.network(None)
+    one = predict(step, network, 1, 1, setting.rows)
+    found = best(step, network, way.processes, way.kind, _rows(setting, way))
+    if found is None or found.stages != way.stages:
         return {}
-    said = alone * found.tokens_per_second / one.tokens_per_second
+    said = alone * one.seconds / found.seconds * _rows(setting, way) / setting.rows
     return {"predicted tokens/s": said, "off %": 100.0 * (said / rate - 1.0)}
 
 
@@ -242,16 +235,9 @@ def verdict(found: Sequence[Mapping[str, Any]]) -> str:
     return line
 
 
-def _measured(setting: Setting, way: Way, how: Implementations) -> dict[str, Any]:
-    job = {
-        "recipe": _recipe_of(setting.recipe, way).model_dump(mode="json"),
-        "rows": _rows(setting, way),
-        "length": setting.length,
-        "device": setting.device,
-        "precision": setting.precision,
-        "implementations": list(how),
-        "seconds": setting.seconds,
-    }
+def _measured(setting: Setting, way: Way, job: Job) -> dict[str, Any]:
+    recipe = divided(setting.recipe, way.stages).model_dump(mode="json")
+    job = {**job, "recipe": recipe, "rows": _rows(setting, way)}
     threads = setting.threads
     found = together(_work, job, way.processes, threads, setting.limit)
     return {

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from econmt.bench import parallel_measure
-from econmt.bench.parallel_calibration import (
-    Calibration,
-    Setting,
-    calibrate,
-    read_calibration,
-    write_calibration,
-)
-from econmt.bench.parallel_hardware import H200, paper_profile
-from econmt.bench.parallel_measure import Way, _counting, left_out, predicted, stack_of, verdict, ways
-from econmt.bench.parallel_processes import Job, together
-from econmt.bench.parallel_profile import _parted
 from econmt.bench.rows import Row
 from econmt.config.recipe import Recipe, load_recipe, read_recipe
 from econmt.errors import EconmtError, InputError
-from econmt.model import Implementations
-from econmt.parallel.cost_layers import value_at
+from scripts.bench import parallel_measure
+from scripts.bench import parallel_profile as profiles
+from scripts.bench.parallel_measure import Way, _counting, left_out, predicted, stack_of, verdict, ways
+from scripts.bench.parallel_processes import Job, together
+from scripts.bench.parallel_profile import Profile, Setting, read_profile, write_profile
 
 RECIPE = """
 name: tiny
@@ -51,25 +40,8 @@ def setting(of: Recipe, *, grown: bool = False) -> Setting:
     return Setting(of, 8, 12, grown, "cpu", 1, "float32", 0.05, 120.0)
 
 
-def calibration(**changes: Any) -> Calibration:
-    """One recurrent layer of 1 ms a step and row, an output layer of nothing, and links that take nothing."""
-    layer = {
-        "name": "layer 1",
-        "side": "target",
-        "node": "decoder",
-        "parameters": 100.0,
-        "unit": "steps",
-        "forward": [[0.0, 0.0], [8.0, 8e-3]],
-        "backward": [[0.0, 0.0], [8.0, 8e-3]],
-        "call": [0.0, 0.0],
-        "whole": False,
-        "width": 4,
-        "kept": 8.0,
-        "gather": [[0.0, 0.0]],
-        "once": 0.0,
-    }
-    output = {**layer, "name": "output", "node": "output", "unit": "positions"}
-    output |= {"forward": [[0.0, 0.0]], "backward": [[0.0, 0.0]]}
+def profile(**changes: Any) -> Profile:
+    """A step of 8 ms for 8 rows, and links that take nothing."""
     whole = {
         "recipe": "tiny",
         "batch": 8,
@@ -78,27 +50,33 @@ def calibration(**changes: Any) -> Calibration:
         "processor": "none",
         "ranks": 2,
         "hosted": 2,
-        "layers": [layer, output],
-        "update": 0.0,
-        "overhead": 0.0,
-        "value_bytes": 4,
-        "state_bytes": 8,
-        "tied": "",
-        "reduction": {"latency": 0.0, "bandwidth": 1e30},
-        "messages": {"latency": 0.0, "bandwidth": 1e30},
-        "crowding": [[1.0, 1.0], [2.0, 1.25]],
+        "alone": 8e-3,
+        "rows": [4, 8],
+        "seconds": [5e-3, 10e-3],
+        "shared": 0.0,
+        "gradient_bytes": 400.0,
+        "stacks": [
+            {
+                "pieces": [{"name": "layer 0", "step": 1e-4, "chunk": 0.0, "values": 8.0, "once": 0.0}],
+                "steps": 12,
+            }
+        ],
+        "latency": 0.0,
+        "byte": 0.0,
     }
-    return Calibration.model_validate({**whole, **changes})
+    return Profile.model_validate({**whole, **changes})
 
 
-def test_what_is_measured_is_kept_and_read_back(tmp_path: Path) -> None:
-    found = calibration()
-    write_calibration(tmp_path / "p.json", found)
-    assert read_calibration(tmp_path / "p.json") == found
-    assert found.machine("hdr").between.name == "hdr"
-    assert not found.machine(None).overlaps
-    assert calibration(device="cuda").machine(None).between.name == "ndr"
-    assert (found.sides, found.profile.most_stages()) == (1, 1)
+def test_measured_times_are_kept_and_read_back(tmp_path: Path) -> None:
+    found = profile()
+    write_profile(tmp_path / "p.json", found)
+    again = read_profile(tmp_path / "p.json")
+    assert again == found
+    assert again.step == found.step
+    assert again.step.stacks[0].pieces[0].step == 1e-4
+    assert found.network("ndr").between == profiles.BETWEEN["ndr"]
+    assert not found.network(None).overlaps
+    assert profile(device="cuda").network(None).overlaps
 
 
 @pytest.mark.parametrize(
@@ -108,35 +86,14 @@ def test_what_is_measured_is_kept_and_read_back(tmp_path: Path) -> None:
 def test_files_that_are_no_profile(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(InputError, match=words):
-        read_calibration(tmp_path / "p.json")
+        read_profile(tmp_path / "p.json")
 
 
-@pytest.mark.parametrize("named", ["recompute", "reference"])
-def test_what_waits_for_the_last_chunk_is_parted_as_on_paper(named: str) -> None:
-    paper = paper_profile(load_recipe("wikitext2", []), [100], H200, 4, 1).layers[1]
-    alone = SimpleNamespace(
-        step=SimpleNamespace(implementations=Implementations.everywhere(named)),
-        recipe=load_recipe("wikitext2", []),
-    )
-    timed = paper._replace(backward=((4.0, 2.0), (8.0, 3.0)), call=(0.1, 0.4), gather=((0.0, 0.0),), once=0.0)
-    found = _parted(timed, paper, alone)  # type: ignore[arg-type]
-    assert (found == timed) == (named == "reference")
-    assert found.call[1] + found.once == pytest.approx(0.4)
-    for rows, seconds in timed.backward:
-        assert dict(found.backward)[rows] + value_at(found.gather, rows) == pytest.approx(seconds)
-    if named == "recompute":
-        share = value_at(paper.gather, 8.0) / (value_at(paper.gather, 8.0) + value_at(paper.backward, 8.0))
-        assert 0.0 < share < 0.5
-        assert value_at(found.gather, 8.0) == pytest.approx(3.0 * share)
-
-
-@pytest.mark.parametrize("points", [[], [[1.0]], [[2.0, 1.0], [1.0, 1.0]], [[1.0, 1.0], [1.0, 2.0]]])
-def test_times_have_to_rise_in_rows(tmp_path: Path, points: list[list[float]]) -> None:
-    found = json.loads(calibration().model_dump_json())
-    found["layers"][0]["forward"] = points
-    (tmp_path / "p.json").write_text(json.dumps(found))
-    with pytest.raises(InputError, match="layer 1 has no rising points"):
-        read_calibration(tmp_path / "p.json")
+@pytest.mark.parametrize("rows", [[], [4], [8, 4], [4, 4]])
+def test_times_have_to_rise_in_rows(tmp_path: Path, rows: list[int]) -> None:
+    write_profile(tmp_path / "p.json", profile(rows=rows))
+    with pytest.raises(InputError, match="rows do not rise"):
+        read_profile(tmp_path / "p.json")
 
 
 def test_ways_of_several_processes() -> None:
@@ -180,10 +137,10 @@ def test_layers_that_a_pipeline_divides(name: str, layers: int) -> None:
 @pytest.mark.parametrize(("grown", "gain"), [(False, 2 / 1.25), (True, 2 / 1.25)])
 def test_a_prediction_is_a_gain_over_one_process(tmp_path: Path, *, grown: bool, gain: float) -> None:
     there = setting(recipe(tmp_path), grown=grown)
-    found = predicted(calibration(), there, Way(2, "data", 1), 100.0, 200.0)
+    found = predicted(profile(), there, Way(2, "data", 1), 100.0, 200.0)
     assert found["predicted tokens/s"] == pytest.approx(100.0 * gain)
     assert found["off %"] == pytest.approx(100.0 * (gain / 2.0 - 1.0))
-    assert predicted(calibration(), there, Way(2, "pipeline", 2), 100.0, 200.0) == {}, "it has one layer"
+    assert predicted(profile(), there, Way(2, "pipeline", 2), 100.0, 200.0) == {}, "it has one layer"
 
 
 def row(ranks: int, scaling: float, **rest: float) -> Row:
@@ -271,13 +228,11 @@ def test_bytes_are_counted_as_a_ring_sends_them(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.thorough
 def test_two_processes_are_measured_and_predicted(tmp_path: Path) -> None:
     there = setting(recipe(tmp_path))
-    found = calibrate(there, 2)
-    assert found.sides == 2
-    assert [layer.name for layer in found.layers][-1] == "output"
-    assert sum(layer.parameters for layer in found.layers) > 1000
-    assert all(layer.call[0] + layer.forward[-1][1] > 0 for layer in found.layers if layer.parameters)
-    assert found.crowding[0] == [1.0, 1.0]
-    assert found.reduction.latency > 0
+    found = profiles.profile(there, 2)
+    assert found.rows == [1, 2, 4, 8]
+    assert min(found.alone, found.latency, found.shared, *found.seconds) > 0
+    assert found.gradient_bytes > 4000
+    assert [stack.steps for stack in found.stacks] == [12]
     alone, both = parallel_measure.rows(there, ways([2], ["data"], 2), lambda _: None, found)
     assert (alone["scaling"], alone["MB sent"]) == (1.0, 0.0)
     for key in ("tokens/s", "scaling", "predicted tokens/s", "MB sent"):

@@ -1,0 +1,371 @@
+"""Times that :mod:`econmt.parallel.cost_model` predicts from, measured on this machine with a recipe."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from econmt.bench.training import vocabulary_sizes
+from econmt.config.json_reader import Record, json_text, read_json
+from econmt.config.parallel import check_pipeline
+from econmt.config.recipe import LanguageModelSection, Recipe
+from econmt.data.batching.batch import AnyBatch
+from econmt.data.files import write_atomically
+from econmt.engine.graphs import GraphedStep
+from econmt.engine.precision import precision_of
+from econmt.engine.step import TrainingStep
+from econmt.engine.threads import usable_cores
+from econmt.errors import InputError
+from econmt.memory.measure.ledger import measure_step
+from econmt.model import Implementations
+from econmt.parallel.cost_model import Network, Stack, StepProfile
+from econmt.parallel.pipeline.costs import timed_stacks
+from econmt.parallel.pipeline.partition import Link, Piece
+from econmt.parallel.reduction import travelling
+from econmt.tasks.protocol import Shape
+from econmt.tasks.registry import task_of_sizes
+from econmt.training.choice import choose_implementations, measure
+from econmt_ops.dispatch.measurements import Measurement, processor
+from econmt_ops.dispatch.rule import captured
+from econmt_ops.dispatch.timing import quantile, synchronizer
+from scripts.bench.parallel_processes import Job, together
+
+SMALL, LARGE = 8, 4 << 20
+"""Bytes of the messages by which latency and bandwidth are told apart."""
+
+EXCHANGES = 12
+"""Exchanges of each size that are timed; the median counts."""
+
+HALVES = 4
+"""Numbers of rows that are timed: the whole batch, and halves of it."""
+
+TURNS = 3
+"""Times that each number of rows is timed, in turns; the quickest counts."""
+
+LEAST = 3
+"""Updates that are timed however long they take."""
+
+TIMEOUT = timedelta(seconds=120)
+"""Time after which a rank gives up waiting for another."""
+
+BETWEEN = {"1gbe": Link(50e-6, 8e-9), "10gbe": Link(30e-6, 0.8e-9), "ndr": Link(2e-6, 0.02e-9)}
+"""Links between hosts by their nominal bandwidth: Ethernet of 1 and 10 Gbit/s, InfiniBand NDR of 400 Gbit/s."""
+
+
+class PieceRecord(Record):
+    """A :class:`econmt.parallel.pipeline.partition.Piece`."""
+
+    name: str
+    step: float
+    chunk: float
+    values: float
+    once: float
+
+
+class StackRecord(Record):
+    """A :class:`econmt.parallel.cost_model.Stack`."""
+
+    pieces: list[PieceRecord]
+    steps: int
+
+
+class Profile(Record):
+    """Measured times of a recipe on a machine; the file of ``--profile``.
+
+    Attributes:
+        recipe: Name of the recipe.
+        batch: Rows of its batch.
+        length: Positions of a row.
+        device: cpu or cuda.
+        processor: Name of the processor or GPU.
+        ranks: Ranks that worked at once.
+        hosted: Ranks that the machine has room for.
+        alone, rows, seconds, shared, gradient_bytes, stacks: See :class:`econmt.parallel.cost_model.StepProfile`.
+        latency, byte: Link between two ranks as an all-reduce finds it, seconds and seconds a byte.
+    """
+
+    recipe: str
+    batch: int
+    length: int
+    device: str
+    processor: str
+    ranks: int
+    hosted: int
+    alone: float
+    rows: list[int]
+    seconds: list[float]
+    shared: float
+    gradient_bytes: float
+    stacks: list[StackRecord]
+    latency: float
+    byte: float
+
+    @property
+    def step(self) -> StepProfile:
+        """Times of one rank."""
+        return StepProfile(
+            self.alone,
+            tuple(self.rows),
+            tuple(self.seconds),
+            self.shared,
+            self.gradient_bytes,
+            tuple(
+                Stack([Piece(**piece.model_dump()) for piece in each.pieces], each.steps)
+                for each in self.stacks
+            ),
+        )
+
+    def network(self, between: str | None) -> Network:
+        """Hosts like this one, joined by a link of :data:`BETWEEN`."""
+        on_gpu = self.device == "cuda"
+        link = BETWEEN[between or ("ndr" if on_gpu else "10gbe")]
+        return Network(self.hosted, Link(self.latency, self.byte), link, on_gpu)
+
+
+def read_profile(path: Path) -> Profile:
+    """Reads what an earlier command measured.
+
+    Raises:
+        InputError: The file is no profile.
+    """
+    found = read_json(Profile, path, "measure anew: give another file")
+    if not found.rows or len(found.rows) != len(found.seconds) or found.rows != sorted(set(found.rows)):
+        raise InputError(f"{path}: rows do not rise, or have no time each; measure anew: give another file")
+    return found
+
+
+def write_profile(path: Path, found: Profile) -> None:
+    """Keeps what was measured.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    try:
+        write_atomically(path, json_text(found.model_dump(), indent=1).encode())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+
+
+class Setting(NamedTuple):
+    """Conditions of a measurement.
+
+    Attributes:
+        recipe: Recipe whose updates are timed.
+        rows: Rows of the whole batch, all of them full.
+        length: Positions of a row.
+        grown: True if the batch has as many times its rows as there are processes.
+        device: cpu or cuda, a GPU for each process.
+        threads: CPU threads of each process.
+        precision: Name of the precision.
+        seconds: Seconds for each thing that is timed.
+        limit: Seconds after which processes that time one thing are ended.
+    """
+
+    recipe: Recipe
+    rows: int
+    length: int
+    grown: bool
+    device: str
+    threads: int
+    precision: str
+    seconds: float
+    limit: float
+
+    def implementations(self) -> Implementations:
+        """Implementations that a run of this shape uses: measured on the CPU, by the rule in CUDA graphs."""
+        found: list[Measurement] = []
+        device = torch.device(self.device)
+        if device.type == "cpu":
+            task = task_of_sizes(self.recipe, vocabulary_sizes(self.recipe))
+            model = task.build_model().train()
+            precision = precision_of(self.precision, device, [self.recipe])
+            session = measure(task, model, shape_of(self.recipe, self.rows, self.length), device, precision)
+            found = list(session.measurements.values())
+        with captured(device.type == "cuda"):
+            return choose_implementations(Implementations.of(self.recipe.ops), found, device=self.device)
+
+    def job(self) -> dict[str, Any]:
+        """Returns what a process has to know, as JSON values."""
+        return {
+            "recipe": self.recipe.model_dump(mode="json"),
+            "rows": self.rows,
+            "length": self.length,
+            "device": self.device,
+            "precision": self.precision,
+            "implementations": list(self.implementations()),
+            "seconds": self.seconds,
+        }
+
+
+def shape_of(recipe: Recipe, rows: int, length: int) -> Shape:
+    """Returns the shape of full rows, with one source position where there is no source."""
+    return Shape(rows, 1 if isinstance(recipe.model, LanguageModelSection) else length, length)
+
+
+def why_undivided(recipe: Recipe, stages: int) -> str:
+    """Returns why a recipe cannot be trained as a pipeline of so many stages; empty if it can."""
+    try:
+        check_pipeline(divided(recipe, stages))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def divided(recipe: Recipe, stages: int) -> Recipe:
+    """Returns the recipe with a pipeline of so many stages."""
+    return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"pipeline": stages})})
+
+
+def profile(setting: Setting, ranks: int) -> Profile:
+    """Measures what a prediction needs.
+
+    Args:
+        setting: Conditions.
+        ranks: Ranks that work at once.
+
+    Raises:
+        EconmtError: A rank failed, or they were not ready in time.
+    """
+    found = together(_profile, setting.job(), ranks, setting.threads, HALVES * TURNS * setting.limit)
+    hosted = torch.cuda.device_count() if setting.device == "cuda" else usable_cores() // setting.threads
+    whole = {
+        **found[0],
+        "recipe": setting.recipe.name,
+        "batch": setting.rows,
+        "length": setting.length,
+        "device": setting.device,
+        "ranks": ranks,
+        "hosted": max(hosted, ranks),
+    }
+    return Profile.model_validate(json.loads(json_text(whole)))
+
+
+class Updates:
+    """Updates of a recipe in one process as a run does them, on a GPU in CUDA graphs.
+
+    Args:
+        job: See :meth:`Setting.job`.
+        device: Device of this process.
+    """
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self.recipe, self.device, self.length = (
+            Recipe.model_validate(job["recipe"]),
+            device,
+            int(job["length"]),
+        )
+        torch.manual_seed(self.recipe.training.seed)
+        self.task = task_of_sizes(self.recipe, vocabulary_sizes(self.recipe))
+        self.step = TrainingStep(
+            self.task,
+            self.task.build_model().to(device).train(),
+            precision_of(job["precision"], device, [self.recipe]),
+            implementations=Implementations(*job["implementations"]),
+        )
+        self._graphed = GraphedStep(self.step) if device.type == "cuda" else None
+        self._synchronize = synchronizer(device)
+
+    def batch(self, rows: int) -> AnyBatch:
+        """A batch of full rows of random ids, on the CPU."""
+        return self.task.example(shape_of(self.recipe, rows, self.length))
+
+    def seconds(self, rows: int, budget: float) -> float:
+        """Returns the lowest decile of the seconds of updates, timed for about ``budget`` seconds.
+
+        Other work on a machine only adds to times, and not to all alike.
+        """
+        batch = self.batch(rows)
+        times: list[float] = []
+        while len(times) < LEAST + 2 or sum(times[2:]) < budget:
+            began = time.perf_counter()
+            if self._graphed is None:
+                self.step([batch])
+            else:
+                self._graphed([batch])
+            self._synchronize()
+            times.append(time.perf_counter() - began)
+        return quantile(times[2:], 0.1)
+
+    def shared(self, rows: int, update: float) -> float:
+        """Returns the part of an update's seconds that the output layer and the optimizer take.
+
+        On a CPU it comes from an update with marks between its layers. On a GPU, where an update is one graph, it is 0.
+        """
+        if self.device.type != "cpu":
+            return 0.0
+        spent = measure_step(self.step, self.batch(rows), timed=True).milliseconds
+        shared = sum(
+            each for (phase, layer), each in spent.items() if phase == "optimizer" or layer == "output"
+        )
+        return update * shared / sum(spent.values())
+
+
+def _profile(job: Job) -> Job:
+    """Measures in each rank; the first gives the result."""
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    rank = dist.get_rank()
+    device = torch.device("cuda", rank) if job["device"] == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    updates, budget = Updates(job, device), float(job["seconds"]) / TURNS
+    rows = sorted({max(1, int(job["rows"]) // 2**power) for power in range(HALVES)})
+    alone, busy = [0.0] * TURNS, [[0.0] * len(rows) for _ in range(TURNS)]
+    for turn in range(TURNS):
+        if rank == 0:
+            alone[turn] = updates.seconds(rows[-1], budget)
+        for place, count in enumerate(rows):
+            dist.barrier()
+            busy[turn][place] = updates.seconds(count, budget)
+    times = torch.tensor(busy, dtype=torch.float64).amin(0)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    found: dict[str, Any] = {"alone": min(alone), "rows": rows, "seconds": times.tolist()}
+    if rank == 0:
+        shape = shape_of(updates.recipe, rows[-1], updates.length)
+        stacks: list[tuple[list[Piece], int]] = []
+        if not why_undivided(updates.recipe, 2):
+            with captured(device.type == "cuda"):
+                step = updates.step
+                stacks = timed_stacks(step.model, shape, step.precision, step.implementations)
+        found["stacks"] = [
+            {"pieces": [piece._asdict() for piece in pieces], "steps": steps} for pieces, steps in stacks
+        ]
+        found["shared"] = updates.shared(rows[-1], found["alone"])
+        parameters = sum(each.numel() for each in updates.step.model.parameters() if each.requires_grad)
+        found["gradient_bytes"] = parameters * travelling(updates.recipe.parallel).itemsize
+        found["processor"] = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
+    dist.barrier()
+    group = dist.new_group(backend="nccl", device_id=device) if device.type == "cuda" else None
+    found["latency"], found["byte"] = _link(device, group)
+    dist.barrier()
+    dist.destroy_process_group()
+    return found if rank == 0 else {}
+
+
+def _link(device: torch.device, group: dist.ProcessGroup | None) -> tuple[float, float]:
+    """Returns latency and seconds a byte with which a ring takes as long as an all-reduce of all ranks does."""
+    ranks = dist.get_world_size()
+    if ranks == 1:
+        return 0.0, 0.0
+    medians = []
+    for size in (SMALL, LARGE):
+        exchange: Callable[[], object] = partial(
+            dist.all_reduce, torch.zeros(size // 4, device=device), group=group
+        )
+        times = []
+        for _ in range(EXCHANGES + 2):
+            dist.barrier()
+            began = time.perf_counter()
+            exchange()
+            synchronizer(device)()
+            times.append(time.perf_counter() - began)
+        medians.append(quantile(times[2:], 0.5))
+    messages = 2 * (ranks - 1)
+    return medians[0] / messages, max(0.0, medians[1] - medians[0]) / messages / (LARGE / ranks)

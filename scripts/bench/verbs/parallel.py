@@ -1,0 +1,293 @@
+"""``python -m scripts.bench parallel``: gains of several processes, measured here and predicted for many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import Annotated
+
+import torch
+import typer
+
+from econmt.bench.rows import Row, Say, save_figure
+from econmt.cli.measuring import CsvOption, Place, PlotOption
+from econmt.cli.options import DeviceOption, OverridesArgument, check_writable, refuse_idle, within
+from econmt.config import limits
+from econmt.config.recipe import LanguageModelSection, Recipe, load_recipe
+from econmt.data.batching.batches import rows_of_batch
+from econmt.data.tables import WIDTH
+from econmt.engine.precision import precision_of_run
+from econmt.errors import InputError
+from econmt.parallel.cost_model import KINDS, Kind, best, predict
+from scripts.bench import parallel_measure, parallel_profile
+from scripts.bench.parallel_profile import BETWEEN, Profile, Setting
+
+MOST_RANKS = 65_536
+FULL_LENGTH = 50
+ALL_KINDS = ",".join(KINDS)
+RANKS = "1,2,4,8,16,32,64,128,256,512,1024"
+
+ProcessesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N,...", help="Measure with so many processes.", show_default="1,2; none with --predict"
+    ),
+]
+PredictOption = Annotated[
+    bool, typer.Option("--predict", help="Predict for --ranks from times measured here.")
+]
+RanksOption = Annotated[str, typer.Option(metavar="N,N,...", help="With --predict: numbers of ranks.")]
+DivisionOption = Annotated[str, typer.Option(metavar="NAME,...", help="data, pipeline (of layers), both.")]
+BatchOption = Annotated[
+    str, typer.Option(help="fixed: the recipe's, shared out; grown: as many times its rows as ranks.")
+]
+LengthOption = Annotated[
+    int | None,
+    typer.Option(
+        min=2, max=limits.POSITIONS, help="Positions of a row, all full.", show_default="50, or bptt"
+    ),
+]
+BetweenOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LINK",
+        help=f"With --predict: link between hosts, {', '.join(BETWEEN)}.",
+        show_default="10gbe; ndr with GPUs",
+    ),
+]
+ProfileOption = Annotated[
+    Path | None, typer.Option(help="Times measured here: read from this JSON, or measured and written.")
+]
+SecondsOption = Annotated[
+    float, typer.Option(callback=within(0.0, limits.SECONDS), help="Seconds for each time that is taken.")
+]
+LimitOption = Annotated[
+    float, typer.Option(callback=within(1.0, limits.SECONDS), help="Seconds after which a way is given up.")
+]
+ThreadsOption = Annotated[int, typer.Option(min=1, max=limits.THREADS, help="CPU threads of each process.")]
+
+
+def numbers_of(option: str, text: str, most: int) -> list[int]:
+    """Reads whole numbers from 1, such as "1,2,4".
+
+    Raises:
+        InputError: The text is something else.
+    """
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and 1 <= int(part) <= most for part in parts):
+        raise InputError(f"{option} '{text}': give numbers from 1 to {most:,} with commas between, as 1,2,4")
+    return sorted({int(part) for part in parts})
+
+
+def kinds_of(text: str) -> list[Kind]:
+    """Reads kinds of division, such as "data,pipeline,both".
+
+    Raises:
+        InputError: A name is unknown.
+    """
+    names = [part.strip() for part in text.split(",")]
+    for name in names:
+        if name not in KINDS:
+            raise InputError(f"--division '{text}': give some of {', '.join(KINDS)} with commas between")
+    return [kind for kind in KINDS if kind in names]
+
+
+def parallel_command(
+    context: typer.Context,
+    recipe: Annotated[str, typer.Argument(help="Recipe: a YAML file or a shipped name.")],
+    overrides: OverridesArgument = None,
+    processes: ProcessesOption = None,
+    to_predict: PredictOption = False,
+    ranks: RanksOption = RANKS,
+    division: DivisionOption = ALL_KINDS,
+    batch: BatchOption = "fixed",
+    length: LengthOption = None,
+    between: BetweenOption = None,
+    profile: ProfileOption = None,
+    seconds: SecondsOption = 5.0,
+    limit: LimitOption = 180.0,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = 1,
+    csv: CsvOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Time updates that several processes share, and predict them for up to 1,024 ranks.
+
+    With --predict and --processes the prediction stands beside the measurement.
+
+    \b
+    Example:
+      python -m scripts.bench parallel iwslt --processes 1,2 --batch grown
+      python -m scripts.bench parallel multi30k --processes 1,2 --predict
+      python -m scripts.bench parallel iwslt --predict --profile iwslt.json
+    """
+    kinds, counts = kinds_of(division), numbers_of("--ranks", ranks, MOST_RANKS)
+    if batch not in ("fixed", "grown"):
+        raise InputError(f"--batch '{batch}': give fixed or grown")
+    if not to_predict:
+        why = "is for --predict; give that, or leave it out"
+        refuse_idle(context, why, "ranks", "between", "profile")
+    if between is not None and between not in BETWEEN:
+        raise InputError(f"--between '{between}': give one of {', '.join(BETWEEN)}")
+    check_writable(profile)
+    place = Place(device, threads, csv, plot)
+    numbers = numbers_of("--processes", processes or "1,2", limits.THREADS)
+    _check_gpus(place.device, max(numbers))
+    loaded = load_recipe(recipe, overrides or [])
+    rows, positions = _full_rows(loaded, length)
+    precision = precision_of_run(loaded, place.device).name
+    grown = batch == "grown"
+    setting = Setting(loaded, rows, positions, grown, place.device.type, threads, precision, seconds, limit)
+    measures = processes is not None or not to_predict
+    if measures:
+        _check_divisible(loaded, numbers, kinds)
+    found = None
+    with place.measuring() as say:
+        if to_predict:
+            found = _profile(setting, max(2, *numbers), profile, say)
+        measured = _measure(place, setting, numbers, kinds, found, say) if measures else []
+    title = f"{loaded.name}, batch {batch}, {precision}"
+    if found is None:
+        place.draw(measured, label=("division",), value="tokens/s", title=title)
+        return
+    rows_found = place.kept(_predicted(found, setting, between, counts, kinds))
+    columns = ("ranks", "division", "chunks", "milliseconds", "scaling", "exchange %", "MB sent")
+    place.print(rows_found, columns, f"{title}: predicted")
+    if plot is not None:
+        _draw(rows_found, plot, f"{title}: predicted")
+
+
+def _check_gpus(device: torch.device, processes: int) -> None:
+    """Checks that each process can have a GPU, where there are any.
+
+    Raises:
+        InputError: There are fewer, or one was named.
+    """
+    if device.type != "cuda":
+        return
+    if str(device) != "cuda":
+        raise InputError(f"--device {device}: each process has a GPU of its own; give cuda")
+    if processes > torch.cuda.device_count():
+        raise InputError(
+            f"--processes {processes}: this machine has {torch.cuda.device_count()} GPUs; give fewer"
+        )
+
+
+def _check_divisible(recipe: Recipe, counts: Sequence[int], kinds: Sequence[Kind]) -> None:
+    """Checks that several processes, if any, can share the updates of a recipe.
+
+    Raises:
+        InputError: No division can be measured; a line for each says why.
+    """
+    wanted = parallel_measure.ways(counts, kinds, parallel_measure.stack_of(recipe))
+    if max(counts) > 1 and len(wanted) == 1:
+        raise InputError(*parallel_measure.left_out(recipe, counts, kinds))
+
+
+def _full_rows(recipe: Recipe, length: int | None) -> tuple[int, int]:
+    """Returns rows and positions of a batch without padding."""
+    if isinstance(recipe.model, LanguageModelSection):
+        return recipe.training.batch.size, length or recipe.training.bptt
+    positions = length or FULL_LENGTH
+    return rows_of_batch(recipe.training.batch, positions), positions
+
+
+def _profile(setting: Setting, ranks: int, path: Path | None, say: Say) -> Profile:
+    """Returns what an earlier command measured of this setting, or measures and keeps it.
+
+    Raises:
+        InputError: The file has the times of something else.
+    """
+    wanted = (setting.recipe.name, setting.rows, setting.length, setting.device)
+    if path is not None and path.exists():
+        found = parallel_profile.read_profile(path)
+        of = (found.recipe, found.batch, found.length, found.device)
+        if of != wanted:
+            raise InputError(f"{path}: of {_words(of)}, not {_words(wanted)}; give another file")
+        return found
+    say(f"{setting.recipe.name}: times of updates, layers and links")
+    found = parallel_profile.profile(setting, ranks)
+    if path is not None:
+        parallel_profile.write_profile(path, found)
+    return found
+
+
+def _words(of: tuple[str, int, int, str]) -> str:
+    recipe, rows, length, device = of
+    return f"{recipe}, {rows} rows of {length} on {device}"
+
+
+def _measure(
+    place: Place,
+    setting: Setting,
+    counts: Sequence[int],
+    kinds: Sequence[Kind],
+    found: Profile | None,
+    say: Say,
+) -> list[Row]:
+    """Measures ways to share updates, prints them and the verdict."""
+    wanted = parallel_measure.ways(counts, kinds, parallel_measure.stack_of(setting.recipe))
+    rows = place.kept(parallel_measure.rows(setting, wanted, say, found))
+    figures = ("milliseconds", "tokens/s", "scaling", "exchange %", "MB sent", "peak MB")
+    title = f"{setting.recipe.name}, batch {'grown' if setting.grown else 'fixed'}, {setting.precision}"
+    place.print(rows, ("division", "rows", *figures, "predicted tokens/s", "off %"), f"{title}: measured")
+    lines = [f"{row['division']}: {row['failure']}" for row in rows if "failure" in row]
+    lines += parallel_measure.left_out(setting.recipe, counts, kinds)
+    for line in (*lines, parallel_measure.verdict(rows)):
+        print("\n".join(wrap(line, WIDTH, subsequent_indent="  ")))
+    return rows
+
+
+def _predicted(
+    found: Profile, setting: Setting, between: str | None, counts: Sequence[int], kinds: Sequence[Kind]
+) -> Iterator[Row]:
+    """Yields the best division of each kind for each number of ranks."""
+    step, network = found.step, found.network(between)
+    one = predict(step, network, 1, 1, setting.rows)
+    for count in counts:
+        rows = setting.rows * (count if setting.grown else 1)
+        for kind in kinds:
+            each = best(step, network, count, kind, rows)
+            if each is not None:
+                yield {
+                    "bench": "parallel-prediction",
+                    "recipe": setting.recipe.name,
+                    "ranks": count,
+                    "kind": kind,
+                    "division": parallel_measure.division_text(each.replicas, each.stages),
+                    "chunks": " + ".join(map(str, each.chunks)),
+                    "milliseconds": 1e3 * each.seconds,
+                    "scaling": one.seconds / each.seconds * rows / setting.rows,
+                    "exchange %": 100.0 * each.exchange / each.seconds,
+                    "MB sent": each.sent / 1e6,
+                }
+
+
+def _draw(found: Sequence[Mapping[str, str | int | float]], path: Path, title: str) -> None:
+    """Draws scaling against ranks, a line for each kind of division.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for kind in dict.fromkeys(str(row["kind"]) for row in found):
+        rows = [row for row in found if row["kind"] == kind]
+        axes.plot(
+            [int(row["ranks"]) for row in rows],
+            [float(row["scaling"]) for row in rows],
+            marker="o",
+            label=kind,
+        )
+    ends = sorted({int(row["ranks"]) for row in found})
+    axes.plot(ends, ends, color="#999999", linestyle=":", label="as many times as ranks")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("tokens a second, times those of one rank")
+    axes.set_title(title)
+    axes.legend()
+    save_figure(figure, path)
