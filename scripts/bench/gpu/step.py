@@ -98,7 +98,9 @@ def prepare(variant: str, task: TranslationTask, batches: list[Batch], precision
     if variant == "plain":
         texts = [
             plain.Text(
-                *(part.to(DEVICE) for part in (b.source, b.source_lengths, b.target_input, b.target_output))
+                b.source.to(DEVICE),
+                b.source_lengths.to(DEVICE),
+                torch.cat((b.target_input[:, :1], b.target_output), 1).to(DEVICE),
             )
             for b in batches
         ]

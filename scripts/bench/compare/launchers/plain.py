@@ -1,8 +1,7 @@
 """The comparison's yardstick: the same model as a careful person writes it in plain PyTorch.
 
-Encoder ``nn.LSTM`` over packed sequences; decoder a loop of LSTM cells with all four gates in one product, the input's
-part of it and the attention's keys computed for all positions before the loop; output layer and loss once, on the
-positions that are not padding; fused Adam; batches of sentences of like length. Autograd does the rest. Usage:
+The model is :class:`scripts.bench.plain_model.PlainModel` over packed sequences, its loss on the positions that are not
+padding; fused Adam; batches of sentences of like length. Usage:
 
 python plain.py train DATA MODEL_FOLDER UPDATES LOG_EVERY
 python plain.py translate DATA MODEL_FOLDER OUTPUT
@@ -20,73 +19,16 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import pad_sequence
 
-PAD, BOS, EOS = 0, 2, 3
-BATCH, SIZE, BEAM = 64, 512, 5
+sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
+
+from scripts.bench.plain_model import PAD, Memory, PlainModel, Sizes
+
+BOS, EOS = 2, 3
+BATCH, BEAM = 64, 5
 POOL = 100
 """Batches that are sorted by length together."""
-
-
-class Memory(NamedTuple):
-    """The source as attention sees it: keys (B, S, A), values (B, S, E), padding (B, S) bool."""
-
-    keys: Tensor
-    values: Tensor
-    padding: Tensor
-
-
-class Model(nn.Module):
-    """Bidirectional LSTM 2 x 256, LSTM 512 with additive attention and input feeding, embeddings 512."""
-
-    def __init__(self, source_size: int, target_size: int) -> None:
-        super().__init__()
-        self.source = nn.Embedding(source_size, SIZE, padding_idx=PAD)
-        self.target = nn.Embedding(target_size, SIZE, padding_idx=PAD)
-        self.encoder = nn.LSTM(SIZE, SIZE // 2, batch_first=True, bidirectional=True)
-        self.start = nn.Linear(SIZE, 2 * SIZE)
-        self.inputs = nn.Linear(SIZE, 4 * SIZE)
-        self.recurrent = nn.Linear(2 * SIZE, 4 * SIZE, bias=False)
-        self.keys = nn.Linear(SIZE, SIZE, bias=False)
-        self.query = nn.Linear(SIZE, SIZE, bias=False)
-        self.score = nn.Linear(SIZE, 1, bias=False)
-        self.combine = nn.Linear(2 * SIZE, SIZE)
-        self.output = nn.Linear(SIZE, target_size)
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -0.08, 0.08)
-
-    def encode(self, source: Tensor, lengths: Tensor) -> tuple[Memory, tuple[Tensor, Tensor, Tensor]]:
-        """Source ids (B, S) and lengths (B,); returns what attention sees and the first (h, c, o), each (B, H)."""
-        packed = pack_padded_sequence(self.source(source), lengths, batch_first=True, enforce_sorted=False)
-        states, (last, _) = self.encoder(packed)
-        values, _ = pad_packed_sequence(states, batch_first=True)
-        hidden, cell = torch.tanh(self.start(torch.cat((last[0], last[1]), 1))).chunk(2, 1)
-        return Memory(self.keys(values), values, source == PAD), (hidden, cell, torch.zeros_like(hidden))
-
-    def step(
-        self, inputs: Tensor, memory: Memory, state: tuple[Tensor, Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """One position; ``inputs`` (B, 4H) is the input's part of the gates. Returns the next (h, c, o)."""
-        hidden, cell, fed = state
-        gates = inputs + self.recurrent(torch.cat((hidden, fed), 1))
-        enter, forget, new, leave = gates.chunk(4, 1)
-        cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
-        hidden = torch.sigmoid(leave) * torch.tanh(cell)
-        scores = self.score(torch.tanh(self.query(hidden).unsqueeze(1) + memory.keys)).squeeze(2)
-        weights = torch.softmax(scores.masked_fill(memory.padding, float("-inf")), 1)
-        context = torch.bmm(weights.unsqueeze(1), memory.values).squeeze(1)
-        return hidden, cell, torch.tanh(self.combine(torch.cat((hidden, context), 1)))
-
-    def loss(self, source: Tensor, lengths: Tensor, target: Tensor) -> Tensor:
-        """Mean cross-entropy of target ids (B, T + 1) that begin with ``<s>``."""
-        memory, state = self.encode(source, lengths)
-        outputs = []
-        for inputs in self.inputs(self.target(target[:, :-1])).unbind(1):
-            state = self.step(inputs, memory, state)
-            outputs.append(state[2])
-        real = target[:, 1:] != PAD
-        return F.cross_entropy(self.output(torch.stack(outputs, 1)[real]), target[:, 1:][real])
 
 
 class Text(NamedTuple):
@@ -137,7 +79,7 @@ def batches(text: Text, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 def train(data: Path, folder: Path, updates: int, log_every: int) -> None:
     torch.manual_seed(1)
     text = read_text(data, "train")
-    model = Model(*text.sizes)
+    model = PlainModel(Sizes(*text.sizes), packed=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     tokens = 0
     for update, (source, lengths, target) in enumerate(batches(text, seed=1), 1):
@@ -157,7 +99,7 @@ def train(data: Path, folder: Path, updates: int, log_every: int) -> None:
 
 
 @torch.inference_mode()
-def search(model: Model, sources: Sequence[Sequence[int]]) -> list[list[int]]:
+def search(model: PlainModel, sources: Sequence[Sequence[int]]) -> list[list[int]]:
     """The best of ``BEAM`` hypotheses of each sentence, scores divided by length."""
     count = len(sources)
     memory, state = model.encode(padded(sources), torch.tensor([len(row) for row in sources]))
@@ -170,7 +112,7 @@ def search(model: Model, sources: Sequence[Sequence[int]]) -> list[list[int]]:
     limits = [2 * len(row) + 10 for row in sources]
     for length in range(1, max(limits) + 1):
         state = model.step(model.inputs(model.target(words[:, -1])), memory, state)
-        log_probabilities = torch.log_softmax(model.output(state[2]), 1).view(count, BEAM, -1)
+        log_probabilities = torch.log_softmax(model.logits(state[-1]), 1).view(count, BEAM, -1)
         vocabulary = log_probabilities.shape[2]
         best, places = (scores.unsqueeze(2) + log_probabilities).view(count, -1).topk(2 * BEAM, 1)
         parents, chosen = places // vocabulary, places % vocabulary
@@ -191,7 +133,7 @@ def search(model: Model, sources: Sequence[Sequence[int]]) -> list[list[int]]:
 
 def translate(data: Path, folder: Path, output: Path) -> None:
     text = read_text(data, "test")
-    model = Model(*text.sizes).eval()
+    model = PlainModel(Sizes(*text.sizes), packed=True).eval()
     model.load_state_dict(load_file(folder / "model.safetensors"))
     began = time.perf_counter()
     order = sorted(range(len(text.pairs)), key=lambda number: len(text.pairs[number][0]))
