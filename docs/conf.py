@@ -21,7 +21,6 @@ myst_enable_extensions = ["fieldlist"]
 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
-autodoc_type_aliases = {"Checkpoint": "econmt.api.Checkpoint"}
 napoleon_numpy_docstring = False
 python_maximum_signature_line_length = 88
 

@@ -27,6 +27,7 @@ ONLY_PARSED = {
         "scripts.compare",
         "scripts/measure_",
         "scripts/bench",
+        "scripts.bench",
         "scripts/serve_load.py",
         "scripts/results/",
         "make ",
