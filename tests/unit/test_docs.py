@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +17,7 @@ import typer.main
 import econmt
 from econmt.cli import main as command
 from econmt.recipe import load_recipe, shipped_recipes
-from tests.conftest import ROOT
+from tests.conftest import ROOT, econmt_environment
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("ops/**/*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -159,6 +161,31 @@ def test_every_page_is_in_the_navigation() -> None:
     trees = "\n".join(re.findall(r"^```\{toctree\}\n(.*?)^```$", index, re.MULTILINE | re.DOTALL))
     for page in sorted(ROOT.glob("docs/*.md")):
         assert page.name == "index.md" or re.search(rf"(^|<){page.stem}>?$", trees, re.MULTILINE), page.name
+
+
+def test_the_recipe_of_the_readme_is_complete(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (text,) = [text for language, text in BLOCK.findall(readme) if language == "yaml"]
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    assert load_recipe(tmp_path / "mine.yaml").output == "runs/mine"
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
+    for package in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(package)
+    command = "sphinx --fail-on-warning --keep-going --quiet -b html -c docs . "
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split(), str(tmp_path)],
+        cwd=ROOT,
+        env=econmt_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "docs" / "index.html").is_file()
+    assert (tmp_path / "searchindex.js").is_file()
 
 
 def test_constraints_cover_what_is_imported_and_never_bound_torch_from_above() -> None:
