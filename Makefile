@@ -1,6 +1,8 @@
 # make quickstart   installs econmt and trains a small translation model in a few minutes
 # make test         installs the test extras and runs every check but the long tests
 # make test-all     the long ones, too
+# make docs         builds the documentation site in build/docs
+# make reference    writes docs/recipes.md and docs/commands.md anew
 # make environments installs in other Pythons, with the lowest and newest versions, without a compiler, and tries each
 #
 # Both make an environment in .venv the first time. To use another one:
@@ -24,7 +26,7 @@ endif
 # Two workers with one thread each are quicker than one worker with two threads: most tests are too small for threads.
 pytest = OMP_NUM_THREADS=1 $(python) -m pytest -n 2 --dist worksteal --durations 30
 
-.PHONY: quickstart test test-all thorough lint format type unit slow docs environments clean
+.PHONY: quickstart test test-all thorough lint format type unit slow reference docs environments clean
 
 quickstart: $(state)/installed
 	@start=$$(date +%s); \
@@ -58,8 +60,15 @@ thorough: $(state)/tested
 environments: $(state)/installed
 	$(python) scripts/environments.py
 
-docs: $(state)/installed
+# The pages that are generated: recipe keys and commands.
+reference: $(state)/installed
 	$(python) scripts/make_recipe_reference.py
+	$(python) scripts/make_command_reference.py
+
+# The documentation site; a broken link or anchor is an error.
+docs: reference $(state)/documented
+	$(python) -m sphinx --fail-on-warning --keep-going --quiet -b html -c docs . build/docs
+	@echo "open build/docs/index.html"
 
 clean:
 	rm -rf .venv build dist econmt.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis ops/econmt_ops/backends/c/*.so
@@ -82,6 +91,10 @@ $(state)/tested: $(state)/installed
 	@$(python) -c 'import importlib.metadata as m, sys; sys.exit("triton" in str(m.requires("torch")))' && \
 	grep '^triton==' constraints.txt > $(state)/triton.txt || : > $(state)/triton.txt
 	$(python) -m pip install --constraint $(state)/constraints.txt --constraint $(state)/triton.txt --editable '.[test]'
+	@touch $@
+
+$(state)/documented: $(state)/installed
+	$(python) -m pip install --constraint $(state)/constraints.txt --editable '.[docs]'
 	@touch $@
 
 # The tested versions, but for a torch that is there already.

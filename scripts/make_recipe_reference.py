@@ -23,29 +23,27 @@ TARGET = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
 INTRODUCTION = """\
 # Recipes: every key
 
-A recipe is one YAML file that describes one training run, whole. This page is made from the schema in
-`econmt/config/recipe.py` by `make docs`; a test keeps it up to date.
+A recipe is one YAML file that describes a training run completely. This page is made from the schema of recipes by
+`make reference`; a test keeps it up to date.
 
 ```console
-econmt recipes list                                  # what is shipped
-econmt recipes copy multi30k mine.yaml               # start from one, comments and all
-econmt recipes show mine.yaml                        # every key, defaults resolved
-econmt recipes show mine.yaml --changed-only         # what differs from the defaults
-econmt recipes validate mine.yaml                    # what is wrong with it
-econmt train mine.yaml training.batch.size=128       # change a key for one run
+econmt recipes list                                  # the shipped recipes
+econmt recipes copy multi30k mine.yaml               # copies one, comments included
+econmt recipes show mine.yaml                        # every key, with defaults
+econmt recipes show mine.yaml --changed-only         # only what differs from the defaults
+econmt recipes validate mine.yaml                    # errors, with file, line and key
+econmt train mine.yaml training.batch.size=128       # changes a key for one run
 ```
 
-Rules:
-
-- Keys that are not listed here are errors, and so are wrong types, values out of range and keys given twice. The
-  error names the file, the line, the key and the nearest valid one; `econmt` then leaves with exit code 2.
-- A value that has no effect beside the other keys gets a line on standard error; if it would switch something on that
-  the run then would not have, it is an error.
+- Unknown keys, wrong types, values out of range and keys given twice are errors. The message names the file, the line,
+  the key and the nearest valid one; `econmt` then leaves with exit code 2.
+- A value that has no effect beside the other keys gets a warning on standard error. It is an error if it would switch
+  something on that the run then would not have.
 - `key.sub=value` on the command line changes a key after the file is read. The value is YAML:
   `data.train=[a/one, a/two]`, `model.attention={type: dot}`, `training.max_updates=null`. The last one counts.
-- YAML is read by the rules of version 1.2: only `true` and `false` are booleans (`no` is Norwegian), `3e-4` is a
+- YAML is read by the rules of version 1.2: only `true` and `false` are booleans (`no` is Norwegian), and `3e-4` is a
   number. Anchors, aliases and tags are not allowed.
-- A recipe may be named by its file or, if it is shipped, by its name alone.
+- A recipe is named by its file or, if it is shipped, by its name alone.
 - *required* keys have no default.
 """
 
@@ -198,7 +196,7 @@ def main() -> None:
     check = parser.parse_args().check
     current = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
     if check and current != reference():
-        sys.exit(f"{TARGET}: out of date; run make docs")
+        sys.exit(f"{TARGET}: out of date; run make reference")
     if not check:
         TARGET.write_text(reference(), encoding="utf-8")
 

@@ -29,10 +29,6 @@ ONLY_PARSED = {
         "en-vi",
         "-m RUN ",
         "python3 -m venv",
-        "bench parallel iwslt --processes 1,2,4",
-        "bench parallel gnmt --processes",
-        "bench parallel wikitext2 model.layers=8",
-        "bench parallel iwslt --simulate",
     ],
     "text that is not public": ["train ptb"],
 }

@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[3]
 def test_small_run(tmp_path: Path) -> None:
     command = [
         sys.executable,
-        str(ROOT / "scripts" / "measure_data.py"),
+        "-m",
+        "scripts.bench.data",
         "--folder",
         str(tmp_path / "store"),
         "--cold",

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from econmt.data.text.subwords import EOS
-from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search, continuous
+from econmt.decoding.search import continuous
+from econmt.decoding.search.beam import Hypothesis, SearchOptions, beam_search
 from econmt.decoding.search.continuous import ContinuousSearch, Graphs, Sentence
 from econmt.decoding.translator import pad_sources
 from econmt.model import IncrementalModel

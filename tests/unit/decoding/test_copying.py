@@ -11,7 +11,8 @@ import torch
 from econmt.config import recipe
 from econmt.data.text.subwords import BOS, EOS, UNK, Vocabularies, WordVocabulary
 from econmt.decoding.requests import Request
-from econmt.decoding.search.beam import SearchOptions, beam_search, continuous
+from econmt.decoding.search import continuous
+from econmt.decoding.search.beam import SearchOptions, beam_search
 from econmt.decoding.search.continuous import ContinuousSearch, Sentence
 from econmt.decoding.search.shortlist import Shortlists
 from econmt.decoding.translator import Translator, pad_sources

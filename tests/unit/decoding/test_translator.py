@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from econmt.config.recipe import Decoding
 from econmt.data.text.subwords import EOS, PAD, Vocabularies
 from econmt.decoding.formats import format_translation
-from econmt.decoding.search.beam import SearchOptions, continuous
+from econmt.decoding.search import continuous
+from econmt.decoding.search.beam import SearchOptions
 from econmt.decoding.translator import Translator, batches_by_length, evaluation_mode, one_line, pad_sources
 from econmt.errors import EconmtError
 from econmt.model import IncrementalModel

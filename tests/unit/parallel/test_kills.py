@@ -23,7 +23,7 @@ from scripts.processes_of_run import (
     ranks_of_run,
     seconds_until_all_ended,
 )
-from tests.conftest import econmt_environment
+from tests.conftest import ROOT, econmt_environment
 from tests.unit.parallel.test_data_parallel import recipe_in
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -206,8 +206,8 @@ def test_a_rank_that_hangs_is_named_and_all_end(start: Callable[..., Run]) -> No
 @pytest.mark.slow
 def test_no_process_of_a_benchmark_outlives_it() -> None:
     mark = secrets.token_hex(8)
-    code = "import time; from econmt.bench.parallel_processes import together; together(time.sleep, 600, 2, 1, 600)"
-    process = subprocess.Popen([sys.executable, "-c", code], env=econmt_environment({MARK: mark}))
+    code = "import time; from scripts.bench.parallel_processes import together; together(time.sleep, 600, 2, 1, 600)"
+    process = subprocess.Popen([sys.executable, "-c", code], env=econmt_environment({MARK: mark}), cwd=ROOT)
     try:
         while sum(map(imports_torch, processes_of_run(mark))) < 3:
             assert process.poll() is None

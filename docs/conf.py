@@ -1,0 +1,31 @@
+"""Configuration of the documentation site, built by ``make docs``.
+
+The source folder is the repository, so that a relative link that works in a checkout works on the site.
+"""
+
+from __future__ import annotations
+
+import econmt
+
+project = "econmt"
+author = "the econmt authors"
+copyright = author  # noqa: A001  Sphinx reads this name
+version = release = econmt.__version__
+
+root_doc = "docs/index"
+include_patterns = ["docs/**.md", "ops/**.md", "scripts/compare/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["fieldlist"]
+
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False
+python_maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_title = f"econmt {econmt.__version__}"
+html_show_sourcelink = False
+html_copy_source = False
+html_extra_path = ["site"]

@@ -1,0 +1,164 @@
+"""Writes docs/commands.md, the reference of the command line, from the commands' own help.
+
+Example: python scripts/make_command_reference.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from typer.models import OptionInfo, ParameterInfo
+from typer.utils import get_params_from_function
+
+from econmt.cli import main as command_line
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
+INTRODUCTION = """\
+# Commands
+
+Every command with its arguments and options. This page is made from the commands' own help by `make reference`; a test
+keeps it up to date. `econmt COMMAND --help` prints the same.
+
+Results go to standard output, messages to standard error. `translate -o FILE` and `score -o FILE` write line by line,
+so that an interrupted run keeps the lines that were done; every other file appears whole or not at all.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | something failed while the command ran |
+| 2 | an argument, a file or a recipe cannot be used |
+| 70 | a bug in econmt |
+| 130 | interrupted |
+
+Every command takes `--debug`, which shows the traceback of an error.
+"""
+NAMES = {int: "whole number", float: "number", str: "text", Path: "path"}
+
+
+def reference() -> str:
+    """Returns the whole page."""
+    overview = ["", "| command | purpose |", "|---|---|"]
+    overview += [
+        f"| [`econmt {verb}`](#econmt-{verb}) | {cell(summary)} |"
+        for verb, summary in command_line.VERBS.items()
+    ]
+    parts = [INTRODUCTION, "\n".join(overview) + "\n"]
+    for verb in command_line.VERBS:
+        application = command_line._application([verb])
+        for group in application.registered_groups:
+            parts.extend(group_text(group.typer_instance, f"econmt {verb}"))
+        if not application.registered_groups:
+            command = next(each for each in application.registered_commands if each.name == verb)
+            parts.append(command_text(command, f"econmt {verb}", "##"))
+    return "".join(parts)
+
+
+def group_text(group: Any, name: str) -> Iterator[str]:
+    """Yields the section of a command that has subcommands, then theirs."""
+    yield f"\n## `{name}`\n\n{escaped(group.info.help)}\n"
+    for command in group.registered_commands:
+        yield command_text(command, f"{name} {command.name or command.callback.__name__}", "###")
+
+
+def command_text(command: Any, name: str, level: str) -> str:
+    """Returns the section of a command.
+
+    Args:
+        command: Its callback and help, as typer registers them.
+        name: Its words on the command line.
+        level: Marks of its heading, such as ``##``.
+    """
+    text, example = description(command.help or command.callback.__doc__ or "")
+    section = f"\n{level} `{name}`\n\n{text}\n"
+    if example:
+        section += f"\n```text\n{example}\n```\n"
+    parameters = get_params_from_function(command.callback).values()
+    rows = [row(parameter) for parameter in parameters if isinstance(parameter.default, ParameterInfo)]
+    if rows:
+        section += "\n| argument or option | value | meaning |\n|---|---|---|\n" + "".join(rows)
+    return section
+
+
+def description(text: str) -> tuple[str, str]:
+    """Returns the prose of a command's help, and the lines of its example."""
+    prose, _, example = inspect.cleandoc(text).partition("\b")
+    paragraphs = (" ".join(part.split()) for part in prose.split("\n\n") if part.strip())
+    lines = [line.strip() for line in example.splitlines() if line.strip()]
+    return escaped("\n\n".join(paragraphs)), "\n".join(lines[1:])
+
+
+def row(parameter: Any) -> str:
+    """Returns the line of the table that describes an argument or option."""
+    info = parameter.default
+    option = isinstance(info, OptionInfo)
+    named = sorted(info.param_decls or (), key=lambda name: not name.startswith("--"))
+    named = [name for name in named if name.startswith("-")] or [f"--{parameter.name.replace('_', '-')}"]
+    name = (
+        ", ".join(f"`{name}`" for name in named) if option else f"`{info.metavar or parameter.name.upper()}`"
+    )
+    notes = []
+    if isinstance(info.show_default, str):
+        notes.append(f"default: {info.show_default}")
+    elif info.default is ... and option:
+        notes.append("required")
+    elif info.default not in (None, ..., False):
+        values = info.default if isinstance(info.default, (list, tuple)) else [info.default]
+        notes.append("default: " + ", ".join(f"`{getattr(value, 'value', value)}`" for value in values))
+    meaning = " ".join([escaped(info.help or ""), *(f"({note})" for note in notes)])
+    return f"| {name} | {cell(value_text(parameter.annotation, info))} | {cell(meaning.strip())} |\n"
+
+
+def value_text(annotation: Any, info: Any) -> str:
+    """Returns the values that a parameter accepts, in words; nothing for a switch."""
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    if get_origin(annotation) in (list, tuple):
+        return f"{value_text(kinds[0], info)}; may be repeated"
+    if kinds:
+        return value_text(kinds[0], info)
+    if annotation is bool:
+        return ""
+    if issubclass(annotation, Enum):
+        return ", ".join(f"`{member.value}`" for member in annotation)
+    text = NAMES.get(annotation, "text")
+    bounds = [f"at least {number(info.min)}"] if info.min is not None else []
+    bounds += [f"at most {number(info.max)}"] if info.max is not None else []
+    return f"{text}, {' and '.join(bounds)}" if bounds else text
+
+
+def number(value: float) -> str:
+    """Returns a bound as people write it."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def escaped(text: str) -> str:
+    """Returns text that Markdown shows as it is."""
+    return text.replace("<", "&lt;").replace("*", "\\*")
+
+
+def cell(text: str) -> str:
+    """Returns text that fits a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def main() -> None:
+    """Writes the page, or with --check says whether it is up to date."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit code 1 if the page is out of date"
+    )
+    check = parser.parse_args().check
+    current = TARGET.read_text(encoding="utf-8") if TARGET.exists() else ""
+    if check and current != reference():
+        sys.exit(f"{TARGET}: out of date; run make reference")
+    if not check:
+        TARGET.write_text(reference(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
